@@ -1,0 +1,164 @@
+"""The exceptions of Weft, and the codes by which they cross the wire.
+
+    BaseException
+     ├── WeftError
+     │    ├── ProtocolError              answered as a JSON-RPC error
+     │    │    ├── ParseError            -32700  the bytes are not JSON
+     │    │    ├── InvalidRequest        -32600  the JSON is not a JSON-RPC request
+     │    │    ├── MethodNotFound        -32601  no such method is offered
+     │    │    ├── InvalidParams         -32602  the params do not fit
+     │    │    │    └── ResourceNotFound         (the session era gives it a code of its own)
+     │    │    ├── InternalError         -32603  our fault; says nothing of what happened
+     │    │    ├── HeaderMismatch        -32020  a header and the body differ
+     │    │    ├── MissingCapability     -32021  the client did not declare what is needed
+     │    │    └── UnsupportedVersion    -32022  this revision is not served
+     │    ├── ToolError                  answered as a tool result with `isError`
+     │    ├── NoBackChannelError         nothing can be sent to this peer on its own
+     │    └── UsageError                 the program that uses Weft is wrong; raised before serving
+     │         ├── RegistrationError     a tool, resource or prompt cannot be registered
+     │         └── StartError            the server cannot be started as asked
+
+"They erred" is a `ProtocolError`; "you erred" is a `UsageError`; the two never mix. Which code a ProtocolError has on
+the wire of a given revision is the era's decision (`weft.eras`); the codes here are those of the newest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = [
+    "HeaderMismatch",
+    "InternalError",
+    "InvalidParams",
+    "InvalidRequest",
+    "MethodNotFound",
+    "MissingCapability",
+    "NoBackChannelError",
+    "ParseError",
+    "ProtocolError",
+    "RegistrationError",
+    "ResourceNotFound",
+    "StartError",
+    "ToolError",
+    "UnsupportedVersion",
+    "UsageError",
+    "WeftError",
+]
+
+
+class WeftError(Exception):
+    """The root of everything Weft raises on purpose."""
+
+
+class ProtocolError(WeftError):
+    """Something the peer is told as a JSON-RPC error.
+
+    Raise one from a handler to answer with an error of your own; pick `code` outside -32768…-32000.
+
+    >>> raise ProtocolError("The vault is closed.", code=1001, data={"opens": "08:00"})
+    Traceback (most recent call last):
+    ...
+    weft.errors.ProtocolError: The vault is closed.
+    """
+
+    code: int = -32603
+
+    def __init__(self, message: str, *, code: int | None = None, data: Any = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.data = data
+        self.request_id: int | str | None = None  # set where the error is found before the request is known
+        if code is not None:
+            self.code = code
+
+
+class ParseError(ProtocolError):
+    """The bytes are not JSON that Weft reads."""
+
+    code: int = -32700
+
+
+class InvalidRequest(ProtocolError):
+    """The JSON is not a JSON-RPC request."""
+
+    code: int = -32600
+
+
+class MethodNotFound(ProtocolError):
+    """The method does not exist here, or belongs to a capability that was not declared."""
+
+    code: int = -32601
+
+
+class InvalidParams(ProtocolError):
+    """The params do not fit the method."""
+
+    code: int = -32602
+
+
+class ResourceNotFound(InvalidParams):
+    """No resource has this URI."""
+
+    def __init__(self, uri: str) -> None:
+        super().__init__("Resource not found", data={"uri": uri})
+        self.uri = uri
+
+
+class InternalError(ProtocolError):
+    """A fault on this side. What happened is in the log, not in the message."""
+
+    code: int = -32603
+
+
+class HeaderMismatch(ProtocolError):
+    """An HTTP header is missing, malformed, or says something else than the body."""
+
+    code: int = -32020
+
+
+class MissingCapability(ProtocolError):
+    """The request needs a client capability that it did not declare."""
+
+    code: int = -32021
+
+    def __init__(self, message: str, *, required: Mapping[str, Any]) -> None:
+        super().__init__(message, data={"requiredCapabilities": dict(required)})
+
+
+class UnsupportedVersion(ProtocolError):
+    """The request names a protocol revision that is not served here."""
+
+    code: int = -32022
+
+    def __init__(self, *, requested: str, supported: list[str]) -> None:
+        super().__init__("Unsupported protocol version", data={"supported": supported, "requested": requested})
+
+
+class ToolError(WeftError):
+    """A tool's failure that the model should read: the result has `isError` and this text.
+
+    >>> raise ToolError("There is no flight LX39; did you mean LX38?")
+    Traceback (most recent call last):
+    ...
+    weft.errors.ToolError: There is no flight LX39; did you mean LX38?
+    """
+
+
+class NoBackChannelError(WeftError):
+    """There is no channel on which a request could be sent to this peer."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__(f"{method!r} cannot be sent: this peer has no channel for requests from the server.")
+
+
+class UsageError(WeftError):
+    """The program that uses Weft is wrong. The message says where, why, and what to do."""
+
+
+class RegistrationError(UsageError):
+    """A feature cannot be registered as written."""
+
+
+class StartError(UsageError):
+    """The server cannot be started as asked."""

@@ -1,0 +1,211 @@
+"""The frame: bytes to one JSON-RPC message and back. Decoded once, encoded once.
+
+`decode` is the only parser of incoming messages, on every transport. It reads the frame and leaves `params` raw, so
+that the method's own type reads them next. What passes `decode` is JSON within the documented bounds everywhere, also
+inside the parts left raw: nothing later meets a lone surrogate, a number too long to print, or nesting too deep to
+follow (msgspec checks strings also where it skips them; nesting and digits are ours to check).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, cast
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from weft.errors import InvalidRequest, ParseError, ProtocolError
+from weft.limits import DEFAULT_LIMITS, Limits
+from weft.types.base import RequestId
+
+__all__ = [
+    "Frame",
+    "check_bounds",
+    "check_id",
+    "decode",
+    "encode_error",
+    "encode_notification",
+    "encode_request",
+    "encode_result",
+]
+
+SAFE_INTEGER = 2**53
+
+
+class Frame(msgspec.Struct):
+    """One message. Which of the three kinds it is, `is_request`, `is_notification` and `is_response` say."""
+
+    jsonrpc: str = ""
+    id: RequestId | UnsetType | None = UNSET
+    method: str | UnsetType = UNSET
+    params: msgspec.Raw | UnsetType = UNSET
+    result: msgspec.Raw | UnsetType = UNSET
+    error: msgspec.Raw | UnsetType = UNSET
+
+    @property
+    def is_request(self) -> bool:
+        """It has a method and an id: it will be answered."""
+        return self.method is not UNSET and self.id is not UNSET
+
+    @property
+    def is_notification(self) -> bool:
+        """It has a method and no id: it is never answered (JRPC-23)."""
+        return self.method is not UNSET and self.id is UNSET
+
+    @property
+    def is_response(self) -> bool:
+        """It answers a request of ours."""
+        return self.method is UNSET
+
+    @property
+    def reply_id(self) -> RequestId | None:
+        """The id an answer repeats; None when there is none to repeat."""
+        return self.id if isinstance(self.id, int | str) else None
+
+
+class _Response(msgspec.Struct):
+    jsonrpc: str
+    id: RequestId
+    result: Any
+
+
+class _Error(msgspec.Struct, omit_defaults=True):
+    code: int
+    message: str
+    data: Any = None
+
+
+class _ErrorResponse(msgspec.Struct):
+    jsonrpc: str
+    id: RequestId | UnsetType
+    error: _Error
+
+
+class _Notification(msgspec.Struct):
+    jsonrpc: str
+    method: str
+    params: Any = UNSET
+
+
+class _Request(msgspec.Struct):
+    jsonrpc: str
+    id: RequestId
+    method: str
+    params: Any = UNSET
+
+
+_decoder = msgspec.json.Decoder(Frame)
+_encode = msgspec.json.Encoder().encode
+
+
+def decode(data: bytes, limits: Limits = DEFAULT_LIMITS) -> Frame:
+    """Read one message.
+
+    Raises `ParseError` for bytes that are not JSON within the bounds, `InvalidRequest` for JSON that is not a message.
+    The exception's `request_id` is the id to answer with, or None where none could be read.
+
+    >>> decode(b'{"jsonrpc":"2.0","id":7,"method":"tools/list"}').method
+    'tools/list'
+    """
+    try:
+        data.decode()
+        frame = _decoder.decode(data)
+    except msgspec.ValidationError:
+        raise _invalid(data, limits) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise ParseError("Parse error: the message is not valid JSON in UTF-8.") from None
+    check_bounds(data, limits)
+    if frame.jsonrpc != "2.0":
+        raise _fault("`jsonrpc` must be the string 2.0.", frame.reply_id)
+    if frame.id is not UNSET:
+        check_id(frame.id, limits)
+    if frame.method is UNSET and frame.result is UNSET and frame.error is UNSET:
+        raise _fault("a message has a `method`, a `result` or an `error`.", frame.reply_id)
+    return frame
+
+
+def check_id(request_id: object, limits: Limits = DEFAULT_LIMITS) -> None:
+    """An id is a string or an integer, within bounds; never null (JRPC-03, JRPC-04)."""
+    if isinstance(request_id, bool) or not isinstance(request_id, int | str):
+        raise _fault("`id` must be a string or an integer.", None)
+    if isinstance(request_id, int):
+        if not -SAFE_INTEGER <= request_id <= SAFE_INTEGER:
+            raise _fault("an integer `id` stays within 2**53.", None)
+    elif len(request_id) > limits.id_bytes or len(request_id.encode()) > limits.id_bytes:
+        raise _fault(f"a string `id` has at most {limits.id_bytes} bytes.", None)
+
+
+def _fault(reason: str, request_id: RequestId | None) -> InvalidRequest:
+    error = InvalidRequest(f"Invalid request: {reason}")
+    error.request_id = request_id
+    return error
+
+
+def _invalid(data: bytes, limits: Limits) -> ProtocolError:
+    """Say why JSON is not a message. Slow: only ever reached by a message that is refused."""
+    check_bounds(data, limits)
+    try:
+        value: Any = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        return ParseError("Parse error: the message is not valid JSON in UTF-8.")
+    if isinstance(value, list):
+        return _fault("one message at a time; arrays are not accepted.", None)
+    if not isinstance(value, dict):
+        return _fault("a message is a JSON object.", None)
+    given = cast("dict[str, Any]", value).get("id")
+    request_id = given if isinstance(given, str) or (isinstance(given, int) and not isinstance(given, bool)) else None
+    if "id" in value and request_id is None:
+        return _fault("`id` must be a string or an integer.", None)
+    return _fault("`jsonrpc` and `method` must be strings.", request_id)
+
+
+# Bounds that the parsers do not have. Each has a test that is nearly free and never misses; only what fails it is
+# looked at closely. Strings are cut out first there, for brackets and digits inside them mean nothing.
+
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_BRACKETS = re.compile(rb"[\[\]{}]")
+
+
+def check_bounds(data: bytes, limits: Limits = DEFAULT_LIMITS) -> None:
+    """Refuse what is JSON but would hurt: deep nesting, endless numbers."""
+    deep = data.count(b"{") + data.count(b"[") > limits.json_depth
+    long = len(data) > limits.number_digits
+    if not (deep or long):
+        return
+    bare = _STRINGS.sub(b"", data)
+    if deep and _depth(bare) > limits.json_depth:
+        raise ParseError(f"Parse error: arrays and objects nest at most {limits.json_depth} deep.")
+    if long and _longest_number(bare) > limits.number_digits:
+        raise ParseError(f"Parse error: a number has at most {limits.number_digits} digits.")
+
+
+def _depth(bare: bytes) -> int:
+    depth = deepest = 0
+    for match in _BRACKETS.finditer(bare):
+        depth += 1 if match[0] in b"[{" else -1
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _longest_number(bare: bytes) -> int:
+    return max((len(run) for run in re.findall(rb"[0-9]+", bare)), default=0)
+
+
+def encode_result(request_id: RequestId, result: Any) -> bytes:
+    """An answer. `result` is a struct, a plain value, or `msgspec.Raw` that was encoded before."""
+    return _encode(_Response("2.0", request_id, result))
+
+
+def encode_error(request_id: RequestId | None, code: int, message: str, data: Any = None) -> bytes:
+    """A refusal. Without an id the member is left out, not null (JRPC-11)."""
+    return _encode(_ErrorResponse("2.0", UNSET if request_id is None else request_id, _Error(code, message, data)))
+
+
+def encode_notification(method: str, params: Any = UNSET) -> bytes:
+    """A message that wants no answer."""
+    return _encode(_Notification("2.0", method, params))
+
+
+def encode_request(request_id: RequestId, method: str, params: Any = UNSET) -> bytes:
+    """A request."""
+    return _encode(_Request("2.0", request_id, method, params))

@@ -1,0 +1,150 @@
+"""What a server asks of a client: elicitation, sampling, roots; and the result that carries the questions."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import UNSET, field
+
+from weft.types.base import Meta, Result, Role, Struct
+from weft.types.content import AudioContent, ContentBlock, ImageContent, TextContent
+from weft.types.tools import Tool
+
+__all__ = [
+    "CreateMessageParams",
+    "CreateMessageResult",
+    "ElicitParams",
+    "ElicitResult",
+    "InputRequest",
+    "InputRequiredResult",
+    "ListRootsResult",
+    "ModelHint",
+    "ModelPreferences",
+    "Root",
+    "SamplingContent",
+    "SamplingMessage",
+    "ToolChoice",
+    "ToolResultContent",
+    "ToolUseContent",
+]
+
+
+class ToolUseContent(Struct, tag="tool_use", tag_field="type"):
+    """The model wants a tool called."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+    meta: Meta | None = field(name="_meta", default=None)
+
+
+class ToolResultContent(Struct, tag="tool_result", tag_field="type"):
+    """What the tool answered the model."""
+
+    tool_use_id: str
+    content: list[ContentBlock]
+    structured_content: Any = UNSET
+    is_error: bool = False
+    meta: Meta | None = field(name="_meta", default=None)
+
+
+SamplingContent = TextContent | ImageContent | AudioContent | ToolUseContent | ToolResultContent
+
+
+class SamplingMessage(Struct):
+    """One message of the conversation to continue."""
+
+    role: Role
+    content: SamplingContent | list[SamplingContent]
+    meta: Meta | None = field(name="_meta", default=None)
+
+
+class ModelHint(Struct):
+    """Part of the name of a model one would like."""
+
+    name: str | None = None
+
+
+class ModelPreferences(Struct):
+    """What matters in the choice of a model, each from 0 to 1."""
+
+    hints: list[ModelHint] | None = None
+    cost_priority: float | None = None
+    speed_priority: float | None = None
+    intelligence_priority: float | None = None
+
+
+class ToolChoice(Struct):
+    """Whether the model may, must or must not use tools."""
+
+    mode: Literal["auto", "required", "none"] | None = None
+
+
+class CreateMessageParams(Struct):
+    """A request to the client's model."""
+
+    messages: list[SamplingMessage]
+    max_tokens: int
+    system_prompt: str | None = None
+    model_preferences: ModelPreferences | None = None
+    temperature: float | None = None
+    stop_sequences: list[str] | None = None
+    include_context: Literal["none", "thisServer", "allServers"] | None = None
+    metadata: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+
+
+class CreateMessageResult(Struct):
+    """What the client's model said."""
+
+    role: Role
+    content: SamplingContent | list[SamplingContent]
+    model: str
+    stop_reason: str | None = None
+    meta: Meta | None = field(name="_meta", default=None)
+
+
+class ElicitParams(Struct):
+    """A question to the user: a form (`requested_schema`) or a page to visit (`mode` url)."""
+
+    message: str
+    mode: Literal["form", "url"] | None = None
+    requested_schema: dict[str, Any] | None = None
+    url: str | None = None
+    elicitation_id: str | None = None
+
+
+class ElicitResult(Struct):
+    """What the user did."""
+
+    action: Literal["accept", "decline", "cancel"]
+    content: dict[str, str | int | float | bool | list[str] | None] | None = None
+
+
+class Root(Struct):
+    """A folder or file the client lets the server work in."""
+
+    uri: str
+    name: str | None = None
+    meta: Meta | None = field(name="_meta", default=None)
+
+
+class ListRootsResult(Struct):
+    """The client's roots."""
+
+    roots: list[Root]
+
+
+class InputRequest(Struct):
+    """One question: `elicitation/create`, `sampling/createMessage` or `roots/list`, with its params."""
+
+    method: str
+    params: Any = UNSET
+
+
+class InputRequiredResult(Result, kw_only=True):
+    """Not done yet: these answers are needed first."""
+
+    input_requests: dict[str, InputRequest] | None = None
+    request_state: str | None = None

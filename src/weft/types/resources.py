@@ -1,0 +1,87 @@
+"""Resources and resource templates."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import field
+
+from weft.types.base import Annotations, CacheScope, Icon, Meta, NotificationParams, Result, Struct
+from weft.types.content import ResourceContents
+from weft.types.request import RequestParams
+
+__all__ = [
+    "ListResourceTemplatesResult",
+    "ListResourcesResult",
+    "ReadResourceParams",
+    "ReadResourceResult",
+    "Resource",
+    "ResourceTemplate",
+    "ResourceUpdatedParams",
+]
+
+
+class Resource(Struct):
+    """A resource as a client sees it."""
+
+    uri: str
+    name: str
+    title: str | None = None
+    description: str | None = None
+    mime_type: str | None = None
+    size: int | None = None
+    icons: list[Icon] | None = None
+    annotations: Annotations | None = None
+    meta: Meta | None = field(name="_meta", default=None)
+
+
+class ResourceTemplate(Struct):
+    """A family of resources, named by an RFC 6570 template."""
+
+    uri_template: str
+    name: str
+    title: str | None = None
+    description: str | None = None
+    mime_type: str | None = None
+    icons: list[Icon] | None = None
+    annotations: Annotations | None = None
+    meta: Meta | None = field(name="_meta", default=None)
+
+
+class ListResourcesResult(Result, kw_only=True):
+    """One page of resources."""
+
+    resources: list[Resource]
+    next_cursor: str | None = None
+    ttl_ms: int | None = None
+    cache_scope: CacheScope | None = None
+
+
+class ListResourceTemplatesResult(Result, kw_only=True):
+    """One page of resource templates."""
+
+    resource_templates: list[ResourceTemplate]
+    next_cursor: str | None = None
+    ttl_ms: int | None = None
+    cache_scope: CacheScope | None = None
+
+
+class ReadResourceParams(RequestParams, kw_only=True):
+    """A read."""
+
+    uri: str
+    input_responses: dict[str, msgspec.Raw] | None = None
+    request_state: str | None = None
+
+
+class ReadResourceResult(Result, kw_only=True):
+    """What was read."""
+
+    contents: list[ResourceContents]
+    ttl_ms: int | None = None
+    cache_scope: CacheScope | None = None
+
+
+class ResourceUpdatedParams(NotificationParams, kw_only=True):
+    """The URI of a resource that changed."""
+
+    uri: str
