@@ -1,0 +1,1 @@
+"""The protocol as pure functions and values: no sockets, no asyncio, no clock."""

@@ -1,0 +1,402 @@
+"""The HTTP headers that mirror a request: reading them, the base64 sentinel, `x-mcp-header` maps, checks.
+
+Owns how a header list becomes facts (`read`), how a value travels in a header (`encode_value`,
+`decode_value`), which tool arguments are mirrored (`find_mirrors`) and whether header and body agree
+(`check_mirrors`, `check_name`). It does no I/O, knows no revision, and no status except those of headers
+that cannot be read at all.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from types import MappingProxyType
+from typing import Any, TypeGuard
+
+from weft.errors import HeaderMismatch, WeftError
+
+__all__ = [
+    "KNOWN",
+    "HeaderFault",
+    "Headers",
+    "Mirror",
+    "check_mirrors",
+    "check_name",
+    "decode_value",
+    "encode_value",
+    "find_mirrors",
+    "matches",
+    "mirror_values",
+    "read",
+    "render",
+]
+
+KNOWN = frozenset(
+    b"accept authorization content-encoding content-length content-type host last-event-id mcp-method "
+    b"mcp-name mcp-protocol-version mcp-session-id origin traceparent tracestate".split()
+)
+"""The header names that Weft itself decides by."""
+
+# Several fields of these mean one comma-separated list (RFC 9110 5.3).
+_LISTS = frozenset({b"accept", b"content-encoding", b"tracestate"})
+_LAST_WINS = frozenset({b"last-event-id", b"traceparent"})
+_SECRET = frozenset({b"authorization", b"cookie", b"proxy-authorization"})
+_OWS = b" \t"  # RFC 9110 optional whitespace
+_NO_PARAMS: Mapping[bytes, bytes] = MappingProxyType({})
+
+
+class HeaderFault(WeftError):
+    """The header section cannot be accepted at all; `status` is the HTTP status that says so."""
+
+    def __init__(self, message: str, *, status: int) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+
+
+class Headers:
+    """The headers of one request.
+
+    `known` holds the fields named in `KNOWN` and every other `mcp-*` field, `params` the `mcp-param-*`
+    fields, both by lower-case name with the value as it arrived; `raw` is the list itself.
+    """
+
+    __slots__ = ("known", "params", "raw")
+
+    def __init__(
+        self,
+        known: Mapping[bytes, bytes],
+        params: Mapping[bytes, bytes],
+        raw: Sequence[tuple[bytes, bytes]],
+    ) -> None:
+        self.known = known
+        self.params = params
+        self.raw = raw
+
+    def get(self, name: bytes) -> str | None:
+        """The value of a field in `known` or `params` without surrounding blanks (HDR-12), or None.
+
+        >>> read([(b"mcp-method", b" tools/list ")]).get(b"mcp-method")
+        'tools/list'
+        """
+        value = self.known.get(name)
+        if value is None:
+            value = self.params.get(name)
+            if value is None:
+                return None
+        return value.strip(_OWS).decode("latin-1")
+
+    def mapping(self) -> Mapping[str, str]:
+        """All fields as a read-only mapping, repeated ones joined, without credentials.
+
+        Authorization and cookies are left out so that a secret does not reach a handler, and then a log,
+        by accident.
+        """
+        fields: dict[str, str] = {}
+        for name, value in self.raw:
+            if name in _SECRET:
+                continue
+            key, text = name.decode("latin-1"), value.strip(_OWS).decode("latin-1")
+            fields[key] = f"{fields[key]}, {text}" if key in fields else text
+        return MappingProxyType(fields)
+
+
+def read(raw: Iterable[tuple[bytes, bytes]], *, max_fields: int = 128, max_bytes: int = 65536) -> Headers:
+    """Read an ASGI header list, whose names are in lower case (HDR-11).
+
+    HeaderFault when it is too large, or repeats what must be unique.
+
+    >>> read([(b"host", b"localhost"), (b"mcp-param-region", b"eu")]).params
+    {b'mcp-param-region': b'eu'}
+    """
+    fields = raw if isinstance(raw, (list, tuple)) else tuple(raw)
+    if len(fields) > max_fields:
+        raise HeaderFault(f"The request has more than {max_fields} header fields; send fewer.", status=431)
+    known: dict[bytes, bytes] = {}
+    params: dict[bytes, bytes] | None = None
+    size = 0
+    for name, value in fields:
+        size += len(name) + len(value)
+        if name in KNOWN:
+            known[name] = _merge(name, known[name], value) if name in known else value
+        elif name[:4] == b"mcp-":
+            if params is None:
+                params = {}
+            group = params if name[:10] == b"mcp-param-" else known
+            if name in group:
+                raise _repeated(name)
+            group[name] = value
+    if size > max_bytes:
+        raise HeaderFault(f"The request's headers exceed {max_bytes} bytes; send less in them.", status=431)
+    return Headers(known, params or _NO_PARAMS, fields)
+
+
+def _merge(name: bytes, first: bytes, second: bytes) -> bytes:
+    if name in _LISTS:
+        return first + b", " + second
+    if name in _LAST_WINS:
+        return second
+    raise _repeated(name)
+
+
+def _repeated(name: bytes) -> HeaderFault:
+    # Two parties that read different copies would decide on different requests (R14).
+    shown = "".join(char if char.isprintable() else "?" for char in name[:100].decode("ascii", "replace"))
+    return HeaderFault(f"The header {shown!r} appears more than once; send it exactly once.", status=400)
+
+
+# --- values
+
+_PREFIX, _SUFFIX = "=?base64?", "?="
+_SAFE_INTEGER = 2**53 - 1
+# A JSON number of bounded length: its comparison is exact and cheap whatever a peer sends.
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,39})(?:\.[0-9]{1,40})?(?:[eE][+-]?[0-9]{1,3})?")
+
+
+def encode_value(text: str) -> str:
+    """Put text into a header value: as it is when that is safe, else in the base64 sentinel (HDR-27, HDR-28).
+
+    >>> encode_value("us-west1"), encode_value(" padded ")
+    ('us-west1', '=?base64?IHBhZGRlZCA=?=')
+    """
+    # A tab is legal inside a value, yet encoded: some peers refuse it plain (C8).
+    plain = text.isascii() and text.isprintable() and text[:1] != " " and text[-1:] != " "
+    if plain and not (text.startswith(_PREFIX) and text.endswith(_SUFFIX)):
+        return text
+    return _PREFIX + binascii.b2a_base64(text.encode(), newline=False).decode("ascii") + _SUFFIX
+
+
+def decode_value(value: str) -> str:
+    """Read a header value, in the base64 sentinel or plain; ValueError when malformed (HDR-29, HDR-31).
+
+    >>> decode_value("=?base64?SGVsbG8=?="), decode_value("=?BASE64?SGVsbG8=?=")
+    ('Hello', '=?BASE64?SGVsbG8=?=')
+    """
+    if not value.isascii() or not value.replace("\t", " ").isprintable():
+        raise ValueError("It has characters that no header value may have; use the base64 form for such text.")
+    marked = value.startswith(_PREFIX) and value.endswith(_SUFFIX) and len(value) >= len(_PREFIX) + len(_SUFFIX)
+    if not marked:
+        return value
+    try:
+        return binascii.a2b_base64(value[len(_PREFIX) : -len(_SUFFIX)], strict_mode=True).decode()
+    except ValueError:
+        raise ValueError("Its base64 form is malformed; use padded standard base64 of UTF-8 text.") from None
+
+
+def render(value: str | int) -> str:
+    """The text that stands for a string, integer or boolean in a header, not yet encoded (HDR-26, HDR-20).
+
+    >>> render(42), render(True), render("eu")
+    ('42', 'true', 'eu')
+    """
+    return _text(value)
+
+
+def _text(value: object) -> str:
+    # An argument of a type that the schema does not allow is rendered as JSON: header and body then agree,
+    # and the tool's own validation gets to say what is wrong with it.
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int) and abs(value) > _SAFE_INTEGER:
+        raise ValueError("An integer in a header must lie within ±(2^53 - 1); send larger ones as text.")
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def matches(header: str, value: object) -> bool:
+    """Whether a header value says the same as an argument; numbers compare as numbers (HDR-30, HDR-36).
+
+    ValueError when the header is malformed or the argument cannot be mirrored.
+
+    >>> matches("42.0", 42), matches("TRUE", True)
+    (True, False)
+    """
+    text, expected = decode_value(header), _text(value)
+    if text == expected:
+        return True
+    if isinstance(value, (bool, str)) or not isinstance(value, (int, float)) or not _NUMBER.fullmatch(text):
+        return False
+    return Decimal(text) == Decimal(expected)
+
+
+# --- x-mcp-header
+
+_ANNOTATION = "x-mcp-header"
+_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # RFC 9110 `1*tchar`
+_MIRRORED_TYPES = frozenset({"boolean", "integer", "string"})
+_DATA = frozenset({"const", "default", "enum", "example", "examples", _ANNOTATION})  # values, not schemas
+# The keys under these keywords are names, not keywords.
+_NAMED = frozenset(
+    {"$defs", "definitions", "dependencies", "dependentRequired", "dependentSchemas"}
+    | {"patternProperties", "properties"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Mirror:
+    """One tool argument that is repeated in a header.
+
+    `header` is the full name (`Mcp-Param-Region`), `field` the same as ASGI spells it
+    (`b"mcp-param-region"`), `path` the property names that lead to the argument, `type` its JSON type.
+    """
+
+    header: str
+    field: bytes
+    path: tuple[str, ...]
+    type: str
+
+
+def find_mirrors(schema: Mapping[str, Any]) -> tuple[Mirror, ...]:
+    """The arguments that an inputSchema annotates with `x-mcp-header`; ValueError when one may not be so.
+
+    A property that may also be null — `["string", "null"]`, or an `anyOf`/`oneOf` of one primitive type and
+    null — counts as its other type: null means that the header is omitted. The type must be stated on the
+    property itself; one behind a `$ref` does not count, since not every peer would follow it.
+
+    >>> find_mirrors({"properties": {"region": {"type": "string", "x-mcp-header": "Region"}}})[0].field
+    b'mcp-param-region'
+    """
+    found: dict[bytes, Mirror] = {}
+    for node, place, path in _annotated(schema):
+        where = f"The {_ANNOTATION} at {place!r}"
+        if not path:  # HDR-21
+            raise ValueError(
+                f"{where} is not on a property that is reached from the root through 'properties' alone; "
+                "annotate a parameter itself, or a property of a nested object written in place."
+            )
+        name = node[_ANNOTATION]
+        if not isinstance(name, str) or not _TOKEN.fullmatch(name):  # HDR-15, HDR-16, HDR-17
+            raise ValueError(f"{where} must be a non-empty HTTP token, such as 'Region'; it is {str(name)[:100]!r}.")
+        kind = _primitive_type(node)
+        if kind is None:  # HDR-19
+            raise ValueError(
+                f"{where} is on a property whose type is not integer, string or boolean; "
+                "give it one of these as its 'type', or remove the annotation."
+            )
+        mirror = Mirror(f"Mcp-Param-{name}", b"mcp-param-" + name.lower().encode("ascii"), path, kind)
+        if mirror.field in found:  # HDR-18
+            other = ".".join(found[mirror.field].path)
+            raise ValueError(f"{where} repeats the header name {name!r} of {other!r} (case is ignored); rename one.")
+        found[mirror.field] = mirror
+    return tuple(found.values())
+
+
+def _annotated(schema: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str, tuple[str, ...] | None]]:
+    """Every annotated subschema, its place and, if reached by `properties` alone, its property path."""
+    pending: list[tuple[object, str, tuple[str, ...] | None]] = [(schema, "#", ())]
+    while pending:  # a loop, not recursion: a foreign schema may be deep
+        node, place, path = pending.pop()
+        children: list[tuple[object, str, tuple[str, ...] | None]] = []
+        if _is_object(node):
+            if _ANNOTATION in node:
+                yield node, place, path
+            for key, child in node.items():
+                if key in _NAMED and _is_object(child):
+                    reachable = path is not None and key == "properties"
+                    children += [
+                        (
+                            inner,
+                            f"{place}/{key}/{name}",
+                            (*path, name) if path is not None and reachable else None,
+                        )
+                        for name, inner in child.items()
+                    ]
+                elif key not in _DATA:
+                    children.append((child, f"{place}/{key}", None))
+        elif _is_array(node):
+            children += [(inner, f"{place}/{index}", None) for index, inner in enumerate(node)]
+        pending += reversed(children)
+
+
+def _is_object(value: object) -> TypeGuard[Mapping[str, Any]]:
+    return isinstance(value, Mapping)
+
+
+def _is_array(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, (list, tuple))
+
+
+def _primitive_type(node: Mapping[str, Any]) -> str | None:
+    """The one primitive type of a property, null aside; None when it has another, several or none."""
+    stated = node.get("type")
+    if stated is None:
+        branches = node.get("anyOf", node.get("oneOf"))
+        if not _is_array(branches):
+            return None
+        stated = [branch.get("type") if _is_object(branch) else None for branch in branches]
+    kinds = [kind for kind in (stated if _is_array(stated) else [stated]) if kind != "null"]
+    kind = kinds[0] if kinds else None
+    if isinstance(kind, str) and kind in _MIRRORED_TYPES and all(other == kind for other in kinds):
+        return kind
+    return None
+
+
+def _value_at(arguments: Mapping[str, Any], path: tuple[str, ...]) -> object:
+    """The value at exactly this path; None when nothing, or null, is there (HDR-22)."""
+    value: object = arguments
+    for name in path:
+        if not _is_object(value):
+            return None
+        value = value.get(name)
+    return value
+
+
+def check_mirrors(mirrors: Iterable[Mirror], headers: Headers, arguments: Mapping[str, Any]) -> None:
+    """Compare each mirrored argument with its header; HeaderMismatch when they differ (HDR-32 … HDR-35)."""
+    for mirror in mirrors:
+        value = _value_at(arguments, mirror.path)
+        header = headers.get(mirror.field)
+        if value is None and header is None:
+            continue
+        argument = ".".join(mirror.path)
+        if value is None:  # C7
+            raise HeaderMismatch(
+                f"Header mismatch: {mirror.header} was sent, but the body has no argument {argument!r}; "
+                "omit the header, or send the argument."
+            )
+        if header is None:
+            raise HeaderMismatch(
+                f"Header mismatch: {mirror.header} is missing; repeat the argument {argument!r} in it."
+            )
+        try:
+            same = matches(header, value)
+        except ValueError as fault:
+            raise HeaderMismatch(f"Header mismatch: {mirror.header} is not usable. {fault}") from None
+        if not same:
+            raise HeaderMismatch(
+                f"Header mismatch: {mirror.header} differs from the argument {argument!r}; send the same value in both."
+            )
+
+
+def check_name(header: str | None, expected: str) -> None:
+    """Compare `Mcp-Name` with the name or URI in the body; HeaderMismatch unless they are the same."""
+    if header is None:
+        raise HeaderMismatch("Header mismatch: Mcp-Name is missing; repeat the name or URI of the body in it.")
+    # The quick way is for plain values only: a sentinel stands for something other than itself (HDR-28).
+    if header == expected and header.isascii() and header.isprintable() and header[:2] != "=?":
+        return
+    try:
+        name = decode_value(header)
+    except ValueError as fault:
+        raise HeaderMismatch(f"Header mismatch: Mcp-Name is not usable. {fault}") from None
+    if name != expected:
+        raise HeaderMismatch(
+            "Header mismatch: Mcp-Name differs from the name or URI in the body; send the same value in both."
+        )
+
+
+def mirror_values(mirrors: Iterable[Mirror], arguments: Mapping[str, Any]) -> dict[str, str]:
+    """The headers to send with a call: each mirrored argument, encoded; null or absent gives none (HDR-34).
+
+    An empty string yields an empty header, which is not the same as none (HDR-42).
+
+    >>> mirror_values(find_mirrors({"properties": {"n": {"type": "integer", "x-mcp-header": "N"}}}), {"n": 7})
+    {'Mcp-Param-N': '7'}
+    """
+    values = ((mirror.header, _value_at(arguments, mirror.path)) for mirror in mirrors)
+    return {header: encode_value(_text(value)) for header, value in values if value is not None}

@@ -1,0 +1,216 @@
+"""Which `Host` and `Origin` a server answers to (R2): the guard against DNS rebinding.
+
+Owns how both headers are parsed and compared: exactly, never by prefix. It does no I/O and resolves no name: a
+host is allowed by how it is written, not by where it leads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address
+from typing import Literal
+
+from weft.errors import UsageError
+
+__all__ = ["HostPolicy", "refusal"]
+
+_AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]+)(?::([0-9]{1,5}))?")
+_ORIGIN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#@]+)")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_MAX_BYTES = 512  # a DNS name has at most 253 characters; nothing longer is worth parsing
+_MAX_REMEMBERED = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Authority:
+    """A host in its one canonical spelling (lower case, no final dot, IPv6 compressed), and its port if written."""
+
+    host: str
+    port: int | None
+
+    def is_loopback(self) -> bool:
+        if self.host in ("localhost", "::1"):
+            return True
+        try:
+            return IPv4Address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """One entry of a setting: a host or its subdomains, on one port or any, in an origin of one scheme or in a Host."""
+
+    host: str
+    port: int | None = None
+    subdomains: bool = False
+    scheme: str | None = None
+
+    def allows(self, authority: _Authority, ports: tuple[int | None, ...]) -> bool:
+        if self.port is not None and self.port not in ports:
+            return False
+        if self.subdomains:
+            return authority.host.endswith("." + self.host)
+        return authority.host == self.host
+
+
+def _parse_authority(text: str) -> _Authority | None:
+    found = _AUTHORITY.fullmatch(text)
+    if found is None:
+        return None
+    host, port = found[1].lower(), found[2]
+    if port is not None and int(port) > 65535:
+        return None
+    if host.startswith("["):
+        try:
+            host = IPv6Address(host[1:-1]).compressed
+        except ValueError:
+            return None
+    else:
+        host = host.removesuffix(".")
+        if not all(host.split(".")):  # an empty label: "", "..", "a..b"
+            return None
+    return _Authority(host, None if port is None else int(port))
+
+
+def _parse_origin(text: str) -> tuple[str, _Authority, int | None] | None:
+    """The scheme, authority and effective port of an origin."""
+    found = _ORIGIN.fullmatch(text)
+    authority = _parse_authority(found[2]) if found else None
+    if found is None or authority is None:
+        return None
+    scheme = found[1].lower()
+    return scheme, authority, _DEFAULT_PORTS.get(scheme) if authority.port is None else authority.port
+
+
+class HostPolicy:
+    """Decides which `Host` and `Origin` headers are served.
+
+    `allowed_hosts`: names such as `"api.example.com"` (any port), `"api.example.com:8443"` (that port), `"[::1]:80"`,
+    `"*.example.com"` (its subdomains) or `"*"` (any). None means this machine alone: localhost, 127.0.0.0/8, [::1].
+
+    `allowed_origins`: origins such as `"https://app.example.com"` (scheme, host and port exactly; the scheme's default
+    port when none is written), `"https://*.example.com"`, `"null"`, or `"*"` (any). None means any http(s) origin
+    whose host is allowed as a Host. A request without an Origin does not come from a web page and is served.
+
+    >>> policy = HostPolicy(None, None)
+    >>> policy.host_ok(b"localhost:8000"), policy.host_ok(b"localhost.evil.example")
+    (True, False)
+    """
+
+    __slots__ = (
+        "_any_host",
+        "_any_origin",
+        "_host_rules",
+        "_null_origin",
+        "_origin_rules",
+        "_served_hosts",
+        "_served_origins",
+    )
+
+    def __init__(self, allowed_hosts: Sequence[str] | None, allowed_origins: Sequence[str] | None) -> None:
+        hosts = _entries("allowed_hosts", allowed_hosts)
+        origins = _entries("allowed_origins", allowed_origins)
+        self._any_host = "*" in (hosts or ())
+        self._any_origin = "*" in (origins or ())
+        self._null_origin = "null" in (origins or ())
+        self._host_rules = None if hosts is None else [_host_rule(entry) for entry in hosts if entry != "*"]
+        self._origin_rules = (
+            None if origins is None else [_origin_rule(entry) for entry in origins if entry not in ("*", "null")]
+        )
+        # Only what was served is remembered, so that refused junk cannot crowd out the values that matter.
+        self._served_hosts: set[bytes] = set()
+        self._served_origins: set[bytes] = set()
+
+    def host_ok(self, value: bytes | None) -> bool:
+        """Whether a request with this Host header is served; one without is not, unless any host is."""
+        if value is None:
+            return self._any_host
+        if value in self._served_hosts:
+            return True
+        authority = _parse_authority(value.decode("latin-1")) if len(value) <= _MAX_BYTES else None
+        return authority is not None and self._allows(authority) and _remember(self._served_hosts, value)
+
+    def origin_ok(self, value: bytes | None) -> bool:
+        """Whether a request with this Origin header is served; one without is."""
+        if value is None or value in self._served_origins:
+            return True
+        if value == b"null":
+            return self._any_origin or self._null_origin
+        origin = _parse_origin(value.decode("latin-1")) if len(value) <= _MAX_BYTES else None
+        if origin is None or not self._allows_origin(*origin):
+            return False
+        return _remember(self._served_origins, value)
+
+    def _allows(self, authority: _Authority, port: int | None = None) -> bool:
+        if self._any_host:
+            return True
+        if self._host_rules is None:
+            return authority.is_loopback()
+        port = port if authority.port is None else authority.port
+        # A Host without a port stands for the default port of a scheme that is not known here.
+        ports = tuple(_DEFAULT_PORTS.values()) if port is None else (port,)
+        return any(rule.allows(authority, ports) for rule in self._host_rules)
+
+    def _allows_origin(self, scheme: str, authority: _Authority, port: int | None) -> bool:
+        if self._any_origin:
+            return True
+        if self._origin_rules is None:
+            return scheme in _DEFAULT_PORTS and self._allows(authority, port)
+        return any(
+            rule.scheme == scheme and rule.port == port and rule.allows(authority, (port,))
+            for rule in self._origin_rules
+        )
+
+
+def _remember(served: set[bytes], value: bytes) -> Literal[True]:
+    if len(served) < _MAX_REMEMBERED:
+        served.add(value)
+    return True
+
+
+def _entries(setting: str, entries: Sequence[str] | None) -> list[str] | None:
+    if isinstance(entries, str):
+        raise UsageError(f"{setting}= is a list of entries; write {setting}=[{entries!r}].")
+    return None if entries is None else list(entries)
+
+
+def _host_rule(entry: str) -> _Rule:
+    subdomains = entry.startswith("*.")
+    text = entry[2:] if subdomains else entry
+    if text.count(":") > 1 and not text.startswith("["):  # a bare IPv6 address
+        text = f"[{text}]"
+    authority = _parse_authority(text)
+    if authority is None:
+        raise UsageError(
+            f"allowed_hosts= has the entry {entry!r}, which is not a host; write a name or address with or without "
+            "a port, such as 'api.example.com', 'api.example.com:8443', '[::1]' or '*.example.com'."
+        )
+    return _Rule(authority.host, authority.port, subdomains)
+
+
+def _origin_rule(entry: str) -> _Rule:
+    subdomains = "://*." in entry
+    origin = _parse_origin(entry.replace("://*.", "://", 1))
+    if origin is None:
+        raise UsageError(
+            f"allowed_origins= has the entry {entry!r}, which is not an origin; write scheme and host without a "
+            "path, such as 'https://app.example.com' or 'http://localhost:3000'."
+        )
+    scheme, authority, port = origin
+    return _Rule(authority.host, port, subdomains, scheme)
+
+
+def refusal(kind: Literal["host", "origin"], value: bytes | None) -> str:
+    """The sentence for a request whose Host or Origin is not served.
+
+    >>> refusal("host", b"evil.example")
+    "The Host 'evil.example' is not served here; if it should be, add it to allowed_hosts=."
+    """
+    header, setting = ("Host", "allowed_hosts") if kind == "host" else ("Origin", "allowed_origins")
+    if value is None:
+        return f"The request has no {header} header; send one that is listed in {setting}=."
+    shown = "".join(char if " " <= char <= "~" else "?" for char in value[:100].decode("latin-1"))
+    return f"The {header} {shown!r} is not served here; if it should be, add it to {setting}=."

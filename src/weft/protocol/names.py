@@ -1,0 +1,147 @@
+"""The grammars of names: tools, `_meta` keys, extensions, URIs; and the nearest name to a mistyped one.
+
+Owns what a well-formed name is, as checks that raise ValueError with the remedy. It knows no registry and no
+particular name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from itertools import islice
+
+__all__ = [
+    "check_extension_id",
+    "check_meta_key",
+    "check_tool_name",
+    "check_uri",
+    "closest",
+    "is_reserved_meta_key",
+]
+
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_LABEL = re.compile(r"[A-Za-z](?:[A-Za-z0-9-]*[A-Za-z0-9])?")
+_KEY_NAME = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?)?")
+_RESERVED_LABELS = frozenset({"modelcontextprotocol", "mcp"})
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+# RFC 3986: unreserved, reserved and percent-encoded, nothing else; `#` separates the fragment, `[]` only an IP.
+_NOT_URI = re.compile(r"[^A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=%]|%(?![0-9A-Fa-f]{2})")
+_IP_LITERAL = re.compile(r"\[[0-9A-Za-z:.\-_~!$&'()*+,;=]+\]")
+_MAX_CANDIDATES = 1000
+_MAX_NAME = 128
+
+
+def check_tool_name(name: str) -> None:
+    """ValueError unless this is a tool name (TOOL-07).
+
+    >>> check_tool_name("get weather")
+    Traceback (most recent call last):
+    ...
+    ValueError: The tool name 'get weather' has ' ', which is not allowed; use A-Z a-z 0-9 _ . - only.
+    """
+    if _TOOL_NAME.fullmatch(name):
+        return
+    if not name:
+        raise ValueError("The tool name is empty; give it 1 to 128 characters of A-Z a-z 0-9 _ . -.")
+    wrong = re.search(r"[^A-Za-z0-9_.-]", name)
+    if wrong:
+        raise ValueError(
+            f"The tool name {name[:_MAX_NAME]!r} has {wrong[0]!r}, which is not allowed; use A-Z a-z 0-9 _ . - only."
+        )
+    raise ValueError(f"The tool name {name[:40] + '…'!r} has {len(name)} characters; shorten it to at most 128.")
+
+
+def check_meta_key(key: str) -> None:
+    """ValueError unless this is a `_meta` key: an optional prefix of labels, and a name (META-11, META-13).
+
+    >>> check_meta_key("com.example/trace-id")
+    """
+    prefix, slash, name = key.rpartition("/")
+    if slash and not all(_LABEL.fullmatch(label) for label in prefix.split(".")):
+        raise ValueError(
+            f"The prefix of the key {key[:_MAX_NAME]!r} is malformed; write labels separated by dots before one '/', "
+            "each beginning with a letter and ending with a letter or digit, such as 'com.example/'."
+        )
+    if not _KEY_NAME.fullmatch(name):
+        raise ValueError(
+            f"The name in the key {key[:_MAX_NAME]!r} is malformed; begin and end it with a letter or digit, and use "
+            "letters, digits, '-', '_' and '.' between."
+        )
+
+
+def is_reserved_meta_key(key: str) -> bool:
+    """Whether the key's prefix is reserved for MCP: its second label says so (META-14).
+
+    >>> is_reserved_meta_key("dev.mcp/x"), is_reserved_meta_key("com.example.mcp/x")
+    (True, False)
+    """
+    labels = key.rpartition("/")[0].split(".")
+    return len(labels) > 1 and labels[1] in _RESERVED_LABELS
+
+
+def check_extension_id(id: str) -> None:
+    """ValueError unless this is an extension identifier: a `_meta` key that has a prefix (VER-05).
+
+    >>> check_extension_id("com.example/search")
+    """
+    prefix, slash, name = id.rpartition("/")
+    if not (slash and prefix and name):
+        raise ValueError(
+            f"The extension identifier {id[:_MAX_NAME]!r} needs a prefix and a name; write it as 'com.example/name'."
+        )
+    check_meta_key(id)
+
+
+def check_uri(uri: str, max_bytes: int = 8192) -> None:
+    """ValueError unless this is a URI with a scheme, as RFC 3986 writes it (RES-11, RES-12).
+
+    >>> check_uri("notes/1")
+    Traceback (most recent call last):
+    ...
+    ValueError: The URI 'notes/1' has no scheme; begin it with one, such as 'file:///' or 'notes://'.
+    """
+    if len(uri) > max_bytes:
+        raise ValueError(f"The URI has {len(uri)} characters; shorten it to at most {max_bytes}.")
+    shown = repr(uri[:100])
+    wrong = _NOT_URI.search(uri)
+    if wrong:
+        raise ValueError(f"The URI {shown} has {wrong[0]!r} at {wrong.start()}; percent-encode it.")
+    scheme, colon, rest = uri.partition(":")
+    if not colon or "/" in scheme or "?" in scheme or "#" in scheme:
+        raise ValueError(f"The URI {shown} has no scheme; begin it with one, such as 'file:///' or 'notes://'.")
+    if not _SCHEME.fullmatch(scheme):
+        raise ValueError(
+            f"The scheme of the URI {shown} is malformed; begin it with a letter, and use letters, digits, "
+            "'+', '-' and '.' only."
+        )
+    _check_delimiters(shown, rest)
+
+
+def _check_delimiters(shown: str, rest: str) -> None:
+    """The two characters that are legal in one place only: `#` before the fragment, `[]` around an IP address."""
+    if rest.count("#") > 1:
+        raise ValueError(f"The URI {shown} has more than one '#'; percent-encode those inside the fragment as %23.")
+    path = rest
+    if rest.startswith("//"):
+        authority = re.split(r"[/?#]", rest[2:], maxsplit=1)[0]
+        host = authority.rpartition("@")[2]
+        literal = _IP_LITERAL.match(host)
+        path = rest.replace(literal[0], "", 1) if literal else rest
+    if "[" in path or "]" in path:
+        raise ValueError(f"The URI {shown} has '[' or ']' outside an IP address; percent-encode them as %5B and %5D.")
+
+
+def closest(name: str, candidates: Iterable[str]) -> str | None:
+    """The candidate that was probably meant, or None.
+
+    Looks at no more than 1,000 candidates and at no name over 128 characters: the question comes from a peer.
+
+    >>> closest("serach", ["search", "fetch"])
+    'search'
+    """
+    if len(name) > _MAX_NAME:
+        return None
+    pool = [candidate for candidate in islice(candidates, _MAX_CANDIDATES) if len(candidate) <= _MAX_NAME]
+    found = difflib.get_close_matches(name, pool, n=1)
+    return found[0] if found else None

@@ -1,0 +1,357 @@
+"""JSON Schemas that others wrote: checks, reference policy, bounds, and validation against them.
+
+Supported dialects: 2020-12 (the default when `$schema` is absent, and the one to use), 2019-09, draft-07, draft-06 and
+draft-04. Nothing is ever fetched: a `$ref` must lead to something within the schema itself.
+
+The engine cannot be interrupted, so its work is bounded beforehand (default D14: 250 ms): size and depth of a schema
+are limited, its regular expressions run on a linear engine (R7), and the number of times that a part of the schema
+meets a part of the value is counted, with a limit, before the engine is started — references that lead back to
+themselves may otherwise multiply without end.
+
+Owns foreign schemas only; those that Weft makes from signatures need no check. No I/O.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
+from urllib.parse import unquote
+
+if TYPE_CHECKING:
+    import jsonschema_rs
+
+__all__ = [
+    "DIALECTS",
+    "Problem",
+    "SchemaError",
+    "Validator",
+    "check_object_schema",
+    "compile_schema",
+    "is_array",
+    "is_object",
+    "json_type",
+]
+
+DIALECTS: Mapping[str, str] = {
+    "https://json-schema.org/draft/2020-12/schema": "2020-12",
+    "https://json-schema.org/draft/2019-09/schema": "2019-09",
+    "http://json-schema.org/draft-07/schema": "draft-07",
+    "http://json-schema.org/draft-06/schema": "draft-06",
+    "http://json-schema.org/draft-04/schema": "draft-04",
+}
+"""The supported values of `$schema`, with or without a final `#`, and what they are called (JSCH-04)."""
+
+_MAX_WORK = 50_000
+_MAX_LISTED_WORK = 5_000
+_FLAT_PER_STEP = 20  # what the engine does with a subschema that has no others inside costs it next to nothing
+_REGEX_BYTES = 1 << 20
+_IN_PLACE = ("allOf", "anyOf", "oneOf")
+_IN_PLACE_ONE = ("not", "if", "then", "else")
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+_CHILDREN = (
+    "additionalProperties",
+    "items",
+    "additionalItems",
+    "contains",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+)
+
+_APPLICATORS = frozenset({
+    *_IN_PLACE, *_IN_PLACE_ONE, *_REFERENCES, *_CHILDREN, "dependencies", "dependentSchemas", "patternProperties",
+    "prefixItems", "properties", "propertyNames",
+})  # fmt: skip
+
+
+class SchemaError(ValueError):
+    """A schema cannot be used; the text says why, and what would do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One way in which a value does not fit: the path to the part that is wrong, and a sentence about it."""
+
+    path: tuple[str | int, ...]
+    message: str
+
+
+class Validator:
+    """A compiled schema; make one with `compile_schema`."""
+
+    __slots__ = ("_engine", "_names")
+
+    def __init__(self, schema: dict[str, Any], engine: jsonschema_rs.Validator) -> None:
+        self._names = _Names(schema)
+        self._engine = engine
+
+    def problems(self, value: Any, limit: int = 10) -> list[Problem]:
+        """What is wrong with a value of plain JSON types; empty when it fits. The value itself is never quoted."""
+        work = _work(self._names, value)
+        if work > _MAX_WORK:
+            return [Problem((), "It is too large to be checked against this schema; send less.")]
+        try:
+            if self._engine.is_valid(value):
+                return []
+            if work > _MAX_LISTED_WORK:
+                return [Problem((), "It does not fit its schema, and is too large to say where.")]
+            found: list[Problem] = []
+            for error in self._engine.iter_errors(value):
+                path = tuple(error.instance_path)
+                message = _sentence(error.message, _follow(path, value))
+                found.append(Problem(path, message))
+                if len(found) == limit:
+                    break
+        except (ValueError, TypeError, OverflowError):
+            return [Problem((), "It is nested too deeply, or is not made of JSON values.")]
+        return found
+
+
+def compile_schema(schema: Mapping[str, Any], *, max_bytes: int = 262_144, max_depth: int = 64) -> Validator:
+    """Compile a foreign schema; SchemaError when it is invalid, too large, or refers to something outside itself.
+
+    >>> compile_schema({"type": "object", "required": ["city"]}).problems({})
+    [Problem(path=(), message='"city" is a required property.')]
+    """
+    import jsonschema_rs
+
+    plain = _bounded(schema, max_bytes, max_depth)
+    _check_dialect(plain)
+    try:
+        engine = jsonschema_rs.validator_for(
+            plain,
+            offline=True,
+            mask="the value",
+            pattern_options=jsonschema_rs.RegexOptions(size_limit=_REGEX_BYTES, dfa_size_limit=_REGEX_BYTES),
+        )
+    except jsonschema_rs.ValidationError as error:
+        raise _refusal(error) from None
+    except ValueError as error:
+        raise SchemaError(f"The schema cannot be compiled: {error}. Simplify it.") from None
+    return Validator(plain, engine)
+
+
+def check_object_schema(schema: Mapping[str, Any]) -> None:
+    """SchemaError unless the schema's root is of type "object", as a tool's inputSchema must be (TOOL-06)."""
+    if schema.get("type") != "object":
+        raise SchemaError(
+            'The root of an input schema must have "type": "object", because arguments come by name; '
+            f"it is {json.dumps(schema.get('type'), default=str)[:60]}. Wrap the value in an object with a property."
+        )
+
+
+def json_type(value: Any) -> str:
+    """What a JSON value is, in words.
+
+    >>> json_type("3"), json_type(None), json_type([])
+    ('a string', 'null', 'an array')
+    """
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a boolean"
+    words: tuple[tuple[type | tuple[type, ...], str], ...] = (
+        (str, "a string"),
+        (int, "an integer"),
+        (float, "a number"),
+        (Mapping, "an object"),
+        ((list, tuple), "an array"),
+    )
+    return next((word for kind, word in words if isinstance(value, kind)), "something that is not JSON")
+
+
+def is_object(value: object) -> TypeGuard[dict[str, Any]]:
+    """Whether a JSON value is an object."""
+    return isinstance(value, dict)
+
+
+def is_array(value: object) -> TypeGuard[list[Any]]:
+    """Whether a JSON value is an array."""
+    return isinstance(value, list)
+
+
+# --- before compiling
+
+
+def _bounded(schema: Mapping[str, Any], max_bytes: int, max_depth: int) -> dict[str, Any]:
+    """A copy of plain JSON types, within the bounds (JSCH-09)."""
+    try:
+        text = json.dumps(schema, allow_nan=False, default=_plain)
+    except RecursionError:
+        raise SchemaError(_too_deep(max_depth)) from None
+    except (TypeError, ValueError) as error:
+        raise SchemaError(f"The schema is not made of JSON values: {error}. Use dicts, lists, text, numbers.") from None
+    if len(text) > max_bytes:
+        raise SchemaError(f"The schema has {len(text)} bytes as JSON, more than the {max_bytes} allowed; shorten it.")
+    plain = json.loads(text)
+    if not is_object(plain):
+        raise SchemaError(f"A schema must be a JSON object; it is {json_type(plain)}.")
+    if _deeper_than(plain, max_depth):
+        raise SchemaError(_too_deep(max_depth))
+    return plain
+
+
+def _too_deep(max_depth: int) -> str:
+    return f"The schema is nested more than {max_depth} levels deep; use $defs to flatten it."
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(cast("Mapping[str, Any]", value))
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+def _deeper_than(schema: Any, limit: int) -> bool:
+    level: list[Any] = [schema]
+    for _ in range(limit + 1):
+        level = [child for node in level for child in _inside(node)]
+        if not level:
+            return False
+    return True
+
+
+def _inside(node: Any) -> Iterator[Any]:
+    if is_object(node):
+        yield from node.values()
+    elif is_array(node):
+        yield from node
+
+
+def _check_dialect(schema: Mapping[str, Any]) -> None:
+    dialect = schema.get("$schema")
+    if dialect is None or (isinstance(dialect, str) and dialect.removesuffix("#") in DIALECTS):
+        return
+    raise SchemaError(
+        f"The schema's dialect {str(dialect)[:200]!r} is not supported; supported are {', '.join(DIALECTS.values())}. "
+        'Use "https://json-schema.org/draft/2020-12/schema", or leave $schema out.'
+    )
+
+
+def _refusal(error: jsonschema_rs.ValidationError) -> SchemaError:
+    place = "/".join(str(step) for step in error.instance_path)
+    kind = type(error.kind).__name__
+    if kind == "Referencing":
+        return SchemaError(
+            f"A reference cannot be resolved: {error.message[:300]}. References are never fetched; "
+            "put what it refers to under $defs in the schema itself."
+        )
+    if kind == "Format" and error.message.endswith('"regex"'):
+        return SchemaError(
+            f"The regular expression at {place!r} cannot be used: it is malformed, too large, or needs look-around or "
+            "back-references, which do not run in linear time. Rewrite it without them."
+        )
+    return SchemaError(
+        f"The schema is not valid JSON Schema at {place or 'its root'!r}: {_sentence(error.message, error.instance)} "
+        "Correct it."
+    )
+
+
+# --- while validating
+
+
+class _Names:
+    """The parts of a schema that a reference may name."""
+
+    __slots__ = ("anchors", "ids", "root")
+
+    def __init__(self, root: dict[str, Any]) -> None:
+        self.root = root
+        self.anchors: dict[str, Any] = {}
+        self.ids: dict[str, Any] = {}
+        pending: list[Any] = [root]
+        while pending:
+            node = pending.pop()
+            pending += _inside(node)
+            if is_object(node):
+                for keyword in ("$anchor", "$dynamicAnchor"):
+                    if isinstance(name := _get(node, keyword), str):
+                        self.anchors[name] = node
+                if isinstance(name := _get(node, "$id"), str):
+                    self.ids[name.rstrip("#").rpartition("/")[2]] = node
+
+    def resolve(self, reference: str) -> Any:
+        """What a reference leads to; the root when that is not plain, which counts too much rather than too little."""
+        base, _, fragment = reference.partition("#")
+        node = self.ids.get(base.rpartition("/")[2], self.root) if base else self.root
+        if not fragment.startswith("/"):
+            return self.anchors.get(fragment, node)
+        for step in unquote(fragment[1:]).split("/"):
+            step = step.replace("~1", "/").replace("~0", "~")
+            if is_array(node):
+                node = node[int(step)] if step.isdecimal() and int(step) < len(node) else None
+            else:
+                node = _get(node, step)
+        return self.root if node is None else node
+
+
+_Meeting = tuple[Any, Any, frozenset[str]]  # a part of the schema, a part of the value, references followed here
+
+
+def _work(names: _Names, value: Any) -> int:
+    """How often a part of the schema meets a part of the value, counted up to just above the limit."""
+    done = 0
+    pending: list[_Meeting] = [(names.root, value, frozenset())]
+    while pending:
+        part, instance, trail = pending.pop()
+        done += 1
+        if done + len(pending) > _MAX_WORK:
+            return _MAX_WORK + 1
+        if is_object(part):
+            pending += [(child, instance, trail) for child in _same_place(part)]
+            for keyword in _REFERENCES:
+                reference = _get(part, keyword)
+                # A reference that leads back to itself without going deeper is not followed again by the engine either.
+                if isinstance(reference, str) and reference not in trail:
+                    pending.append((names.resolve(reference), instance, trail | {reference}))
+            deeper, flat = _below(part, instance)
+            pending += [(child, inner, frozenset[str]()) for child, inner in deeper]
+            done += flat // _FLAT_PER_STEP
+    return done
+
+
+def _same_place(part: dict[str, Any]) -> Iterator[Any]:
+    """The subschemas that look at the same value."""
+    for keyword in _IN_PLACE:
+        yield from part.get(keyword, ())
+    for keyword in _IN_PLACE_ONE:
+        if keyword in part:
+            yield part[keyword]
+    for keyword in ("dependentSchemas", "dependencies"):
+        yield from part.get(keyword, {}).values()
+
+
+def _below(part: dict[str, Any], instance: Any) -> tuple[list[tuple[Any, Any]], int]:
+    """The subschemas that look at what is inside the value, each with that; and how many more look no further."""
+    if not is_object(instance) and not is_array(instance):
+        return [], 0
+    named: list[tuple[Any, Any]] = []
+    everywhere: list[Any] = [part.get("propertyNames"), *part.get("patternProperties", {}).values()]
+    if is_object(instance):
+        named = [(child, instance[name]) for name, child in part.get("properties", {}).items() if name in instance]
+    else:
+        everywhere += part.get("prefixItems", ())
+    for keyword in _CHILDREN:
+        child = part.get(keyword)
+        everywhere += child if is_array(child) else [child]
+    deep = [child for child in everywhere if is_object(child) and not _APPLICATORS.isdisjoint(child)]
+    flat = sum(is_object(child) for child in everywhere) - len(deep)
+    return named + [(child, inner) for child in deep for inner in _inside(instance)], flat * len(instance)
+
+
+def _get(node: Any, key: str) -> Any:
+    return node.get(key) if is_object(node) else None
+
+
+def _follow(path: tuple[str | int, ...], value: Any) -> Any:
+    for step in path:
+        value = value[step]
+    return value
+
+
+def _sentence(message: str, value: Any) -> str:
+    """The engine's message as a bounded sentence that says what was got in terms of types."""
+    text = "".join(char if char.isprintable() else "?" for char in message[:300]).rstrip(".")
+    if not text.startswith("the value"):
+        return f"{text}."
+    return f"{text[0].upper()}{text[1:]}; it is {json_type(value)}."

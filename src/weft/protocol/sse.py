@@ -1,0 +1,176 @@
+"""Server-sent events: an encoder, and an incremental decoder.
+
+Owns the text/event-stream format as the HTML standard writes it. It does no I/O and does not know what the data
+means; reconnecting and event ids in use are the business of others.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+__all__ = ["COMMENT", "Decoder", "Event", "comment", "encode"]
+
+_LINE_END = re.compile(rb"\r\n|\r|\n")
+_MAX_RETRY_DIGITS = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event as it arrived.
+
+    `id` is the last event id in force, so also one that an earlier event set; `retry` is what this event asked for,
+    in milliseconds.
+    """
+
+    data: str
+    event: str = "message"
+    id: str | None = None
+    retry: int | None = None
+
+
+def encode(data: bytes, *, event: str | None = None, id: str | None = None, retry: int | None = None) -> bytes:
+    r"""One event. ValueError when `event` or `id` has a line break, or `id` a NUL: they would end or void the field.
+
+    >>> encode(b'{"a":1}', id="7")
+    b'id: 7\ndata: {"a":1}\n\n'
+    """
+    head = b""
+    if event is not None:
+        head += b"event: " + _one_line("event", event) + b"\n"
+    if id is not None:
+        if "\0" in id:
+            raise ValueError("The id of a server-sent event cannot hold a NUL; leave it out.")
+        head += b"id: " + _one_line("id", id) + b"\n"
+    if retry is not None:
+        if retry < 0:
+            raise ValueError("The retry of a server-sent event is in milliseconds; give zero or more.")
+        head += b"retry: %d\n" % retry
+    if b"\n" in data or b"\r" in data:
+        data = _LINE_END.sub(b"\ndata: ", data)
+    return b"%bdata: %b\n\n" % (head, data)
+
+
+def _one_line(field: str, text: str) -> bytes:
+    if "\n" in text or "\r" in text:
+        raise ValueError(f"The {field} of a server-sent event is one line; remove the line breaks from it.")
+    return text.encode()
+
+
+def comment(text: str = "") -> bytes:
+    r"""A comment, which a reader ignores: it keeps the connection from looking idle.
+
+    >>> comment("still here")
+    b': still here\n\n'
+    """
+    if not text:
+        return COMMENT
+    return b": " + _LINE_END.sub(b"\n: ", text.encode()) + b"\n\n"
+
+
+COMMENT = b":\n\n"
+"""The shortest keep-alive."""
+
+
+class Decoder:
+    r"""Turns the chunks of an event stream into events, wherever the chunks are cut.
+
+    `last_event_id` is the id to resume after, and `retry` the wait in milliseconds that the peer asked for last;
+    both may have come without an event. ValueError when one event exceeds `max_event_bytes`: close the stream then.
+
+    >>> decoder = Decoder()
+    >>> decoder.feed(b"data: on"), decoder.feed(b"e\n\n")
+    ([], [Event(data='one', event='message', id=None, retry=None)])
+    """
+
+    __slots__ = (
+        "_after_cr",
+        "_at_start",
+        "_data",
+        "_event",
+        "_id",
+        "_line",
+        "_max",
+        "_retry",
+        "_size",
+        "last_event_id",
+        "retry",
+    )
+
+    def __init__(self, *, max_event_bytes: int = 16 * 1024 * 1024) -> None:
+        self.last_event_id: str | None = None
+        self.retry: int | None = None
+        self._max = max_event_bytes
+        self._line = bytearray()  # a line that is not complete yet
+        self._size = 0  # of the event so far, the incomplete line included
+        self._after_cr = False  # the last chunk ended in CR: an LF at the start of the next belongs to it
+        self._at_start = True  # no line was complete yet: the first may begin with a byte-order mark
+        self._data: list[bytes] = []
+        self._event = b""
+        self._id: bytes | None = None  # counts once its event is complete
+        self._retry: int | None = None
+
+    def feed(self, chunk: bytes) -> list[Event]:
+        """Read a chunk; returns the events that it completes."""
+        if not chunk:
+            return []
+        if self._after_cr:
+            chunk = chunk.removeprefix(b"\n")
+        self._after_cr = chunk.endswith(b"\r")
+        events: list[Event] = []
+        position = 0
+        for end in _LINE_END.finditer(chunk):
+            self._grow(chunk[position : end.start()])
+            position = end.end()
+            event = self._finish_line()
+            if event is not None:
+                events.append(event)
+        self._grow(chunk[position:])
+        return events
+
+    def _grow(self, piece: bytes) -> None:
+        self._size += len(piece)
+        if self._size > self._max:
+            raise ValueError(f"A server-sent event exceeds {self._max} bytes; the peer must send smaller events.")
+        self._line += piece
+
+    def _finish_line(self) -> Event | None:
+        line = bytes(self._line)
+        self._line.clear()
+        if self._at_start:
+            self._at_start = False
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        if not line:
+            return self._dispatch()
+        name, _, value = line.partition(b":")
+        self._set_field(name, value.removeprefix(b" "), len(line))
+        return None
+
+    def _set_field(self, name: bytes, value: bytes, size: int) -> None:
+        if name == b"data":
+            self._data.append(value)
+        elif name == b"event":
+            self._event = value
+        elif name == b"id":
+            if b"\0" not in value:
+                self._id = value
+        elif name == b"retry":
+            if value.isdigit() and len(value) <= _MAX_RETRY_DIGITS:
+                self._retry = self.retry = int(value)
+        else:  # a comment (its name is empty) or an unknown field: nothing of it is kept
+            self._size -= size
+
+    def _dispatch(self) -> Event | None:
+        data, event, retry = self._data, self._event, self._retry
+        self._data, self._event, self._retry, self._size = [], b"", None, 0
+        if self._id is not None:
+            self.last_event_id = self._id.decode("utf-8", "replace")
+            self._id = None
+        if not data:
+            return None
+        return Event(
+            b"\n".join(data).decode("utf-8", "replace"),
+            event.decode("utf-8", "replace") or "message",
+            self.last_event_id,
+            retry,
+        )

@@ -1,0 +1,433 @@
+"""URI templates (RFC 6570): all four levels expanded, and URIs matched against them.
+
+Owns the template grammar, expansion and matching. It does no I/O and knows nothing of resources. Matching is what
+the RFC leaves open, so these are its rules (RES-16):
+
+- A variable takes at least one character, and from left to right the most that still lets the rest match.
+- `{var}` takes unreserved and percent-encoded characters only, so never `/`. `{+var}` takes reserved ones too; it
+  leaves alone `?`, `&`, `;` and `#` where a later expression of the template begins with them.
+- `{.var}` and `{/var}` must be there, with every variable of theirs. `{var*}` after them, or alone, gives a list.
+- `{?a,b}`, `{&a,b}` and `{;a,b}` match by name, in any order; each is optional, none but these may occur, and only
+  `{?a*}` may occur repeatedly (a list). `{#var}` is optional as well. What is absent is absent in the result.
+- `{var:3}` takes at most three characters. A variable used twice must have one value.
+- Values are percent-decoded exactly once, as UTF-8, then checked (R9): see `UriTemplate.match`.
+
+Matching costs time linear in the URI whatever the URI is (R7): one backward sweep per expression finds where each
+may end, one forward pass picks; nothing is tried twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeGuard
+from urllib.parse import quote, unquote_to_bytes
+
+__all__ = ["UriTemplate"]
+
+_UNRESERVED = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
+_RESERVED = ":/?#[]@!$&'()*+,;="
+_NAME = r"(?:[A-Za-z0-9_]|%[0-9A-Fa-f]{2})"
+_VARIABLE = re.compile(rf"({_NAME}+(?:\.{_NAME}+)*)(?:(\*)|:([1-9][0-9]{{0,3}}))?")
+_TRIPLET = re.compile(r"(%[0-9A-Fa-f]{2})")
+_STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_NOT_LITERAL = re.compile(r"[\x00-\x20\x7f\"<>\\^`{|}]|%(?![0-9A-Fa-f]{2})")
+_DRIVE = re.compile(r"[A-Za-z]:(?:/|\Z)")
+
+
+class _Operator(NamedTuple):
+    """How one operator expands (RFC 6570, appendix A), and what it takes when matching."""
+
+    first: str
+    separator: str
+    named: bool
+    if_empty: str
+    reserved: bool
+    takes: str
+
+
+_OPERATORS = {
+    "": _Operator("", ",", False, "", False, _UNRESERVED + "%"),
+    "+": _Operator("", ",", False, "", True, _UNRESERVED + _RESERVED + "%"),
+    "#": _Operator("#", ",", False, "", True, _UNRESERVED + _RESERVED + "%"),
+    ".": _Operator(".", ".", False, "", False, _UNRESERVED + "%"),
+    "/": _Operator("/", "/", False, "", False, _UNRESERVED + "%"),
+    ";": _Operator(";", ";", True, "", False, _UNRESERVED + "%;="),
+    # A query may be written by hand: whatever a query may contain is taken, not only what expansion leaves plain.
+    "?": _Operator("?", "&", True, "=", False, _UNRESERVED + _RESERVED.replace("#", "") + "%"),
+    "&": _Operator("&", "&", True, "=", False, _UNRESERVED + _RESERVED.replace("#", "") + "%"),
+}
+_OPTIONAL = frozenset("#;?&")
+
+
+@dataclass(frozen=True, slots=True)
+class _Variable:
+    name: str
+    explode: bool
+    prefix: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Expression:
+    operator: str
+    variables: tuple[_Variable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Taker:
+    """What one expression takes from a URI: `first`, then one or more characters of `chars`."""
+
+    operator: str
+    variables: tuple[_Variable, ...]
+    chars: frozenset[str]
+
+
+class UriTemplate:
+    """A URI template.
+
+    ValueError when `text` is not one, or when two of its expressions meet in a way that no match could tell apart;
+    the latter is let pass with `matching=False`, for a template that is only expanded.
+
+    >>> template = UriTemplate("repo://{owner}/{+path}{?rev}")
+    >>> template.expand({"owner": "ann", "path": "src/a b.py"})
+    'repo://ann/src/a%20b.py'
+    >>> template.match("repo://ann/src/a%20b.py?rev=7")
+    {'owner': 'ann', 'path': 'src/a b.py', 'rev': '7'}
+    """
+
+    __slots__ = ("_head", "_matching", "_parts", "_takers", "text", "variables")
+
+    def __init__(self, text: str, *, matching: bool = True) -> None:
+        self.text = text
+        self._parts = tuple(_parse(text))
+        names = [var.name for part in self._parts if isinstance(part, _Expression) for var in part.variables]
+        self.variables: tuple[str, ...] = tuple(dict.fromkeys(names))
+        self._matching = matching
+        # A leading literal is compared first: most URIs of other templates end there.
+        self._head, self._takers = _takers(text, self._parts) if matching else ("", [])
+
+    def __repr__(self) -> str:
+        return f"UriTemplate({self.text!r})"
+
+    def expand(self, values: Mapping[str, object]) -> str:
+        """The URI that these values give; a value is text, a number, a list or a mapping, and None is no value.
+
+        >>> UriTemplate("search{?q,tags*}").expand({"q": "a&b", "tags": ["x", "y"]})
+        'search?q=a%26b&tags=x&tags=y'
+        """
+        return "".join(part if isinstance(part, str) else _expand_expression(part, values) for part in self._parts)
+
+    def match(self, uri: str, *, safe: bool = True) -> dict[str, str | list[str]] | None:
+        """The values that this URI has, or None when it does not match.
+
+        With `safe`, a URI is refused when a decoded value could leave the place it is put into: for every variable
+        a NUL or a `..` segment; outside query and fragment also a backslash; for `{+var}` an absolute path; for the
+        rest outside query and fragment any `/`, and `.` alone.
+        """
+        if not self._matching:
+            raise ValueError(f"{self!r} was built with matching=False; build it without to match URIs.")
+        if not uri.startswith(self._head) or _STRAY_PERCENT.search(uri):
+            return None
+        spans = _spans(self._takers, uri[len(self._head) :])
+        if spans is None:
+            return None
+        found: list[tuple[_Variable, str | list[str]]] = []
+        for taker, text in spans:
+            pairs = _by_name(taker, text) if _OPERATORS[taker.operator].named else _by_place(taker, text)
+            if pairs is None:
+                return None
+            try:
+                decoded = [(var, [_decode(item) for item in items]) for var, items in pairs]
+            except UnicodeDecodeError:
+                return None
+            if safe and not all(_is_safe(taker.operator, item) for _, items in decoded for item in items):
+                return None
+            found += [(var, items if var.explode else items[0]) for var, items in decoded]
+        return _reconcile(found)
+
+
+# --- grammar
+
+
+def _parse(text: str) -> Iterable[str | _Expression]:
+    position = 0
+    while position < len(text):
+        opening = text.find("{", position)
+        end = len(text) if opening < 0 else opening
+        if end > position:
+            yield _parse_literal(text, position, end)
+        if opening < 0:
+            return
+        closing = text.find("}", opening)
+        if closing < 0:
+            raise ValueError(f"The URI template {text!r} opens '{{' at {opening} and never closes it; add '}}'.")
+        yield _parse_expression(text, opening, closing)
+        position = closing + 1
+
+
+def _parse_literal(text: str, start: int, end: int) -> str:
+    wrong = _NOT_LITERAL.search(text, start, end)
+    if wrong:
+        raise ValueError(
+            f"The URI template {text!r} has {wrong[0]!r} at {wrong.start()}, which a URI cannot have there; "
+            "percent-encode it."
+        )
+    return _encode(text[start:end], reserved=True)
+
+
+def _parse_expression(text: str, opening: int, closing: int) -> _Expression:
+    body = text[opening + 1 : closing]
+    place = f"The URI template {text!r} has the expression '{{{body}}}' at {opening}"
+    operator = body[:1] if body[:1] in _OPERATORS else ""
+    if body[:1] in tuple("=,!@|"):
+        raise ValueError(f"{place}, whose operator {body[0]!r} is reserved; use one of + # . / ; ? &.")
+    variables: list[_Variable] = []
+    for spec in body[len(operator) :].split(","):
+        found = _VARIABLE.fullmatch(spec)
+        if found is None:
+            raise ValueError(
+                f"{place}, where {spec!r} is not a variable; write a name of letters, digits and '_', "
+                "optionally followed by '*' or by ':' and a length up to 9999."
+            )
+        variables.append(_Variable(found[1], found[2] is not None, int(found[3]) if found[3] else None))
+    return _Expression(operator, tuple(variables))
+
+
+# --- expansion
+
+
+def _encode(text: str, *, reserved: bool) -> str:
+    if not reserved:
+        return quote(text, safe="~")
+    # What is percent-encoded already stays as it is.
+    return "".join(
+        piece if index % 2 else quote(piece, safe="~" + _RESERVED) for index, piece in enumerate(_TRIPLET.split(text))
+    )
+
+
+def _expand_expression(expression: _Expression, values: Mapping[str, object]) -> str:
+    operator = _OPERATORS[expression.operator]
+    pieces = [piece for var in expression.variables for piece in _expand_variable(operator, var, values.get(var.name))]
+    return operator.first + operator.separator.join(pieces) if pieces else ""
+
+
+def _expand_variable(operator: _Operator, var: _Variable, value: object) -> list[str]:
+    """The pieces that a variable contributes; none when it has no value."""
+
+    def encode(text: str) -> str:
+        return _encode(text, reserved=operator.reserved)
+
+    def named(name: str, text: str) -> str:
+        return f"{name}={text}" if text else name + operator.if_empty
+
+    if value is None:
+        return []
+    if _is_list(value) or _is_mapping(value):
+        if var.prefix is not None:
+            raise ValueError(f"The variable {var.name!r} has a length, so its value must be text, not a collection.")
+        return _expand_collection(operator, var, value, encode, named)
+    text = encode(_scalar(var.name, value)[: var.prefix])
+    return [named(var.name, text) if operator.named else text]
+
+
+def _expand_collection(
+    operator: _Operator,
+    var: _Variable,
+    value: Iterable[Any] | Mapping[Any, Any],
+    encode: Callable[[str], str],
+    named: Callable[[str, str], str],
+) -> list[str]:
+    def text(item: object) -> str:
+        return encode(_scalar(var.name, item))
+
+    if _is_mapping(value):
+        pairs = [(text(key), text(item)) for key, item in value.items() if item is not None]
+        if var.explode:
+            return [named(key, item) if operator.named else f"{key}={item}" for key, item in pairs]
+        items = [item for pair in pairs for item in pair]
+    else:
+        items = [text(item) for item in value if item is not None]
+        if var.explode:
+            return [named(var.name, item) for item in items] if operator.named else items
+    if not items:
+        return []
+    joined = ",".join(items)
+    return [named(var.name, joined) if operator.named else joined]
+
+
+def _is_list(value: object) -> TypeGuard[list[Any] | tuple[Any, ...]]:
+    return isinstance(value, (list, tuple))
+
+
+def _is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
+    return isinstance(value, Mapping)
+
+
+def _scalar(name: str, value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return str(value)
+    raise ValueError(
+        f"The variable {name!r} has a value of type {type(value).__name__}; "
+        "give text, a number, or a flat list or mapping of these."
+    )
+
+
+# --- matching
+
+
+def _takers(text: str, parts: tuple[str | _Expression, ...]) -> tuple[str, list[str | _Taker]]:
+    """The leading literal, and what follows it in matchable form."""
+    takers: list[str | _Taker] = []
+    for index, part in enumerate(parts):
+        previous = takers[-1] if takers else None
+        if isinstance(part, str):
+            takers.append(part)
+        elif isinstance(previous, _Taker) and previous.operator + part.operator in ("?&", "&&", ";;"):
+            # One list of parameters: names are found in any order across both.
+            takers[-1] = _Taker(previous.operator, previous.variables + part.variables, previous.chars)
+        elif isinstance(previous, _Taker) and part.operator in ("", "+"):
+            raise ValueError(
+                f"The URI template {text!r} has two expressions side by side, so no match could tell where the "
+                f"first ends; put a literal before {part.variables[0].name!r}, or one of . / ; ? & #."
+            )
+        else:
+            takers.append(_Taker(part.operator, part.variables, _chars(part, parts[index + 1 :])))
+    head = takers[0] if takers else ""
+    return (head, takers[1:]) if isinstance(head, str) else ("", takers)
+
+
+def _chars(expression: _Expression, later: tuple[str | _Expression, ...]) -> frozenset[str]:
+    operator = _OPERATORS[expression.operator]
+    chars = set(operator.takes)
+    if len(expression.variables) > 1 or any(var.explode for var in expression.variables):
+        chars.add(operator.separator)
+    if expression.operator == "+":
+        chars -= _OPTIONAL & {part.operator for part in later if isinstance(part, _Expression)}
+    return frozenset(chars)
+
+
+def _spans(takers: list[str | _Taker], uri: str) -> list[tuple[_Taker, str]] | None:
+    """What each expression takes of `uri`; an optional one that takes nothing is left out."""
+    can_end = bytearray(len(uri) + 1)  # where the parts so far, seen from the right, can begin
+    can_end[-1] = 1
+    ends_by_part: list[list[int]] = []
+    for part in reversed(takers):
+        ends = _literal_ends(part, uri, can_end) if isinstance(part, str) else _taker_ends(part, uri, can_end)
+        can_end = bytearray(end >= 0 for end in ends)
+        ends_by_part.append(ends)
+    if not can_end[0]:
+        return None
+    start, spans = 0, list[tuple[_Taker, str]]()
+    for part, ends in zip(takers, reversed(ends_by_part), strict=True):
+        end = ends[start]
+        if isinstance(part, _Taker) and end > start:
+            spans.append((part, uri[start + len(_OPERATORS[part.operator].first) : end]))
+        start = end
+    return spans
+
+
+def _literal_ends(literal: str, uri: str, can_end: bytearray) -> list[int]:
+    """For each position, where the literal ends if it begins there and the rest can match; else -1."""
+    ends = [-1] * len(can_end)
+    position = uri.find(literal)
+    while position >= 0:
+        if can_end[position + len(literal)]:
+            ends[position] = position + len(literal)
+        position = uri.find(literal, position + 1)
+    return ends
+
+
+def _taker_ends(taker: _Taker, uri: str, can_end: bytearray) -> list[int]:
+    """For each position, the last place where the expression can end if it begins there; else -1."""
+    first = _OPERATORS[taker.operator].first
+    optional = taker.operator in _OPTIONAL
+    ends = [-1] * len(can_end)
+    ends[-1] = len(uri) if optional and can_end[-1] else -1
+    farthest = -1  # the last possible end of a run of `chars` that begins at `position + 1`
+    for position in range(len(uri) - 1, -1, -1):
+        here = farthest
+        if uri[position] not in taker.chars:
+            farthest = -1
+        elif farthest < 0 and can_end[position + 1] and "%" not in uri[max(0, position - 1) : position + 1]:
+            # (an end inside a percent-encoded triplet is none)
+            farthest = position + 1
+        if not first:
+            ends[position] = farthest
+        elif uri[position] == first and here >= 0:
+            ends[position] = here
+        elif optional and can_end[position]:
+            ends[position] = position
+    return ends
+
+
+_Pairs = list[tuple[_Variable, list[str]]]
+
+
+def _by_place(taker: _Taker, text: str) -> _Pairs | None:
+    """Give the variables of an expression their values by position; None when the count does not fit."""
+    variables = taker.variables
+    if len(variables) == 1 and not variables[0].explode:
+        return [(variables[0], [text])]
+    items = text.split(_OPERATORS[taker.operator].separator)
+    if not all(items):
+        return None
+    exploded = [index for index, var in enumerate(variables) if var.explode]
+    if not exploded:
+        return (
+            [(var, [item]) for var, item in zip(variables, items, strict=True)]
+            if len(items) == len(variables)
+            else None
+        )
+    # The first exploded variable takes what the others leave.
+    at, spare = exploded[0], len(items) - len(variables) + 1
+    if spare < 1:
+        return None
+    groups = [[item] for item in items[:at]] + [items[at : at + spare]] + [[item] for item in items[at + spare :]]
+    return list(zip(variables, groups, strict=True))
+
+
+def _by_name(taker: _Taker, text: str) -> _Pairs | None:
+    """Give the variables of a parameter expression their values by name; None for a name unknown or repeated."""
+    variables = {var.name: var for var in taker.variables}
+    found: dict[str, list[str]] = {}
+    for piece in text.split(_OPERATORS[taker.operator].separator):
+        name, _, value = piece.partition("=")
+        if name not in variables or (name in found and not variables[name].explode):
+            return None
+        found.setdefault(name, []).append(value)
+    return [(variables[name], items) for name, items in found.items()]
+
+
+def _decode(text: str) -> str:
+    return unquote_to_bytes(text).decode("utf-8") if "%" in text else text
+
+
+def _is_safe(operator: str, value: str) -> bool:
+    if "\x00" in value or ".." in re.split(r"[/\\]", value):
+        return False
+    if operator in ("?", "&", "#"):
+        return True
+    if "\\" in value:
+        return False
+    if operator == "+":
+        return not value.startswith("/") and not _DRIVE.match(value)
+    return "/" not in value and value != "."
+
+
+def _reconcile(found: list[tuple[_Variable, str | list[str]]]) -> dict[str, str | list[str]] | None:
+    """One value per variable; None when two uses of one disagree, or a value is longer than its prefix."""
+    values: dict[str, str | list[str]] = {}
+    for var, value in found:
+        if var.prefix is None and values.setdefault(var.name, value) != value:
+            return None
+    for var, value in found:
+        if var.prefix is not None:
+            whole = values.setdefault(var.name, value)
+            if len(value) > var.prefix or whole[: var.prefix] != value:
+                return None
+    return values

@@ -1,0 +1,253 @@
+"""Foreign JSON Schemas: dialects, references, bounds, and sentences that do not quote the value."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from weft.protocol.schema import (
+    DIALECTS,
+    Problem,
+    SchemaError,
+    check_object_schema,
+    compile_schema,
+    json_type,
+)
+
+
+def refused(schema, **bounds) -> str:
+    with pytest.raises(SchemaError) as caught:
+        compile_schema(schema, **bounds)
+    return str(caught.value)
+
+
+@pytest.mark.spec("JSCH-01")
+def test_the_default_dialect_is_the_newest():
+    # prefixItems exists only there; an older dialect would let the value pass
+    validator = compile_schema({"prefixItems": [{"type": "integer"}]})
+    assert validator.problems([1]) == []
+    assert [problem.path for problem in validator.problems(["x"])] == [(0,)]
+
+
+@pytest.mark.spec("JSCH-02")
+def test_a_declared_dialect_is_the_one_that_counts():
+    schema = {"items": [{"type": "integer"}]}
+    older = compile_schema({"$schema": "http://json-schema.org/draft-07/schema#", **schema})
+    assert older.problems(["x"])
+    assert "items" in refused(schema)  # an array of schemas is not valid there in the default dialect
+
+
+@pytest.mark.spec("JSCH-02")
+def test_a_schema_that_is_not_valid_under_its_dialect_is_refused_with_its_place():
+    assert "'properties/a/type'" in refused({"properties": {"a": {"type": "intger"}}})
+
+
+@pytest.mark.spec("JSCH-03")
+@pytest.mark.parametrize("dialect", ["https://example.com/mine", "http://json-schema.org/draft-03/schema#", 5, ["x"]])
+def test_an_unknown_dialect_is_an_error_that_names_it_and_those_that_are_known(dialect):
+    text = refused({"$schema": dialect, "type": "object"})
+    assert str(dialect) in text
+    assert all(known in text for known in DIALECTS.values())
+
+
+@pytest.mark.spec("JSCH-04")
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_each_dialect_that_is_documented_works(dialect):
+    for spelling in (dialect, dialect + "#"):
+        validator = compile_schema({"$schema": spelling, "type": "integer"})
+        assert validator.problems(1) == []
+        assert len(validator.problems("x")) == 1
+
+
+@pytest.mark.spec("JSCH-05", "JSCH-08")
+@pytest.mark.security("D14")
+@pytest.mark.parametrize(
+    "reference", ["http://127.0.0.1:9/x.json", "https://example.com/x", "file:///etc/hostname", "other.json"]
+)
+@pytest.mark.parametrize("place", ["used", "unused"])
+def test_a_reference_outside_the_schema_is_refused_and_named(reference, place):
+    schema = {"$ref": reference} if place == "used" else {"$defs": {"never": {"$ref": reference}}}
+    assert reference in refused(schema)
+
+
+@pytest.mark.spec("JSCH-05", "JSCH-06")
+def test_no_reference_is_fetched(monkeypatch):
+    import socket
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        listener.setblocking(False)
+        refused({"$ref": f"http://127.0.0.1:{listener.getsockname()[1]}/x.json"})
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+@pytest.mark.spec("JSCH-08")
+def test_a_reference_to_nothing_is_refused():
+    assert "/$defs/none" in refused({"$ref": "#/$defs/none"})
+
+
+def test_references_within_the_schema_work():
+    validator = compile_schema(
+        {
+            "$id": "https://example.com/root",
+            "$defs": {"a": {"$id": "item", "type": "integer"}, "b": {"$anchor": "here", "type": "string"}},
+            "properties": {"x": {"$ref": "item"}, "y": {"$ref": "#here"}, "z": {"$ref": "#/$defs/b"}},
+        }
+    )
+    assert validator.problems({"x": 1, "y": "", "z": ""}) == []
+    assert len(validator.problems({"x": "", "y": 1, "z": 1})) == 3
+
+
+@pytest.mark.spec("JSCH-09")
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+        {"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}, "anyOf": [{"$ref": "#/$defs/a"}]},
+        {"$dynamicAnchor": "x", "$dynamicRef": "#x"},
+    ],
+)
+def test_a_reference_to_itself_ends(schema):
+    assert compile_schema(schema).problems({"any": ["thing"]}) == []
+
+
+def test_a_recursive_schema_reads_a_tree():
+    tree = {
+        "$defs": {"node": {"type": "object", "properties": {"inner": {"items": {"$ref": "#/$defs/node"}}}}},
+        "$ref": "#/$defs/node",
+    }
+    validator = compile_schema(tree)
+    assert validator.problems({"inner": [{"inner": []}, {}]}) == []
+    assert validator.problems({"inner": [{"inner": [3]}]})[0].path == ("inner", 0, "inner", 0)
+
+
+@pytest.mark.spec("JSCH-09")
+@pytest.mark.security("D14")
+def test_references_that_multiply_are_not_followed_without_end():
+    definitions = {"d0": {"type": "integer"}}
+    for i in range(1, 40):
+        below = {"$ref": f"#/$defs/d{i - 1}"}
+        definitions[f"d{i}"] = {"anyOf": [{"allOf": [below]}, below]}
+    validator = compile_schema({"$defs": definitions, "$ref": "#/$defs/d39"})
+    began = time.monotonic()
+    assert "too large" in validator.problems("x")[0].message
+    assert time.monotonic() - began < 30  # not a speed test: without the bound it would take years
+
+
+@pytest.mark.spec("JSCH-09")
+@pytest.mark.security("D14")
+def test_recursion_that_multiplies_with_the_depth_of_the_value_is_bounded():
+    again = {"properties": {"x": {"$ref": "#"}}, "required": ["y"]}
+    validator = compile_schema({"anyOf": [again, again]})
+    value: dict = {}
+    for _ in range(100):
+        value = {"x": value}
+    assert "too large" in validator.problems(value)[0].message
+
+
+@pytest.mark.spec("JSCH-09")
+@pytest.mark.security("D14", "R12")
+def test_size_and_depth_are_bounded():
+    fits = {"enum": ["x" * 80]}
+    size = len(json.dumps(fits))
+    compile_schema(fits, max_bytes=size)
+    assert str(size - 1) in refused(fits, max_bytes=size - 1)
+
+    def nested(levels):
+        schema: dict = {}
+        for _ in range(levels):
+            schema = {"not": schema}
+        return schema
+
+    compile_schema(nested(64))
+    assert "64 levels" in refused(nested(65))
+    assert "64 levels" in refused(nested(3000))
+
+
+def test_what_is_not_json_is_refused():
+    assert "not made of JSON" in refused({"enum": [object()]})
+    assert "not made of JSON" in refused({"enum": [float("nan")]})
+    loop: dict = {}
+    loop["not"] = loop
+    assert "not made of JSON" in refused(loop)
+
+
+@pytest.mark.security("R7", "D14")
+@pytest.mark.parametrize("pattern", ["(?=a)b", "(?<!a)b", r"(a)\1", "[", "a{1000}{1000}"])
+@pytest.mark.parametrize("keyword", ["pattern", "patternProperties"])
+def test_a_pattern_that_is_not_linear_is_refused(pattern, keyword):
+    text = refused({keyword: pattern if keyword == "pattern" else {pattern: {}}})
+    assert "linear" in text
+    assert keyword in text
+
+
+@pytest.mark.security("R7", "D14")
+def test_a_pattern_that_makes_backtracking_engines_explode_is_answered():
+    validator = compile_schema({"pattern": "^(a|a)*(a+)+$"})
+    assert len(validator.problems("a" * 100_000 + "b")) == 1
+
+
+def test_problems_have_a_path_and_a_sentence_and_never_quote_the_value():
+    validator = compile_schema(
+        {
+            "type": "object",
+            "properties": {
+                "n": {"type": "integer"},
+                "c": {"enum": ["x", "y"]},
+                "p": {"pattern": "^a"},
+                "s": {"minLength": 99},
+            },
+            "required": ["z"],
+        }
+    )
+    problems = validator.problems({"n": "SECRET", "c": "SECRET", "p": "SECRET", "s": "SECRET"})
+    assert {problem.path for problem in problems} == {("n",), ("c",), ("p",), ("s",), ()}
+    assert Problem(("n",), 'The value is not of type "integer"; it is a string.') in problems
+    assert "SECRET" not in str(problems)
+
+
+@pytest.mark.security("D4")
+def test_problems_are_at_most_as_many_as_asked_for():
+    validator = compile_schema({"items": {"type": "integer"}})
+    assert len(validator.problems(["x"] * 50)) == 10
+    assert len(validator.problems(["x"] * 50, limit=3)) == 3
+
+
+def test_a_large_value_is_checked_without_listing():
+    validator = compile_schema({"items": {"type": "integer"}})
+    assert validator.problems([1] * 200_000) == []
+    assert "too large to say where" in validator.problems([*range(200_000), "x"])[0].message
+    assert "too large to be checked" in validator.problems([1] * 1_100_000)[0].message
+
+
+def test_what_is_not_a_json_value_does_not_fit():
+    assert compile_schema({"type": "object"}).problems(object())
+
+
+@pytest.mark.spec("TOOL-06")
+@pytest.mark.parametrize("schema", [{}, {"type": "array"}, {"type": ["object", "null"]}, {"type": None}])
+def test_the_root_of_an_input_schema_is_an_object(schema):
+    with pytest.raises(SchemaError, match='"type": "object"'):
+        check_object_schema(schema)
+    check_object_schema({"type": "object"})
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(None, "null"), (True, "a boolean"), (1, "an integer"), (1.5, "a number"), ({}, "an object"), ([], "an array")],
+)
+def test_json_types_in_words(value, words):
+    assert json_type(value) == words
+
+
+def test_the_engine_is_imported_only_when_a_schema_is_compiled():
+    code = "import sys, weft.protocol.schema, weft.server.signature; print('jsonschema_rs' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False"
