@@ -1,0 +1,1 @@
+"""The two eras of the protocol, and the only code that knows how they differ."""

@@ -1,0 +1,216 @@
+"""The stateless era: revision 2026-07-28.
+
+There is no handshake and no session. Every request carries its version and the client's capabilities in
+`params._meta`, and may carry the client's name and the log level it wants. Nothing is inferred from an earlier request,
+not even from one on the same pipe (STATE-01). Over HTTP, headers repeat parts of the body so that a proxy can route
+without reading it; they must agree with the body, for what a proxy let through is what must run (HDR-09).
+
+Three different refusals guard one family of headers, and their order is fixed (ledger 0.2): a missing version header is
+-32020; then a missing `_meta` is -32602; then a header that differs from the body is -32020, also when the body's
+version is not served; only then is a version that is not served -32022. After that come the method's header, the method
+itself, and the name's header.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import msgspec
+from msgspec import UNSET
+
+from weft.eras.base import Envelope, Offer, Peer, WireError, log_level_reached
+from weft.errors import (
+    HeaderMismatch,
+    InternalError,
+    InvalidParams,
+    MethodNotFound,
+    ProtocolError,
+    UnsupportedVersion,
+)
+from weft.jsonrpc import Frame
+from weft.protocol.headers import Headers, check_name, encode_value
+from weft.protocol.revisions import STATELESS_2026_07_28, Method, Revision
+from weft.types.base import Implementation, LogLevel, Result
+from weft.types.capabilities import ClientCapabilities
+from weft.types.request import (
+    CLIENT_CAPABILITIES_KEY,
+    CLIENT_INFO_KEY,
+    PROTOCOL_VERSION_KEY,
+    RequestMeta,
+    RequestParams,
+)
+
+__all__ = ["STATELESS", "StatelessClient", "StatelessServer"]
+
+REVISIONS: Mapping[str, Revision] = {STATELESS_2026_07_28.version: STATELESS_2026_07_28}
+NEWEST = STATELESS_2026_07_28
+
+_HANDSHAKE = "initialize"  # what a client of the session era says first
+_VERSION_HEADER = b"mcp-protocol-version"
+_METHOD_HEADER = b"mcp-method"
+
+# The codes of this revision, and the HTTP status each demands wherever it arises. The rest is 400 while the request is
+# being read and 200 once a handler has it (C5).
+_STATUS = {-32700: 400, -32600: 400, -32601: 404, -32020: 400, -32021: 400, -32022: 400}
+_CODES = frozenset({-32700, -32600, -32601, -32602, -32603, -32020, -32021, -32022})
+
+_envelope_only = Method("", RequestParams)
+
+
+class StatelessServer:
+    """The server's side of the era."""
+
+    name = "stateless"
+    is_stateless = True
+    disconnect_cancels = True
+
+    def speaks(self, frame: Frame, headers: Headers | None, peer: Peer | None) -> bool:
+        """A request is of this era when it carries this era's `_meta`, or its version header does (ledger 0.2, 3)."""
+        if headers is not None and headers.get(_VERSION_HEADER) in REVISIONS:
+            return True
+        meta = _read_meta(frame)
+        return meta is not None and meta.protocol_version is not None
+
+    def open(self, frame: Frame, headers: Headers | None, offer: Offer, peer: Peer | None = None) -> Envelope:
+        """Check one request, in the order of the ledger (0.2, steps 4 to 10)."""
+        name = frame.method
+        assert isinstance(name, str)
+        method = offer.methods.get(name)
+        try:
+            params: RequestParams = (method or _envelope_only).decode(frame.params)
+        except (msgspec.DecodeError, TypeError) as error:
+            self._explain(frame, headers, offer, error)
+        meta = params.meta
+        if meta is None or meta.protocol_version is None or meta.client_capabilities is None:
+            self._explain(frame, headers, offer, None)
+        revision = self._check_version(meta.protocol_version, headers, offer)
+        if headers is not None and headers.known.get(_METHOD_HEADER) != name.encode():
+            _check_method_header(headers, name)
+        if method is None:
+            raise MethodNotFound("Method not found")
+        if headers is not None and method.mirrored is not None:
+            check_name(headers.get(b"mcp-name"), getattr(params, method.mirrored))
+        return Envelope(
+            revision,
+            method,
+            params,
+            meta.client_capabilities,
+            meta.client_info,
+            meta.log_level,
+            meta.progress_token,
+        )
+
+    def seal(self, result: Result, offer: Offer) -> Result:
+        """Every result says what it is and who made it (JRPC-07, META-07)."""
+        if result.result_type is None:
+            result.result_type = "complete"
+        result.meta = offer.result_meta if result.meta is None else {**offer.result_meta, **result.meta}
+        return result
+
+    def may_log(self, level: LogLevel, minimum: LogLevel | None) -> bool:
+        """Only what the request itself asked for (LOG-02, LOG-03)."""
+        return minimum is not None and log_level_reached(level, minimum)
+
+    def refuse(self, error: ProtocolError, *, opened: bool) -> WireError:
+        """Codes the protocol reserves are used with their meaning or not at all (JRPC-14…19)."""
+        if -32768 <= error.code <= -32000 and error.code not in _CODES:
+            error = InternalError("Internal error")
+        status = _STATUS.get(error.code, 200 if opened else 400)
+        return WireError(error.code, error.message, error.data, status)
+
+    def _check_version(self, version: str, headers: Headers | None, offer: Offer) -> Revision:
+        if headers is not None:
+            stated = headers.get(_VERSION_HEADER)
+            if stated is None:
+                raise HeaderMismatch("The MCP-Protocol-Version header is missing.")
+            if stated != version:
+                raise HeaderMismatch("The MCP-Protocol-Version header differs from the version in `_meta`.")
+        revision = REVISIONS.get(version)
+        if revision is None:
+            raise UnsupportedVersion(requested=version[:64], supported=list(offer.versions))
+        return revision
+
+    def _explain(self, frame: Frame, headers: Headers | None, offer: Offer, error: Exception | None) -> NoReturn:
+        """Refuse a request that could not be read, with the first fault in the ledger's order."""
+        stated = headers.get(_VERSION_HEADER) if headers is not None else None
+        meta = _read_meta(frame)
+        has_meta = meta is not None and meta.protocol_version is not None
+        if not has_meta and stated not in REVISIONS and (stated is not None or frame.method == _HANDSHAKE):
+            # Another era's client (COMPAT-03): tell it what is served here.
+            requested = stated or _requested_version(frame)
+            raise UnsupportedVersion(requested=requested[:64], supported=list(offer.versions))
+        if headers is not None and stated is None:
+            raise HeaderMismatch("The MCP-Protocol-Version header is missing.")
+        if meta is None:
+            raise InvalidParams("Invalid params: `params._meta` must be an object that names the protocol version.")
+        for key, value in (
+            (PROTOCOL_VERSION_KEY, meta.protocol_version),
+            (CLIENT_CAPABILITIES_KEY, meta.client_capabilities),
+        ):
+            if value is None:
+                raise InvalidParams(f"Invalid params: `_meta` must have {key!r}.")
+        assert meta.protocol_version is not None
+        self._check_version(meta.protocol_version, headers, offer)
+        assert isinstance(frame.method, str)
+        if headers is not None:
+            _check_method_header(headers, frame.method)
+        if frame.method not in offer.methods:
+            raise MethodNotFound("Method not found")
+        raise InvalidParams(f"Invalid params: {error}")
+
+
+def _check_method_header(headers: Headers, name: str) -> None:
+    stated = headers.get(_METHOD_HEADER)
+    if stated is None:
+        raise HeaderMismatch("The Mcp-Method header is missing.")
+    if stated != name:
+        raise HeaderMismatch("The Mcp-Method header differs from the method in the body.")
+
+
+def _read_meta(frame: Frame) -> RequestMeta | None:
+    """The `_meta` of a request, or None when there is none to read. Raises for one with a fault in it."""
+    if frame.params is UNSET:
+        return None
+    try:
+        return _envelope_only.decode(frame.params).meta
+    except msgspec.ValidationError as error:
+        if "_meta" not in str(error) or str(error).endswith("`$._meta`"):
+            return None
+        raise InvalidParams(f"Invalid params: {error}") from None
+
+
+class _HandshakeParams(msgspec.Struct, rename="camel"):
+    protocol_version: str = "unknown"
+
+
+def _requested_version(frame: Frame) -> str:
+    try:
+        return msgspec.json.decode(frame.params or b"{}", type=_HandshakeParams).protocol_version
+    except (msgspec.ValidationError, TypeError):
+        return "unknown"
+
+
+class StatelessClient:
+    """The client's side of the era."""
+
+    name = "stateless"
+
+    def stamp(
+        self, method: str, params: Mapping[str, Any], *, info: Implementation, capabilities: ClientCapabilities
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """Give a request its envelope, and the headers that repeat it (META-01, HDR-01, HDR-06, HDR-07)."""
+        meta = {
+            **params.get("_meta", {}),
+            PROTOCOL_VERSION_KEY: NEWEST.version,
+            CLIENT_INFO_KEY: info,
+            CLIENT_CAPABILITIES_KEY: capabilities,
+        }
+        headers = {"MCP-Protocol-Version": NEWEST.version, "Mcp-Method": method}
+        name = params.get("uri" if method == "resources/read" else "name")
+        if isinstance(name, str):
+            headers["Mcp-Name"] = encode_value(name)
+        return {**params, "_meta": meta}, headers
+
+
+STATELESS = StatelessServer()
