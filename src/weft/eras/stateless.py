@@ -157,7 +157,7 @@ class StatelessServer:
             _check_method_header(headers, frame.method)
         if frame.method not in offer.methods:
             raise MethodNotFound("Method not found")
-        raise InvalidParams(f"Invalid params: {error}")
+        raise InvalidParams(f"Invalid params: {_reason(error)}")
 
 
 def _check_method_header(headers: Headers, name: str) -> None:
@@ -177,7 +177,13 @@ def _read_meta(frame: Frame) -> RequestMeta | None:
     except msgspec.ValidationError as error:
         if "_meta" not in str(error) or str(error).endswith("`$._meta`"):
             return None
-        raise InvalidParams(f"Invalid params: {error}") from None
+        raise InvalidParams(f"Invalid params: {_reason(error)}") from None
+
+
+def _reason(error: Exception | None) -> str:
+    """Why params could not be read, without the value that was there: what a peer sent is not sent back (D4)."""
+    text, at, place = str(error).rpartition(" - at ")
+    return f"Invalid value{at}{place}" if text.startswith("Invalid") else str(error)
 
 
 class _HandshakeParams(msgspec.Struct, rename="camel"):

@@ -76,6 +76,10 @@ class Problem:
     path: tuple[str | int, ...]
     message: str
 
+    def __str__(self) -> str:
+        place = "".join(f"[{step}]" if isinstance(step, int) else f".{step[:64]}" for step in self.path)
+        return f"'{place.lstrip('.')}': {self.message[:1].lower()}{self.message[1:]}" if place else self.message
+
 
 class Validator:
     """A compiled schema; make one with `compile_schema`."""

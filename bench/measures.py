@@ -1,0 +1,62 @@
+"""A measure: what was sampled for whom, round by round, and the ratios that Weft set itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from subjects import WEFT, Subject
+
+__all__ = ["Measure", "Target", "interleave"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A ratio of Weft to somebody else that is to be reached."""
+
+    against: str
+    limit: float
+    at_least: bool = True
+
+    def met(self, ratio: float) -> bool:
+        return ratio >= self.limit if self.at_least else ratio <= self.limit
+
+    def __str__(self) -> str:
+        return f"{'≥' if self.at_least else '≤'} {self.limit:g} x {self.against}"
+
+
+@dataclass
+class Measure:
+    """Samples of one quantity by subject; sample n of each comes from the same round."""
+
+    title: str
+    unit: str
+    samples: Mapping[str, Sequence[float]]
+    targets: Sequence[Target] = ()
+    digits: int = 0
+    notes: list[str] = field(default_factory=list[str])
+
+    def median(self, name: str) -> float:
+        return median(self.samples[name])
+
+    def ratio(self, against: str, of: str = WEFT.name) -> float:
+        """The median of the ratios within each round: what slows a whole round does not count."""
+        return median(ours / theirs for ours, theirs in zip(self.samples[of], self.samples[against], strict=True))
+
+    def narrowed(self, title: str, names: Mapping[str, str], targets: Sequence[Target] = ()) -> Measure:
+        """The same rounds for some of the subjects, under other names."""
+        samples = {shown: self.samples[name] for name, shown in names.items()}
+        return Measure(title, self.unit, samples, targets, self.digits)
+
+    def shown(self, name: str) -> str:
+        return f"{self.median(name):,.{self.digits}f}"
+
+
+def interleave(subjects: Sequence[Subject], rounds: int, sample: Callable[[Subject], float]) -> dict[str, list[float]]:
+    """Samples every subject once a round, so that a noisy minute hits all of them; every other round backwards."""
+    samples: dict[str, list[float]] = {subject.name: [] for subject in subjects}
+    for number in range(rounds):
+        for subject in subjects if number % 2 == 0 else reversed(subjects):
+            samples[subject.name].append(sample(subject))
+    return samples

@@ -1,0 +1,73 @@
+"""Starting, pinning, weighing and timing the processes under measurement."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["free_port", "http_server", "pinned", "resident_mib", "wall_seconds"]
+
+SERVER_CORE, LOAD_CORE = 0, 1
+CAN_PIN = shutil.which("taskset") is not None and (os.cpu_count() or 1) > 1
+
+
+def pinned(command: list[str], *, load: bool = False) -> list[str]:
+    """The command on the servers' core, or on the load generator's, where there are two cores to part."""
+    core = LOAD_CORE if load else SERVER_CORE
+    return ["taskset", "-c", str(core), *command] if CAN_PIN else command
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def http_server(
+    command: list[str], port: int, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A server that listens on `port` when the block starts and is gone when it ends; its logs go nowhere."""
+    process = subprocess.Popen(
+        pinned(command),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | dict(environment or {}),
+    )
+    try:
+        for _ in range(300):
+            if process.poll() is not None:
+                raise RuntimeError(f"{command} ended at once with exit code {process.returncode}.")
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def resident_mib(pid: int) -> float:
+    """The resident memory of a process and its children, in MiB."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    own = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / 1024
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return own + sum(resident_mib(int(child)) for child in children)
+
+
+def wall_seconds(command: list[str]) -> float:
+    """How long a program takes from start to exit."""
+    started = time.perf_counter()
+    subprocess.run(pinned(command), check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - started

@@ -1,0 +1,125 @@
+"""The results as a page and as a picture."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import platform
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from measures import Measure
+from subjects import BARE, FASTMCP, MCP, WEFT
+
+__all__ = ["write_markdown", "write_picture"]
+
+COLUMNS = (WEFT.name, MCP.name, FASTMCP.name, "bare")
+COLOURS = {WEFT.name: "#0f766e", MCP.name: "#94a3b8", FASTMCP.name: "#cbd5e1", "bare": "#e2c08d"}
+WIDTH, LABEL, BAR, PANEL_GAP, ROW = 760, 110, 470, 26, 24
+
+
+def processor() -> str:
+    """The processor's name, as Linux gives it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.machine()
+
+
+def column_of(name: str) -> str:
+    """Bare server and bare interpreter share the last column: both are the limit."""
+    return "bare" if name.startswith("bare") else name
+
+
+def table_row(measure: Measure) -> str:
+    shown = {column_of(name): measure.shown(name) for name in measure.samples}
+    ratios = {column_of(name): measure.ratio(name) for name in measure.samples if name != WEFT.name}
+    cells = [shown.get(column, "-") for column in COLUMNS]
+    cells += [f"{ratios[column]:.2f} x" if column in ratios else "-" for column in COLUMNS[1:]]
+    return f"| {measure.title} ({measure.unit}) | " + " | ".join(cells) + " |"
+
+
+def target_rows(measure: Measure, verdicts: list[bool]) -> list[str]:
+    rows: list[str] = []
+    for target in measure.targets:
+        ratio = measure.ratio(target.against)
+        verdicts.append(target.met(ratio))
+        rows.append(f"| {measure.title} | {target} | {ratio:.2f} x | {'met' if verdicts[-1] else '**missed**'} |")
+    return rows
+
+
+def write_markdown(path: Path, measures: Sequence[Measure], flatness: Measure, flat: tuple[float, bool]) -> list[bool]:
+    """Writes the page; returns for each target whether it was met."""
+    verdicts: list[bool] = []
+    targets = [row for measure in measures for row in target_rows(measure, verdicts)]
+    ratio, is_flat = flat
+    verdicts.append(is_flat)
+    targets.append(
+        f"| {flatness.title}, 1,000 against 1 | ≥ 0.95 x | {ratio:.2f} x | {'met' if is_flat else '**missed**'} |"
+    )
+    versions = ", ".join(f"{subject.name} {subject.version()}" for subject in (WEFT, MCP, FASTMCP))
+    now = dt.datetime.now(dt.UTC)
+    notes = [note for measure in (*measures, flatness) for note in measure.notes]
+    lines = [
+        "# Weft beside its peers",
+        "",
+        f"Measured {now:%Y-%m-%d %H:%M} UTC by `make bench`: {versions}, uvicorn {BARE.version()};",
+        f"Python {platform.python_version()}; {processor()}, {os.cpu_count()} cores.",
+        'Each SDK is as pip installs it, started by its own `run()`; in the row "peers tuned" the peers are mounted in',
+        "uvicorn with JSON answers, no access log, and the uvloop and httptools that Weft brings by itself.",
+        "One worker each, the server pinned to one core and the load to another. Every figure is the median of",
+        "interleaved rounds; every ratio is Weft's figure over the other's, the median of the ratios within a round.",
+        "",
+        "![The results as bars](results.svg)",
+        "",
+        "| | Weft | mcp | fastmcp | bare | Weft / mcp | Weft / fastmcp | Weft / bare |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        *map(table_row, measures),
+        "",
+        '"Bare" is uvicorn + msgspec without a protocol (HTTP, memory) or the interpreter alone (import).',
+        "",
+        "| target | asked | reached | |",
+        "|---|---:|---:|---|",
+        *targets,
+        "",
+        f"{flatness.title}: "
+        + ", ".join(f"{name} {flatness.shown(name)} {flatness.unit}" for name in flatness.samples)
+        + ".",
+        *(f"{note[0].upper()}{note[1:]}." for note in notes),
+        "",
+    ]
+    path.write_text("\n".join(lines))
+    return verdicts
+
+
+def panel(measure: Measure, top: int) -> tuple[list[str], int]:
+    """The bars of one measure; returns their SVG and where the next panel begins."""
+    most = max(map(measure.median, measure.samples))
+    title = f"{measure.title} ({measure.unit})"
+    parts = [f'<text x="16" y="{top}" class="title">{escape(title)}</text>']
+    y = top + 10
+    for name in measure.samples:
+        column = column_of(name)
+        width = max(2.0, BAR * measure.median(name) / most)
+        parts += [
+            f'<text x="{LABEL}" y="{y + 14}" text-anchor="end">{escape(column)}</text>',
+            f'<rect x="{LABEL + 10}" y="{y}" width="{width:.1f}" height="18" rx="3" fill="{COLOURS[column]}"/>',
+            f'<text x="{LABEL + 18 + width:.1f}" y="{y + 14}">{measure.shown(name)}</text>',
+        ]
+        y += ROW
+    return parts, y + PANEL_GAP
+
+
+def write_picture(path: Path, measures: Sequence[Measure]) -> None:
+    """Writes one panel of bars for each measure, each to its own scale."""
+    parts: list[str] = []
+    y = 34
+    for measure in measures:
+        drawn, y = panel(measure, y)
+        parts += drawn
+    style = "text{font:13px system-ui,sans-serif;fill:#1e293b}.title{font-weight:600}"
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" width="{WIDTH}" height="{y}" role="img">'
+    label = "<title>Weft beside mcp, fastmcp and the bare limit</title>"
+    ground = f'<rect width="{WIDTH}" height="{y}" fill="#ffffff"/>'
+    path.write_text("\n".join([head, label, f"<style>{style}</style>", ground, *parts, "</svg>", ""]))

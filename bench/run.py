@@ -1,0 +1,152 @@
+"""Measures Weft beside mcp, fastmcp and a bare server, in one run, and writes RESULTS.md and results.svg.
+
+    python bench/run.py
+
+BENCH_SECONDS (2) is the length of one sample, BENCH_ROUNDS (5) how often each is taken. In every round all servers
+are measured one after the other, and ratios are taken within a round: absolute numbers wander, ratios hold.
+The exit code is 1 when a target was missed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+from http_load import CONNECTIONS, check, list_milliseconds, throughput
+from measures import Measure, Target, interleave
+from processes import free_port, http_server, pinned, resident_mib, wall_seconds
+from report import write_markdown, write_picture
+from stdio_load import WINDOW, first_answer_seconds, one_by_one, pipelined
+from subjects import BARE, FASTMCP, MCP, TUNED, WEFT, Subject, tuned
+
+__all__ = ["main"]
+
+SECONDS = float(os.environ.get("BENCH_SECONDS", "2"))
+ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
+SDKS = [WEFT, MCP, FASTMCP]
+MANY = 1000
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def measure_http() -> list[Measure]:
+    """Throughput of stateless calls, and the memory of a server that has answered its first one."""
+    subjects = [*SDKS, tuned(MCP), tuned(FASTMCP), BARE]
+    with ExitStack() as stack:
+        ports: dict[str, int] = {}
+        memory: dict[str, float] = {}
+        for subject in subjects:
+            port = ports[subject.name] = free_port()
+            command = subject.command("--http", str(port))
+            process = stack.enter_context(http_server(command, port, subject.environment))
+            check(port, subject.name)
+            memory[subject.name] = resident_mib(process.pid)
+
+        refused: dict[str, float] = dict.fromkeys(ports, 0)
+
+        def sample(subject: Subject) -> float:
+            facts = throughput(ports[subject.name], SECONDS)
+            refused[subject.name] += facts["refused"] + facts["broken"]
+            return facts["per_second"]
+
+        for subject in subjects:
+            throughput(ports[subject.name], 1)  # warm
+        samples = interleave(subjects, ROUNDS, sample)
+    notes = [f"{name}: {count:.0f} requests failed" for name, count in refused.items() if count]
+    title = f"HTTP tools/call, {CONNECTIONS} connections"
+    everything = Measure(title, "calls/s", samples)
+    installed = everything.narrowed(
+        title,
+        {name: name for name in samples if not name.endswith(TUNED)},
+        [Target(MCP.name, 12), Target(BARE.name, 0.6)],
+    )
+    installed.notes = notes
+    at_best = {
+        name: name.removesuffix(TUNED) for name in (WEFT.name, MCP.name + TUNED, FASTMCP.name + TUNED, BARE.name)
+    }
+    weighed = {name: [memory[name]] for name in installed.samples}
+    return [
+        installed,
+        everything.narrowed(f"{title}, peers tuned", at_best),
+        Measure("resident memory after the first answer", "MiB", weighed),
+    ]
+
+
+def measure_stdio() -> list[Measure]:
+    """Calls over the pipes of a child, and how soon the first is answered."""
+    single = interleave(SDKS, ROUNDS, lambda subject: one_by_one(subject.command(), SECONDS))
+    many = interleave(SDKS, ROUNDS, lambda subject: pipelined(subject.command(), SECONDS))
+    first = interleave(SDKS, ROUNDS, lambda subject: first_answer_seconds(subject.command()))
+    return [
+        Measure("stdio tools/call, one by one", "calls/s", single, [Target(MCP.name, 10)]),
+        Measure(f"stdio tools/call, {WINDOW} in flight", "calls/s", many, [Target(MCP.name, 15)]),
+        Measure("start to first answer over stdio", "s", first, digits=3),
+    ]
+
+
+def measure_import() -> Measure:
+    """A fresh interpreter that imports the package, defines one tool, and ends."""
+    subjects = [*SDKS, Subject("bare interpreter", WEFT.python, "", "", "pass")]
+
+    def sample(subject: Subject) -> float:
+        return wall_seconds([subject.python, "-c", subject.define])
+
+    for subject in subjects:
+        sample(subject)  # writes the .pyc files
+    samples = interleave(subjects, ROUNDS + 2, sample)
+    return Measure("import and define one tool", "s", samples, [Target(MCP.name, 0.25, at_least=False)], digits=3)
+
+
+def measure_flatness() -> Measure:
+    """The same calls on a server with one tool and on one with a thousand."""
+    one, many = Subject("1 tool", "", "", ""), Subject(f"{MANY} tools", "", "", "")
+    with ExitStack() as stack:
+        ports = {one.name: free_port(), many.name: free_port()}
+        for name, count in ((one.name, 1), (many.name, MANY)):
+            command = WEFT.command("--http", str(ports[name]), "--tools", str(count))
+            stack.enter_context(http_server(command, ports[name]))
+            check(ports[name], name)
+            throughput(ports[name], 1)  # warm
+        first, later = list_milliseconds(ports[many.name], 21)
+        samples = interleave(
+            [one, many], ROUNDS * 2, lambda subject: throughput(ports[subject.name], SECONDS)["per_second"]
+        )
+    note = f"tools/list of {MANY} tools: the first {first:.1f} ms, later ones {later:.1f} ms (encoded once)"
+    return Measure("Weft: HTTP tools/call by number of tools", "calls/s", samples, notes=[note])
+
+
+def flatness_target(measure: Measure) -> tuple[float, bool]:
+    """How many times the calls of a one-tool server the crowded one makes; 5 % less is still flat."""
+    ratio = measure.ratio("1 tool", of=f"{MANY} tools")
+    return ratio, ratio >= 0.95
+
+
+def main() -> int:
+    for needed in (WEFT.python, MCP.python, FASTMCP.python):
+        if not Path(needed).exists():
+            sys.exit("The peers are not installed: run 'make bench', which fetches them.")
+    if not shutil.which("wrk"):
+        sys.exit("wrk is not installed: run 'make bench' as root, or 'apt-get install wrk'.")
+    say(f"{ROUNDS} rounds of {SECONDS:g} s a sample; the servers run as {' '.join(pinned(['python']))}")
+    say("HTTP ...")
+    measures = measure_http()
+    say("stdio ...")
+    measures += measure_stdio()
+    say("import ...")
+    measures.append(measure_import())
+    say(f"{MANY} tools ...")
+    flatness = measure_flatness()
+    here = Path(__file__).resolve().parent
+    verdicts = write_markdown(here / "RESULTS.md", measures, flatness, flatness_target(flatness))
+    write_picture(here / "results.svg", measures)
+    say((here / "RESULTS.md").read_text())
+    return int(not all(verdicts))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

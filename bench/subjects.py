@@ -1,0 +1,74 @@
+"""What is measured: each server, the interpreter it runs under, and the program that defines one tool with it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+__all__ = ["BARE", "FASTMCP", "MCP", "TUNED", "WEFT", "Subject", "tuned"]
+
+HERE = Path(__file__).resolve().parent
+PEERS = HERE.parent / ".cache" / "peers"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One server under measurement."""
+
+    name: str
+    python: str
+    script: str
+    package: str
+    define: str = ""
+    options: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def command(self, *arguments: str) -> list[str]:
+        return [self.python, str(HERE / "servers" / self.script), *self.options, *arguments]
+
+    def version(self) -> str:
+        code = f"from importlib.metadata import version; print(version({self.package!r}))"
+        return subprocess.run([self.python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+WEFT = Subject(
+    "Weft",
+    str(PEERS / "weft" / "bin" / "python"),
+    "weft_server.py",
+    "weft",
+    "from weft import Server\n"
+    "server = Server('bench', version='1.0')\n"
+    "@server.tool\n"
+    "async def add(a: int, b: int) -> int: return a + b",
+)
+MCP = Subject(
+    "mcp",
+    str(PEERS / "mcp" / "bin" / "python"),
+    "mcp_server.py",
+    "mcp",
+    "from mcp.server.mcpserver import MCPServer\n"
+    "server = MCPServer('bench')\n"
+    "@server.tool()\n"
+    "async def add(a: int, b: int) -> int: return a + b",
+)
+FASTMCP = Subject(
+    "fastmcp",
+    str(PEERS / "fastmcp" / "bin" / "python"),
+    "fastmcp_server.py",
+    "fastmcp",
+    "from fastmcp import FastMCP\n"
+    "server = FastMCP('bench')\n"
+    "@server.tool\n"
+    "async def add(a: int, b: int) -> int: return a + b",
+)
+BARE = Subject("bare uvicorn + msgspec", WEFT.python, "bare_server.py", "uvicorn", "pass")
+
+TUNED = ", tuned"
+
+
+def tuned(peer: Subject) -> Subject:
+    """The peer at its quickest: JSON answers, no access log, and the engine that Weft's uvicorn has."""
+    engine = {"PYTHONPATH": str(PEERS / "engine")}
+    return replace(peer, name=peer.name + TUNED, options=("--tuned",), environment=engine)

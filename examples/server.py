@@ -1,0 +1,155 @@
+"""A small town library: what a Weft server looks like. Everything here is one decorator and one typed function.
+
+weft run examples/server.py            serves it over stdio, for a client that starts it
+weft run examples/server.py --http     serves it at http://127.0.0.1:8000/mcp
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from weft import Context, ResourceNotFound, Server, ToolError
+
+server = Server(
+    "library",
+    version="1.0",
+    title="The town library",
+    instructions="Search before you lend: a book is lent by the id that search_books gives.",
+)
+
+
+@dataclass
+class Book:
+    id: str
+    title: str
+    author: str
+    genre: str
+    lent: bool = False
+
+
+BOOKS = {
+    book.id: book
+    for book in (
+        Book("b1", "The Left Hand of Darkness", "Ursula K. Le Guin", "science fiction"),
+        Book("b2", "Kindred", "Octavia E. Butler", "science fiction"),
+        Book("b3", "The Hound of the Baskervilles", "Arthur Conan Doyle", "mystery"),
+        Book("b4", "Gaudy Night", "Dorothy L. Sayers", "mystery"),
+        Book("b5", "Middlemarch", "George Eliot", "novel"),
+    )
+}
+GENRES = sorted({book.genre for book in BOOKS.values()})
+
+
+# Tools: the signature is the input schema, the return annotation is the output schema.
+
+
+@server.tool
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+@server.tool
+def search_books(
+    query: Annotated[str, Field(description="Words of a title or an author; empty for all books")] = "",
+    genre: str | None = None,
+) -> list[Book]:
+    """Find books by title, author and genre."""
+    words = query.lower().split()
+    return [
+        book
+        for book in BOOKS.values()
+        if all(word in f"{book.title} {book.author}".lower() for word in words) and genre in (None, book.genre)
+    ]
+
+
+@server.tool
+def lend(book_id: str) -> str:
+    """Lend a book to the reader who asks.
+
+    Args:
+        book_id: The id that search_books gave.
+    """
+    book = BOOKS.get(book_id)
+    if book is None:
+        raise ToolError(f"There is no book {book_id!r}: search for it first.")  # the model reads this sentence
+    if book.lent:
+        raise ToolError(f"{book.title} is lent already.")
+    book.lent = True
+    return f"{book.title} is yours for three weeks."
+
+
+@server.tool
+async def take_stock(ctx: Context) -> str:
+    """Walk along the shelves and count, telling how far we are."""
+    for number, book in enumerate(BOOKS.values(), start=1):
+        await ctx.report_progress(number, len(BOOKS), f"Found {book.title}")
+        await asyncio.sleep(0.02)
+    return f"{len(BOOKS)} books, {sum(book.lent for book in BOOKS.values())} of them lent."
+
+
+# A client may give a call up: an async tool is stopped where it waits, and may clean up.
+
+waits_given_up: list[float] = []
+
+
+@server.tool
+async def wait_at_desk(ctx: Context, seconds: Annotated[float, Field(ge=0, le=3600)]) -> str:
+    """Wait for the librarian; the client may cancel."""
+    await ctx.report_progress(0, seconds, "Waiting")
+    try:
+        await asyncio.sleep(seconds)
+    except asyncio.CancelledError:
+        waits_given_up.append(seconds)
+        raise
+    return f"The librarian came after {seconds:g} seconds."
+
+
+@server.tool
+def count_given_up_waits() -> int:
+    """How often a reader gave up waiting at the desk."""
+    return len(waits_given_up)
+
+
+# Resources: what a client reads. A name in braces makes a template.
+
+
+@server.resource("library://catalogue", mime_type="text/plain")
+def catalogue() -> str:
+    """All titles, one to a line."""
+    return "\n".join(f"{book.id}  {book.title}, {book.author}" for book in BOOKS.values())
+
+
+@server.resource("library://books/{book_id}", mime_type="application/json")
+def one_book(book_id: str) -> Book:
+    """One book by its id."""
+    if book_id not in BOOKS:
+        raise ResourceNotFound(f"library://books/{book_id}")
+    return BOOKS[book_id]
+
+
+@server.completion(template="library://books/{book_id}", argument="book_id")
+def complete_book_id(value: str) -> list[str]:
+    return [id for id in BOOKS if id.startswith(value)]
+
+
+# Prompts: what a person starts a conversation with.
+
+
+@server.prompt
+def recommend(genre: str, mood: str = "curious") -> str:
+    """Ask for a book to read next."""
+    return f"I am in a {mood} mood. Recommend one {genre} book from library://catalogue, and say why."
+
+
+@server.completion(prompt="recommend", argument="genre")
+def complete_genre(value: str) -> list[str]:
+    return [genre for genre in GENRES if genre.startswith(value.lower())]
+
+
+if __name__ == "__main__":
+    server.run()

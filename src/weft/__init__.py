@@ -1,0 +1,140 @@
+"""Weft: an SDK for the Model Context Protocol. A handler is written once and serves every client, on any worker.
+
+>>> from weft import Server
+>>> server = Server("adder", version="1.0")
+>>> @server.tool
+... def add(a: int, b: int) -> int:
+...     return a + b
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from weft.errors import InvalidParams, ProtocolError, RegistrationError, ResourceNotFound, ToolError, WeftError
+    from weft.limits import Limits
+    from weft.server.app import Server
+    from weft.server.asks import Elicitation
+    from weft.server.connection import Connection
+    from weft.server.content import Audio, File, Image
+    from weft.server.context import Context, TokenInfo
+    from weft.server.dispatch import Middleware, Next
+    from weft.server.extensions import Extension
+    from weft.server.pages import CachePolicy
+    from weft.server.prompts import AssistantMessage, UserMessage
+    from weft.server.signature import MirroredHeader
+    from weft.types import (
+        Annotations,
+        AudioContent,
+        CallToolResult,
+        Completion,
+        EmbeddedResource,
+        GetPromptResult,
+        Icon,
+        ImageContent,
+        PromptMessage,
+        ReadResourceResult,
+        ResourceContents,
+        ResourceLink,
+        TextContent,
+        ToolAnnotations,
+    )
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Annotations",
+    "AssistantMessage",
+    "Audio",
+    "AudioContent",
+    "CachePolicy",
+    "CallToolResult",
+    "Completion",
+    "Connection",
+    "Context",
+    "Elicitation",
+    "EmbeddedResource",
+    "Extension",
+    "File",
+    "GetPromptResult",
+    "Icon",
+    "Image",
+    "ImageContent",
+    "InvalidParams",
+    "Limits",
+    "Middleware",
+    "MirroredHeader",
+    "Next",
+    "PromptMessage",
+    "ProtocolError",
+    "ReadResourceResult",
+    "RegistrationError",
+    "ResourceContents",
+    "ResourceLink",
+    "ResourceNotFound",
+    "Server",
+    "TextContent",
+    "TokenInfo",
+    "ToolAnnotations",
+    "ToolError",
+    "UserMessage",
+    "WeftError",
+    "__version__",
+]
+
+# Where each public name lives. Importing `weft` is nearly free; a name is imported when it is first used.
+_HOMES = {
+    "weft.errors": (
+        "InvalidParams",
+        "ProtocolError",
+        "RegistrationError",
+        "ResourceNotFound",
+        "ToolError",
+        "WeftError",
+    ),
+    "weft.limits": ("Limits",),
+    "weft.server.app": ("Server",),
+    "weft.server.asks": ("Elicitation",),
+    "weft.server.connection": ("Connection",),
+    "weft.server.content": ("Audio", "File", "Image"),
+    "weft.server.context": ("Context", "TokenInfo"),
+    "weft.server.dispatch": ("Middleware", "Next"),
+    "weft.server.extensions": ("Extension",),
+    "weft.server.pages": ("CachePolicy",),
+    "weft.server.prompts": ("AssistantMessage", "UserMessage"),
+    "weft.server.signature": ("MirroredHeader",),
+    "weft.types": (
+        "Annotations",
+        "AudioContent",
+        "CallToolResult",
+        "Completion",
+        "EmbeddedResource",
+        "GetPromptResult",
+        "Icon",
+        "ImageContent",
+        "PromptMessage",
+        "ReadResourceResult",
+        "ResourceContents",
+        "ResourceLink",
+        "TextContent",
+        "ToolAnnotations",
+    ),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for."""
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return __all__

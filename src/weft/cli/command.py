@@ -1,0 +1,118 @@
+"""What can be typed after `weft`, and the exit codes.
+
+0: it went well, also when a server was stopped by Ctrl-C. 1: the server failed or could not be reached. 2: the command
+was wrong, or the tool that was called answered with an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from weft.errors import UsageError, WeftError
+
+__all__ = ["WrongCommand", "main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    parsed = _parser().parse_args(given)
+    parsed.given = given
+    try:
+        return parsed.command(parsed)
+    except WeftError as error:
+        print(f"weft: {error}", file=sys.stderr)
+        return 2 if isinstance(error, WrongCommand) else 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `weft list URL | head`
+        sys.stderr.close()
+        return 1
+
+
+class WrongCommand(UsageError):
+    """Options that do not go together."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="weft", description="Serve and call MCP servers.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_run(commands.add_parser("run", allow_abbrev=False, help="serve a server on stdio, or over HTTP"))
+    _add_call(commands.add_parser("call", allow_abbrev=False, help="call a tool of a running server"))
+    _add_list(commands.add_parser("list", allow_abbrev=False, help="list what a running server offers"))
+    commands.add_parser("version", help="print the version").set_defaults(command=_version)
+    return parser
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", metavar="FILE[:OBJECT]", help="the file, and the Server in it if there are several")
+    parser.add_argument("--http", action="store_true", help="over HTTP instead of stdio")
+    parser.add_argument("--host", help="the address to listen on (127.0.0.1)")
+    parser.add_argument("--port", type=int, help="the port to listen on (8000; 0 takes a free one)")
+    parser.add_argument("--path", help="the path of the endpoint (/mcp)")
+    parser.add_argument("--workers", type=int, metavar="N", help="how many processes serve (1)")
+    parser.add_argument("--allow-host", action="append", metavar="NAME", help="a Host that is served; repeatable")
+    parser.add_argument(
+        "--allow-origin", action="append", metavar="ORIGIN", help="an Origin that is served; repeatable"
+    )
+    parser.add_argument("--reload", action="store_true", help="start again when a Python file changes")
+    parser.add_argument("--debug", action="store_true", help="tell clients what goes wrong, warn of blocking calls")
+    parser.add_argument("--log-level", default="info", metavar="LEVEL", help="debug, info, warning or error (info)")
+    parser.set_defaults(command=_run)
+
+
+def _add_call(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("url", metavar="URL", help="where the server is, such as http://127.0.0.1:8000/mcp")
+    parser.add_argument("tool", metavar="TOOL")
+    parser.add_argument("arguments", metavar="JSON", nargs="?", default="{}", help="""such as '{"a": 1}'""")
+    parser.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="how long to wait (60)")
+    parser.set_defaults(command=_call)
+
+
+def _add_list(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("url", metavar="URL", help="where the server is, such as http://127.0.0.1:8000/mcp")
+    parser.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="how long to wait (60)")
+    parser.set_defaults(command=_list)
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    given = {
+        "host": parsed.host,
+        "port": parsed.port,
+        "path": parsed.path,
+        "workers": parsed.workers,
+        "allowed_hosts": parsed.allow_host,
+        "allowed_origins": parsed.allow_origin,
+    }
+    options = {name: value for name, value in given.items() if value is not None}
+    if not parsed.http and (options or parsed.reload):
+        wrong = "reload" if parsed.reload else next(iter(options)).replace("allowed_", "allow-").removesuffix("s")
+        raise WrongCommand(f"--{wrong} is for HTTP; add --http, or leave it out to serve on stdio.")
+    if parsed.reload and parsed.workers not in (None, 1):
+        raise WrongCommand("--reload is for development with one process; leave --workers out.")
+    from weft.cli import serving
+
+    if parsed.reload:
+        return serving.run_with_reload(parsed.target, parsed.given)
+    return serving.run(parsed.target, http=parsed.http, debug=parsed.debug, log_level=parsed.log_level, options=options)
+
+
+def _call(parsed: argparse.Namespace) -> int:
+    from weft.cli import calling
+
+    return calling.call(parsed.url, parsed.tool, parsed.arguments, parsed.timeout)
+
+
+def _list(parsed: argparse.Namespace) -> int:
+    from weft.cli import calling
+
+    return calling.list_all(parsed.url, parsed.timeout)
+
+
+def _version(_parsed: argparse.Namespace) -> int:
+    from weft import __version__
+
+    print(__version__)
+    return 0

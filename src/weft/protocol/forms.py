@@ -1,0 +1,407 @@
+"""The forms of elicitation: flat schemas of the few kinds of field that every client can show (ELI-06).
+
+A form is written as a flat model (a pydantic model, a dataclass, a TypedDict) or as a JSON Schema. `form_schema` says
+what is asked, `parse_form` checks what was answered.
+
+    str                                 text; `Field(min_length=, max_length=)`
+    Annotated[str, EMAIL]               text of the format email
+    AnyUrl, date, datetime              text of the format uri, date, date-time
+    int, float                          a number; `Field(ge=, le=)`
+    bool                                true or false
+    Literal["a", "b"], an Enum of text  one of several options
+    list[...] or set[...] of those      several of them; `Field(min_length=, max_length=)`
+    T | None                            may be left out
+
+Options have titles by `Titles`; fields have theirs, and descriptions, by `Field(title=, description=)`. What a form
+cannot say of a field, such as a pattern, is left out of the schema, and checked in the answer all the same.
+
+Owns what a form may be. It asks nobody, and knows nothing of how questions travel.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, get_args, get_type_hints
+
+import msgspec
+from pydantic import Field, GetJsonSchemaHandler, PydanticUserError, TypeAdapter, ValidationError
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import CoreSchema
+
+from weft.protocol.schema import SchemaError, Validator, compile_schema, is_array, is_object
+
+__all__ = ["EMAIL", "Titles", "check_form", "form_schema", "parse_form"]
+
+EMAIL = Field(json_schema_extra={"format": "email"})
+"""Marks text as an email address: `Annotated[str, EMAIL]`. The client checks it, and nothing else needs installing."""
+
+_FORMATS = ("email", "uri", "date", "date-time")
+_SELECT = {"enum", "enumNames", "oneOf"}
+_KEYWORDS: Mapping[str, set[str]] = {
+    "string": {"minLength", "maxLength", "format", *_SELECT},
+    "number": {"minimum", "maximum"},
+    "integer": {"minimum", "maximum"},
+    "boolean": set(),
+    "array": {"minItems", "maxItems", "items"},
+}
+_EVERYWHERE = {"type", "title", "description", "default"}
+_ROOT = ("$schema", "type", "properties", "required")
+_ROOT_LEFT_OUT = {"title", "description", "additionalProperties", "$defs"}  # a form has no place for them
+_UNSAID = (
+    "deprecated", "examples", "exclusiveMaximum", "exclusiveMinimum", "multipleOf", "pattern", "readOnly",
+    "uniqueItems", "writeOnly",
+)  # fmt: skip
+_ALLOWED = (
+    "A form is flat, and its fields are text (also of the format email, uri, date or date-time), numbers, true or "
+    "false, one of several options of text, or a list of such options."
+)
+_MAX_ISSUES = 10
+
+
+@dataclass(frozen=True)
+class Titles:
+    """What the options of a field are called, where their values say too little.
+
+    >>> from typing import Annotated, Literal
+    >>> @dataclass
+    ... class Seat:
+    ...     place: Annotated[Literal["w", "a"], Titles({"w": "Window", "a": "Aisle"})]
+    >>> form_schema(Seat)["properties"]["place"]["oneOf"]
+    [{'const': 'w', 'title': 'Window'}, {'const': 'a', 'title': 'Aisle'}]
+    """
+
+    titles: Mapping[str, str]
+
+    def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Put the titles into the schema of the options, wherever in it they are."""
+        return self._entitle(handler(core_schema), handler)
+
+    def _entitle(self, schema: dict[str, Any], handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        schema = dict(handler.resolve_ref_schema(schema))
+        if "items" in schema:
+            return {**schema, "items": self._entitle(schema["items"], handler)}
+        if "anyOf" in schema:
+            return {**schema, "anyOf": [self._entitle(option, handler) for option in schema["anyOf"]]}
+        options = schema.pop("enum", None) or [schema.pop("const", None)]
+        if options == [None]:
+            return schema  # not a choice: what it is, the check of the form will say
+        if unknown := sorted(set(self.titles) - set(options)):
+            raise ValueError(f"Titles names {unknown[0]!r}, which is not among the options {_listed(options)}.")
+        schema.pop("title", None)  # the name of the Enum
+        return {**schema, "oneOf": [{"const": option, "title": self.titles.get(option, option)} for option in options]}
+
+
+def form_schema(model: type | Mapping[str, Any]) -> dict[str, Any]:
+    """The schema to send for a form; ValueError that names the field when no client could show it.
+
+    >>> @dataclass
+    ... class Seat:
+    ...     row: int
+    ...     note: str | None
+    >>> form_schema(Seat)
+    {'type': 'object', 'properties': {'row': {'type': 'integer'}, 'note': {'type': 'string'}}, 'required': ['row']}
+    """
+    if isinstance(model, Mapping):
+        return check_form(model)
+    return copy.deepcopy(_form(model).schema)
+
+
+def check_form(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema as it is sent; ValueError that names the property when it is not that of a form (ELI-06).
+
+    >>> check_form({"type": "object", "properties": {"age": {"type": "integer"}}, "additionalProperties": False})
+    {'type': 'object', 'properties': {'age': {'type': 'integer'}}}
+    """
+    plain = _plain(schema)
+    if plain.get("type") != "object" or not is_object(plain.get("properties")):
+        raise ValueError(f'The schema of a form has "type": "object" and "properties". {_ALLOWED}')
+    if unknown := sorted(set(plain) - set(_ROOT) - _ROOT_LEFT_OUT):
+        raise ValueError(f"The schema of a form cannot have {unknown[0]!r}; remove it. {_ALLOWED}")
+    form = {keyword: plain[keyword] for keyword in _ROOT if keyword in plain}
+    for name, field in form["properties"].items():
+        if wrong := _wrong(field):
+            raise ValueError(f"Property {name!r} cannot be asked in a form: {wrong}. {_ALLOWED}")
+    _compiled(_key(form))  # is it JSON Schema at all?
+    for name in form.get("required", ()):
+        if name not in form["properties"]:
+            raise ValueError(f"{name!r} is required and not among the properties of the form; add it there.")
+    _check_defaults(form["properties"])
+    return form
+
+
+def parse_form(model: type | Mapping[str, Any], content: Mapping[str, Any] | None) -> Any:
+    """The checked answer: an instance of the model, or a dict if the form was a schema; ValueError if it does not fit.
+
+    Defaults of the model are filled in; fields that the form does not have are left out. The text of the error names
+    fields and never quotes what was answered.
+
+    >>> @dataclass
+    ... class Seat:
+    ...     row: int
+    ...     note: str | None
+    >>> parse_form(Seat, {"row": 12})
+    Seat(row=12, note=None)
+    """
+    given = dict(content or {})
+    if isinstance(model, Mapping):
+        form = check_form(model)
+        answer = {name: given[name] for name in form["properties"] if name in given}
+        problems = _compiled(_key(form)).problems(answer, _MAX_ISSUES)
+        if problems:
+            raise _misfit([(str(problem.path[0]) if problem.path else None, problem.message) for problem in problems])
+        return answer
+    form = _form(model)
+    try:
+        return form.adapter.validate_python({**dict.fromkeys(form.nullable), **given})
+    except ValidationError as error:
+        raise _misfit([_issue(problem) for problem in error.errors(include_input=False, include_url=False)]) from None
+
+
+# --- from a model to a form
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    adapter: TypeAdapter[Any]
+    schema: dict[str, Any]
+    nullable: list[str]  # fields without a default that may be left out, and then are None
+
+
+@lru_cache(maxsize=512)
+def _form(model: type) -> _Form:
+    adapter, schema = _described(model)
+    definitions = schema.get("$defs", {})
+    schema = _resolved(schema, definitions)
+    if schema.get("type") != "object" or "properties" not in schema:
+        raise ValueError(
+            f"{_type_name(model)} is not a form; write a class with a field for each thing that is asked. {_ALLOWED}"
+        )
+    fields: dict[str, Any] = {}
+    nullable: list[str] = []
+    for name, described in schema["properties"].items():
+        fields[name], may_be_none = _field(described, definitions)
+        if wrong := _wrong(fields[name]):
+            raise ValueError(_refusal(model, name, wrong))
+        if may_be_none and name in schema.get("required", ()):
+            nullable.append(name)
+    required = [name for name in schema.get("required", ()) if name not in nullable]
+    form = {"type": "object", "properties": fields, **({"required": required} if required else {})}
+    return _Form(adapter, form, nullable)
+
+
+def _described(model: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
+    """A model's validator and JSON Schema; when it has none, ValueError that names the field which is to blame."""
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(model)
+        return adapter, adapter.json_schema(schema_generator=_Generator)
+    except (PydanticUserError, NameError, ImportError) as error:
+        for name, annotation in _hints(model).items():
+            try:
+                TypeAdapter[Any](annotation).json_schema(schema_generator=_Generator)
+            except (PydanticUserError, NameError, ImportError) as cause:
+                raise ValueError(_refusal(model, name, _reason(cause))) from None
+        raise ValueError(f"{_type_name(model)} cannot be made a form: {_reason(error)}. {_ALLOWED}") from None
+
+
+def _field(described: dict[str, Any], definitions: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """A field in the words of a form, as far as there are words for it; and whether it may be None."""
+    field, may_be_none = dict(described), False
+    options = field.get("anyOf", [])
+    values = [option for option in options if option != {"type": "null"}]
+    if len(values) == 1 and len(options) > 1:
+        del field["anyOf"]
+        field, may_be_none = {**values[0], **field}, True
+    field = _choice(_resolved(field, definitions))
+    if field.get("type") == "integer":  # the next whole number says the same
+        if (above := field.get("exclusiveMinimum")) is not None:
+            field["minimum"] = max(above + 1, field.get("minimum", above + 1))
+        if (below := field.get("exclusiveMaximum")) is not None:
+            field["maximum"] = min(below - 1, field.get("maximum", below - 1))
+    if is_object(items := field.get("items")):
+        items = _choice(_resolved(items, definitions))
+        if "oneOf" in items:  # several of them: a list's options are under `anyOf`, without a type
+            items = {"anyOf": items["oneOf"]}
+        items.pop("description", None)
+        field["items"] = items
+        if is_array(default := field.get("default")):  # of a set: in an order that every process agrees on
+            order = _options(items)
+            field["default"] = sorted(default, key=lambda option: order.index(option) if option in order else -1)
+    left_out = [*_UNSAID, "default"] if field.get("default") is None else _UNSAID
+    return {keyword: value for keyword, value in field.items() if keyword not in left_out}, may_be_none
+
+
+def _resolved(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """With what it refers to put in; the title there is but the name of a class."""
+    reference = schema.get("$ref")
+    if reference is None:
+        return schema
+    target = {key: value for key, value in definitions[reference.rpartition("/")[2]].items() if key != "title"}
+    return {**target, **{key: value for key, value in schema.items() if key != "$ref"}}
+
+
+def _choice(schema: dict[str, Any]) -> dict[str, Any]:
+    """One option is a choice too."""
+    if isinstance(schema.get("const"), str):
+        return {**{key: value for key, value in schema.items() if key != "const"}, "enum": [schema["const"]]}
+    return dict(schema)
+
+
+class _Generator(GenerateJsonSchema):
+    """pydantic's generator without the titles it makes up from names, and without its warnings."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def emit_warning(self, kind: Any, detail: str) -> None:
+        """Say nothing: a default that JSON cannot show is left out of the schema, and still used."""
+
+
+def _refusal(model: Any, name: str, wrong: str) -> str:
+    annotation = _hints(model).get(name)
+    kind = "" if annotation is None else f" has the type {_type_name(annotation)}, which"
+    return f"Field {name!r} of {_type_name(model)}{kind} cannot be asked in a form: {wrong}. {_ALLOWED}"
+
+
+def _hints(model: Any) -> dict[str, Any]:
+    try:
+        return get_type_hints(model)
+    except (NameError, TypeError):
+        return {}
+
+
+def _type_name(annotation: Any) -> str:
+    if isinstance(annotation, type) and not get_args(annotation):
+        return annotation.__qualname__.rpartition("<locals>.")[2]
+    return repr(annotation).replace("typing.", "")[:120]
+
+
+def _reason(error: Exception) -> str:
+    """Why there is no schema, in words of the user's."""
+    if isinstance(error, ImportError):
+        return "it needs the package email-validator; install it, or write Annotated[str, EMAIL]"
+    code = error.code if isinstance(error, PydanticUserError) else None
+    if code == "typed-dict-version":
+        return "on this Python, import TypedDict from typing_extensions instead of typing"
+    if code == "class-not-fully-defined" or isinstance(error, NameError):
+        return "a type that it names cannot be found; define it at the top of the module"
+    return "it has a type that has no form in JSON"
+
+
+# --- what a form may have
+
+
+def _wrong(field: Any) -> str | None:
+    """Why this is not a field of a form, or None when it is."""
+    kind = field.get("type") if is_object(field) else None
+    if not is_object(field) or not isinstance(kind, str):
+        return "it is not of one plain type"
+    if kind not in _KEYWORDS:
+        return f'it is of the type "{kind[:40]}"'
+    if unknown := sorted(set(field) - _EVERYWHERE - _KEYWORDS[kind]):
+        return f"{unknown[0][:60]!r} is not for a field of the type {kind!r}"
+    if kind == "array":
+        return _wrong_items(field.get("items"))
+    format = field.get("format")
+    if format == "password":
+        return "secrets are never asked by form; send the user to a page with `elicit_url`"  # ELI-09
+    if format is not None and format not in _FORMATS:
+        return f"its format is {str(format)[:40]!r}, and a form has {_listed(_FORMATS)}"
+    return _wrong_options(field) if _SELECT & set(field) else None
+
+
+def _wrong_items(items: Any) -> str | None:
+    if not is_object(items) or not ("enum" in items or "anyOf" in items):
+        return "a list needs options to choose from, such as list[Literal['a', 'b']]"
+    if set(items) - {"type", "enum", "anyOf"} or ("enum" in items and "anyOf" in items):
+        return "the items of a list are options, and nothing else can be said of them"
+    if items.get("type", "string") != "string" or ("enum" in items and "type" not in items):
+        return 'options are text: its items need "type": "string"'
+    return _wrong_options(items)
+
+
+def _wrong_options(field: dict[str, Any]) -> str | None:
+    if len({"enum", "oneOf", "anyOf"} & set(field)) != 1:
+        return "its options are given either by 'enum' or, with titles, by 'oneOf'"
+    titled = field.get("oneOf", field.get("anyOf", []))
+    if not is_array(titled) or not all(_is_titled(option) for option in titled):
+        return 'each of its titled options is {"const": text, "title": text}'
+    options = _options(field)
+    if not options or not all(isinstance(option, str) for option in options):
+        return "its options are not all text"
+    if len(set(options)) < len(options):
+        return "one of its options is there twice"
+    names = field.get("enumNames", options)
+    if not is_array(names) or len(names) != len(options) or not all(isinstance(name, str) for name in names):
+        return "'enumNames' needs a name for each option"
+    return None
+
+
+def _is_titled(option: Any) -> bool:
+    return is_object(option) and set(option) == {"const", "title"} and isinstance(option["title"], str)
+
+
+def _options(field: dict[str, Any]) -> list[Any]:
+    titled: list[Any] = field.get("oneOf", field.get("anyOf", []))
+    options = field.get("enum", [option["const"] for option in titled])
+    return options if is_array(options) else []
+
+
+def _check_defaults(fields: dict[str, Any]) -> None:
+    defaults = {name: field["default"] for name, field in fields.items() if "default" in field}
+    if not defaults:
+        return
+    for problem in _compiled(_key({"type": "object", "properties": fields})).problems(defaults, 1):
+        raise ValueError(f"The default of property {problem.path[0]!r} does not fit it: {problem.message}")
+
+
+# --- checking against a schema
+
+
+def _plain(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of plain JSON types."""
+    try:
+        return json.loads(json.dumps(dict(schema), allow_nan=False))
+    except (TypeError, ValueError, RecursionError):
+        raise SchemaError("The schema of a form is made of dicts, lists, text and numbers only.") from None
+
+
+def _key(schema: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(schema)
+
+
+@lru_cache(maxsize=512)
+def _compiled(schema: bytes) -> Validator:
+    return compile_schema(msgspec.json.decode(schema))
+
+
+def _issue(problem: Mapping[str, Any]) -> tuple[str | None, str]:
+    """The field and what it should be, of what the model's check found."""
+    location = problem["loc"]
+    name = str(location[0]) if location else None
+    if problem["type"] == "missing":
+        return name, "it is missing."
+    message = str(problem["msg"])
+    for prefix in ("Value error, ", "Assertion failed, "):
+        message = message.removeprefix(prefix)
+    return name, message.replace("Input should", "it should", 1)[:250].rstrip(".") + "."
+
+
+def _misfit(issues: Sequence[tuple[str | None, str]]) -> ValueError:
+    """One sentence for each field, at most ten of them (default D4)."""
+    first: dict[str | None, str] = {}
+    for name, message in issues:
+        first.setdefault(name, message)
+    told = [message if name is None else f"{_clean(name)!r}: {message}" for name, message in first.items()]
+    return ValueError(f"The answer does not fit the form. {' '.join(told[:_MAX_ISSUES])}")
+
+
+def _clean(name: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in name[:64])
+
+
+def _listed(words: Sequence[str]) -> str:
+    return ", ".join(repr(word) for word in words[:20])

@@ -1,0 +1,190 @@
+"""`requestState`: sealed so that a peer can neither read nor change it, nor use it for anything else.
+
+The state of a call travels through its client, which is not trusted with it (MRTR-08). It is encrypted and
+authenticated with AES-256-GCM (MRTR-09); the seal covers when it expires (MRTR-12), and the principal (MRTR-11) and
+request (MRTR-13) it was made for. Whatever is wrong with a state, its bearer reads the same sentence (R5).
+
+A token is base64url without padding of
+
+    version (1 byte) | key id (4) | expiry in Unix seconds (8) | nonce (12) | ciphertext and tag
+
+Owns the token and the keys. What is inside, how long it lasts and what time it is, others say. `cryptography` is
+imported at the first seal, not before.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import secrets as random
+import struct
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from weft.errors import InvalidParams, UsageError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+__all__ = ["KeyRing", "StateRefused", "binding"]
+
+_MAX_BYTES = 16_384  # D13
+_LEAST_SECRET = 16
+_VERSION = 1
+_HEAD = struct.Struct(">B4sQ12s")  # its bytes are authenticated together with the binding
+_TAG_BYTES = 16
+_REMEDY = 'Make one with: python -c "import secrets; print(secrets.token_urlsafe(32))"'
+
+
+class StateRefused(InvalidParams):
+    """A `requestState` that is not honoured. One text for every reason: a bearer learns nothing by trying (R5)."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "`requestState` is not one that this server gave out for this request, or is too old. "
+            "Call again without it."
+        )
+
+
+class KeyRing:
+    """The secrets that seal state: the first seals, all of them open. Servers that share one serve each other's calls.
+
+    To rotate, put the new secret first everywhere, and remove the old one when what it sealed has expired. Nonces are
+    random, so a secret is good for some 2**32 states.
+
+    >>> ring = KeyRing(["a secret of at least 16 bytes"])
+    >>> token = ring.seal(b"journal", binding=b"request", expires=1000)
+    >>> ring.open(token, binding=b"request", now=999)
+    b'journal'
+    """
+
+    def __init__(self, secrets: Sequence[str | bytes]) -> None:
+        if isinstance(secrets, str | bytes):
+            raise UsageError("The secrets of a KeyRing come as a list, also when there is one: KeyRing([secret]).")
+        self._secrets = [secret.encode() if isinstance(secret, str) else bytes(secret) for secret in secrets]
+        self.is_ephemeral = False  # whether the secret dies with this process, and no other worker has it
+        if not self._secrets:
+            raise UsageError(f"A KeyRing needs at least one secret, and there is none. {_REMEDY}")
+        for number, secret in enumerate(self._secrets, 1):
+            if len(secret) < _LEAST_SECRET:
+                raise UsageError(
+                    f"Secret {number} of {len(self._secrets)} has {len(secret)} bytes, and {_LEAST_SECRET} are the "
+                    f"least that is safe. {_REMEDY}"
+                )
+
+    def __repr__(self) -> str:
+        return f"<KeyRing of {len(self._secrets)}{', ephemeral' if self.is_ephemeral else ''}>"  # never a secret
+
+    @classmethod
+    def ephemeral(cls) -> KeyRing:
+        """A ring of one random secret, for one process: what it seals, nobody else can open."""
+        ring = cls([random.token_bytes(32)])
+        ring.is_ephemeral = True
+        return ring
+
+    @classmethod
+    def from_environment(cls, value: str) -> KeyRing:
+        """A ring from the text of an environment variable: secrets separated by commas, the one that seals first.
+
+        >>> KeyRing.from_environment("the newer secret of two, the older secret of two")
+        <KeyRing of 2>
+        """
+        return cls([part.strip() for part in value.split(",") if part.strip()])
+
+    @cached_property
+    def _keys(self) -> list[tuple[bytes, AESGCM]]:
+        return [_derive(secret) for secret in self._secrets]
+
+    def seal(self, payload: bytes, *, binding: bytes, expires: int, max_bytes: int = _MAX_BYTES) -> str:
+        """A token for the payload that opens with the same binding only, before `expires` (Unix seconds) only.
+
+        UsageError when the token would be longer than `max_bytes`, for it could not come back.
+        """
+        key_id, cipher = self._keys[0]
+        nonce = random.token_bytes(12)
+        head = _HEAD.pack(_VERSION, key_id, expires, nonce)
+        token = _encode(head + cipher.encrypt(nonce, payload, head + binding))
+        if len(token) > max_bytes:
+            raise UsageError(
+                f"The sealed state of this call has {len(token)} bytes, more than the {max_bytes} allowed: it holds "
+                "every answer, every result of `once` and the explicit state so far. Keep what is large in a store "
+                "of yours and only its key here, ask for less at a time, or raise `Limits(state_bytes=...)`."
+            )
+        return token
+
+    def open(self, token: str, *, binding: bytes, now: int, max_bytes: int = _MAX_BYTES) -> bytes:
+        """The payload of a token; StateRefused unless one of these secrets sealed it for this binding, for now."""
+        if len(token) > max_bytes:
+            raise StateRefused
+        data = _decode(token)
+        if len(data) < _HEAD.size + _TAG_BYTES:
+            raise StateRefused
+        head, sealed = data[: _HEAD.size], data[_HEAD.size :]
+        version, key_id, expires, nonce = _HEAD.unpack(head)
+        payload = self._decrypt(key_id, nonce, sealed, head + binding)
+        # Looked at last: neither what is said of the version nor of the time can be believed before.
+        if payload is None or version != _VERSION or now >= expires:
+            raise StateRefused
+        return payload
+
+    def _decrypt(self, key_id: bytes, nonce: bytes, sealed: bytes, associated: bytes) -> bytes | None:
+        from cryptography.exceptions import InvalidTag
+
+        for known, cipher in self._keys:
+            if known == key_id:
+                try:
+                    return cipher.decrypt(nonce, sealed, associated)
+                except InvalidTag:
+                    continue  # two secrets may have the same id, if rarely
+        return None
+
+
+def binding(principal: str | None, method: str, name: str, arguments: bytes | None) -> bytes:
+    """What a state is bound to: who calls (None: nobody known), and what. Arguments that are equal as JSON are equal.
+
+    >>> first = binding("ann", "tools/call", "book", b'{"seat":1,"row":2}')
+    >>> first == binding("ann", "tools/call", "book", b'{"row": 2, "seat": 1}')
+    True
+    """
+    whole = hashlib.sha256()
+    for piece in (principal, method, name, None if arguments is None else _canonical(arguments)):
+        data = piece.encode(errors="surrogatepass") if isinstance(piece, str) else piece
+        # Absent is not empty, and lengths come first: no two lists of pieces give the same bytes.
+        whole.update(b"\0" if data is None else b"\1" + len(data).to_bytes(8, "big") + data)
+    return whole.digest()
+
+
+def _canonical(arguments: bytes) -> bytes:
+    try:
+        return msgspec.json.encode(msgspec.json.decode(arguments), order="sorted")
+    except (msgspec.DecodeError, RecursionError):
+        return arguments  # such as a number out of range: equal to the very same bytes only
+
+
+def _derive(secret: bytes) -> tuple[bytes, AESGCM]:
+    """The id and the cipher of a secret; the id is derived beside the key, and so tells nothing of it."""
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    derived = HKDF(algorithm=SHA256(), length=36, salt=None, info=b"weft request state").derive(secret)
+    return derived[32:], AESGCM(derived[:32])
+
+
+def _encode(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def _decode(token: str) -> bytes:
+    """The bytes of a token in its one spelling; others of the same bytes (spare bits, padding) are refused."""
+    try:
+        data = base64.urlsafe_b64decode(token.encode("ascii") + b"=" * (-len(token) % 4))
+    except (UnicodeEncodeError, binascii.Error):
+        raise StateRefused from None
+    if _encode(data) != token:
+        raise StateRefused
+    return data

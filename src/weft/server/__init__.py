@@ -1,0 +1,1 @@
+"""The server: features, the way of a call, the transports."""

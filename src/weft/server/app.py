@@ -1,0 +1,376 @@
+"""Server: the features a program offers, registered by decorators or calls. It holds nothing of any peer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+import msgspec
+
+from weft.eras.base import Offer, Peer, ServerEra, choose
+from weft.eras.stateless import REVISIONS, STATELESS
+from weft.errors import UsageError
+from weft.jsonrpc import Frame
+from weft.limits import DEFAULT_LIMITS, Limits
+from weft.protocol.headers import Headers
+from weft.protocol.revisions import METHODS, Method
+from weft.server import telemetry
+from weft.server.call import Call
+from weft.server.changes import Change, Changes
+from weft.server.completions import Completions
+from weft.server.dispatch import Dispatcher, Handler, Middleware
+from weft.server.extensions import Extension
+from weft.server.faults import show_mistakes_plainly
+from weft.server.lifespan import Lifespan, LifespanFactory
+from weft.server.pages import DEFAULT_PAGE_SIZE, CachePolicy
+from weft.server.prompts import Prompts
+from weft.server.resources import Resources
+from weft.server.threads import Threads
+from weft.server.tools import ToolOptions, Tools
+from weft.types.base import SERVER_INFO_KEY, Annotations, Icon, Implementation
+from weft.types.capabilities import ListChangedCapability, ResourcesCapability, ServerCapabilities
+from weft.types.lifecycle import DiscoverResult
+from weft.types.tools import ToolAnnotations
+
+if TYPE_CHECKING:
+    from weft.server.transports.http import HttpApp
+
+__all__ = ["CacheList", "Server"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+CacheList = Literal["discover", "tools", "resources", "templates", "prompts"]
+
+
+class Server:
+    """An MCP server: what it is called and what it offers.
+
+    >>> server = Server("adder", version="1.0")
+    >>> @server.tool
+    ... def add(a: int, b: int) -> int:
+    ...     '''Add two numbers.'''
+    ...     return a + b
+
+    `server.run()` serves it on stdio, `server.run("http")` over HTTP, `server.asgi()` is an ASGI app to mount.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        version: str = "0.0.0",
+        *,
+        title: str | None = None,
+        description: str | None = None,
+        instructions: str | None = None,
+        website_url: str | None = None,
+        icons: list[Icon] | None = None,
+        lifespan: LifespanFactory | None = None,
+        middleware: Sequence[Middleware] = (),
+        extensions: Sequence[Extension] = (),
+        cache: CachePolicy | None = None,
+        list_cache: Mapping[CacheList, CachePolicy] | None = None,
+        page_size: int = DEFAULT_PAGE_SIZE,
+        limits: Limits = DEFAULT_LIMITS,
+        debug: bool | None = None,
+    ) -> None:
+        """Make a server without features.
+
+        Args:
+            name: What programs call it.
+            version: Its version.
+            title: What people call it.
+            description: What it is.
+            instructions: How a model should use it.
+            website_url: Where to read more.
+            icons: Pictures a client may show.
+            lifespan: `lifespan(server)` is an async context manager, entered once per process; handlers find what it
+                yields in `ctx.lifespan`.
+            middleware: Called around every call, the first outermost.
+            extensions: Additions to the protocol.
+            cache: How long clients may keep what they read or list; not at all if not said.
+            list_cache: The same for single lists.
+            page_size: How many entries a page of a list has.
+            limits: The bounds it lives in.
+            debug: Tell clients what went wrong inside, and watch for blocking calls. The environment variable
+                WEFT_DEBUG=1 is the default.
+        """
+        show_mistakes_plainly()
+        if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+            raise UsageError("A server needs a name: Server('my-server').")
+        self.info = Implementation(name, version, title, description, website_url, icons)
+        self.instructions = instructions
+        self.limits = limits
+        self.debug = os.environ.get("WEFT_DEBUG", "") not in ("", "0") if debug is None else debug
+        self.changes = Changes()
+        self.threads = Threads(limits.threads)
+        self.lifespan = Lifespan(lifespan, self, self.threads)
+        self.in_flight = 0  # calls being served in this process, whatever their transport
+        self._eras: tuple[ServerEra, ...] = (STATELESS,)
+        policy = cache or CachePolicy()
+        policies = list_cache or {}
+        self._discover_cache = policies.get("discover", policy)
+        self.tools = Tools(self.changes, self.threads, policies.get("tools", policy), page_size)
+        self.resources = Resources(
+            self.changes,
+            policy,
+            page_size,
+            limits,
+            list_cache=policies.get("resources"),
+            templates_cache=policies.get("templates"),
+        )
+        self.prompts = Prompts(self.changes, policies.get("prompts", policy), page_size, limits)
+        self.completions = Completions(self.prompts, self.resources)
+        self.extensions = tuple(extensions)
+        for extension in self.extensions:
+            extension.check()
+        self._middleware: list[Middleware] = [*telemetry.middleware(), *middleware]
+        self._dispatcher: Dispatcher | None = None
+        self._offer: Offer | None = None
+        self.changes.subscribe(self._forget_offer)
+
+    @property
+    def name(self) -> str:
+        """What programs call it."""
+        return self.info.name
+
+    # Registering features. All of it can be done while serving; open listeners hear of it.
+
+    @overload
+    def tool(self, fn: F, /) -> F: ...
+    @overload
+    def tool(
+        self,
+        /,
+        *,
+        name: str | None = None,
+        title: str | None = None,
+        description: str | None = None,
+        input_schema: Mapping[str, Any] | None = None,
+        output_schema: Mapping[str, Any] | None = None,
+        annotations: ToolAnnotations | None = None,
+        icons: list[Icon] | None = None,
+        meta: dict[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> Callable[[F], F]: ...
+    def tool(self, fn: Any = None, /, **options: Any) -> Any:
+        """Register a function as a tool: `@server.tool`, or `@server.tool(title=...)`.
+
+        The input schema comes from the signature, the output schema from the return annotation, the description from
+        the docstring. Plain functions run in a thread.
+        """
+        return _decorate(fn, lambda function: self.add_tool(function, **options), "@server.tool(name=...)")
+
+    def add_tool(self, fn: Callable[..., Any], **options: Any) -> None:
+        """Register a tool by a call. The options are those of `tool`."""
+        self.tools.add(fn, ToolOptions(**options))
+
+    def remove_tool(self, name: str) -> None:
+        """Take a tool out."""
+        self.tools.remove(name)
+
+    def resource(
+        self,
+        uri: str,
+        /,
+        *,
+        name: str | None = None,
+        title: str | None = None,
+        description: str | None = None,
+        mime_type: str | None = None,
+        size: int | None = None,
+        annotations: Annotations | None = None,
+        icons: list[Icon] | None = None,
+        meta: dict[str, Any] | None = None,
+        cache: CachePolicy | None = None,
+    ) -> Callable[[F], F]:
+        """Register a function that reads a resource, or all resources of an RFC 6570 template.
+
+        `@server.resource("config://app")`, `@server.resource("user://{id}/profile")`. The variables of a template are
+        parameters of the function.
+        """
+        options = {
+            "name": name,
+            "title": title,
+            "description": description,
+            "mime_type": mime_type,
+            "size": size,
+            "annotations": annotations,
+            "icons": icons,
+            "meta": meta,
+            "cache": cache,
+        }
+        if not isinstance(uri, str):  # pyright: ignore[reportUnnecessaryIsInstance] - the decorator without arguments
+            raise UsageError("@server.resource needs the URI: write @server.resource('scheme://path').")
+        return lambda fn: _decorate(fn, lambda function: self.add_resource(uri, function, **options), "")
+
+    def add_resource(self, uri: str, content: Callable[..., Any] | str | bytes, **options: Any) -> None:
+        """Register a resource by a call: a function that reads it, or what is in it."""
+        self.resources.add(uri, content, **options)
+
+    def remove_resource(self, uri: str) -> None:
+        """Take a resource or a template out."""
+        self.resources.remove(uri)
+
+    @overload
+    def prompt(self, fn: F, /) -> F: ...
+    @overload
+    def prompt(
+        self,
+        /,
+        *,
+        name: str | None = None,
+        title: str | None = None,
+        description: str | None = None,
+        icons: list[Icon] | None = None,
+        meta: dict[str, Any] | None = None,
+    ) -> Callable[[F], F]: ...
+    def prompt(self, fn: Any = None, /, **options: Any) -> Any:
+        """Register a function as a prompt: `@server.prompt`, or `@server.prompt(title=...)`."""
+        return _decorate(fn, lambda function: self.add_prompt(function, **options), "@server.prompt(name=...)")
+
+    def add_prompt(self, fn: Callable[..., Any], **options: Any) -> None:
+        """Register a prompt by a call. The options are those of `prompt`."""
+        self.prompts.add(fn, **options)
+
+    def remove_prompt(self, name: str) -> None:
+        """Take a prompt out."""
+        self.prompts.remove(name)
+
+    def completion(self, *, prompt: str | None = None, template: str | None = None, argument: str) -> Callable[[F], F]:
+        """Register a function that suggests values for an argument of a prompt or of a resource template.
+
+        `@server.completion(prompt="review", argument="language")`; the function gets what was typed so far.
+        """
+
+        def register(fn: F) -> F:
+            self.completions.add(fn, prompt=prompt, template=template, argument=argument)
+            self._offer = None
+            return fn
+
+        return register
+
+    def middleware(self, fn: Middleware) -> Middleware:
+        """Register a function around every call: `async def timing(ctx, next): return await next()`."""
+        self._middleware.append(fn)
+        self._dispatcher = None
+        return fn
+
+    def notify_resource_updated(self, uri: str) -> None:
+        """Say that a resource holds something else now. From anywhere, also outside a call."""
+        self.changes.publish(Change("resource", uri))
+
+    # What transports ask.
+
+    @property
+    def capabilities(self) -> ServerCapabilities:
+        """What this server declares: what it has."""
+        changes = ListChangedCapability(list_changed=None)
+        return ServerCapabilities(
+            logging={},
+            completions={} if self.completions.used else None,
+            prompts=changes if self.prompts.used else None,
+            resources=ResourcesCapability() if self.resources.used else None,
+            tools=changes if self.tools.used else None,
+            extensions={extension.id: dict(extension.settings) for extension in self.extensions} or None,
+        )
+
+    @property
+    def offer(self) -> Offer:
+        """What reading and sealing messages needs to know of this server."""
+        if self._offer is None:
+            declared: Mapping[str, Any] = msgspec.to_builtins(self.capabilities)
+            methods: dict[str, Method] = {
+                name: method
+                for name, method in METHODS.items()
+                if method.capability is None or method.capability in declared
+            }
+            for extension in self.extensions:
+                methods.update({method.name: method for method, _ in extension.methods()})
+            meta = {SERVER_INFO_KEY: msgspec.to_builtins(self.info)}
+            self._offer = Offer(methods, meta, tuple(REVISIONS))
+        return self._offer
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        """Serves calls."""
+        if self._dispatcher is None:
+            handlers: dict[str, Handler] = {
+                "server/discover": self._discover,
+                "tools/list": self.tools.list,
+                "tools/call": self.tools.call,
+                "resources/list": self.resources.list,
+                "resources/templates/list": self.resources.templates,
+                "resources/read": self.resources.read,
+                "prompts/list": self.prompts.list,
+                "prompts/get": self.prompts.get_prompt,
+                "completion/complete": self.completions.complete,
+            }
+            around = list(self._middleware)
+            for extension in self.extensions:
+                handlers.update(extension.handlers())
+                around.extend(extension.middleware())
+            self._dispatcher = Dispatcher(self, handlers, around)
+            if self.debug:
+                from weft.server.development import watch_for_blocking
+
+                watch_for_blocking(asyncio.get_running_loop())
+        return self._dispatcher
+
+    def choose_era(self, frame: Frame, headers: Headers | None = None, peer: Peer | None = None) -> ServerEra:
+        """The era of a message."""
+        return choose(self._eras, frame, headers, peer)
+
+    async def invoke(self, fn: Callable[..., Any], is_async: bool, kwargs: Mapping[str, Any]) -> Any:  # noqa: FBT001 - a fact of `fn`, not an option
+        """Call a user's function: here if it is async, else in a thread."""
+        return await fn(**kwargs) if is_async else await self.threads.run(fn, kwargs)
+
+    async def _discover(self, call: Call) -> DiscoverResult:
+        return DiscoverResult(
+            supported_versions=list(self.offer.versions),
+            capabilities=self.capabilities,
+            instructions=self.instructions,
+            ttl_ms=self._discover_cache.ttl_ms,
+            cache_scope=self._discover_cache.scope,
+        )
+
+    def _forget_offer(self, change: Change) -> None:
+        if change.kind != "resource":
+            self._offer = None
+
+    # Serving.
+
+    def asgi(
+        self,
+        path: str = "/mcp",
+        *,
+        allowed_hosts: Sequence[str] | None = None,
+        allowed_origins: Sequence[str] | None = None,
+    ) -> HttpApp:
+        """An ASGI app, to run under any ASGI server or to mount in another app.
+
+        Only requests that name this machine's loopback as their host are served, unless `allowed_hosts` says otherwise.
+        """
+        from weft.server.transports.http import HttpApp
+
+        self.completions.check()
+        return HttpApp(self, path, allowed_hosts=allowed_hosts, allowed_origins=allowed_origins)
+
+    def run(self, transport: Literal["stdio", "http"] = "stdio", **options: Any) -> None:
+        """Serve until stopped: on stdio, or over HTTP with `host`, `port`, `path`, `workers`, `allowed_hosts`."""
+        from weft.server.running import run
+
+        self.completions.check()
+        run(self, transport, **options)
+
+
+def _decorate(fn: Any, register: Callable[[Any], None], remedy: str) -> Any:
+    """Register now when the decorator stands alone, or later when it has arguments; the function stays what it is."""
+
+    def decorator(function: Any) -> Any:
+        if not callable(function):
+            raise UsageError(f"{remedy or 'A decorator'} registers a function, not {type(function).__name__}.")
+        register(function)
+        return function
+
+    return decorator if fn is None else decorator(fn)

@@ -1,0 +1,82 @@
+"""Changes: what is told when a list of features, or one resource, is no longer what it was.
+
+It owns the list of listeners and nothing else: which peer hears of a change, and how, is decided by those who listen.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from weft.errors import UsageError
+
+__all__ = ["Change", "ChangeKind", "Changes", "Listener"]
+
+log = logging.getLogger("weft.changes")
+
+ChangeKind = Literal["tools", "prompts", "resources", "resource"]
+
+
+class Change(msgspec.Struct, frozen=True, gc=False):
+    """One change: of a whole list, or (`resource`, with its `uri`) of what one resource holds."""
+
+    kind: ChangeKind
+    uri: str | None = None
+
+
+Listener = Callable[[Change], None]
+
+
+class Changes:
+    """Tells every listener of every change.
+
+    Listeners are called in the thread that publishes, one after the other, in the order they came. They must not block
+    and must not expect an event loop; whoever needs one hops over with `loop.call_soon_threadsafe`.
+
+    >>> changes, heard = Changes(), []
+    >>> unsubscribe = changes.subscribe(heard.append)
+    >>> changes.publish(Change("tools"))
+    >>> unsubscribe()
+    >>> heard
+    [Change(kind='tools', uri=None)]
+    """
+
+    __slots__ = ("_listeners", "_lock", "_max_listeners", "_next")
+
+    def __init__(self, max_listeners: int = 4096) -> None:
+        self._listeners: dict[int, Listener] = {}  # by subscription, so that one function may listen twice
+        self._lock = threading.Lock()
+        self._max_listeners = max_listeners
+        self._next = 0
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Hear of every change from now on. Call what is returned to stop; twice does no harm."""
+        with self._lock:
+            if len(self._listeners) >= self._max_listeners:
+                raise UsageError(
+                    f"{self._max_listeners} listeners hear of changes already, which is the most there may be. "
+                    "Unsubscribe those that are done, or let one listener tell the others."
+                )
+            number = self._next
+            self._next += 1
+            self._listeners[number] = listener
+
+        def unsubscribe() -> None:
+            with self._lock:
+                self._listeners.pop(number, None)
+
+        return unsubscribe
+
+    def publish(self, change: Change) -> None:
+        """Tell all listeners. One that raises is logged and keeps it from no other."""
+        with self._lock:
+            listeners = list(self._listeners.values())
+        for listener in listeners:
+            try:
+                listener(change)
+            except Exception:
+                log.exception("a listener failed on a change of %s", change.kind)

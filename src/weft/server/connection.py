@@ -1,0 +1,272 @@
+"""Connection: the facts about one peer, and the channel to it.
+
+A Context always has a Connection, in both eras. In the stateless era it is built from the request's own envelope, is
+ready at birth and ends with the request; in the session era it is built before the handshake and lives as long as the
+session. Nothing here knows which: the two factories differ only in what they fill in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from weft.errors import NoBackChannelError
+from weft.types.base import Implementation, LogLevel, RequestId
+from weft.types.capabilities import ClientCapabilities
+
+__all__ = ["NO_CHANNEL", "Cancellation", "Connection", "NoChannel", "Outbound"]
+
+log = logging.getLogger("weft.connection")
+
+T = TypeVar("T")
+
+_NO_CAPABILITIES = ClientCapabilities()
+
+
+class Outbound(Protocol):
+    """Where messages go that the server sends on its own."""
+
+    async def send_raw_request(
+        self, method: str, params: Mapping[str, Any] | None, *, timeout: float | None = None
+    ) -> Any:
+        """Send a request and wait for its result."""
+        ...
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
+        """Send a notification."""
+        ...
+
+
+class NoChannel:
+    """The sentinel that means: nothing can be sent to this peer on its own."""
+
+    async def send_raw_request(
+        self, method: str, params: Mapping[str, Any] | None, *, timeout: float | None = None
+    ) -> Any:
+        """Always raises."""
+        raise NoBackChannelError(method)
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
+        """Drop it: what a server says on its own is advice, not an answer."""
+        log.debug("%s dropped: no channel to this peer", method)
+
+
+NO_CHANNEL = NoChannel()
+
+
+class Cancellation:
+    """Whether one request was given up, and the task to stop then."""
+
+    __slots__ = ("cancelled", "reason", "task")
+
+    def __init__(self, task: asyncio.Task[Any] | None = None) -> None:
+        self.cancelled = False
+        self.reason: str | None = None
+        self.task = task
+
+    def cancel(self, reason: str | None = None) -> None:
+        """Give the request up. The second time does nothing."""
+        if not self.cancelled:
+            self.cancelled = True
+            self.reason = reason
+            if self.task is not None:
+                self.task.cancel()
+
+
+class Connection:
+    """The facts about one peer, and the channel to it. Made by one of the two factories.
+
+    >>> from weft.types.capabilities import RootsCapability
+    >>> connection = Connection.from_envelope("2031-01-01", None, ClientCapabilities(roots=RootsCapability()))
+    >>> connection.initialize_accepted, connection.has_standalone_channel
+    (True, False)
+    """
+
+    __slots__ = (
+        "_connection_id",
+        "_exit_stack",
+        "_in_flight",
+        "_initialized",
+        "_ready",
+        "_state",
+        "_subscribed_uris",
+        "client_capabilities",
+        "client_info",
+        "handshake_done",
+        "log_level",
+        "outbound",
+        "protocol_version",
+    )
+
+    def __init__(
+        self,
+        protocol_version: str,
+        client_info: Implementation | None,
+        client_capabilities: ClientCapabilities,
+        outbound: Outbound,
+        *,
+        ready: bool,
+    ) -> None:
+        self.protocol_version = protocol_version  # agreed on by handshake, or named by the request
+        self.client_info = client_info  # optional in every era; decides nothing (META-08)
+        self.client_capabilities = client_capabilities  # kept also when no client_info came
+        self.outbound = outbound
+        self.log_level: LogLevel | None = None
+        self.handshake_done = False  # an `initialize` was answered; a second one is refused
+        self._ready = ready  # born ready, or `notifications/initialized` came
+        # The rest is made when it is asked for: most connections live for one request and need none of it.
+        self._connection_id: str | None = None
+        self._exit_stack: AsyncExitStack | None = None
+        self._in_flight: dict[RequestId, Cancellation] | None = None
+        self._initialized: asyncio.Event | None = None
+        self._state: dict[str, Any] | None = None
+        self._subscribed_uris: set[str] | None = None
+
+    @classmethod
+    def from_envelope(
+        cls,
+        protocol_version: str,
+        client_info: Implementation | None,
+        client_capabilities: ClientCapabilities | None,
+        *,
+        outbound: Outbound = NO_CHANNEL,
+        in_flight: dict[RequestId, Cancellation] | None = None,
+    ) -> Connection:
+        """A connection that is ready at birth, described by the request itself.
+
+        `in_flight` is given where several such connections share one pipe, so that a cancellation finds its request.
+        """
+        connection = cls(protocol_version, client_info, client_capabilities or _NO_CAPABILITIES, outbound, ready=True)
+        connection._in_flight = in_flight
+        return connection
+
+    @classmethod
+    def for_loop(
+        cls, outbound: Outbound, *, protocol_version_hint: str, connection_id: str | None = None
+    ) -> Connection:
+        """A connection that becomes ready by a handshake."""
+        connection = cls(protocol_version_hint, None, _NO_CAPABILITIES, outbound, ready=False)
+        connection._connection_id = connection_id
+        return connection
+
+    @property
+    def connection_id(self) -> str:
+        """Names this connection, and only this one."""
+        if self._connection_id is None:
+            self._connection_id = secrets.token_hex(16)
+        return self._connection_id
+
+    @property
+    def has_standalone_channel(self) -> bool:
+        """Whether anything can be sent to this peer outside a request's own stream."""
+        return self.outbound is not NO_CHANNEL
+
+    @property
+    def initialize_accepted(self) -> bool:
+        """Whether requests may come in: the handshake was answered, or is not needed."""
+        return self._ready or self.handshake_done
+
+    @property
+    def initialized(self) -> asyncio.Event:
+        """Set from when on the server may send requests of its own."""
+        if self._initialized is None:
+            self._initialized = asyncio.Event()
+            if self._ready:
+                self._initialized.set()
+        return self._initialized
+
+    def set_initialized(self) -> None:
+        """The peer said `notifications/initialized`."""
+        self._ready = True
+        self.initialized.set()
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Scratch space for as long as the connection lives."""
+        if self._state is None:
+            self._state = {}
+        return self._state
+
+    @property
+    def subscribed_uris(self) -> set[str]:
+        """Resources this peer wants to hear of, where the connection remembers that."""
+        if self._subscribed_uris is None:
+            self._subscribed_uris = set()
+        return self._subscribed_uris
+
+    @property
+    def in_flight(self) -> dict[RequestId, Cancellation]:
+        """Requests of this peer that are being served. Ids mean something only in here (R6)."""
+        if self._in_flight is None:
+            self._in_flight = {}
+        return self._in_flight
+
+    @property
+    def exit_stack(self) -> AsyncExitStack:
+        """What is to be cleaned up when the connection ends, the last first."""
+        if self._exit_stack is None:
+            self._exit_stack = AsyncExitStack()
+        return self._exit_stack
+
+    def check_capability(self, capability: ClientCapabilities) -> bool:
+        """Whether the client declared at least `capability`.
+
+        >>> from weft.types.capabilities import RootsCapability
+        >>> connection = Connection.from_envelope("2031-01-01", None, ClientCapabilities(roots=RootsCapability()))
+        >>> connection.check_capability(ClientCapabilities(roots=RootsCapability()))
+        True
+        """
+        return _covers(msgspec.to_builtins(self.client_capabilities), msgspec.to_builtins(capability))
+
+    async def send_raw_request(
+        self, method: str, params: Mapping[str, Any] | None = None, *, timeout: float | None = None
+    ) -> Any:
+        """Send a request outside any other. Raises `NoBackChannelError` where there is no channel."""
+        return await self.outbound.send_raw_request(method, params, timeout=timeout)
+
+    async def send_request(
+        self, method: str, params: Mapping[str, Any] | None, result_type: type[T], *, timeout: float | None = None
+    ) -> T:
+        """Send a request and read its result as `result_type`."""
+        return msgspec.convert(await self.send_raw_request(method, params, timeout=timeout), result_type)
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
+        """Send a notification, if that can be done. Never raises."""
+        try:
+            await self.outbound.notify(method, params)
+        except Exception as error:  # noqa: BLE001 - best effort by contract: a broken stream is not the caller's fault
+            log.debug("%s dropped: %s", method, type(error).__name__)
+
+    async def close(self) -> None:
+        """Unwind the exit stack, whatever happens meanwhile to the caller."""
+        if self._exit_stack is None:
+            return
+        stack, self._exit_stack = self._exit_stack, None
+        closing = asyncio.ensure_future(_unwind(stack))
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            await asyncio.wait([closing])
+            raise
+
+
+async def _unwind(stack: AsyncExitStack) -> None:
+    try:
+        await stack.aclose()
+    except Exception:
+        log.exception("cleaning up a connection failed")
+
+
+def _covers(declared: Any, wanted: Any) -> bool:
+    """Whether every key that `wanted` has is in `declared` too, all the way down."""
+    if not isinstance(wanted, dict):
+        return True
+    if not isinstance(declared, dict):
+        return False
+    return all(key in declared and _covers(declared[key], value) for key, value in wanted.items())  # pyright: ignore[reportUnknownVariableType] - plain JSON

@@ -1,0 +1,286 @@
+"""Context: what a handler touches. One per call, shared by middleware and handler."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+
+import msgspec
+from pydantic import TypeAdapter
+
+from weft.errors import InvalidParams
+from weft.jsonrpc import encode_notification
+from weft.server import asks
+from weft.server.asks import Elicitation
+from weft.server.call import Call
+from weft.server.connection import Connection
+from weft.types.base import Implementation, LogLevel, RequestId
+from weft.types.capabilities import ClientCapabilities
+from weft.types.interaction import CreateMessageParams, CreateMessageResult, Root, SamplingMessage
+from weft.types.lifecycle import LogMessageParams, ProgressParams
+
+if TYPE_CHECKING:
+    from weft.server.app import Server
+
+__all__ = ["Context", "TokenInfo"]
+
+T = TypeVar("T")
+
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+_NO_RESPONSES: Mapping[str, Any] = MappingProxyType({})
+
+
+class TokenInfo(msgspec.Struct, frozen=True):
+    """Who is calling, as the verified access token says."""
+
+    subject: str
+    client_id: str | None = None
+    scopes: frozenset[str] = frozenset()
+    claims: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
+
+
+class Context:
+    """What a handler knows of its call, and can do besides answering it.
+
+    Annotate a parameter with `Context`, anywhere in the signature, and it is given:
+
+    >>> from weft import Context, Server
+    >>> server = Server("example")
+    >>> @server.tool
+    ... async def count(ctx: Context, to: int) -> str:
+    ...     for step in range(to):
+    ...         await ctx.report_progress(step + 1, to)
+    ...     return f"Counted to {to}."
+    """
+
+    __slots__ = ("_call", "_loop", "_progress", "_state", "token_info")
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._loop = asyncio.get_running_loop()
+        self._progress: float | None = None  # the last progress told: the next must be more (PROG-03)
+        self._state: dict[str, Any] | None = None
+        self.token_info: TokenInfo | None = None  # None where the transport verifies no tokens
+
+    # What the call is.
+
+    @property
+    def method(self) -> str:
+        """The method, such as `tools/call`."""
+        return self._call.method
+
+    @property
+    def params(self) -> Any:
+        """The params as decoded; a struct of `weft.types`."""
+        return self._call.envelope.params
+
+    @property
+    def request_id(self) -> RequestId:
+        """The id the client gave the request."""
+        return self._call.id
+
+    @property
+    def server(self) -> Server:
+        """The server that serves the call."""
+        return self._call.server
+
+    @property
+    def lifespan(self) -> Any:
+        """What the server's lifespan yielded."""
+        return self._call.server.lifespan.value
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Scratch space of this call, shared by middleware and handler."""
+        if self._state is None:
+            self._state = {}
+        return self._state
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The HTTP headers, read-only, credentials left out; empty where there are none."""
+        return _NO_HEADERS if self._call.headers is None else self._call.headers.mapping()
+
+    # Who sent it.
+
+    @property
+    def connection(self) -> Connection:
+        """The facts about the peer, and the channel to it."""
+        return self._call.connection
+
+    @property
+    def connection_id(self) -> str:
+        """Names the connection; never empty."""
+        return self._call.connection.connection_id
+
+    @property
+    def protocol_version(self) -> str:
+        """The revision of the protocol this call speaks."""
+        return self._call.envelope.revision.version
+
+    @property
+    def is_stateless(self) -> bool:
+        """Whether the call stands alone: no session before or after it."""
+        return self._call.era.is_stateless
+
+    @property
+    def client_info(self) -> Implementation | None:
+        """Name and version of the client, if it said so. Not proof of anything."""
+        return self._call.envelope.client_info
+
+    @property
+    def client_capabilities(self) -> ClientCapabilities:
+        """What the client declared for this call."""
+        return self._call.envelope.client_capabilities
+
+    def client_supports(self, capability: str) -> bool:
+        """Whether the client declared a capability, named by its path.
+
+        `"elicitation"`, `"elicitation.url"`, `"sampling.tools"`, `"roots"`, `"extensions.com.example/thing"`.
+        """
+        head, _, rest = capability.partition(".")
+        part: Any = msgspec.to_builtins(self.client_capabilities).get(head)
+        return part is not None and (not rest or rest in part or (capability == "elicitation.form" and not part))
+
+    # How it goes on.
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the client gave the call up. Async handlers are stopped by cancellation; plain ones look here."""
+        return self._call.cancellation.cancelled
+
+    async def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
+        """Tell how far the call has come. Nothing is sent if the client gave no token, or if it is no progress."""
+        token = self._call.envelope.progress_token
+        if token is None or self.cancelled or (self._progress is not None and progress <= self._progress):
+            return
+        self._progress = progress
+        params = ProgressParams(progress_token=token, progress=progress, total=total, message=message)
+        await self._call.reply.notify(encode_notification("notifications/progress", params))
+
+    async def log(self, level: LogLevel, data: Any, *, logger: str | None = None) -> None:
+        """Send a log message to the client, if it asked for messages of this level."""
+        call = self._call
+        if not call.era.may_log(level, call.envelope.log_level) or self.cancelled:
+            return
+        params = LogMessageParams(level=level, data=data, logger=logger)
+        await call.reply.notify(encode_notification("notifications/message", params))
+
+    async def debug(self, data: Any, *, logger: str | None = None) -> None:
+        """Log at level debug."""
+        await self.log("debug", data, logger=logger)
+
+    async def info(self, data: Any, *, logger: str | None = None) -> None:
+        """Log at level info."""
+        await self.log("info", data, logger=logger)
+
+    async def notice(self, data: Any, *, logger: str | None = None) -> None:
+        """Log at level notice."""
+        await self.log("notice", data, logger=logger)
+
+    async def warning(self, data: Any, *, logger: str | None = None) -> None:
+        """Log at level warning."""
+        await self.log("warning", data, logger=logger)
+
+    async def error(self, data: Any, *, logger: str | None = None) -> None:
+        """Log at level error."""
+        await self.log("error", data, logger=logger)
+
+    def wait(self, awaitable: Awaitable[T]) -> T:
+        """From a plain function: do something of this context and wait for it.
+
+        `ctx.wait(ctx.report_progress(1, 3))`. An async function awaits it instead.
+        """
+        return asyncio.run_coroutine_threadsafe(_as_coroutine(awaitable), self._loop).result()
+
+    # What the user, or the client's model, is asked.
+
+    @overload
+    async def elicit(self, message: str, schema: type[T], *, key: str | None = None) -> Elicitation[T]: ...
+    @overload
+    async def elicit(
+        self, message: str, schema: Mapping[str, Any], *, key: str | None = None
+    ) -> Elicitation[dict[str, Any]]: ...
+    async def elicit(
+        self, message: str, schema: type[Any] | Mapping[str, Any], *, key: str | None = None
+    ) -> Elicitation[Any]:
+        """Ask the user to fill in a form: a flat model, or a flat JSON Schema."""
+        return await asks.elicit(self._call, message, schema, key)
+
+    async def elicit_url(self, message: str, url: str, *, key: str | None = None) -> Elicitation[None]:
+        """Ask the user to visit a page. Accepted means consent, not that anything is done there."""
+        return await asks.elicit_url(self._call, message, url, key)
+
+    async def sample(
+        self,
+        messages: str | list[SamplingMessage],
+        *,
+        max_tokens: int,
+        system_prompt: str | None = None,
+        key: str | None = None,
+        **options: Any,
+    ) -> CreateMessageResult:
+        """Ask the client's model. `options` are the other fields of `CreateMessageParams`."""
+        params = CreateMessageParams(
+            messages=asks.conversation(messages), max_tokens=max_tokens, system_prompt=system_prompt, **options
+        )
+        return await asks.sample(self._call, params, key)
+
+    async def sample_raw(self, params: Mapping[str, Any], *, key: str | None = None) -> dict[str, Any]:
+        """Ask the client's model with params as they stand on the wire; the answer as it stands there."""
+        answer = await asks.sample(self._call, msgspec.convert(params, CreateMessageParams), key)
+        return cast("dict[str, Any]", msgspec.to_builtins(answer))
+
+    async def list_roots(self, *, key: str | None = None) -> list[Root]:
+        """Ask the client for its roots."""
+        return await asks.list_roots(self._call, key)
+
+    # The answers of an earlier round, for handlers that return `InputRequired` themselves.
+
+    @property
+    def input_responses(self) -> Mapping[str, Any]:
+        """The answers that came with this call, by the keys of the questions."""
+        raw: dict[str, msgspec.Raw] | None = getattr(self.params, "input_responses", None)
+        if not raw:
+            return _NO_RESPONSES
+        return MappingProxyType({key: msgspec.json.decode(value) for key, value in raw.items()})
+
+    def has_input_response(self, key: str) -> bool:
+        """Whether an answer for `key` came with this call."""
+        return key in (getattr(self.params, "input_responses", None) or ())
+
+    def input_response(self, key: str, type: type[T]) -> T:
+        """The answer for `key`, read as `type`. `InvalidParams` for an answer that is not there or does not fit."""
+        if not self.has_input_response(key):
+            raise InvalidParams(f"Invalid params: `inputResponses` has no {key!r}.")
+        return _read(bytes(self.params.input_responses[key]), type, f"`inputResponses[{key!r}]`")
+
+    @property
+    def is_retry(self) -> bool:
+        """Whether this call carries answers to questions of an earlier round."""
+        return bool(getattr(self.params, "input_responses", None))
+
+    @property
+    def request_state(self) -> str | None:
+        """The state the client handed back. It comes from outside: check it."""
+        return getattr(self.params, "request_state", None)
+
+    def request_state_as(self, type: type[T]) -> T | None:
+        """The state handed back, read as JSON of `type`; None if there is none."""
+        state = self.request_state
+        return None if state is None else _read(state.encode(), type, "`requestState`")
+
+
+def _read(data: bytes, type: type[T], what: str) -> T:
+    try:
+        if isinstance(type, msgspec.StructMeta):
+            return msgspec.json.decode(data, type=type)
+        return TypeAdapter(type).validate_json(data)
+    except ValueError:
+        raise InvalidParams(f"Invalid params: {what} does not have the expected shape.") from None
+
+
+async def _as_coroutine(awaitable: Awaitable[T]) -> T:
+    return await awaitable

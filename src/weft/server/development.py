@@ -1,0 +1,87 @@
+"""For development: finds calls that block the event loop, and says where they are.
+
+A beat on the loop and a thread that listens to it. When the beat stops, the thread looks at what the loop's own thread
+is doing, and warns once per line of the user's code. Nothing of this runs unless the server's `debug` is on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import linecache
+import logging
+import sys
+import threading
+import time
+from types import FrameType
+
+from weft.server.where import is_users, short_path
+
+__all__ = ["watch_for_blocking"]
+
+log = logging.getLogger("weft.development")
+
+BEAT_SECONDS = 0.05
+BLOCKED_SECONDS = 0.25
+
+_watched: set[int] = set()
+
+
+def watch_for_blocking(loop: asyncio.AbstractEventLoop) -> None:
+    """Watch this loop until it is closed. The second time does nothing."""
+    if id(loop) in _watched:
+        return
+    _watched.add(id(loop))
+    _Watch(loop).start()
+
+
+class _Watch:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._thread = threading.get_ident()
+        self._beat = time.monotonic()
+        self._told: set[tuple[str, int]] = set()
+
+    def start(self) -> None:
+        self._tick()
+        threading.Thread(target=self._listen, name="weft-development", daemon=True).start()
+
+    def _tick(self) -> None:
+        self._beat = time.monotonic()
+        self._loop.call_later(BEAT_SECONDS, self._tick)
+
+    def _listen(self) -> None:
+        while not self._loop.is_closed():
+            time.sleep(BEAT_SECONDS)
+            if time.monotonic() - self._beat > BLOCKED_SECONDS and self._loop.is_running():
+                frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - another thread's stack
+                self._tell(frames.get(self._thread))
+        _watched.discard(id(self._loop))
+
+    def _tell(self, frame: FrameType | None) -> None:
+        place, tool = _find(frame)
+        if place is None or place in self._told:
+            return
+        self._told.add(place)
+        file, line = place
+        code = linecache.getline(file, line).strip()
+        log.warning(
+            "%s blocks the event loop at %s:%d: `%s` has not returned for %.2f s, and nobody else is served meanwhile. "
+            "Make it a plain `def` (it then runs in a thread), or await something that does not block.",
+            f"Tool {tool!r}" if tool else "A call",
+            short_path(file),
+            line,
+            code,
+            time.monotonic() - self._beat,
+        )
+
+
+def _find(frame: FrameType | None) -> tuple[tuple[str, int] | None, str | None]:
+    """The innermost line of the user's own code, and the tool it belongs to, seen from the frame that blocks."""
+    place: tuple[str, int] | None = None
+    while frame is not None:
+        if place is None and is_users(frame.f_code.co_filename):
+            place = (frame.f_code.co_filename, frame.f_lineno)
+        if frame.f_code.co_qualname == "RegisteredTool.invoke":
+            return place, str(frame.f_locals["self"].name)
+        frame = frame.f_back
+    return None, None

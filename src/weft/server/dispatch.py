@@ -1,0 +1,92 @@
+"""The way of a call: the method table, the middleware, and the sole error boundary.
+
+`run` turns one opened call into one encoded answer and never raises, except when the call is cancelled: then there is
+no answer to send. Whatever a handler does, the process and the other calls go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from copy import copy
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from weft.errors import InternalError, MethodNotFound, ProtocolError
+from weft.jsonrpc import encode_error, encode_result
+from weft.server.call import Call
+from weft.server.context import Context
+from weft.server.faults import report
+from weft.server.pages import Encoded
+from weft.types.base import Result
+
+if TYPE_CHECKING:
+    from weft.server.app import Server
+
+__all__ = ["Answer", "Dispatcher", "Handler", "Middleware", "Next"]
+
+Answer: TypeAlias = tuple[int, bytes]  # an HTTP status and an encoded response
+Handler: TypeAlias = Callable[[Call], Awaitable[Result | Encoded]]
+Next: TypeAlias = Callable[[], Awaitable[Result]]
+Middleware: TypeAlias = Callable[[Context, Next], Awaitable[Result]]
+
+
+class Dispatcher:
+    """The method table of one server, composed with its middleware once."""
+
+    def __init__(self, server: Server, handlers: Mapping[str, Handler], middleware: Sequence[Middleware]) -> None:
+        self._server = server
+        self._handlers = {method: _compose(handler, middleware) for method, handler in handlers.items()}
+
+    async def run(self, call: Call) -> Answer:
+        """Serve one call."""
+        try:
+            handler = self._handlers.get(call.envelope.method.name)
+            if handler is None:
+                raise MethodNotFound("Method not found")
+            result = await handler(call)
+            if isinstance(result, Encoded):
+                return 200, encode_result(call.id, result.body)
+            return 200, encode_result(call.id, call.era.seal(result, self._server.offer))
+        except ProtocolError as error:
+            return self.refuse(call, error)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Nobody cancelled this call: the handler raised it, or awaited something that was cancelled (R1).
+            return self.refuse(call, InternalError(report(call.method, error, debug=self._server.debug)))
+        except BaseException as error:  # noqa: BLE001 - R1: nothing a handler raises ends the process
+            return self.refuse(call, InternalError(report(call.method, error, debug=self._server.debug)))
+        finally:
+            await call.connection.close()
+
+    def refuse(self, call: Call, error: ProtocolError) -> Answer:
+        """The answer to a call that failed."""
+        wire = call.era.refuse(error, opened=True)
+        try:
+            return wire.status, encode_error(call.id, wire.code, wire.message, wire.data)
+        except (TypeError, ValueError) as fault:
+            text = report(f"The `data` of the error that {call.method} raised", fault, debug=self._server.debug)
+            return wire.status, encode_error(call.id, wire.code, wire.message, text)
+
+
+def _compose(handler: Handler, middleware: Sequence[Middleware]) -> Handler:
+    """The middleware around a handler, the first outermost; the bare handler when there is none."""
+    if not middleware:
+        return handler
+    chain: Callable[[Call], Awaitable[Result]] = partial(_plain, handler)
+    for layer in reversed(middleware):
+        chain = partial(_step, layer, chain)
+    return chain
+
+
+async def _plain(handler: Handler, call: Call) -> Result:
+    """Middleware sees results, not bytes; and may change them."""
+    result = await handler(call)
+    return copy(result.result) if isinstance(result, Encoded) else result
+
+
+async def _step(layer: Middleware, chain: Callable[[Call], Awaitable[Result]], call: Call) -> Result:
+    following: Callable[[], Any] = partial(chain, call)
+    return await layer(call.context, following)

@@ -1,0 +1,69 @@
+"""What becomes of an exception that nobody expected: logged once, masked for the peer.
+
+In development the peer is told what happened; otherwise it gets a reference by which the log entry is found. And what
+becomes of a mistake in the program itself (`UsageError`) that ends it: shown with the user's own lines only.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import sys
+from collections.abc import Sequence
+from traceback import StackSummary, TracebackException
+from types import TracebackType
+from typing import cast
+
+from weft.errors import UsageError
+from weft.server.where import is_users, user_frames
+
+__all__ = ["record", "report", "show_mistakes_plainly"]
+
+log = logging.getLogger("weft.faults")
+
+MOST_FRAMES = 6
+
+
+def report(what: str, error: BaseException, *, debug: bool) -> str:
+    """Log `error`, raised by `what`, with the user's own frames; return the text for the peer."""
+    frames = user_frames(error)
+    more = ""
+    while isinstance(error, BaseExceptionGroup):  # a group says nothing; its members do
+        members = cast("BaseExceptionGroup[BaseException]", error).exceptions
+        more = f" (and {len(members) - 1} more)" if len(members) > 1 else more
+        error = next(iter(members))
+        frames += user_frames(error)
+    summary = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return record(f"{what} raised {summary}{more}", frames[-MOST_FRAMES:], debug=debug)
+
+
+def record(text: str, frames: Sequence[str] = (), *, debug: bool) -> str:
+    """Log what went wrong, once, under a reference; return the text for the peer."""
+    reference = secrets.token_hex(4)
+    log.error("%s", "\n".join([f"{text} [error {reference}]", *(f"  {frame}" for frame in frames)]))
+    if not debug:
+        return f"Internal error. The server's log has it under error {reference}."
+    place = f" ({frames[-1].strip().splitlines()[0]})" if frames else ""
+    return f"{text}{place} [error {reference}]"
+
+
+def show_mistakes_plainly() -> None:
+    """Let a `UsageError` that nobody catches be printed without Weft's own frames: the mistake is not there.
+
+    Every other exception is shown as before, by whatever showed it before.
+    """
+    global _show_others
+    if sys.excepthook is not _show:
+        _show_others, sys.excepthook = sys.excepthook, _show
+
+
+_show_others = sys.excepthook
+
+
+def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if not isinstance(error, UsageError):
+        _show_others(kind, error, trace)
+        return
+    told = TracebackException(kind, error, trace)
+    told.stack = StackSummary.from_list([frame for frame in told.stack if is_users(frame.filename)])
+    sys.stderr.write("".join(told.format(chain=False)))

@@ -1,0 +1,73 @@
+"""The server's lifespan: what is set up once per process and handed to every handler.
+
+It runs in a task of its own. So it is entered and left in one and the same task, whoever asks first and whoever asks
+last; and when nobody asks — the app is mounted somewhere that tells it nothing — it is left when the event loop shuts
+down, which cancels all tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from weft.server.threads import Threads
+
+__all__ = ["Lifespan", "LifespanFactory"]
+
+LifespanFactory = Callable[[Any], AbstractAsyncContextManager[Any]]
+
+
+class Lifespan:
+    """Started once, lazily or at start-up; stopped once."""
+
+    def __init__(self, factory: LifespanFactory | None, server: Any, threads: Threads) -> None:
+        self._factory = factory
+        self._server = server
+        self._threads = threads
+        self._task: asyncio.Task[None] | None = None
+        self._ready: asyncio.Future[None] | None = None
+        self._stop: asyncio.Event | None = None
+        self.started = factory is None  # nothing to start
+        self.value: Any = None  # what the context manager yielded
+
+    async def start(self) -> None:
+        """Enter the context manager, if nobody has yet. Raises what it raises."""
+        if self.started:
+            return
+        loop = asyncio.get_running_loop()
+        if self._ready is None or self._ready.get_loop() is not loop:
+            self._ready = loop.create_future()
+            self._stop = asyncio.Event()
+            self._task = loop.create_task(self._run(self._ready, self._stop), name="weft-lifespan")
+        await asyncio.shield(self._ready)
+
+    async def stop(self) -> None:
+        """Leave the context manager, if it was entered, and let the threads go."""
+        self._threads.stop()
+        if self._task is None or self._stop is None:
+            return
+        self._stop.set()
+        task, self._task, self._ready = self._task, None, None
+        self.started = self._factory is None
+        await asyncio.wait([task])
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error
+
+    async def _run(self, ready: asyncio.Future[None], stop: asyncio.Event) -> None:
+        assert self._factory is not None
+        try:
+            async with self._factory(self._server) as self.value:
+                self.started = True
+                ready.set_result(None)
+                await stop.wait()
+        except Exception as error:
+            if ready.done():
+                raise
+            ready.set_exception(error)
+        finally:
+            # Left without `stop`: the start failed, or the loop shuts down. The next request enters it anew.
+            if self._ready is ready:
+                self._ready = None
+                self.started = False

@@ -1,0 +1,232 @@
+"""Pages: a list of features in a stable order, given out page by page, each page encoded once.
+
+This module owns the order, the cursors and the encoded bytes. It knows nothing of what is listed: a registry hands in
+the function that makes a result of some items. It never calls user code and never awaits.
+
+A cursor names the item after which the next page begins, and that item's serial number. It means the same to every
+worker that registered the same features, and goes on at the right place when items came or went in between (PAG-04).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar, get_args
+
+import msgspec
+
+from weft.errors import InvalidParams, RegistrationError, UsageError
+from weft.types.base import CacheScope, Result, Struct
+
+__all__ = ["DEFAULT_PAGE_SIZE", "CachePolicy", "Encoded", "Pages", "check_definition"]
+
+DEFAULT_PAGE_SIZE = 250
+
+_MAX_CURSOR = 16 * 1024  # a URI of the longest kind, escaped and in base64, fits
+_MAX_KEYS = 8  # eras and revisions that have pages of their own; more are served without a cache
+
+T = TypeVar("T")
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class CachePolicy:
+    """How long a client may keep a result, and whether it may share it between users.
+
+    `public` says that anybody may be shown it, also when it was fetched with a token (CACHE-16).
+
+    >>> CachePolicy(ttl_ms=60_000, scope="private").ttl_ms
+    60000
+    """
+
+    ttl_ms: int = 0
+    scope: CacheScope = "public"
+
+    def __post_init__(self) -> None:
+        # CACHE-02, CACHE-03: told where it is written, not where it is sent.
+        if type(self.ttl_ms) is not int or self.ttl_ms < 0:
+            raise UsageError(
+                f"CachePolicy(ttl_ms={self.ttl_ms!r}) is not possible: ttl_ms is a whole number of milliseconds, "
+                "0 (do not keep) or more."
+            )
+        if self.scope not in get_args(CacheScope):
+            raise UsageError(
+                f"CachePolicy(scope={self.scope!r}) is not possible: use 'public' for what all users may see, "
+                "or 'private' for what belongs to one."
+            )
+
+
+class Encoded:
+    """A sealed result together with its bytes, which are written to the wire as they are."""
+
+    __slots__ = ("body", "result")
+
+    def __init__(self, result: Result, body: msgspec.Raw) -> None:
+        self.result = result
+        self.body = body
+
+
+class _Snapshot(Generic[T]):
+    """The list as it is between two changes, and the pages made of it.
+
+    A change replaces the whole snapshot, so a page that was being made meanwhile stays with the old one, forgotten.
+    """
+
+    __slots__ = ("items", "names", "pages", "position", "serials")
+
+    def __init__(self, entries: dict[str, tuple[int, T]]) -> None:
+        self.items = [item for _, item in entries.values()]
+        self.serials = [serial for serial, _ in entries.values()]
+        self.names = list(entries)
+        self.position = {name: place for place, name in enumerate(self.names)}
+        self.pages: dict[Hashable, dict[int, Encoded]] = {}
+
+    def remembered(self, key: Hashable) -> dict[int, Encoded] | None:
+        pages = self.pages.get(key)
+        if pages is None and len(self.pages) < _MAX_KEYS:
+            pages = self.pages.setdefault(key, {})
+        return pages
+
+
+class Pages(Generic[T]):
+    """Named items in the order in which they were added.
+
+    >>> pages = Pages[str]("tools", page_size=2)
+    >>> for name in ("a", "b", "c"):
+    ...     pages.add(name, name.upper())
+    >>> list(pages), pages.get("b")
+    (['A', 'B', 'C'], 'B')
+    """
+
+    __slots__ = ("_entries", "_kind", "_lock", "_next", "_page_size", "_snapshot")
+
+    def __init__(self, kind: str, page_size: int = DEFAULT_PAGE_SIZE) -> None:
+        if type(page_size) is not int or page_size < 1:
+            raise UsageError(f"page_size={page_size!r} is not possible: a page has at least 1 item.")
+        self._kind = kind  # is in every cursor: one list's cursor is no other's
+        self._page_size = page_size
+        self._entries: dict[str, tuple[int, T]] = {}
+        self._next = 0
+        self._lock = threading.RLock()  # features come and go from worker threads as well
+        self._snapshot: _Snapshot[T] | None = None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._current().items)
+
+    def get(self, name: str) -> T | None:
+        """The item of this name."""
+        entry = self._entries.get(name)
+        return None if entry is None else entry[1]
+
+    def names(self) -> list[str]:
+        """All names, in order."""
+        return list(self._current().names)
+
+    def add(self, name: str, item: T) -> None:
+        """Put an item at the end. Its name must be free: registries say so in their own words."""
+        with self._lock:
+            if name in self._entries:
+                raise KeyError(name)
+            self._entries[name] = (self._next, item)
+            self._next += 1
+            self._snapshot = None
+
+    def remove(self, name: str) -> T | None:
+        """Take an item out and return it; None when there is none."""
+        with self._lock:
+            entry = self._entries.pop(name, None)
+            self._snapshot = None
+        return None if entry is None else entry[1]
+
+    def invalidate(self) -> None:
+        """Forget the encoded pages: an item says something else than before."""
+        with self._lock:
+            self._snapshot = None
+
+    def page(
+        self,
+        cursor: str | None,
+        build: Callable[[list[T], str | None], Result],
+        seal: Callable[[Result], Result],
+        key: Hashable,
+    ) -> Encoded:
+        """One page, sealed and encoded. `key` is what else than the items the sealed bytes depend on."""
+        snapshot = self._current()
+        start = 0 if cursor is None else self._start(snapshot, cursor)
+        # Only pages that follow one another from the start are kept, so the cache holds the list once per key,
+        # whatever cursors a peer makes up.
+        kept = snapshot.remembered(key) if start % self._page_size == 0 else None
+        if kept is not None and start in kept:
+            return kept[start]
+        items = snapshot.items[start : start + self._page_size]
+        result = seal(build(items, self._cursor_after(snapshot, start + len(items))))
+        page = Encoded(result, msgspec.Raw(_encode(result)))
+        if kept is not None:
+            kept[start] = page
+        return page
+
+    def _current(self) -> _Snapshot[T]:
+        snapshot = self._snapshot
+        if snapshot is None:
+            with self._lock:
+                snapshot = self._snapshot = self._snapshot or _Snapshot(self._entries)
+        return snapshot
+
+    def _cursor_after(self, snapshot: _Snapshot[T], end: int) -> str | None:
+        if end >= len(snapshot.items):
+            return None
+        payload = _encode([self._kind, snapshot.names[end - 1], snapshot.serials[end - 1]])
+        return base64.urlsafe_b64encode(payload).decode().rstrip("=")
+
+    def _start(self, snapshot: _Snapshot[T], cursor: str) -> int:
+        """Where the page begins: after the item that the cursor names, or where that item was."""
+        name, serial = self._read(cursor)
+        place = snapshot.position.get(name)
+        if place is not None:
+            return place + 1
+        return bisect_right(snapshot.serials, serial)
+
+    def _read(self, cursor: str) -> tuple[str, int]:
+        try:
+            if len(cursor) > _MAX_CURSOR:
+                raise ValueError("too long")
+            payload = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+            kind, name, serial = msgspec.json.decode(payload, type=tuple[str, str, int])
+        except (ValueError, binascii.Error, msgspec.DecodeError):
+            raise self._unknown() from None
+        if kind != self._kind or serial < 0:
+            raise self._unknown()
+        return name, serial
+
+    def _unknown(self) -> InvalidParams:
+        return InvalidParams(
+            f"Invalid params: `cursor` is not one that the list of {self._kind} gave out. "
+            "Leave it out to begin at the first page."
+        )
+
+
+def check_definition(definition: Struct, what: str, where: str) -> None:
+    """Refuse at registration what could not be listed: metadata or annotations that are not JSON."""
+    try:
+        _encode(definition)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RegistrationError(
+            f"{what} cannot be registered ({where}): its definition is not JSON: {_clause(error)}. "
+            "Use strings, numbers, booleans, None, lists and dictionaries with string keys in it."
+        ) from None
+
+
+def _clause(error: Exception) -> str:
+    sentence = str(error).rstrip(".")
+    return sentence[:1].lower() + sentence[1:]

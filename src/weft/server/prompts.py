@@ -1,0 +1,237 @@
+"""Prompts: the registry, and what happens at `prompts/list` and `prompts/get`.
+
+Owns how the arguments of a prompt, which are strings on the wire, become the parameters of a function, and how what it
+returns becomes messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
+from typing import Any, cast
+
+import msgspec
+
+from weft.errors import InvalidParams, ParseError, RegistrationError
+from weft.jsonrpc import check_bounds
+from weft.limits import Limits
+from weft.protocol.names import closest
+from weft.server.call import Call
+from weft.server.changes import Change, Changes
+from weft.server.content import BLOCKS, HELPERS, Unserialisable, to_block
+from weft.server.context import Context
+from weft.server.pages import CachePolicy, Encoded, Pages, check_definition
+from weft.server.signature import ArgumentsError, read_signature
+from weft.server.where import location
+from weft.types.base import Icon, Meta, Result, Struct
+from weft.types.prompts import (
+    GetPromptParams,
+    GetPromptResult,
+    ListPromptsResult,
+    Prompt,
+    PromptArgument,
+    PromptMessage,
+)
+from weft.types.request import PaginatedParams
+
+__all__ = ["AssistantMessage", "Prompts", "RegisteredPrompt", "UserMessage", "to_messages"]
+
+_MAX_NAME = 256
+
+
+def UserMessage(content: Any) -> PromptMessage:  # noqa: N802 - used like the type of what it makes
+    """A message that the user says: text, a block, an `Image`, an `Audio` or a `File`.
+
+    >>> UserMessage("Review this.").role
+    'user'
+    """
+    return PromptMessage("user", to_block(content))
+
+
+def AssistantMessage(content: Any) -> PromptMessage:  # noqa: N802 - used like the type of what it makes
+    """A message that the model says.
+
+    >>> AssistantMessage("Gladly.").role
+    'assistant'
+    """
+    return PromptMessage("assistant", to_block(content))
+
+
+def to_messages(value: Any) -> list[PromptMessage]:
+    """What a prompt's function returned, as messages; those without a role are the user's.
+
+    >>> [(message.role, message.content.text) for message in to_messages(["Hi.", AssistantMessage("Hello.")])]
+    [('user', 'Hi.'), ('assistant', 'Hello.')]
+    """
+    if isinstance(value, list | tuple):
+        return [_message(item) for item in cast("Iterable[Any]", value)]
+    return [_message(value)]
+
+
+def _message(value: Any) -> PromptMessage:
+    if isinstance(value, PromptMessage):
+        return value
+    if isinstance(value, (str, dict, *BLOCKS, *HELPERS)):
+        return UserMessage(value)
+    raise Unserialisable(
+        f"A prompt returns text, messages, content blocks, or a list of these, not {type(value).__name__}. "
+        "Return a string, UserMessage(...) or AssistantMessage(...)."
+    )
+
+
+class RegisteredPrompt:
+    """A prompt and how it is filled in."""
+
+    __slots__ = ("_limits", "_spoken", "definition", "fn", "signature", "where")
+
+    def __init__(self, fn: Callable[..., Any], definition: Prompt, limits: Limits, where: str) -> None:
+        self.fn = fn
+        self.definition = definition
+        self.where = where
+        self._limits = limits
+        self.signature = read_signature(
+            fn, injected=(Context,), opaque=(Struct, *HELPERS), kind="prompt", name=definition.name
+        )
+        properties: Mapping[str, Mapping[str, Any]] = self.signature.input_schema.get("properties", {})
+        required = self.signature.input_schema.get("required", ())
+        self._spoken = {name for name, schema in properties.items() if not _takes_text(schema)}
+        definition.description = definition.description or self.signature.description or None
+        definition.arguments = [
+            PromptArgument(name, schema.get("title"), schema.get("description"), required=name in required)
+            for name, schema in properties.items()
+        ] or None
+
+    def bind(self, arguments: Mapping[str, str]) -> dict[str, Any]:
+        """The function's arguments. A parameter that takes no text is read from its JSON (PRM-08, PRM-12)."""
+        values = {name: self._read(text) if name in self._spoken else text for name, text in arguments.items()}
+        return self.signature.bind(values)
+
+    def _read(self, text: str) -> Any:
+        """The JSON value, or the text itself where it is none: then the signature says what was expected."""
+        try:
+            data = text.encode()
+            check_bounds(data, self._limits)
+            return msgspec.json.decode(data)
+        except (ParseError, ValueError, RecursionError):
+            return text
+
+    async def fill(self, call: Call, arguments: Mapping[str, str]) -> Result:
+        """Call the function and make a fresh result of what it returns."""
+        try:
+            kwargs = self.bind(arguments)
+        except ArgumentsError as error:
+            raise InvalidParams(f"Invalid params: {error}") from None
+        if self.signature.injected is not None:
+            kwargs[self.signature.injected] = call.context
+        value = await call.server.invoke(self.fn, self.signature.is_async, kwargs)
+        if isinstance(value, Result):
+            return copy(value)
+        return GetPromptResult(messages=to_messages(value), description=self.definition.description)
+
+
+def _takes_text(schema: Mapping[str, Any]) -> bool:
+    """Whether a string fits this property as it is; one that says nothing takes anything."""
+    for keyword in ("anyOf", "oneOf", "allOf"):
+        if keyword in schema:
+            return any(_takes_text(member) for member in schema[keyword])
+    if "const" in schema:
+        return isinstance(schema["const"], str)
+    if "enum" in schema:
+        return any(isinstance(value, str) for value in schema["enum"])
+    kinds = schema.get("type")
+    if kinds is None:
+        return "$ref" not in schema  # what still is a reference refers to itself: an object or an array
+    return "string" in ([kinds] if isinstance(kinds, str) else kinds)
+
+
+class Prompts:
+    """All prompts of a server."""
+
+    def __init__(self, changes: Changes, cache: CachePolicy, page_size: int, limits: Limits) -> None:
+        self._changes = changes
+        self._cache = cache
+        self._limits = limits
+        self._pages: Pages[RegisteredPrompt] = Pages("prompts", page_size)
+        self.used = False  # once there was a prompt, the capability stays declared
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def __iter__(self) -> Iterator[RegisteredPrompt]:
+        return iter(self._pages)
+
+    def get(self, name: str) -> RegisteredPrompt | None:
+        """The prompt of this name."""
+        return self._pages.get(name)
+
+    def add(
+        self,
+        fn: Callable[..., Any],
+        *,
+        name: str | None = None,
+        title: str | None = None,
+        description: str | None = None,
+        icons: list[Icon] | None = None,
+        meta: Meta | None = None,
+        where: str | None = None,
+    ) -> None:
+        """Register a prompt; listeners hear of it."""
+        where = where or location(fn)
+        name = _check_name(name or getattr(fn, "__name__", type(fn).__name__), where)
+        definition = Prompt(name, title, description, None, icons, meta)
+        prompt = RegisteredPrompt(fn, definition, self._limits, where)
+        taken = self._pages.get(name)
+        if taken is not None:
+            raise RegistrationError(
+                f"Prompt {name!r} is registered twice: at {taken.where} and at {where}. "
+                "Give one of them another name with @server.prompt(name=...)."
+            )
+        check_definition(definition, f"Prompt {name!r}", where)
+        self._pages.add(name, prompt)
+        self.used = True
+        self._changes.publish(Change("prompts"))
+
+    def remove(self, name: str) -> None:
+        """Take a prompt out; listeners hear of it. KeyError when there is none."""
+        if self._pages.remove(name) is None:
+            raise KeyError(name)
+        self._changes.publish(Change("prompts"))
+
+    def find(self, name: str) -> RegisteredPrompt:
+        """The prompt of this name, or the refusal of a request that names it (PRM-07)."""
+        prompt = self._pages.get(name)
+        if prompt is None:
+            near = closest(name, self._pages.names())
+            hint = f"Did you mean {near!r}?" if near else "prompts/list names them all."
+            raise InvalidParams(f"Unknown prompt. {hint}")
+        return prompt
+
+    async def get_prompt(self, call: Call) -> Result:
+        """`prompts/get`."""
+        params = cast("GetPromptParams", call.envelope.params)
+        return await self.find(params.name).fill(call, params.arguments or {})
+
+    def _page(self, prompts: list[RegisteredPrompt], next_cursor: str | None) -> ListPromptsResult:
+        return ListPromptsResult(
+            prompts=[prompt.definition for prompt in prompts],
+            next_cursor=next_cursor,
+            ttl_ms=self._cache.ttl_ms,
+            cache_scope=self._cache.scope,
+        )
+
+    async def list(self, call: Call) -> Encoded:
+        """`prompts/list`."""
+        cursor = cast("PaginatedParams", call.envelope.params).cursor
+        offer = call.server.offer
+        return self._pages.page(
+            cursor, self._page, lambda result: call.era.seal(result, offer), call.envelope.revision.version
+        )
+
+
+def _check_name(name: str, where: str) -> str:
+    if not name.isprintable() or not 0 < len(name) <= _MAX_NAME:
+        raise RegistrationError(
+            f"Prompt {name[:_MAX_NAME]!r} cannot be registered ({where}): a name has 1 to {_MAX_NAME} printable "
+            "characters. Give it one with @server.prompt(name=...)."
+        )
+    return name

@@ -1,0 +1,385 @@
+"""Resources: the registry, and what happens at `resources/list`, `resources/templates/list` and `resources/read`.
+
+Owns which URI belongs to which resource, and how what a function returns becomes contents. It must not open what a URI
+names: only what was registered can be read (RES-13, RES-15).
+"""
+
+from __future__ import annotations
+
+import base64
+import inspect
+from collections.abc import Callable, Iterable
+from copy import copy
+from typing import Any, cast
+
+from weft.errors import InvalidParams, RegistrationError, ResourceNotFound
+from weft.limits import Limits
+from weft.protocol.names import check_uri
+from weft.protocol.uritemplate import UriTemplate
+from weft.server.call import Call
+from weft.server.changes import Change, Changes
+from weft.server.content import HELPERS, File, Unserialisable, check_mime_type, check_text, to_json_text
+from weft.server.context import Context
+from weft.server.pages import CachePolicy, Encoded, Pages, check_definition
+from weft.server.signature import ArgumentsError, Signature, read_signature
+from weft.server.where import location, short_path
+from weft.types.base import Annotations, Icon, Meta, Result, Struct
+from weft.types.content import ResourceContents
+from weft.types.request import PaginatedParams
+from weft.types.resources import (
+    ListResourcesResult,
+    ListResourceTemplatesResult,
+    ReadResourceParams,
+    ReadResourceResult,
+    Resource,
+    ResourceTemplate,
+)
+
+__all__ = ["RegisteredResource", "RegisteredTemplate", "Resources", "to_contents"]
+
+_OPAQUE = (Struct, *HELPERS)
+
+
+def to_contents(value: Any, uri: str, mime_type: str | None) -> list[ResourceContents]:
+    """What a resource's function returned, as contents.
+
+    A string is text, bytes are base64, any other JSON value is JSON text; a list that has contents or files in it may
+    have several, each under its own URI.
+
+    >>> to_contents({"debug": True}, "config://app", None)[0].text
+    '{"debug":true}'
+    """
+    if isinstance(value, list | tuple):
+        items = cast("list[Any] | tuple[Any, ...]", value)
+        if any(isinstance(item, (ResourceContents, *HELPERS)) for item in items):
+            return [_one(item, item.uri if isinstance(item, File) else uri, mime_type) for item in items]
+    return [_one(value, uri, mime_type)]
+
+
+def _one(value: Any, uri: str, mime_type: str | None) -> ResourceContents:
+    if isinstance(value, ResourceContents):
+        if (value.text is None) == (value.blob is None):
+            raise Unserialisable("ResourceContents has either `text` or `blob`: give exactly one of them.")
+        return value
+    if isinstance(value, str):
+        return ResourceContents(uri, mime_type or "text/plain", text=check_text(value))
+    if isinstance(value, bytes):
+        return ResourceContents(uri, mime_type or "application/octet-stream", blob=_base64(value))
+    if isinstance(value, File):
+        return value.to_contents(uri)
+    if isinstance(value, HELPERS):
+        return ResourceContents(uri, value.mime_type, blob=_base64(value.data), meta=value.meta)
+    return ResourceContents(uri, mime_type or "application/json", text=to_json_text(value))
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+class RegisteredResource:
+    """A resource with a URI of its own: a function that reads it, or what is in it."""
+
+    __slots__ = ("_contents", "cache", "definition", "fn", "signature", "where")
+
+    def __init__(
+        self, definition: Resource, fn: Callable[..., Any] | None, content: Any, cache: CachePolicy, where: str
+    ) -> None:
+        self.definition = definition
+        self.fn = fn
+        self.cache = cache
+        self.where = where
+        self.signature: Signature | None = None
+        self._contents: list[ResourceContents] = []  # of a resource without a function: made once
+        if fn is None:
+            self._contents = _registered_contents(content, definition, where)
+        else:
+            self.signature = read_signature(
+                fn, injected=(Context,), opaque=_OPAQUE, kind="resource", name=definition.name
+            )
+            _check_no_parameters(self.signature, definition, where)
+            definition.description = definition.description or self.signature.description or None
+
+    async def read(self, call: Call) -> Any:
+        """What is in it now."""
+        if self.fn is None or self.signature is None:
+            return [copy(item) for item in self._contents]
+        return await _invoke(call, self.fn, self.signature, {})
+
+
+class RegisteredTemplate:
+    """A family of resources: the variables of the template are the parameters of the function."""
+
+    __slots__ = ("cache", "definition", "fn", "signature", "template", "where")
+
+    def __init__(self, definition: ResourceTemplate, fn: Callable[..., Any], cache: CachePolicy, where: str) -> None:
+        self.definition = definition
+        self.fn = fn
+        self.cache = cache
+        self.where = where
+        self.template = _parse_template(definition.uri_template, where)
+        self.signature = read_signature(fn, injected=(Context,), opaque=_OPAQUE, kind="resource", name=definition.name)
+        _check_variables(self.template, self.signature, where)
+        definition.description = definition.description or self.signature.description or None
+
+    def match(self, uri: str) -> dict[str, Any] | None:
+        """The arguments for this URI; None when it is none of this family, a wrong type included."""
+        values = self.template.match(uri)
+        if values is None:
+            return None
+        try:
+            return self.signature.bind(values)
+        except ArgumentsError:
+            return None
+
+    async def read(self, call: Call, kwargs: dict[str, Any]) -> Any:
+        """What is in the resource that these arguments name."""
+        return await _invoke(call, self.fn, self.signature, kwargs)
+
+
+async def _invoke(call: Call, fn: Callable[..., Any], signature: Signature, kwargs: dict[str, Any]) -> Any:
+    if signature.injected is not None:
+        kwargs[signature.injected] = call.context
+    return await call.server.invoke(fn, signature.is_async, kwargs)
+
+
+class Resources:
+    """All resources and resource templates of a server."""
+
+    def __init__(
+        self,
+        changes: Changes,
+        cache: CachePolicy,
+        page_size: int,
+        limits: Limits,
+        *,
+        list_cache: CachePolicy | None = None,
+        templates_cache: CachePolicy | None = None,
+    ) -> None:
+        self._changes = changes
+        self._cache = cache  # of what is read, unless the resource says otherwise
+        self._list_cache = list_cache or cache
+        self._templates_cache = templates_cache or cache
+        self._limits = limits
+        self._resources: Pages[RegisteredResource] = Pages("resources", page_size)
+        self._templates: Pages[RegisteredTemplate] = Pages("resource templates", page_size)
+        self.used = False  # once there was a resource, the capability stays declared
+
+    def __len__(self) -> int:
+        return len(self._resources) + len(self._templates)
+
+    def get(self, uri: str) -> RegisteredResource | None:
+        """The resource that is registered under this very URI."""
+        return self._resources.get(uri)
+
+    def get_template(self, text: str) -> RegisteredTemplate | None:
+        """The template of this text."""
+        return self._templates.get(text)
+
+    def template_texts(self) -> Iterable[str]:
+        """The texts of all templates, in order."""
+        return self._templates.names()
+
+    def add(
+        self,
+        uri: str,
+        content: Any,
+        *,
+        name: str | None = None,
+        title: str | None = None,
+        description: str | None = None,
+        mime_type: str | None = None,
+        size: int | None = None,
+        annotations: Annotations | None = None,
+        icons: list[Icon] | None = None,
+        meta: Meta | None = None,
+        cache: CachePolicy | None = None,
+        where: str | None = None,
+    ) -> None:
+        """Register a function that reads a resource, or what is in it; listeners hear of it.
+
+        A URI with `{` in it is a template, which needs a function.
+        """
+        fn = cast("Callable[..., Any]", content) if callable(content) else None
+        where = where or (location(fn) if fn is not None else _caller())
+        name = name or _default_name(uri, fn)
+        if mime_type is not None:
+            check_mime_type(mime_type, f"Resource {uri!r} cannot be registered ({where})")
+        policy = cache or self._cache
+        if "{" in uri:
+            self._check_template(uri, fn, size, where)
+            template = ResourceTemplate(uri, name, title, description, mime_type, icons, annotations, meta)
+            self._add(self._templates, uri, RegisteredTemplate(template, cast("Any", fn), policy, where))
+        else:
+            self._check_uri(uri, where)
+            resource = Resource(uri, name, title, description, mime_type, size, icons, annotations, meta)
+            self._add(self._resources, uri, RegisteredResource(resource, fn, content, policy, where))
+
+    def _add(self, pages: Pages[Any], uri: str, entry: RegisteredResource | RegisteredTemplate) -> None:
+        taken = pages.get(uri)
+        if taken is not None:
+            raise RegistrationError(
+                f"Resource {uri!r} is registered twice: at {taken.where} and at {entry.where}. "
+                "Give one of them another URI, or remove the first."
+            )
+        check_definition(entry.definition, f"Resource {uri!r}", entry.where)
+        pages.add(uri, entry)
+        self.used = True
+        self._changes.publish(Change("resources"))
+
+    def remove(self, uri: str) -> None:
+        """Take a resource or a template out; listeners hear of it. KeyError when there is none."""
+        if self._resources.remove(uri) is None and self._templates.remove(uri) is None:
+            raise KeyError(uri)
+        self._changes.publish(Change("resources"))
+
+    def _check_uri(self, uri: str, where: str) -> None:
+        """RES-11, RES-12: a URI that no client could send is refused here."""
+        try:
+            check_uri(uri, self._limits.uri_bytes)
+        except ValueError as error:
+            raise RegistrationError(f"Resource {uri[:200]!r} cannot be registered ({where}): {error}") from None
+
+    def _check_template(self, text: str, fn: Callable[..., Any] | None, size: int | None, where: str) -> None:
+        if len(text) > self._limits.uri_bytes:
+            problem = f"it is longer than {self._limits.uri_bytes} characters. Shorten it."
+        elif fn is None:
+            problem = "a template needs a function that takes its variables. Register a function, or a URI without {}."
+        elif size is not None:
+            problem = "size= is for one resource, and a template has many. Leave it out."
+        else:
+            return
+        raise RegistrationError(f"Resource template {text[:200]!r} cannot be registered ({where}): {problem}")
+
+    async def read(self, call: Call) -> Result:
+        """`resources/read`: the resource of this URI, else the first template that fits it."""
+        uri = cast("ReadResourceParams", call.envelope.params).uri
+        self._check_requested(uri)
+        resource = self._resources.get(uri)
+        if resource is not None:
+            return _result(await resource.read(call), uri, resource)
+        for template in self._templates:
+            kwargs = template.match(uri)
+            if kwargs is not None:
+                return _result(await template.read(call, kwargs), uri, template)
+        raise ResourceNotFound(uri)
+
+    def _check_requested(self, uri: str) -> None:
+        """RES-12, D7. A URI that is too long is not repeated; one that is none is just not there."""
+        if len(uri) > self._limits.uri_bytes or len(uri.encode()) > self._limits.uri_bytes:
+            raise InvalidParams(f"Invalid params: `uri` is longer than {self._limits.uri_bytes} bytes.")
+        try:
+            check_uri(uri, self._limits.uri_bytes)
+        except ValueError:
+            raise ResourceNotFound(uri) from None
+
+    async def templates(self, call: Call) -> Encoded:
+        """`resources/templates/list`."""
+        return _page(self._templates, call, self._templates_page)
+
+    def _templates_page(self, entries: list[RegisteredTemplate], next_cursor: str | None) -> Result:
+        return ListResourceTemplatesResult(
+            resource_templates=[entry.definition for entry in entries],
+            next_cursor=next_cursor,
+            ttl_ms=self._templates_cache.ttl_ms,
+            cache_scope=self._templates_cache.scope,
+        )
+
+    def _resources_page(self, entries: list[RegisteredResource], next_cursor: str | None) -> Result:
+        return ListResourcesResult(
+            resources=[entry.definition for entry in entries],
+            next_cursor=next_cursor,
+            ttl_ms=self._list_cache.ttl_ms,
+            cache_scope=self._list_cache.scope,
+        )
+
+    async def list(self, call: Call) -> Encoded:
+        """`resources/list`."""
+        return _page(self._resources, call, self._resources_page)
+
+
+def _page(pages: Pages[Any], call: Call, build: Callable[[list[Any], str | None], Result]) -> Encoded:
+    cursor = cast("PaginatedParams", call.envelope.params).cursor
+    offer = call.server.offer
+    return pages.page(cursor, build, lambda result: call.era.seal(result, offer), call.envelope.revision.version)
+
+
+def _result(value: Any, uri: str, entry: RegisteredResource | RegisteredTemplate) -> Result:
+    """A fresh result of what was read. Nothing read is not found, never empty contents (RES-06)."""
+    if isinstance(value, Result) and not isinstance(value, ReadResourceResult):
+        return copy(value)  # such as a question first (RES-17), which carries no cache hints (CACHE-04)
+    if value is None or (isinstance(value, ReadResourceResult) and not value.contents):
+        raise ResourceNotFound(uri)
+    if isinstance(value, ReadResourceResult):
+        result = copy(value)
+    else:
+        result = ReadResourceResult(contents=to_contents(value, uri, entry.definition.mime_type))
+    if result.ttl_ms is None:
+        result.ttl_ms = entry.cache.ttl_ms
+    if result.cache_scope is None:
+        result.cache_scope = entry.cache.scope
+    return result
+
+
+def _registered_contents(content: Any, definition: Resource, where: str) -> list[ResourceContents]:
+    """Convert what is in a resource once, and tell clients its type and size where they are not given."""
+    try:
+        contents = to_contents(content, definition.uri, definition.mime_type)
+    except Unserialisable as error:
+        raise RegistrationError(f"Resource {definition.uri!r} cannot be registered ({where}): {error}") from None
+    if len(contents) == 1:
+        definition.mime_type = definition.mime_type or contents[0].mime_type
+        if definition.size is None:
+            text, blob = contents[0].text, contents[0].blob
+            definition.size = len(text.encode()) if text is not None else len(base64.b64decode(blob or ""))
+    return contents
+
+
+def _check_no_parameters(signature: Signature, definition: Resource, where: str) -> None:
+    required = signature.input_schema.get("required")
+    if required:
+        raise RegistrationError(
+            f"Resource {definition.uri!r} cannot be registered ({where}): its function needs {_names(required)}, which "
+            f"its URI does not give. Put them into the URI as variables, such as {{{required[0]}}}, or give them "
+            "defaults."
+        )
+
+
+def _parse_template(text: str, where: str) -> UriTemplate:
+    try:
+        return UriTemplate(text)
+    except ValueError as error:
+        raise RegistrationError(f"Resource template {text!r} cannot be registered ({where}): {error}") from None
+
+
+def _check_variables(template: UriTemplate, signature: Signature, where: str) -> None:
+    """The variables and the parameters must be the same; parameters with a default may be more."""
+    parameters = signature.input_schema.get("properties", {})
+    unknown = [name for name in template.variables if name not in parameters]
+    missing = [name for name in signature.input_schema.get("required", ()) if name not in template.variables]
+    if not unknown and not missing:
+        return
+    problems: list[str] = []
+    if unknown:
+        problems.append(f"its function has no parameter for {_names(unknown)}")
+    if missing:
+        problems.append(f"it gives no value for {_names(missing)}")
+    raise RegistrationError(
+        f"Resource template {template.text!r} cannot be registered ({where}): {', and '.join(problems)}. "
+        f"Its variables are {_names(template.variables)}, the parameters are {_names(parameters)}: make them the same."
+    )
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in names) or "none"
+
+
+def _default_name(uri: str, fn: Callable[..., Any] | None) -> str:
+    return getattr(fn, "__name__", None) or uri.rstrip("/").rpartition("/")[2] or uri
+
+
+def _caller() -> str:
+    """Where the user's code called into Weft, for a resource that has no function to point at."""
+    frame = inspect.currentframe()
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "weft":
+        frame = frame.f_back
+    return "an unknown place" if frame is None else f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"

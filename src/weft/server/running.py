@@ -1,0 +1,275 @@
+"""Running a server: from `server.run()` to the end of the process.
+
+Owns what happens around serving: the loop, the log, Ctrl-C and the way out. The transports know nothing of processes,
+and this knows nothing of messages.
+
+How it ends: the first Ctrl-C (or SIGTERM) lets HTTP requests finish for `limits.drain_seconds`, and `run` returns, so
+the exit code is 0; a second one ends the process at once with 130. A server that cannot start ends with 1 and says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine, Generator
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal
+
+from weft.errors import StartError
+from weft.server.listening import BACKLOG, HttpOptions, bind, check_exposure, try_line, url_of
+from weft.server.loading import is_loading
+from weft.server.where import user_frames
+
+if TYPE_CHECKING:
+    from uvicorn import Config
+
+    from weft.server.app import Server
+
+__all__ = ["CannotStart", "announce", "run", "say", "serve_http", "set_up_logging", "start"]
+
+log = logging.getLogger("weft.running")
+
+KEEP_ALIVE_SECONDS = 60  # an idle connection; longer than the pauses of a client, shorter than those of a proxy
+INTERRUPTED = 130
+MOST_FRAMES = 8
+THREAD_SECONDS = 0.25  # that threads get to end by themselves
+
+_Transport = Literal["stdio", "http"]
+
+
+class CannotStart(StartError, SystemExit):
+    """A StartError that, if nobody catches it, ends the process with its sentence and code 1 instead of a traceback."""
+
+    def __init__(self, sentence: str) -> None:
+        SystemExit.__init__(self, sentence)
+
+
+def run(server: Server, transport: _Transport = "stdio", *, log_level: str = "info", **options: Any) -> None:
+    """Serve until stopped. The options are those of `HttpOptions`.
+
+    Within a file that `weft run` or a worker loads this does nothing: whoever loads the file serves it.
+    """
+    if is_loading():
+        return
+    try:
+        start(server, transport, HttpOptions(log_level=log_level, **options))
+    except StartError as error:
+        raise CannotStart(str(error)) from None
+
+
+def start(server: Server, transport: _Transport, options: HttpOptions, target: str | None = None) -> None:
+    """Serve until stopped; raises `StartError` where `run` ends the process.
+
+    `target` is the `FILE:OBJECT` that workers load; without it the main script is searched.
+    """
+    set_up_logging(options.log_level)
+    if transport == "stdio":
+        _run_stdio(server)
+    elif transport == "http":
+        check_exposure(options)
+        if options.workers > 1:
+            from weft.server.workers import run_workers, target_of
+
+            run_workers(server, options, target or target_of(server))
+        else:
+            with contextlib.closing(bind(options.host, options.port)) as listener:
+                serve_http(server, options, listener, lambda: announce(server, options, listener))
+    else:
+        raise StartError(f"There is no transport {transport!r}; write run() or run('stdio'), or run('http').")
+
+
+def _run_stdio(server: Server) -> None:
+    from weft.server.transports.stdio import check_pipes, serve_stdio
+
+    check_pipes()
+    if os.isatty(0):  # a person, not a client
+        say(f"Weft serves {server.name!r} on stdio: an MCP client starts this command and talks to it. Ctrl-C stops.")
+        say("To serve over HTTP instead: weft run FILE --http")
+    _run_loop(server, serve_stdio(server))
+
+
+def serve_http(server: Server, options: HttpOptions, listener: socket.socket, started: Callable[[], None]) -> None:
+    """Serve on a socket that listens already; `started` is called when requests are taken."""
+    import uvicorn
+
+    class HttpServer(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            started()
+
+        def handle_exit(self, sig: int, frame: Any) -> None:
+            """Unlike uvicorn's: a stop that was asked for is no failure, and the second request for it is obeyed."""
+            if self.should_exit and sig == signal.SIGINT:
+                os._exit(INTERRUPTED)
+            self.should_exit = True
+
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
+    http = HttpServer(_uvicorn_config(server, options))
+
+    async def serve() -> None:
+        await server.lifespan.start()  # here, so that its failure is told like any other
+        await http.serve(sockets=[listener])
+
+    _run_loop(server, serve())
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Requests that are given up at the end of the drain are cancelled; uvicorn would log a traceback for each."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
+
+
+def _uvicorn_config(server: Server, options: HttpOptions) -> Config:
+    import uvicorn
+
+    from weft.server.transports.head_guard import guarded_protocol
+
+    app = server.asgi(options.path, allowed_hosts=options.allowed_hosts, allowed_origins=options.allowed_origins)
+    return uvicorn.Config(
+        app,  # type: ignore[arg-type] - an ASGI app by its own spelling of the types
+        http=guarded_protocol(server.limits),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,  # R14: what a peer says of its address is not believed
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=math.ceil(server.limits.drain_seconds),
+        h11_max_incomplete_event_size=server.limits.header_bytes,
+    )
+
+
+def set_up_logging(level: str) -> None:
+    """Let Weft's log reach stderr, unless the program has arranged its logging itself."""
+    names: Any = logging.getLevelNamesMapping()
+    if level.upper() not in names:
+        raise StartError(f"log_level={level!r} is not known; choose debug, info, warning, error or critical.")
+    if logging.getLogger().handlers:
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S"))
+    for name in ("weft", "uvicorn"):
+        logger = logging.getLogger(name)
+        if not logger.handlers:
+            logger.addHandler(handler)
+            logger.setLevel(level.upper() if name == "weft" else "WARNING")
+
+
+def say(text: str) -> None:
+    """Tell the person who started it. On stderr, since stdout may be the protocol's."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # there is no stderr, or it is closed
+        print(text, file=sys.stderr, flush=True)  # noqa: T201 - the one place that talks to a person
+
+
+def announce(server: Server, options: HttpOptions, listener: socket.socket) -> None:
+    """Say where the server is, and what to try."""
+    url = url_of(options, listener)
+    say(f"Weft serves {server.name!r} at {url} (Ctrl-C stops)")
+    if line := try_line(server, url):
+        say(f"Try: {line}")
+
+
+# The loop.
+
+
+def _run_loop(server: Server, main: Coroutine[Any, Any, None]) -> None:
+    """Run `main` to its end, whatever other tasks raise, and leave without waiting for threads that hang."""
+    loop = _new_loop()
+    task = loop.create_task(main)
+    if server.debug:
+        from weft.server.development import watch_for_blocking
+
+        loop.call_soon(watch_for_blocking, loop)
+    try:
+        with _cancel_on_signals(task):
+            _run_to_end(loop, task)
+    except asyncio.CancelledError:
+        pass  # Ctrl-C
+    except StartError:
+        raise
+    except Exception as error:  # noqa: BLE001 - told in a sentence, as every failure to start
+        raise StartError(_failure(server, error)) from None
+    finally:
+        _close(loop)
+    _leave()
+
+
+def _run_to_end(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
+    while True:
+        try:
+            return loop.run_until_complete(task)
+        except (SystemExit, KeyboardInterrupt) as error:
+            if task.done():
+                raise
+            # Not ours: asyncio lets these two out of any task, and a handler may have started one (R1).
+            log.error("a background task raised %s; the server goes on", type(error).__name__)  # noqa: TRY400 - no trace
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    if find_spec("uvloop") is not None:
+        import uvloop
+
+        return uvloop.new_event_loop()
+    return asyncio.new_event_loop()
+
+
+@contextlib.contextmanager
+def _cancel_on_signals(task: asyncio.Task[None]) -> Generator[None]:
+    """The first signal cancels the task; the second ends the process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked = False
+
+    def stop(_signal: int, _frame: Any) -> None:
+        nonlocal asked
+        if asked:
+            os._exit(INTERRUPTED)
+        asked = True
+        task.get_loop().call_soon_threadsafe(task.cancel)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _close(loop: asyncio.AbstractEventLoop) -> None:
+    """Close the loop as `asyncio.run` does, but wait a second at most, and not for threads."""
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.wait(tasks, timeout=1))
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
+
+
+def _leave() -> None:
+    """Do not let a plain function that still runs in its thread keep the process: nobody wants its result any more."""
+    working = [thread for thread in threading.enumerate() if thread.name.startswith(("weft_", "asyncio_"))]
+    until = time.monotonic() + THREAD_SECONDS
+    for thread in working:
+        thread.join(max(0, until - time.monotonic()))
+    stuck = [thread for thread in working if thread.is_alive()]
+    if stuck and threading.current_thread() is threading.main_thread():
+        log.warning("%d plain function(s) did not return and were abandoned", len(stuck))
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _failure(server: Server, error: Exception) -> str:
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    frames = [frame for frame in user_frames(error) if ".pyx:" not in frame]  # uvloop's: it is compiled
+    return "\n".join([f"{server.name!r} stopped: {what}"[:600], *(f"  {frame}" for frame in frames[-MOST_FRAMES:])])

@@ -1,0 +1,153 @@
+"""A Python function → input schema, binder, output schema.
+
+Owns how a function that a user registers is read: its parameters, its injected Context, its defaults and its
+return type, and how the raw JSON of a call becomes keyword arguments. It does not call the function, and knows
+nothing of requests or results.
+
+Binding is one call into the compiled validator with the raw bytes. JSON types are taken exactly first; only when that
+fails are spellings accepted that models are fond of (`"3"` for 3, `"true"` for true, 3.0 for 3) — though never a
+boolean for a number, or a number for a boolean.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pydantic_core
+from pydantic import ValidationError
+
+from weft.server.docstrings import parse
+from weft.server.signature_errors import ArgumentsError, explain
+from weft.server.signature_output import OutputError, read_output
+from weft.server.signature_params import MirroredHeader, Params, read_params
+from weft.server.where import describe, location, target
+
+__all__ = ["ArgumentsError", "MirroredHeader", "OutputError", "Signature", "read_signature"]
+
+_LARGE = 65536
+"""Arguments above this many bytes must have exact types: telling every problem in them would cost too much (D4)."""
+_MANY = 1000
+_NUMERIC = frozenset({"decimal_type", "float_type", "int_type"})
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Signature:
+    """What Weft knows of a registered function.
+
+    `input_schema` and `output_schema` are JSON Schema 2020-12 (`output_schema` is None when the return type promises
+    nothing worth checking), `injected` the name of the parameter
+    that takes the Context, `returns` the evaluated return annotation (`inspect.Signature.empty` when there is none),
+    `description` the docstring without its parameter section; `dump_output` turns a return value into JSON values.
+    """
+
+    name: str
+    kind: str
+    where: str
+    description: str
+    input_schema: dict[str, Any]
+    output_schema: dict[str, Any] | None
+    is_async: bool
+    injected: str | None
+    returns: Any
+    dump_output: Callable[[Any], Any]
+    _params: Params
+
+    def __repr__(self) -> str:
+        return f"<Signature of {self.kind} {self.name!r} ({self.where})>"
+
+    def bind_json(self, raw: bytes) -> dict[str, Any]:
+        """The keyword arguments for a JSON object in bytes; ArgumentsError when they do not fit."""
+        params = self._params
+        try:
+            if len(raw) <= _LARGE:
+                return params.validate_json(raw, strict=True)
+            return params.validate_large(raw, strict=True)
+        except ValidationError as error:
+            problem = error
+        return self._bind_leniently(raw, problem)
+
+    def bind(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The keyword arguments for JSON values that are decoded already; ArgumentsError when they do not fit."""
+        return self.bind_json(pydantic_core.to_json(dict(values)))
+
+    def _bind_leniently(self, raw: bytes, strict: ValidationError) -> dict[str, Any]:
+        if strict.error_count() > _MANY:
+            raise ArgumentsError(
+                [f"More than {_MANY} values have a wrong type; compare them with the input schema."],
+                subject=self._subject,
+            )
+        problems: list[Any] = strict.errors(include_url=False)
+        if len(raw) <= _LARGE:
+            problems = [problem for problem in problems if _mixes_bool_and_number(problem)]
+            try:
+                bound = self._params.validate_json(raw)
+            except ValidationError as error:
+                problems += error.errors(include_url=False)
+            else:
+                if not problems:
+                    return bound
+        raise self._explain(problems, raw)
+
+    def _explain(self, problems: list[Any], raw: bytes) -> ArgumentsError:
+        if problems[0]["type"] == "json_invalid":
+            return ArgumentsError(["They are not valid JSON; send a JSON object."], subject=self._subject)
+        arguments = pydantic_core.from_json(raw)
+        if not isinstance(arguments, dict):
+            return ArgumentsError(["They must be a JSON object with a value for each name."], subject=self._subject)
+        return explain(problems, arguments, schema=self.input_schema, subject=self._subject)
+
+    @property
+    def _subject(self) -> str:
+        return f"The arguments of {self.kind} {self.name!r}"
+
+
+def read_signature(
+    fn: Callable[..., Any],
+    *,
+    injected: tuple[type, ...] = (),
+    opaque: tuple[type, ...] = (),
+    kind: str = "tool",
+    name: str | None = None,
+) -> Signature:
+    """Read a function; RegistrationError, with its place and the remedy, when it cannot be offered as written.
+
+    `injected` are the classes whose parameter Weft fills itself; `opaque` the classes of results that are not JSON
+    values, for which no output schema is made. A plain `str`, `bytes`, `None` or `Any`, too, makes no output schema: it
+    would promise nothing that the text of the result does not say already.
+
+    >>> def add(a: int, b: int = 1) -> int:
+    ...     "Add two numbers."
+    ...     return a + b
+    >>> signature = read_signature(add)
+    >>> signature.bind_json(b'{"a": 2}')
+    {'a': 2}
+    >>> signature.output_schema
+    {'type': 'integer'}
+    """
+    name = name or describe(fn).partition(" ")[0]
+    doc = parse(inspect.getdoc(target(fn)))
+    params = read_params(fn, injected=injected, doc=doc, kind=kind, name=name)
+    output = read_output(fn, params.returns, opaque=opaque, kind=kind, name=name)
+    return Signature(
+        name=name,
+        kind=kind,
+        where=location(fn),
+        description=doc.summary,
+        input_schema=params.schema,
+        output_schema=output.schema,
+        is_async=inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__),
+        injected=params.injected,
+        returns=params.returns,
+        dump_output=output.dump,
+        _params=params,
+    )
+
+
+def _mixes_bool_and_number(problem: Mapping[str, Any]) -> bool:
+    given = problem["input"]
+    if problem["type"] == "bool_type":
+        return isinstance(given, (int, float))
+    return problem["type"] in _NUMERIC and isinstance(given, bool)

@@ -1,0 +1,234 @@
+"""Arguments that do not fit, told to a model: what is wrong with each, what is expected, what was got.
+
+Owns the sentences. They name arguments and types, never the values that came in, and no library. It decides
+nothing: whether arguments fit is the signature's business.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from weft.errors import WeftError
+from weft.protocol.schema import is_array, is_object, json_type
+
+__all__ = ["ArgumentsError", "explain"]
+
+MAX_ISSUES = 10
+MAX_TEXT = 4096
+_MAX_ISSUE = 350
+
+_Path = tuple[str | int, ...]
+
+_EXPECTED = {
+    "bool": "true or false",
+    "bytes": "a string",
+    "complex": "a complex number as a string",
+    "dataclass": "an object",
+    "date": "a date as YYYY-MM-DD",
+    "datetime": "a date and time in ISO 8601 form",
+    "decimal": "a number",
+    "dict": "an object",
+    "float": "a number",
+    "frozen_set": "an array",
+    "int": "an integer",
+    "list": "an array",
+    "mapping": "an object",
+    "model": "an object",
+    "model_attributes": "an object",
+    "none": "null",
+    "set": "an array",
+    "string": "a string",
+    "time": "a time as HH:MM:SS",
+    "time_delta": "a duration in ISO 8601 form",
+    "timezone_aware": "a date and time with a time zone",
+    "tuple": "an array",
+    "url": "a URL",
+    "uuid": "a UUID",
+}
+_SUFFIXES = (
+    "_type",
+    "_parsing",
+    "_from_date_parsing",
+    "_from_datetime_parsing",
+    "_from_float",
+    "_required",
+    "_inexact",
+)
+
+
+class ArgumentsError(WeftError):
+    """The arguments of a call do not fit the function; `issues` has one sentence for each problem.
+
+    At most ten issues and 4 KiB of text reach the peer, whatever it sent (default D4).
+    """
+
+    def __init__(self, issues: Sequence[str], *, subject: str = "The arguments", more: int = 0) -> None:
+        self.issues = [_cut(issue, _MAX_ISSUE) for issue in issues[:MAX_ISSUES]]
+        more += max(0, len(issues) - MAX_ISSUES)
+        lines = [f"{subject} do not fit:", *(f"- {issue}" for issue in self.issues)]
+        if more:
+            lines.append(f"- and {more} more.")
+        super().__init__(_cut("\n".join(lines), MAX_TEXT))
+
+
+def explain(
+    problems: Sequence[Mapping[str, Any]], arguments: Any, *, schema: Mapping[str, Any], subject: str
+) -> ArgumentsError:
+    """Turn the problems that validation found (pydantic's `errors()`) into sentences.
+
+    `arguments` is what was validated, `schema` the input schema, `subject` begins the text ("The arguments of …").
+    """
+    wrong: dict[_Path, list[str]] = {}
+    missing: list[_Path] = []
+    extra: list[_Path] = []
+    for problem in problems:
+        path = _path(problem["loc"], arguments)
+        kind: str = problem["type"]
+        if kind in {"missing", "missing_argument", "missing_keyword_only_argument"}:
+            missing.append((*path, problem["loc"][-1]) if not _ends(path, problem["loc"]) else path)
+        elif kind in {"extra_forbidden", "unexpected_keyword_argument", "no_such_attribute"}:
+            extra.append(path)
+        else:
+            words = _expectation(problem)
+            known = wrong.setdefault(path, [])
+            if words not in known:
+                known.append(words)
+    issues = [f"{_name(path)} is missing; {_missing_type(path, schema)}." for path in _unique(missing)]
+    reached = [*wrong, *missing, *extra]
+    for path, words in wrong.items():
+        # A union tells why each of its members does not fit; the member that fits best says it deeper inside.
+        if not any(len(other) > len(path) and other[: len(path)] == path for other in reached):
+            issues.append(_wrong(path, words, arguments))
+    issues += [_extra(path, missing, schema) for path in _unique(extra)]
+    return ArgumentsError(issues, subject=subject)
+
+
+def _wrong(path: _Path, words: list[str], arguments: Any) -> str:
+    expected = [word[9:] for word in words if word.startswith("expected ")]
+    others = [word for word in words if not word.startswith("expected ")]
+    if expected and not others:
+        return f"{_name(path)}: expected {_either(expected)}, got {json_type(_value(path, arguments))}."
+    clauses = ([f"expected {_either(expected)}"] if expected else []) + others
+    return f"{_name(path)}: {' or '.join(clauses)}."
+
+
+def _extra(path: _Path, missing: list[_Path], schema: Mapping[str, Any]) -> str:
+    if not path:
+        return "An argument is not known; remove it."
+    siblings = [str(other[-1]) for other in missing if other[:-1] == path[:-1]]
+    if len(path) == 1:
+        siblings += [name for name in schema.get("properties", {}) if name not in siblings]
+    close = difflib.get_close_matches(str(path[-1])[:64], siblings[:500], n=1)
+    if close:
+        return f"{_name(path)} is not known; did you mean {close[0]!r}?"
+    if len(path) > 1:
+        return f"{_name(path)} is not known; remove it."
+    if not siblings:
+        return f"{_name(path)} is not known; there are no arguments, remove it."
+    return f"{_name(path)} is not known; remove it. The arguments are: {', '.join(siblings[:20])}."
+
+
+def _expectation(problem: Mapping[str, Any]) -> str:
+    """What a problem asks for, without anything that came in."""
+    kind: str = problem["type"]
+    context: Mapping[str, Any] = problem.get("ctx") or {}
+    if kind in {"literal_error", "enum"}:
+        return f"expected {_cut(str(context.get('expected')), 200)}"
+    if kind in {"union_tag_invalid", "union_tag_not_found"}:
+        tags = f": {_cut(str(context['expected_tags']), 200)}" if "expected_tags" in context else ""
+        return f"{str(context.get('discriminator')).strip(chr(39))!r} must name one of its kinds{tags}"
+    if kind == "json_invalid":
+        return "expected JSON"
+    for suffix in _SUFFIXES:
+        if kind.endswith(suffix) and kind.removesuffix(suffix) in _EXPECTED:
+            return f"expected {_EXPECTED[kind.removesuffix(suffix)]}"
+    message = str(problem["msg"])
+    for prefix in ("Value error, ", "Assertion failed, "):
+        message = message.removeprefix(prefix)
+    if message.startswith("Input should "):
+        message = message.replace("Input should ", "it should ", 1)
+    return _cut(message.rstrip("."), 250)
+
+
+def _missing_type(path: _Path, schema: Mapping[str, Any]) -> str:
+    known = schema.get("properties", {}).get(path[0]) if len(path) == 1 else None
+    words = _schema_words(known) if known else None
+    return f"expected {words}" if words else "add it"
+
+
+def _schema_words(schema: Mapping[str, Any]) -> str | None:
+    """The type that a property asks for in a few words, if it is that simple."""
+    if "enum" in schema:
+        return _cut("one of " + ", ".join(repr(value) for value in schema["enum"]), 200)
+    if "const" in schema:
+        return repr(schema["const"])
+    words = {
+        "array": "an array",
+        "boolean": "true or false",
+        "integer": "an integer",
+        "null": "null",
+        "number": "a number",
+        "object": "an object",
+        "string": "a string",
+    }
+    if "anyOf" in schema:
+        options = [_schema_words(option) for option in schema["anyOf"]]
+        return _either([option for option in options if option]) if all(options) else None
+    kind = schema.get("type")
+    return words.get(kind) if isinstance(kind, str) else None
+
+
+def _path(location: Sequence[str | int], arguments: Any) -> _Path:
+    """The steps of a location that are steps in the arguments; the others name a member of a union, or a key."""
+    path: list[str | int] = []
+    for step in location:
+        inside, arguments = _step(arguments, step)
+        if inside:
+            path.append(step)
+    return tuple(path)
+
+
+def _ends(path: _Path, location: Sequence[str | int]) -> bool:
+    return bool(path) and path[-1] == location[-1] and len(path) == len(location)
+
+
+def _value(path: _Path, arguments: Any) -> Any:
+    for step in path:
+        arguments = _step(arguments, step)[1]
+    return arguments
+
+
+def _step(value: Any, step: str | int) -> tuple[bool, Any]:
+    if isinstance(step, str) and is_object(value) and step in value:
+        return True, value[step]
+    if isinstance(step, int) and is_array(value) and 0 <= step < len(value):
+        return True, value[step]
+    return False, value
+
+
+def _name(path: _Path) -> str:
+    if not path:
+        return "The arguments as a whole"
+    text = ""
+    for step in path:
+        text += f"[{step}]" if isinstance(step, int) else ("." if text else "") + _clean(step)
+    return f"'{_cut(text, 160)}'"
+
+
+def _clean(key: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in key[:64])
+
+
+def _either(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def _unique(paths: list[_Path]) -> list[_Path]:
+    return list(dict.fromkeys(paths))
+
+
+def _cut(text: str, limit: int) -> str:
+    data = text.encode(errors="replace")
+    return text if len(data) <= limit else data[: limit - 3].decode(errors="ignore") + "…"

@@ -1,0 +1,132 @@
+"""What a function returns: its output schema, and the way from a return value to plain JSON values.
+
+Owns the promise that both agree. A value that does not fit, or that JSON cannot carry, is an OutputError; its `repr`
+is never sent instead.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import Signature as PythonSignature
+from typing import Annotated, Any, Never, NoReturn, Union, get_args, get_origin
+
+import pydantic_core
+from pydantic import TypeAdapter, ValidationError
+
+from weft.errors import RegistrationError, WeftError
+from weft.protocol.schema import is_array, is_object
+from weft.server.signature_schema import inline, reason, schema_of, type_name
+from weft.server.where import location
+
+__all__ = ["Output", "OutputError", "read_output"]
+
+_SILENT = (PythonSignature.empty, None, type(None), str, bytes, bytearray, Any, object, NoReturn, Never)
+
+
+class OutputError(WeftError):
+    """A function returned what its annotation does not allow, or what JSON cannot carry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The schema of the return values, if there is one, and the function that turns a value into JSON values."""
+
+    schema: dict[str, Any] | None
+    dump: Callable[[Any], Any]
+
+
+def read_output(fn: Callable[..., Any], returns: Any, *, opaque: tuple[type, ...], kind: str, name: str) -> Output:
+    """Read a return annotation that is evaluated already; RegistrationError when it cannot be described."""
+    subject = f"{kind} {name!r} ({location(fn)})"
+    if _is_silent(returns) or _contains(returns, (*opaque, bytes)):
+        return Output(None, _plain_dump(subject))
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(returns)
+        schema = inline(schema_of(adapter, "serialization"))
+    except Exception as error:  # noqa: BLE001  # whatever a type's own hooks raise, the remedy is the same
+        raise RegistrationError(
+            f"{kind.capitalize()} {name!r} at {location(fn)}: its return type {type_name(returns)} cannot be "
+            f"described as JSON.\n  Why: {reason(error)}\n"
+            "  What to do: return a type made of JSON values (a dataclass, a pydantic model, a TypedDict, list, dict, "
+            "numbers, text), or annotate `-> Any` to promise nothing."
+        ) from None
+    return Output(schema, _checked_dump(adapter, returns, subject))
+
+
+def _checked_dump(adapter: TypeAdapter[Any], returns: Any, subject: str) -> Callable[[Any], Any]:
+    validate, to_python = adapter.validator.validate_python, adapter.serializer.to_python
+    expected = type_name(returns)
+
+    def dump(value: Any) -> Any:
+        """Check the value against the annotation, so that it conforms to the output schema (TOOL-12)."""
+        try:
+            dumped = to_python(validate(value), mode="json", by_alias=True, warnings="error")
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            place = "".join(f"[{step!r}]" for step in first["loc"])
+            raise OutputError(
+                f"{subject} returned a value of type {type_name(type(value))}, which does not fit its return type "
+                f"{expected}{f' at {place}' if place else ''}: {first['msg']}. "
+                "Return what the annotation says, or correct the annotation."
+            ) from None
+        except (ValueError, RecursionError) as error:
+            raise _not_json(subject, value, error) from None
+        return _finite(dumped, subject, value)
+
+    return dump
+
+
+def _plain_dump(subject: str) -> Callable[[Any], Any]:
+    def dump(value: Any) -> Any:
+        """Turn whatever was returned into JSON values."""
+        try:
+            dumped = pydantic_core.to_jsonable_python(value)
+        except (ValueError, RecursionError) as error:
+            raise _not_json(subject, value, error) from None
+        return _finite(dumped, subject, value)
+
+    return dump
+
+
+def _not_json(subject: str, value: object, error: Exception) -> OutputError:
+    return OutputError(
+        f"{subject} returned a value of type {type_name(type(value))} that JSON cannot carry: {reason(error)} "
+        "Return JSON values (text, numbers, lists, dicts, dataclasses, pydantic models), or turn it into text yourself."
+    )
+
+
+def _finite(dumped: Any, subject: str, value: object) -> Any:
+    if type(dumped) in (int, str, bool) or _is_finite(dumped):
+        return dumped
+    raise OutputError(
+        f"{subject} returned a value of type {type_name(type(value))} with a number that is not finite (NaN or "
+        "infinity), which JSON cannot carry. Return None in its place, or leave it out."
+    )
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if is_object(value):
+        return all(map(_is_finite, value.values()))
+    if is_array(value):
+        return all(map(_is_finite, value))
+    return True
+
+
+def _is_silent(annotation: Any) -> bool:
+    """Whether a return type promises nothing beyond text: see `read_signature`."""
+    if get_origin(annotation) is Annotated:
+        return _is_silent(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return all(map(_is_silent, get_args(annotation)))
+    return any(annotation is silent for silent in _SILENT)
+
+
+def _contains(annotation: Any, classes: tuple[type, ...]) -> bool:
+    if isinstance(annotation, type) and not get_args(annotation):
+        return issubclass(annotation, classes)
+    return any(_contains(part, classes) for part in get_args(annotation))

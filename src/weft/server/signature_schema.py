@@ -1,0 +1,124 @@
+"""The JSON Schema of Python types as a peer should see it: no generated titles, no reference that is used once.
+
+Owns the wording of schemas that Weft makes. Whether a type can be described at all is found out here, and told by the
+caller, who knows the parameter.
+"""
+
+from __future__ import annotations
+
+import types
+from collections import Counter
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
+
+from weft.protocol.schema import is_array, is_object
+
+__all__ = ["inline", "reason", "schema_of", "type_name"]
+
+_DEFS = "#/$defs/"
+
+
+def schema_of(adapter: TypeAdapter[Any], mode: Literal["validation", "serialization"]) -> dict[str, Any]:
+    """The schema of a type, with its definitions still under `$defs`."""
+    schema = adapter.json_schema(schema_generator=_Plain, mode=mode, by_alias=True)
+    for body in (schema, *schema.get("$defs", {}).values()):
+        if "enum" in body or "const" in body:  # the title of an enum is set where no generator can help it
+            body.pop("title", None)
+    return schema
+
+
+def inline(schema: dict[str, Any]) -> dict[str, Any]:
+    """Put each definition that is used once where it is used.
+
+    A nested model is then reachable through `properties` alone, as mirrored headers need (HDR-21), and a model reads
+    the schema without following references. What is used twice, or contains itself, stays under `$defs`.
+    """
+    definitions: dict[str, Any] = schema.get("$defs", {})
+    uses = Counter(_references(schema))
+    single = {name: body for name, body in definitions.items() if uses[_DEFS + name] == 1}
+    placed = _place({key: value for key, value in schema.items() if key != "$defs"}, single)
+    kept = {name: _place(body, single) for name, body in definitions.items() if name not in single}
+    return {**placed, "$defs": kept} if kept else placed
+
+
+def _references(node: Any) -> Iterator[str]:
+    """Every text that refers to a definition; a discriminator's mapping counts, so what it names stays."""
+    if isinstance(node, str):
+        if node.startswith(_DEFS):
+            yield node
+    elif is_object(node):
+        for child in node.values():
+            yield from _references(child)
+    elif is_array(node):
+        for child in node:
+            yield from _references(child)
+
+
+def _place(node: Any, single: dict[str, Any]) -> Any:
+    if is_array(node):
+        return [_place(child, single) for child in node]
+    if not is_object(node):
+        return node
+    reference = node.get("$ref")
+    if isinstance(reference, str) and reference.removeprefix(_DEFS) in single:
+        beside = {key: value for key, value in node.items() if key != "$ref"}
+        return _place({**single[reference.removeprefix(_DEFS)], **beside}, single)
+    return {key: _place(value, single) for key, value in node.items()}
+
+
+def type_name(annotation: Any) -> str:
+    """A type as its author wrote it, nearly."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if annotation is type(None):
+        return "None"
+    if origin is Annotated:
+        return type_name(parts[0])
+    if origin in (Union, types.UnionType):
+        return " | ".join(map(type_name, parts))
+    if isinstance(origin, type) and parts and all(isinstance(part, type) for part in parts):
+        return f"{type_name(origin)}[{', '.join(map(type_name, parts))}]"
+    if isinstance(annotation, type):
+        return annotation.__qualname__.rpartition("<locals>.")[2]
+    return repr(annotation).replace("typing.", "")[:120]
+
+
+def reason(error: BaseException) -> str:
+    """Why a type cannot be used, in a sentence."""
+    if isinstance(error, PydanticSchemaGenerationError):
+        return "it has a class whose contents are not known: neither a dataclass, a model, nor a TypedDict."
+    if isinstance(error, PydanticUserError) and error.code == "typed-dict-version":
+        return "on this Python, import TypedDict from typing_extensions instead of typing."
+    if isinstance(error, PydanticUserError) and error.code == "invalid-for-json-schema":
+        return "it has a part, such as a callable, that has no form in JSON."
+    lines = str(error).strip().splitlines()
+    text = lines[0].strip() if lines else type(error).__name__
+    return text if text.endswith(".") else text + "."
+
+
+class _Plain(GenerateJsonSchema):
+    """pydantic's generator without the titles it makes up from names, and without its warnings."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def emit_warning(self, kind: Any, detail: str) -> None:
+        """Say nothing: a default that JSON cannot show is left out of the schema, and still used."""
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
+        return _untitled(super().model_schema(schema), schema["cls"])
+
+    def dataclass_schema(self, schema: core_schema.DataclassSchema) -> JsonSchemaValue:
+        return _untitled(super().dataclass_schema(schema), schema["cls"])
+
+    def typed_dict_schema(self, schema: core_schema.TypedDictSchema) -> JsonSchemaValue:
+        return _untitled(super().typed_dict_schema(schema), schema.get("cls"))
+
+
+def _untitled(schema: JsonSchemaValue, cls: type | None) -> JsonSchemaValue:
+    if cls is not None and schema.get("title") == cls.__name__:
+        del schema["title"]
+    return schema

@@ -1,0 +1,272 @@
+"""Tools: the registry, and what happens at `tools/list` and `tools/call`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from copy import copy
+from typing import Any, cast
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from weft.errors import InvalidParams, ProtocolError, RegistrationError, ToolError
+from weft.protocol.headers import Mirror, check_mirrors, find_mirrors
+from weft.protocol.names import check_tool_name, closest
+from weft.protocol.schema import SchemaError, Validator, check_object_schema, compile_schema
+from weft.server.call import Call
+from weft.server.changes import Change, Changes
+from weft.server.content import Audio, File, Image, Unserialisable, to_blocks, to_json_text
+from weft.server.context import Context
+from weft.server.faults import record, report
+from weft.server.pages import CachePolicy, Encoded, Pages, check_definition
+from weft.server.signature import ArgumentsError, OutputError, Signature, read_signature
+from weft.server.threads import Threads
+from weft.server.where import location
+from weft.types.base import Icon, Result
+from weft.types.content import AudioContent, EmbeddedResource, ImageContent, ResourceLink, TextContent
+from weft.types.interaction import InputRequiredResult
+from weft.types.request import PaginatedParams
+from weft.types.tools import CallToolParams, CallToolResult, ListToolsResult, Tool, ToolAnnotations
+
+__all__ = ["RegisteredTool", "ToolOptions", "Tools"]
+
+CONTENT_TYPES = (TextContent, ImageContent, AudioContent, ResourceLink, EmbeddedResource, Image, Audio, File)
+OPAQUE_TYPES = (*CONTENT_TYPES, CallToolResult, InputRequiredResult)
+
+NO_ARGUMENTS = b"{}"
+
+
+class ToolOptions(msgspec.Struct, kw_only=True, frozen=True):
+    """What can be said of a tool besides its function."""
+
+    name: str | None = None
+    title: str | None = None
+    description: str | None = None
+    input_schema: Mapping[str, Any] | None = None  # in place of the function's signature
+    output_schema: Mapping[str, Any] | None = None  # in place of the return annotation
+    annotations: ToolAnnotations | None = None
+    icons: list[Icon] | None = None
+    meta: dict[str, Any] | None = None
+    timeout: float | None = None  # seconds
+
+
+class RegisteredTool:
+    """A tool and how it is called."""
+
+    __slots__ = (
+        "_input",
+        "_output",
+        "_threads",
+        "_whole",
+        "definition",
+        "fn",
+        "mirrors",
+        "name",
+        "signature",
+        "timeout",
+        "where",
+    )
+
+    def __init__(self, fn: Callable[..., Any], options: ToolOptions, threads: Threads) -> None:
+        self.fn = fn
+        self.where = location(fn)
+        self.name = options.name or getattr(fn, "__name__", type(fn).__name__)
+        self._check(lambda: check_tool_name(self.name))
+        raw = options.input_schema
+        self.signature: Signature = read_signature(
+            fn, injected=(Context,), opaque=OPAQUE_TYPES, kind="tool", name=self.name
+        )
+        self._whole = self._whole_parameter() if raw is not None else None
+        self._input = self._compile(raw, "input_schema") if raw is not None else None
+        self._output = self._compile(options.output_schema, "output_schema") if options.output_schema else None
+        schema = self.signature.input_schema if raw is None else dict(raw)
+        self.mirrors: tuple[Mirror, ...] = self._check(lambda: find_mirrors(schema))
+        self.timeout = options.timeout
+        self._threads = threads
+        self.definition = Tool(
+            name=self.name,
+            title=options.title,
+            description=options.description or self.signature.description or None,
+            input_schema=schema,
+            output_schema=dict(options.output_schema) if options.output_schema else self.signature.output_schema,
+            annotations=options.annotations,
+            icons=options.icons,
+            meta=options.meta,
+        )
+        check_definition(self.definition, f"Tool {self.name!r}", self.where)
+
+    def _whole_parameter(self) -> str | None:
+        """With a schema of its own, a tool takes its arguments whole, in one parameter."""
+        names = list(self.signature.input_schema.get("properties", {}))
+        if len(names) > 1:
+            raise RegistrationError(
+                f"Tool {self.name!r} cannot be registered ({self.where}): with input_schema= it gets all arguments "
+                f"in one dictionary, but it has the parameters {', '.join(names)}. Write `def {self.name}(arguments: "
+                "dict[str, Any])`, or leave input_schema= out."
+            )
+        return names[0] if names else None
+
+    def _check(self, check: Callable[[], Any]) -> Any:
+        try:
+            return check()
+        except ValueError as error:
+            raise RegistrationError(f"Tool {self.name!r} cannot be registered ({self.where}): {error}") from None
+
+    def _compile(self, schema: Mapping[str, Any], what: str) -> Validator:
+        try:
+            if what == "input_schema":
+                check_object_schema(schema)
+            return compile_schema(schema)
+        except SchemaError as error:
+            raise RegistrationError(
+                f"Tool {self.name!r} cannot be registered ({self.where}): its {what} is wrong: {error}"
+            ) from None
+
+    async def invoke(self, call: Call, params: CallToolParams) -> Result:
+        """Bind the arguments, call the function, make a result of what it returns."""
+        try:
+            kwargs = self._bind(NO_ARGUMENTS if params.arguments is UNSET else bytes(params.arguments))
+            if self.signature.injected is not None:
+                kwargs[self.signature.injected] = call.context
+            if self.timeout is not None:
+                value = await self._in_time(kwargs)
+            elif self.signature.is_async:
+                value = await self.fn(**kwargs)
+            else:
+                value = await self._threads.run(self.fn, kwargs)
+            return self._result(value)
+        except (ArgumentsError, ToolError) as error:
+            return _failure(str(error))
+        except (ProtocolError, asyncio.CancelledError):
+            raise
+        except OutputError as error:
+            return _failure(record(str(error), debug=call.server.debug))
+        except Unserialisable as error:
+            return _failure(record(f"{self._described}: {error}", debug=call.server.debug))
+        except BaseException as error:  # noqa: BLE001 - R1, TOOL-15: a tool's failure is a result, masked
+            return _failure(report(self._described, error, debug=call.server.debug))
+
+    @property
+    def _described(self) -> str:
+        return f"Tool {self.name!r} ({self.where})"
+
+    def _bind(self, raw: bytes) -> dict[str, Any]:
+        if self._input is None:
+            return self.signature.bind_json(raw)
+        arguments = msgspec.json.decode(raw)
+        if problems := self._input.problems(arguments):
+            raise ArgumentsError([str(problem) for problem in problems], subject=f"The arguments of {self.name!r}")
+        return {} if self._whole is None else {self._whole: arguments}
+
+    async def _in_time(self, kwargs: dict[str, Any]) -> Any:
+        limit = asyncio.timeout(self.timeout)
+        try:
+            async with limit:
+                if self.signature.is_async:
+                    return await self.fn(**kwargs)
+                return await self._threads.run(self.fn, kwargs)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise ToolError(f"The tool took longer than its {self.timeout:g} s and was stopped.") from None
+
+    def _result(self, value: Any) -> Result:
+        if isinstance(value, CallToolResult | InputRequiredResult):
+            return copy(value)
+        if self.definition.output_schema is None:
+            return CallToolResult(content=to_blocks(value))
+        structured = self.signature.dump_output(value) if self._output is None else self._conforming(value)
+        # TOOL-11: clients that do not know structured content read the same as text.
+        return CallToolResult(content=[TextContent(to_json_text(structured))], structured_content=structured)
+
+    def _conforming(self, value: Any) -> Any:
+        """TOOL-12: what is declared is what is sent."""
+        assert self._output is not None
+        structured = msgspec.json.decode(to_json_text(value))
+        if problems := self._output.problems(structured):
+            raise OutputError(f"{self._described} returned a value that does not fit its output_schema: {problems[0]}")
+        return structured
+
+
+def _failure(text: str) -> CallToolResult:
+    """A tool's failure, for the model to read."""
+    return CallToolResult(content=[TextContent(text)], is_error=True)
+
+
+class Tools:
+    """All tools of a server."""
+
+    def __init__(self, changes: Changes, threads: Threads, cache: CachePolicy, page_size: int) -> None:
+        self._changes = changes
+        self._threads = threads
+        self._cache = cache
+        self._pages: Pages[RegisteredTool] = Pages("tools", page_size)
+        self.used = False  # once there was a tool, the capability stays declared
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def __iter__(self) -> Any:
+        return iter(self._pages)
+
+    def get(self, name: str) -> RegisteredTool | None:
+        """The tool of this name."""
+        return self._pages.get(name)
+
+    def add(self, fn: Callable[..., Any], options: ToolOptions) -> RegisteredTool:
+        """Register a tool; listeners hear of it."""
+        tool = RegisteredTool(fn, options, self._threads)
+        taken = self._pages.get(tool.name)
+        if taken is not None:
+            raise RegistrationError(
+                f"Tool {tool.name!r} is registered twice: at {taken.where} and at {tool.where}. "
+                "Clients find a tool by its name, so one of the two could never be called. "
+                "Give one of them another name with @server.tool(name=...)."
+            )
+        self._pages.add(tool.name, tool)
+        self.used = True
+        self._changes.publish(Change("tools"))
+        return tool
+
+    def remove(self, name: str) -> None:
+        """Take a tool out; listeners hear of it. KeyError when there is none."""
+        if self._pages.remove(name) is None:
+            raise KeyError(name)
+        self._changes.publish(Change("tools"))
+
+    async def list(self, call: Call) -> Encoded:
+        """`tools/list`."""
+        cursor = cast("PaginatedParams", call.envelope.params).cursor
+        offer = call.server.offer
+        return self._pages.page(
+            cursor, self._page, lambda result: call.era.seal(result, offer), call.envelope.revision.version
+        )
+
+    def _page(self, tools: list[RegisteredTool], next_cursor: str | None) -> ListToolsResult:
+        return ListToolsResult(
+            tools=[tool.definition for tool in tools],
+            next_cursor=next_cursor,
+            ttl_ms=self._cache.ttl_ms,
+            cache_scope=self._cache.scope,
+        )
+
+    async def call(self, call: Call) -> Result:
+        """`tools/call`."""
+        params = cast("CallToolParams", call.envelope.params)
+        tool = self._pages.get(params.name)
+        if tool is None:
+            raise self._unknown(params.name)
+        if tool.mirrors and call.headers is not None:
+            check_mirrors(tool.mirrors, call.headers, _decoded(params.arguments))
+        return await tool.invoke(call, params)
+
+    def _unknown(self, name: str) -> InvalidParams:
+        near = closest(name, self._pages.names())
+        hint = f"Did you mean {near!r}?" if near else "tools/list names them all."
+        return InvalidParams(f"Unknown tool. {hint}")
+
+
+def _decoded(arguments: msgspec.Raw | UnsetType) -> Mapping[str, Any]:
+    value: Any = None if arguments is UNSET else msgspec.json.decode(arguments)
+    return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}

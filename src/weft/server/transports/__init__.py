@@ -1,0 +1,1 @@
+"""How messages come in and go out: stdio and HTTP."""

@@ -1,0 +1,110 @@
+"""The answer to one HTTP request: a JSON body that becomes an SSE stream at the first notification."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import Flag
+
+from weft.errors import WeftError
+from weft.jsonrpc import encode_error
+from weft.protocol.sse import encode as encode_event
+from weft.server.transports.asgi import RawHeaders, Send
+
+__all__ = ["Accepts", "HttpReply", "Refusal", "read_accept"]
+
+_JSON = (b"content-type", b"application/json")
+_STREAM = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache, no-store"),
+    (b"x-accel-buffering", b"no"),  # or nginx would hold events back (HTTP-19)
+]
+
+
+class Accepts(Flag):
+    """The forms of answer a client takes."""
+
+    JSON = 1
+    STREAM = 2
+    BOTH = 3
+
+
+class Refusal(WeftError):
+    """A request refused by HTTP itself, before it is a message."""
+
+    def __init__(self, status: int, message: str, *, headers: RawHeaders = ()) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers
+
+
+def read_accept(value: bytes | None) -> Accepts:
+    """What an Accept header takes; everything if there is none. Nothing that we have is 406."""
+    accepted = Accepts(0)
+    for entry in (value or b"*/*").split(b","):
+        media, *parameters = (part.strip().lower() for part in entry.split(b";"))
+        if any(part.replace(b" ", b"") in (b"q=0", b"q=0.0", b"q=0.00", b"q=0.000") for part in parameters):
+            continue
+        if media in (b"application/json", b"application/*", b"*/*"):
+            accepted |= Accepts.JSON
+        if media in (b"text/event-stream", b"text/*", b"*/*"):
+            accepted |= Accepts.STREAM
+    if not accepted:
+        raise Refusal(406, "Answers are JSON or event streams: accept application/json and text/event-stream.")
+    return accepted
+
+
+class HttpReply:
+    """Writes one response. Nothing is sent before the first notification or the answer: errors keep their status."""
+
+    __slots__ = ("_lock", "_send", "_write_seconds", "accepts", "finished", "streaming")
+
+    def __init__(self, send: Send, write_seconds: float) -> None:
+        self._send = send
+        self._write_seconds = write_seconds
+        self._lock: asyncio.Lock | None = None  # made with the stream: the answer must not overtake a notification
+        self.accepts = Accepts.BOTH
+        self.streaming = False
+        self.finished = False
+
+    async def notify(self, message: bytes) -> None:
+        """Send a notification; a client that takes no stream goes without."""
+        if self.finished or Accepts.STREAM not in self.accepts:
+            return
+        if self._lock is None:
+            self._lock = asyncio.Lock()
+        async with self._lock:
+            if not self.finished:
+                await self._event(message, last=False)
+
+    async def answer(self, status: int, body: bytes) -> None:
+        """Send the answer; the response is over."""
+        if self.streaming or (Accepts.JSON not in self.accepts and status == 200):
+            self.finished = True
+            async with self._lock or asyncio.Lock():
+                await self._event(body, last=True)
+            return
+        self.finished = True
+        await self._whole(status, [_JSON, (b"content-length", b"%d" % len(body))], body)
+
+    async def accept(self) -> None:
+        """A notification was taken: 202, and no body (HTTP-11)."""
+        self.finished = True
+        await self._whole(202, [(b"content-length", b"0")], b"")
+
+    async def refuse(self, refusal: Refusal) -> None:
+        """Send a refusal, with an error that has no id."""
+        body = encode_error(None, -32600, str(refusal))
+        self.finished = True
+        await self._whole(refusal.status, [_JSON, (b"content-length", b"%d" % len(body)), *refusal.headers], body)
+
+    async def _whole(self, status: int, headers: RawHeaders, body: bytes) -> None:
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def _event(self, message: bytes, *, last: bool) -> None:
+        """One SSE event. A peer that does not read it in time is cut off."""
+        async with asyncio.timeout(self._write_seconds):
+            if not self.streaming:
+                self.streaming = True
+                await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM})
+            await self._send({"type": "http.response.body", "body": encode_event(message), "more_body": not last})

@@ -1,0 +1,283 @@
+"""Lines over file descriptors: in and out, without ever blocking the event loop.
+
+The loop says when there is something to read; where it cannot (Windows, plain files), a thread reads. Lines are handed
+over a chunk at a time and the next is not read before they are dealt with, so that a flood stays in the pipe and not in
+memory. What goes out is gathered for one turn of the loop and written at once; a thread writes what the pipe does not
+take immediately. No descriptor is made non-blocking: that would change it for everybody who shares it.
+
+Nothing here knows what a line means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import threading
+from collections.abc import Callable
+from typing import TypeAlias
+
+__all__ = ["Line", "LineReader", "LineSplitter", "LineWriter"]
+
+Line: TypeAlias = bytes | None  # None stands for a line that was longer than the limit
+
+CHUNK = 64 * 1024  # what a pipe holds
+QUEUED_BYTES = 8 * 1024 * 1024  # output that waits for a slow reader; from there on nothing more is read (D10)
+AT_ONCE = getattr(select, "PIPE_BUF", 512)  # a writable pipe takes this much without blocking
+
+
+class LineSplitter:
+    r"""Chunks of bytes to lines, holding at most `limit` bytes of an unfinished one.
+
+    >>> splitter = LineSplitter(limit=4)
+    >>> splitter.feed(b"one\ntwo"), splitter.feed(b"\nthree\n")
+    ([b'one'], [b'two', None])
+    """
+
+    __slots__ = ("_limit", "_rest", "_skipping")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._rest = bytearray()  # the beginning of a line whose end has not come yet
+        self._skipping = False  # that line is too long: nothing of it is kept
+
+    def feed(self, chunk: bytes) -> list[Line]:
+        """The lines that this chunk completes."""
+        *ends, rest = chunk.split(b"\n")
+        lines = [self._end(end) for end in ends]
+        self._keep(rest)
+        return lines
+
+    def finish(self) -> list[Line]:
+        """What is left when the input has ended without a newline."""
+        return [self._end(b"")] if self._rest or self._skipping else []
+
+    def _end(self, end: bytes) -> Line:
+        if not self._rest and not self._skipping:
+            return end if len(end) <= self._limit else None
+        self._keep(end)
+        line = None if self._skipping else bytes(self._rest)
+        self._rest.clear()
+        self._skipping = False
+        return line
+
+    def _keep(self, part: bytes) -> None:
+        if self._skipping:
+            return
+        if len(self._rest) + len(part) > self._limit:
+            self._skipping = True
+            self._rest = bytearray()  # a new one: `clear` may keep the memory
+        else:
+            self._rest += part
+
+
+class LineReader:
+    """Reads lines and delivers them, one chunk at a time.
+
+    `deliver(lines, ended)` is called on the loop; the next chunk comes after `resume` was called, which may be done
+    within `deliver`. The descriptor belongs to the reader, which closes it.
+    """
+
+    def __init__(self, fd: int, limit: int, deliver: Callable[[list[Line], bool], None]) -> None:
+        self._fd = fd
+        self._splitter = LineSplitter(limit)
+        self._deliver = deliver
+        self._loop = asyncio.get_running_loop()
+        self._turn: threading.Lock | None = None  # where a thread reads: held from a chunk's delivery until `resume`
+        self._delivered = False  # and not resumed since
+        self._paused = False
+        self._stopped = False
+
+    def start(self) -> None:
+        """Begin to read: when the loop says that there is something, or in a thread where a loop cannot say."""
+        try:
+            self._loop.add_reader(self._fd, self._readable)
+        except (NotImplementedError, OSError):  # Windows, or a plain file
+            self._turn = threading.Lock()
+            # A daemon: a read that never returns must not keep the process.
+            threading.Thread(target=self._read_all, name="weft-stdin", daemon=True).start()
+
+    def resume(self) -> None:
+        """The delivered lines are dealt with; bring the next."""
+        self._delivered = False
+        if self._turn is not None:
+            self._turn.release()
+        elif self._paused and not self._stopped:
+            self._paused = False
+            self._loop.add_reader(self._fd, self._readable)
+
+    def stop(self) -> None:
+        """Read no more. A thread is left in its read: nothing can wake it, and it closes the descriptor itself."""
+        if not self._stopped and self._turn is None:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+        self._stopped = True
+
+    def _readable(self) -> None:
+        try:
+            chunk = os.read(self._fd, CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk = b""  # a broken pipe is an ended one
+        self._hand_over(chunk)
+        if not chunk:
+            self.stop()
+        elif self._delivered:
+            self._paused = True
+            self._loop.remove_reader(self._fd)
+
+    def _read_all(self) -> None:
+        assert self._turn is not None
+        chunk = None
+        try:
+            while chunk != b"":
+                chunk = _read(self._fd)
+                self._turn.acquire()
+                self._loop.call_soon_threadsafe(self._hand_over, chunk)
+        except RuntimeError:
+            pass  # the loop is closed: nobody wants to know any more
+        finally:
+            os.close(self._fd)
+
+    def _hand_over(self, chunk: bytes) -> None:
+        if self._stopped:
+            return
+        self._delivered = True
+        lines = self._splitter.feed(chunk) if chunk else self._splitter.finish()
+        if lines or not chunk:
+            self._deliver(lines, not chunk)
+        else:
+            self.resume()
+
+
+class LineWriter:
+    """Lines out. `send` returns at once; `broken` is called if the reader at the other end goes away."""
+
+    def __init__(self, fd: int, broken: Callable[[], None]) -> None:
+        self._fd = fd
+        self._broken = broken
+        self._loop = asyncio.get_running_loop()
+        self._lines: list[bytes] = []  # of this turn of the loop
+        self._change = threading.Condition()  # guards what follows
+        self._queue: list[bytes] = []  # what the thread has to write
+        self._queued = 0  # its size, with what is being written
+        self._closing = False
+        self._thread: threading.Thread | None = None  # started when the pipe first does not take everything
+        self._drained = asyncio.Event()
+        self._drained.set()
+        self._done = asyncio.Event()  # the thread has nothing left to write
+
+    def send(self, line: bytes) -> None:
+        """Write one line, soon."""
+        if not self._lines:
+            self._loop.call_soon(self.flush)
+        self._lines.append(line)
+
+    @property
+    def congested(self) -> bool:
+        """Whether so much waits to be read that no more should be produced."""
+        return not self._drained.is_set()
+
+    async def drained(self) -> None:
+        """Wait until the other end has caught up."""
+        await self._drained.wait()
+
+    async def close(self, timeout: float) -> None:
+        """Write what is left, within `timeout` seconds."""
+        self.flush()
+        with self._change:
+            self._closing = True
+            self._change.notify()
+        if self._thread is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._done.wait(), timeout)
+
+    def flush(self) -> None:
+        """Write what was sent in this turn of the loop: at once if the pipe takes it, else by the thread."""
+        if not self._lines:
+            return
+        self._lines.append(b"")
+        data = b"\n".join(self._lines)
+        self._lines.clear()
+        if self._queued == 0 and len(data) <= AT_ONCE and _takes_at_once(self._fd):
+            try:
+                os.write(self._fd, data)
+            except BlockingIOError:
+                pass
+            except OSError:
+                self._broken()
+                return
+            else:
+                return
+        self._enqueue(data)
+
+    def _enqueue(self, data: bytes) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="weft-stdout", daemon=True)
+            self._thread.start()
+        with self._change:
+            self._queue.append(data)
+            self._queued += len(data)
+            if self._queued > QUEUED_BYTES:
+                self._drained.clear()
+            self._change.notify()
+
+    def _run(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            try:
+                while data := self._next():
+                    _write(self._fd, data)
+                    self._written(len(data))
+            except OSError:
+                self._loop.call_soon_threadsafe(self._broken)
+                self._loop.call_soon_threadsafe(self._drained.set)
+            self._loop.call_soon_threadsafe(self._done.set)
+
+    def _next(self) -> bytes:
+        with self._change:
+            while not self._queue and not self._closing:
+                self._change.wait()
+            data = b"".join(self._queue)
+            self._queue.clear()
+            return data
+
+    def _written(self, size: int) -> None:
+        with self._change:
+            self._queued -= size
+            if self._queued <= QUEUED_BYTES // 2 and not self._drained.is_set():
+                self._loop.call_soon_threadsafe(self._drained.set)
+
+
+def _read(fd: int) -> bytes:
+    while True:
+        try:
+            return os.read(fd, CHUNK)
+        except BlockingIOError:  # a parent may have made its end, and so ours, non-blocking
+            select.select([fd], [], [])
+        except OSError:
+            return b""  # a broken pipe is an ended one
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(fd, view) :]
+        except BlockingIOError:
+            select.select([], [fd], [])
+
+
+if hasattr(select, "poll"):
+
+    def _takes_at_once(fd: int) -> bool:
+        """Whether `AT_ONCE` bytes can be written without waiting; an error shows when they are."""
+        poll = select.poll()
+        poll.register(fd, select.POLLOUT)
+        return bool(poll.poll(0))
+
+else:  # Windows polls sockets only
+
+    def _takes_at_once(fd: int) -> bool:  # noqa: ARG001 - the other platform's signature
+        return False

@@ -1,0 +1,106 @@
+"""Places in the user's code: where a function is written, which frames of a traceback are the user's.
+
+Owns what "file:line" means in every message of Weft. It must not import or run anything of the user's: it only
+looks at code objects and frames that exist already.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sysconfig
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, cast
+
+__all__ = ["describe", "enclosing_locals", "is_users", "location", "short_path", "target", "user_frames"]
+
+_WEFT = str(Path(__file__).resolve().parent.parent) + "/"
+_LIBRARIES = tuple(
+    {str(Path(sysconfig.get_path(name)).resolve()) + "/" for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+
+
+def target(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that holds the code behind a partial, a bound method, a wrapper or a callable object."""
+    found: Any = fn
+    while True:
+        if isinstance(found, functools.partial):
+            found = cast("Any", found).func
+        elif inspect.ismethod(found):
+            found = found.__func__
+        elif hasattr(found, "__wrapped__"):
+            found = found.__wrapped__
+        elif not inspect.isroutine(found) and not inspect.isclass(found) and hasattr(type(found).__call__, "__code__"):
+            found = type(found).__call__
+        else:
+            return found
+
+
+def location(fn: Callable[..., Any]) -> str:
+    """Where a function is written.
+
+    >>> location(location).rpartition(":")[0].endswith("server/where.py")
+    True
+    """
+    code: CodeType | None = getattr(target(fn), "__code__", None)
+    if code is not None:
+        return f"{short_path(code.co_filename)}:{code.co_firstlineno}"
+    module = getattr(fn, "__module__", None) or type(fn).__module__
+    return f"module {module}"
+
+
+def describe(fn: Callable[..., Any]) -> str:
+    """The name of a function with its place: `book (server.py:12)`."""
+    name = getattr(target(fn), "__name__", None) or type(fn).__name__
+    if name == "__call__" and not inspect.isroutine(fn):
+        name = type(fn).__name__
+    return f"{name} ({location(fn)})"
+
+
+def short_path(filename: str) -> str:
+    """A file name as a user recognises it: relative to the working directory, else its last two parts."""
+    if filename.startswith("<"):
+        return filename
+    path = Path(filename)
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except (OSError, ValueError):
+        return "/".join(path.parts[-2:])
+
+
+def user_frames(error: BaseException) -> list[str]:
+    """The frames of a traceback that are the user's own, outermost first, each as `file:line in name: source`.
+
+    Weft's own frames, the standard library's and those of installed packages are left out: the mistake is not there.
+    """
+    return [
+        f"{short_path(frame.filename)}:{frame.lineno} in {frame.name}" + (f": {frame.line}" if frame.line else "")
+        for frame in traceback.extract_tb(error.__traceback__)
+        if is_users(frame.filename)
+    ]
+
+
+def enclosing_locals(fn: Callable[..., Any]) -> dict[str, Any]:
+    """The local names of the running function in which `fn` is written; empty when it is written at top level.
+
+    Annotations written as text may name a class that is local to the function which registers the tool.
+    """
+    code: CodeType | None = getattr(target(fn), "__code__", None)
+    outer = code.co_qualname.rpartition(".<locals>.")[0] if code else ""
+    frame: FrameType | None = inspect.currentframe() if code and outer else None
+    while frame is not None:
+        if frame.f_code.co_qualname == outer and code and frame.f_code.co_filename == code.co_filename:
+            return dict(frame.f_locals)
+        frame = frame.f_back
+    return {}
+
+
+def is_users(filename: str) -> bool:
+    """Whether a file is the user's own: not Weft's, nor the standard library's, nor an installed package's."""
+    if filename.startswith("<"):
+        return False
+    path = str(Path(filename).resolve())
+    return not path.startswith((_WEFT, *_LIBRARIES))

@@ -1,0 +1,163 @@
+"""Several processes on one socket: a parent that listens and watches, workers that serve.
+
+The parent binds once and passes the socket on; each worker loads the server's file anew and accepts from it. A worker
+that dies is replaced; one that cannot start stops everything. A worker ends when the parent does, however that ends:
+its stdin is a pipe of which the parent alone holds the other end.
+
+    python -m weft.server.workers JSON     is one worker; nobody types that
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from weft.errors import StartError
+from weft.server.listening import HttpOptions, bind
+from weft.server.loading import load
+from weft.server.running import announce, say, serve_http, set_up_logging
+
+if TYPE_CHECKING:
+    from weft.server.app import Server
+
+__all__ = ["WorkerOrder", "main", "run_workers", "target_of"]
+
+log = logging.getLogger("weft.workers")
+
+CANNOT_START = 3  # a worker's exit code: another one would fail in the same way
+WATCH_SECONDS = 0.1
+RESTART_SECONDS = 1.0  # at least, between two starts of a worker
+
+
+class WorkerOrder(msgspec.Struct):
+    """What a worker is told."""
+
+    target: str
+    options: HttpOptions
+    fd: int
+    debug: bool
+
+
+def target_of(server: Server) -> str:
+    """The `FILE:OBJECT` by which a worker finds the server of the script that runs."""
+    script = sys.modules["__main__"]
+    file = getattr(script, "__file__", None)
+    for name, value in vars(script).items():
+        if value is server and file is not None:
+            return f"{file}:{name}"
+    raise StartError(
+        "Workers load the server by themselves, so it has to be a global name of the script that is run, such as "
+        "`server = Server(...)` at module level. Make it one, or start it with: weft run FILE:OBJECT --http --workers N"
+    )
+
+
+def run_workers(server: Server, options: HttpOptions, target: str) -> None:
+    """Serve with several processes until stopped."""
+    if os.name != "posix":
+        raise StartError("Several workers need a system that passes sockets to children; here, leave workers= out.")
+    with contextlib.closing(bind(options.host, options.port)) as listener:
+        order = WorkerOrder(target, options, listener.fileno(), server.debug)
+        _Crew(order, drain=server.limits.drain_seconds).run(lambda: announce(server, options, listener))
+
+
+class _Crew:
+    """The workers, and the watch over them."""
+
+    def __init__(self, order: WorkerOrder, drain: float) -> None:
+        self._order = order
+        self._drain = drain
+        self._workers: list[tuple[subprocess.Popen[bytes], float]] = []  # and when each was started
+        self._stopping = False
+
+    def run(self, started: Any) -> None:
+        before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            self._workers = [self._hire() for _ in range(self._order.options.workers)]
+            started()
+            while not self._stopping:
+                time.sleep(WATCH_SECONDS)
+                self._workers = [self._look_after(*worker) for worker in self._workers]
+        finally:
+            self._dismiss()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _hire(self) -> tuple[subprocess.Popen[bytes], float]:
+        command = [sys.executable, "-m", "weft.server.workers", msgspec.json.encode(self._order).decode()]
+        worker = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[self._order.fd])  # noqa: S603 - our own interpreter and module, no shell (R11)
+        return worker, time.monotonic()
+
+    def _look_after(self, worker: subprocess.Popen[bytes], since: float) -> tuple[subprocess.Popen[bytes], float]:
+        code = worker.poll()
+        if code is None or self._stopping:
+            return worker, since
+        if code == CANNOT_START:
+            raise StartError("A worker could not start; it has said why above.")
+        if time.monotonic() - since < RESTART_SECONDS:
+            return worker, since
+        log.warning("worker %d ended with code %d and is replaced", worker.pid, code)
+        _close_pipe(worker)
+        return self._hire()
+
+    def _stop(self, _signal: int, _frame: Any) -> None:
+        if self._stopping:
+            for worker, _ in self._workers:
+                worker.kill()
+            os._exit(130)
+        self._stopping = True
+
+    def _dismiss(self) -> None:
+        """Ask the workers to end; they have their own time for that, and a little more."""
+        self._stopping = True
+        for worker, _ in self._workers:
+            if worker.poll() is None:
+                worker.terminate()
+        until = time.monotonic() + self._drain + 2
+        for worker, _ in self._workers:
+            try:
+                worker.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                worker.kill()
+                worker.wait()
+            _close_pipe(worker)
+
+
+def _close_pipe(worker: subprocess.Popen[bytes]) -> None:
+    if worker.stdin is not None:
+        worker.stdin.close()
+
+
+def main(text: str) -> int:
+    """Be one worker."""
+    order = msgspec.json.decode(text, type=WorkerOrder)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which then asks us to end
+    set_up_logging(order.options.log_level)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        server = load(order.target)
+        server.debug = server.debug or order.debug
+        with socket.socket(fileno=order.fd) as listener:
+            serve_http(server, order.options, listener, lambda: None)
+    except StartError as error:
+        say(str(error))
+        return CANNOT_START
+    return 0
+
+
+def _end_with_parent() -> None:
+    os.read(0, 1)  # returns when the parent is gone
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,209 @@
+"""Completions through the dispatcher: for prompts, for templates, of choices."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import pytest
+
+from weft import Completion, Context, Server
+from weft.eras.stateless import NEWEST, STATELESS, StatelessClient
+from weft.errors import MethodNotFound, RegistrationError
+from weft.jsonrpc import decode, encode_request
+from weft.server.call import Call
+from weft.server.completions import to_completion
+from weft.server.connection import Connection
+from weft.server.content import Unserialisable
+from weft.types.base import Implementation
+from weft.types.capabilities import ClientCapabilities
+
+
+class Silent:
+    async def notify(self, message: bytes) -> None: ...
+
+
+async def complete(
+    server: Server, ref: dict[str, str], argument: str, value: str = "", arguments: dict[str, str] | None = None
+) -> dict[str, Any]:
+    params: dict[str, Any] = {"ref": ref, "argument": {"name": argument, "value": value}}
+    if arguments is not None:
+        params["context"] = {"arguments": arguments}
+    method, none = "completion/complete", ClientCapabilities()
+    stamped, _ = StatelessClient().stamp(method, params, info=Implementation("t", "1"), capabilities=none)
+    frame = decode(encode_request(1, method, stamped))
+    envelope = STATELESS.open(frame, None, server.offer, None)
+    connection = Connection.from_envelope(NEWEST.version, None, none)
+    _, body = await server.dispatcher.run(Call(server, 1, envelope, STATELESS, connection, Silent()))
+    return json.loads(body)
+
+
+PROMPT = {"type": "ref/prompt", "name": "review"}
+TEMPLATE = {"type": "ref/resource", "uri": "repo://{owner}/{name}"}
+
+
+class Style(enum.Enum):
+    KIND = "kind"
+    STRICT = "strict"
+
+
+def example() -> Server:
+    server = Server("s", debug=False)
+
+    @server.prompt
+    def review(language: str, code: str, style: Style | None = None, size: Literal["s", "m"] = "m") -> str:
+        return code
+
+    @server.resource("repo://{owner}/{name}")
+    def repo(owner: str, name: str) -> str:
+        return name
+
+    @server.completion(prompt="review", argument="language")
+    def languages(value: str) -> list[str]:
+        return [name for name in ("python", "perl", "rust") if name.startswith(value)]
+
+    @server.completion(template="repo://{owner}/{name}", argument="name")
+    async def names(value: str, ctx: Context, arguments: Mapping[str, str]) -> list[str]:
+        return [f"{ctx.method} {value} {arguments.get('owner')}"]
+
+    return server
+
+
+@pytest.mark.spec("CMP-01")
+async def test_the_capability_is_declared_once_something_can_be_completed() -> None:
+    server = Server("s")
+
+    @server.prompt
+    def plain(a: str) -> str:
+        return a
+
+    assert server.capabilities.completions is None
+    with pytest.raises(MethodNotFound):
+        await complete(server, {"type": "ref/prompt", "name": "plain"}, "a")
+
+    @server.prompt
+    def chosen(a: Literal["x"]) -> str:
+        return a
+
+    assert server.capabilities.completions == {}
+    assert example().capabilities.completions == {}
+
+
+async def test_a_function_suggests_for_a_prompt_and_for_a_template() -> None:
+    server = example()
+    assert (await complete(server, PROMPT, "language", "p"))["result"]["completion"] == {
+        "values": ["python", "perl"],
+        "total": 2,
+        "hasMore": False,
+    }
+    result = (await complete(server, TEMPLATE, "name", "w", {"owner": "ann"}))["result"]
+    assert result["completion"]["values"] == ["completion/complete w ann"]
+    assert (await complete(server, TEMPLATE, "name"))["result"]["completion"]["values"] == ["completion/complete  None"]
+
+
+async def test_the_choices_of_a_type_are_suggested_by_themselves_the_best_first() -> None:
+    server = example()
+    assert (await complete(server, PROMPT, "style", "ST"))["result"]["completion"]["values"] == ["strict"]
+    assert (await complete(server, PROMPT, "style", "i"))["result"]["completion"]["values"] == ["kind", "strict"]
+    assert (await complete(server, PROMPT, "style", "k"))["result"]["completion"]["values"] == ["kind"]
+    assert (await complete(server, PROMPT, "size"))["result"]["completion"]["values"] == ["s", "m"]
+
+
+async def test_an_argument_without_suggestions_has_none() -> None:
+    assert (await complete(example(), PROMPT, "code"))["result"]["completion"]["values"] == []
+    assert (await complete(example(), TEMPLATE, "owner"))["result"]["completion"]["values"] == []
+
+
+@pytest.mark.spec("CMP-02")
+@pytest.mark.security("R12")
+@pytest.mark.parametrize(
+    ("value", "count", "total", "has_more"),
+    [
+        ([str(number) for number in range(100)], 100, 100, False),
+        ([str(number) for number in range(101)], 100, 101, True),
+        ((letter for letter in "ab"), 2, 2, False),
+        (Completion([str(number) for number in range(101)]), 100, 101, True),
+        (Completion(["a"], total=500, has_more=True), 1, 500, True),
+        (Completion(["a"]), 1, None, None),
+    ],
+)
+def test_at_most_100_values_are_sent(value: Any, count: int, total: int | None, has_more: bool | None) -> None:
+    sent = to_completion(value)
+    assert (len(sent.values), sent.total, sent.has_more) == (count, total, has_more)
+
+
+@pytest.mark.parametrize("value", [None, "abc", b"abc", {"a": 1}, [1], ["\ud800"]])
+def test_what_is_no_list_of_strings_is_refused(value: Any) -> None:
+    with pytest.raises(Unserialisable):
+        to_completion(value)
+
+
+@pytest.mark.spec("CMP-03")
+@pytest.mark.parametrize(
+    ("ref", "argument", "says"),
+    [
+        ({"type": "ref/prompt", "name": "reviev"}, "language", "Did you mean 'review'?"),
+        ({"type": "ref/prompt", "name": "SECRET"}, "language", "Unknown prompt."),
+        ({"type": "ref/resource", "uri": "repo://{x}"}, "name", "Unknown resource template."),
+        (PROMPT, "SECRET", "The prompt has: language, code, style, size."),
+        (TEMPLATE, "SECRET", "The template has: owner, name."),
+    ],
+)
+async def test_what_is_not_there_is_minus_32602(ref: dict[str, str], argument: str, says: str) -> None:
+    error = (await complete(example(), ref, argument))["error"]
+    assert error["code"] == -32602
+    assert says in error["message"]
+    assert "SECRET" not in error["message"]
+
+
+@pytest.mark.spec("CMP-03")
+async def test_a_function_that_fails_is_masked() -> None:
+    server = example()
+
+    @server.completion(prompt="review", argument="code")
+    def broken(value: str) -> list[str]:
+        raise RuntimeError("password")
+
+    error = (await complete(server, PROMPT, "code"))["error"]
+    assert error["code"] == -32603
+    assert "password" not in json.dumps(error)
+
+
+async def test_a_removed_prompt_is_no_longer_completed() -> None:
+    server = example()
+    server.remove_prompt("review")
+    assert (await complete(server, PROMPT, "language"))["error"]["code"] == -32602
+
+
+def one(value: str) -> list[str]:
+    return [value]
+
+
+def test_a_function_for_what_does_not_exist_is_refused_before_serving() -> None:
+    server = example()
+    server.completions.check()
+    server.completion(prompt="reviev", argument="language")(one)
+    with pytest.raises(RegistrationError, match=r"test_completions\.py:\d+.*no prompt 'reviev'. Did you mean 'review'"):
+        server.completions.check()
+    server = example()
+    server.completion(template="repo://{owner}/{name}", argument="nam")(one)
+    with pytest.raises(RegistrationError, match=r"has no argument 'nam'. Did you mean 'name'"):
+        server.completions.check()
+
+
+def test_mistakes_are_told_at_registration() -> None:
+    server = example()
+    with pytest.raises(RegistrationError, match="either prompt= or template="):
+        server.completion(argument="a")(one)
+    with pytest.raises(RegistrationError, match="either prompt= or template="):
+        server.completion(prompt="a", template="b://{c}", argument="a")(one)
+    with pytest.raises(RegistrationError, match=r"twice: at .*test_completions\.py:\d+ and at .*test_completions\.py"):
+        server.completion(prompt="review", argument="language")(one)
+
+    def none() -> list[str]:
+        return []
+
+    with pytest.raises(RegistrationError, match="takes 0 parameters"):
+        server.completion(prompt="review", argument="code")(none)

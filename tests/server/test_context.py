@@ -1,0 +1,165 @@
+"""Context: what a handler knows of its call, and can do besides answering it."""
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from support import CLIENT_CAPABILITIES_KEY, CLIENT_INFO_KEY, LOG_LEVEL_KEY, VERSION, ask
+
+from weft import Context, Server
+
+
+async def facts(look: Any, *, params: dict | None = None, meta: dict | None = None, headers: dict | None = None) -> Any:
+    """What a tool finds in its context: `look(ctx)`."""
+    server = Server("looking")
+
+    @server.tool
+    async def looked(ctx: Context) -> Any:
+        return look(ctx)
+
+    response = await ask(server, "tools/call", {"name": "looked", **(params or {})}, meta=meta, headers=headers)
+    return response.error if "error" in response.json else response.result["content"][0]["text"]
+
+
+async def test_what_the_call_is() -> None:
+    assert await facts(lambda ctx: f"{ctx.method} {ctx.request_id} {ctx.protocol_version} {ctx.is_stateless}") == f"tools/call 1 {VERSION} True"
+    assert await facts(lambda ctx: ctx.server.name + ctx.params.name) == "lookinglooked"
+    assert await facts(lambda ctx: str(ctx.lifespan)) == "None"
+    assert len(await facts(lambda ctx: ctx.connection_id)) == 32
+    assert await facts(lambda ctx: str(ctx.connection.initialize_accepted)) == "True"
+    assert await facts(lambda ctx: str(ctx.token_info)) == "None"
+
+
+async def test_who_sent_it() -> None:
+    assert await facts(lambda ctx: ctx.client_info.name) == "t"
+    assert await facts(lambda ctx: str(ctx.client_info), meta={CLIENT_INFO_KEY: None}) == "None"
+
+
+@pytest.mark.parametrize(
+    ("declared", "capability", "supported"),
+    [
+        ({}, "roots", False), ({"roots": {}}, "roots", True), ({"elicitation": {}}, "elicitation", True),
+        ({"elicitation": {}}, "elicitation.form", True), ({"elicitation": {}}, "elicitation.url", False),
+        ({"elicitation": {"url": {}}}, "elicitation.url", True), ({"elicitation": {"url": {}}}, "elicitation.form", False),
+        ({"sampling": {"tools": {}}}, "sampling.tools", True), ({"sampling": {}}, "sampling.tools", False),
+        ({"extensions": {"com.example/x": {}}}, "extensions.com.example/x", True), ({}, "extensions.com.example/x", False),
+        ({}, "unheardOf", False),
+    ],
+)  # fmt: skip
+@pytest.mark.spec("META-05", "VER-08")
+async def test_client_supports(declared: dict, capability: str, supported: bool) -> None:
+    meta = {CLIENT_CAPABILITIES_KEY: declared}
+    assert await facts(lambda ctx: str(ctx.client_supports(capability)), meta=meta) == str(supported)
+
+
+async def test_headers_are_there_without_credentials_and_read_only() -> None:
+    sent = {"X-Thing": "a", "Authorization": "Bearer secret", "Cookie": "secret"}
+    found = await facts(lambda ctx: str(dict(ctx.headers)), headers=sent)
+    assert "'x-thing': 'a'" in found
+    assert "secret" not in found
+    with pytest.raises(TypeError):
+        (await _context()).headers["x"] = "y"  # type: ignore[index] - that is the point
+
+
+async def _context() -> Context:
+    kept: list[Context] = []
+    await facts(lambda ctx: kept.append(ctx) or "")
+    return kept[0]
+
+
+async def test_state_is_shared_by_middleware_and_handler_and_by_nobody_else() -> None:
+    server = Server("sharing")
+
+    @server.middleware
+    async def before(ctx: Context, next: Any) -> Any:
+        ctx.state.setdefault("seen", []).append("middleware")
+        return await next()
+
+    @server.tool
+    async def look(ctx: Context) -> list[str]:
+        return ctx.state["seen"]
+
+    for _ in range(2):
+        assert (await ask(server, "tools/call", {"name": "look"})).result["structuredContent"] == ["middleware"]
+
+
+async def test_the_context_may_stand_anywhere_in_a_signature() -> None:
+    server = Server("anywhere")
+
+    @server.tool
+    async def last(a: int, *, ctx: Context) -> str:
+        return f"{a} {ctx.method}"
+
+    @server.resource("x://{name}")
+    async def resource(name: str, ctx: Context) -> str:
+        return f"{name} {ctx.method}"
+
+    @server.prompt
+    def prompt(ctx: Context) -> str:
+        return ctx.method
+
+    called = await ask(server, "tools/call", {"name": "last", "arguments": {"a": 1}})
+    assert called.result["content"][0]["text"] == "1 tools/call"
+    assert (await ask(server, "resources/read", {"uri": "x://a"})).result["contents"][0]["text"] == "a resources/read"
+    got = await ask(server, "prompts/get", {"name": "prompt"})
+    assert got.result["messages"][0]["content"]["text"] == "prompts/get"
+    listed = (await ask(server, "tools/list")).result["tools"][0]["inputSchema"]
+    assert list(listed["properties"]) == ["a"]
+
+
+@pytest.mark.spec("PROG-03", "PROG-08", "LOG-03")
+async def test_a_plain_function_reports_with_wait() -> None:
+    server = Server("plain")
+
+    @server.tool
+    def plain(ctx: Context) -> str:
+        for step in (1, 2, 2):
+            ctx.wait(ctx.report_progress(step, 2))
+        ctx.wait(ctx.warning("careful"))
+        return "done"
+
+    response = await ask(server, "tools/call", {"name": "plain"}, meta={"progressToken": 5, LOG_LEVEL_KEY: "info"})
+    sent = [(note["method"].rpartition("/")[2], note["params"].get("progress", note["params"].get("data"))) for note in response.messages[:-1]]
+    assert sent == [("progress", 1), ("progress", 2), ("message", "careful")]
+    assert type(response.messages[0]["params"]["progress"]) is int
+
+
+@pytest.mark.spec("LOG-03")
+@pytest.mark.parametrize("level", ["debug", "info", "notice", "warning", "error"])
+async def test_one_method_per_level(level: str) -> None:
+    server = Server("levels")
+
+    @server.tool
+    async def say(ctx: Context) -> str:
+        await getattr(ctx, level)({"a": 1}, logger="me")
+        return "done"
+
+    response = await ask(server, "tools/call", {"name": "say"}, meta={LOG_LEVEL_KEY: "debug"})
+    assert response.messages[0]["params"] == {"level": level, "data": {"a": 1}, "logger": "me"}
+
+
+# The answers of an earlier round.
+
+
+class Answer(BaseModel):
+    action: str
+
+
+ROUND = {"inputResponses": {"q": {"action": "accept"}, "n": None}, "requestState": '{"action":"x"}'}
+
+
+async def test_the_answers_that_came_with_a_call() -> None:
+    assert await facts(lambda ctx: str(dict(ctx.input_responses)), params=ROUND) == "{'q': {'action': 'accept'}, 'n': None}"
+    assert await facts(lambda ctx: ctx.input_response("q", Answer).action, params=ROUND) == "accept"
+    assert await facts(lambda ctx: f"{ctx.has_input_response('n')} {ctx.has_input_response('z')} {ctx.is_retry}", params=ROUND) == "True False True"
+    assert await facts(lambda ctx: ctx.request_state, params=ROUND) == '{"action":"x"}'
+    assert await facts(lambda ctx: ctx.request_state_as(Answer).action, params=ROUND) == "x"
+
+
+async def test_a_first_round_has_none() -> None:
+    assert await facts(lambda ctx: f"{dict(ctx.input_responses)} {ctx.is_retry} {ctx.request_state} {ctx.request_state_as(Answer)}") == "{} False None None"
+
+
+@pytest.mark.parametrize("look", [lambda ctx: ctx.input_response("z", Answer), lambda ctx: ctx.input_response("n", Answer), lambda ctx: ctx.request_state_as(int)])  # fmt: skip
+async def test_an_answer_that_does_not_fit_is_the_clients_fault(look: Any) -> None:
+    assert (await facts(look, params=ROUND))["code"] == -32602

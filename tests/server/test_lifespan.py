@@ -1,0 +1,116 @@
+"""The lifespan: entered once, left once, in one task, whoever asks."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from support import ask, encode, headers_for, message, serve
+
+from weft import Context, Server
+
+
+class Life:
+    def __init__(self, *, fail: int = 0) -> None:
+        self.events: list[str] = []
+        self.tasks: list[asyncio.Task | None] = []
+        self.fail = fail
+
+    @asynccontextmanager
+    async def __call__(self, server: Server) -> AsyncIterator[dict]:
+        self.events.append("entered")
+        self.tasks.append(asyncio.current_task())
+        await asyncio.sleep(0)
+        if self.fail > 0:
+            self.fail -= 1
+            raise OSError("no database")
+        try:
+            yield {"server": server.name}
+        finally:
+            self.events.append("left")
+            self.tasks.append(asyncio.current_task())
+
+
+def made(life: Life) -> Server:
+    server = Server("living", lifespan=life)
+
+    @server.tool
+    async def look(ctx: Context) -> dict:
+        return ctx.lifespan
+
+    return server
+
+
+async def test_many_first_requests_enter_it_once() -> None:
+    life = Life()
+    server = made(life)
+    answers = await asyncio.gather(*(ask(server, "tools/call", {"name": "look"}) for _ in range(20)))
+    assert all(answer.result["structuredContent"] == {"server": "living"} for answer in answers)
+    assert life.events == ["entered"]
+    await server.lifespan.stop()
+    await server.lifespan.stop()
+    assert life.events == ["entered", "left"]
+    assert life.tasks[0] is life.tasks[1]
+
+
+async def test_it_can_be_started_again() -> None:
+    life = Life()
+    server = made(life)
+    for _ in range(2):
+        await server.lifespan.start()
+        await server.lifespan.stop()
+    assert life.events == ["entered", "left"] * 2
+
+
+async def test_without_one_there_is_nothing_to_start() -> None:
+    server = Server("plain")
+    assert server.lifespan.started
+    await server.lifespan.start()
+    await server.lifespan.stop()
+    assert server.lifespan.value is None
+
+
+def test_it_is_entered_anew_in_another_loop() -> None:
+    life = Life()
+    server = made(life)
+
+    async def once() -> None:
+        assert (await ask(server, "tools/call", {"name": "look"})).status == 200
+
+    for _ in range(2):
+        asyncio.run(once())
+    assert life.events == ["entered", "left"] * 2
+
+
+@pytest.mark.security("R1")
+def test_one_that_fails_lazily_is_an_error_that_says_nothing_of_it_and_is_tried_again() -> None:
+    life = Life(fail=1)
+    server = made(life)
+    app = server.asgi()
+
+    async def without_lifespan(scope, receive, send):
+        if scope["type"] == "http":
+            await app(scope, receive, send)
+
+    body = message("tools/call", {"name": "look"})
+    with serve(without_lifespan) as live:
+        first = live.send(encode(body), headers_for(body))
+        assert first.error["code"] == -32603
+        assert first.json["id"] == 1
+        assert b"database" not in first.body
+        assert live.send(encode(body), headers_for(body)).status == 200
+        assert live.faults == []
+
+
+async def test_one_that_fails_at_start_up_is_told_to_the_asgi_server() -> None:
+    sent: list[dict] = []
+    incoming = [{"type": "lifespan.startup"}]
+
+    async def receive() -> dict:
+        return incoming.pop()
+
+    async def send(part: dict) -> None:
+        sent.append(part)
+
+    await made(Life(fail=1)).asgi()({"type": "lifespan"}, receive, send)
+    assert sent == [{"type": "lifespan.startup.failed", "message": "OSError: no database"}]

@@ -1,0 +1,445 @@
+"""Running a server as a process: start, refusal to start, workers, signals, and the guard on the head of a request."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft import Server
+from weft.cli.calling import CallFailed, _Peer
+from weft.errors import StartError
+from weft.server.listening import HttpOptions, bind, check_exposure, is_loopback, try_line, url_of
+
+SCRIPT = """
+import asyncio, os, sys, time
+from weft import Limits, Server
+
+server = Server("runner", limits=Limits(head_seconds=0.5, drain_seconds=0.5, header_bytes=8000))
+
+@server.tool
+async def pid() -> int:
+    return os.getpid()
+
+@server.tool
+async def die() -> int:
+    os._exit(9)
+
+@server.tool
+async def wait() -> str:
+    print("waiting", file=sys.stderr, flush=True)
+    await asyncio.sleep(60)
+    return "never"
+
+@server.tool
+def hang() -> str:
+    print("waiting", file=sys.stderr, flush=True)
+    time.sleep(60)
+    return "never"
+
+"""
+
+
+class Process:
+    """A script that serves over HTTP."""
+
+    def __init__(self, folder: Path, ending: str, script: str = SCRIPT) -> None:
+        file = folder / "script.py"
+        file.write_text(script + ending)
+        self._child = subprocess.Popen([sys.executable, str(file)], stderr=subprocess.PIPE, bufsize=0)
+        self._errors = b""
+
+    def until(self, text: str) -> str:
+        """Wait for a line on stderr that has this text."""
+        pipe = self._child.stderr.fileno()
+        while True:
+            *lines, self._errors = self._errors.split(b"\n")
+            for number, line in enumerate(lines):
+                if text.encode() in line:
+                    self._errors = b"\n".join([*lines[number + 1 :], self._errors])
+                    return line.decode()
+            assert select.select([pipe], [], [], 10)[0], f"{text!r} was not said"
+            chunk = os.read(pipe, 65536)
+            assert chunk, f"{text!r} was not said before the process ended"
+            self._errors += chunk
+
+    def url(self) -> str:
+        return self.until("Weft serves").split(" at ")[1].split()[0]
+
+    def signal(self, number: int) -> None:
+        self._child.send_signal(number)
+
+    def end(self, timeout: float = 8.0) -> tuple[int, str]:
+        _, errors = self._child.communicate(timeout=timeout)
+        return self._child.returncode, (self._errors + errors).decode()
+
+    def kill(self) -> None:
+        self._child.kill()
+        self._child.communicate()
+
+
+@pytest.fixture
+def start(tmp_path: Path):
+    with contextlib.ExitStack() as stack:
+
+        def start(ending: str = "server.run('http', port=0)", script: str = SCRIPT) -> Process:
+            process = Process(tmp_path, ending, script)
+            stack.callback(process.kill)
+            return process
+
+        yield start
+
+
+def pid_of(url: str) -> int:
+    return _Peer(url, 5).call_tool("pid", {})["structuredContent"]
+
+
+def connect(url: str) -> socket.socket:
+    host, _, port = url.removeprefix("http://").partition("/")[0].rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=5)
+
+
+def status(peer: socket.socket) -> int:
+    """Read one whole response."""
+    response = http.client.HTTPResponse(peer)
+    response.begin()
+    response.read()
+    return response.status
+
+
+# Starting.
+
+
+def test_it_says_where_it_serves_and_what_to_try(start) -> None:
+    process = start()
+    line = process.until("Weft serves")
+    url = line.split(" at ")[1].split()[0]
+    assert line == f"Weft serves 'runner' at {url} (Ctrl-C stops)"
+    assert process.until("Try:") == f"Try: weft call {url} pid '{{}}'"
+    assert pid_of(url) > 0
+
+
+@pytest.mark.mistake("port in use")
+def test_a_port_in_use_is_told_in_a_sentence_with_a_free_one(start) -> None:
+    with bind("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        code, errors = start(f"server.run('http', port={port})").end()
+    free = int(errors.split(" is free")[0].split()[-1])
+    assert errors == (
+        f"Port {port} on 127.0.0.1 is in use by another program. Stop that program, or take another port; "
+        f"{free} is free: port={free} (--port {free}).\n"
+    )
+    assert code == 1
+    bind("127.0.0.1", free).close()
+
+
+@pytest.mark.mistake("port in use")
+def test_a_port_in_use_is_found_before_the_lifespan_starts(start) -> None:
+    with bind("127.0.0.1", 0) as taken:
+        script = """
+from contextlib import asynccontextmanager
+from weft import Server
+
+@asynccontextmanager
+async def lifespan(server):
+    print("started", flush=True)
+    yield
+
+server = Server("early", lifespan=lifespan)
+"""
+        _, errors = start(f"server.run('http', port={taken.getsockname()[1]})", script).end()
+    assert "is in use" in errors
+    assert "started" not in errors
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "sentence"),
+    [
+        ("no.such.host.invalid", 8000, "is no address of this machine"),
+        ("192.0.2.1", 8000, "is not an address of this machine"),
+        ("127.0.0.1", 70000, "65535"),
+    ],
+)
+def test_an_impossible_address_is_told_in_a_sentence(host: str, port: int, sentence: str) -> None:
+    with pytest.raises(StartError, match=sentence):
+        bind(host, port)
+
+
+@pytest.mark.security("D15")
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.com"])
+def test_a_host_that_others_reach_needs_its_names(host: str) -> None:
+    with pytest.raises(StartError) as caught:
+        Server("open").run("http", host=host, port=0)
+    assert str(caught.value) == (
+        f"host={host!r} makes the server reachable from other machines, so it must say under which names: "
+        "allowed_hosts=['api.example.com'] (--allow-host api.example.com). Use '*' for any name if a proxy in front "
+        "checks it, or stay on this machine with host='127.0.0.1'."
+    )
+    check_exposure(HttpOptions(host=host, allowed_hosts=["api.example.com"]))
+
+
+@pytest.mark.security("D15")
+def test_loopback_is_the_default() -> None:
+    assert HttpOptions().host == "127.0.0.1"
+    assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost", "LOCALHOST")))
+    assert not any(map(is_loopback, ("0.0.0.0", "127.0.0.1.example.com", "localhost.example.com", "", "::")))
+
+
+def test_wrong_options_are_told_in_a_sentence() -> None:
+    with pytest.raises(StartError, match="There is no transport 'https'; write run"):
+        Server("x").run("https")  # type: ignore[arg-type]
+    with pytest.raises(StartError, match="log_level='loud' is not known; choose debug"):
+        Server("x").run("http", log_level="loud")
+
+
+def test_the_url_is_one_that_works_from_here() -> None:
+    with bind("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        assert url_of(HttpOptions(host="0.0.0.0", path="/x"), listener) == f"http://127.0.0.1:{port}/x"
+        assert url_of(HttpOptions(host="::1"), listener) == f"http://[::1]:{port}/mcp"
+
+
+def test_there_is_nothing_to_try_without_a_tool() -> None:
+    assert try_line(Server("empty"), "http://x") is None
+
+
+def test_a_lifespan_that_fails_is_told_with_the_users_own_line(start) -> None:
+    script = """
+from contextlib import asynccontextmanager
+from weft import Server
+
+@asynccontextmanager
+async def lifespan(server):
+    raise ConnectionError("the database is away")
+    yield
+
+server = Server("early", lifespan=lifespan)
+"""
+    code, errors = start(script=script).end()
+    lines = errors.splitlines()
+    assert code == 1
+    assert lines[0] == "'early' stopped: ConnectionError: the database is away"
+    assert lines[1].endswith("""in lifespan: raise ConnectionError("the database is away")""")
+    assert len(lines) == 2
+
+
+# Ending.
+
+
+@pytest.mark.security("D15")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_cleanly(start, number: int) -> None:
+    process = start()
+    pid_of(process.url())
+    process.signal(number)
+    code, errors = process.end()
+    assert code == 0
+    assert "Traceback" not in errors
+
+
+@pytest.mark.security("D15")
+@pytest.mark.parametrize("tool", ["wait", "hang"])
+def test_a_request_that_hangs_is_given_up_after_the_drain(start, tool: str) -> None:
+    process = start()
+    url = process.url()
+    with connect(url) as peer:
+        peer.sendall(raw_call(tool))
+        process.until("waiting")
+        process.signal(signal.SIGINT)
+        code, errors = process.end()
+    assert code == 0
+    assert "Traceback" not in errors
+
+
+def test_the_second_interrupt_ends_it_at_once(start) -> None:
+    process = start(script=SCRIPT.replace("drain_seconds=0.5", "drain_seconds=60"))
+    url = process.url()
+    with connect(url) as peer:
+        peer.sendall(raw_call("wait"))
+        process.until("waiting")
+        process.signal(signal.SIGINT)
+        time.sleep(0.3)
+        process.signal(signal.SIGINT)
+        assert process.end(timeout=3)[0] == 130
+
+
+def raw_call(tool: str) -> bytes:
+    from weft.eras.stateless import StatelessClient
+    from weft.jsonrpc import encode_request
+    from weft.types.base import Implementation
+    from weft.types.capabilities import ClientCapabilities
+
+    params, headers = StatelessClient().stamp(
+        "tools/call", {"name": tool}, info=Implementation("test", "1"), capabilities=ClientCapabilities()
+    )
+    body = encode_request(1, "tools/call", params)
+    fixed = {
+        "Host": "localhost",
+        "Content-Type": "application/json",
+        "Accept": "application/json, text/event-stream",
+        "Content-Length": str(len(body)),
+    }
+    lines = [f"{name}: {value}" for name, value in {**fixed, **headers}.items()]
+    return ("POST /mcp HTTP/1.1\r\n" + "\r\n".join(lines) + "\r\n\r\n").encode() + body
+
+
+# The guard.
+
+
+def drip(peer: socket.socket, parts: Any, seconds: float) -> float | None:
+    """Send parts slowly until the server hangs up; after how long it did."""
+    since = time.monotonic()
+    for part in parts:
+        with contextlib.suppress(OSError):
+            peer.sendall(part)
+        if select.select([peer], [], [], seconds)[0]:
+            return time.monotonic() - since
+    return None
+
+
+WITHOUT_HTTPTOOLS = "import sys; sys.modules['httptools'] = None; import importlib.util as u; f = u.find_spec\n"
+WITHOUT_HTTPTOOLS += "u.find_spec = lambda name, *rest: None if name == 'httptools' else f(name, *rest)\n"
+
+
+@pytest.mark.security("D6")
+@pytest.mark.parametrize("without", ["", WITHOUT_HTTPTOOLS], ids=["httptools", "h11"])
+@pytest.mark.parametrize("beginning", [b"", b"POST /mcp HTTP/1.1\r\nHost: localhost\r\n"])
+def test_a_head_that_does_not_come_to_its_end_is_cut_off(start, beginning: bytes, without: str) -> None:
+    url = start(script=without + SCRIPT).url()
+    with connect(url) as peer:
+        parts = [beginning, *([b"X: y\r\n"] * 60 if beginning else [b""] * 60)]
+        assert drip(peer, parts, 0.1) is not None
+    assert pid_of(url) > 0
+
+
+@pytest.mark.security("D6")
+def test_the_second_head_of_a_connection_is_guarded_too(start) -> None:
+    url = start().url()
+    with connect(url) as peer:
+        peer.sendall(raw_call("pid"))
+        assert status(peer) == 200
+        assert drip(peer, [b"POST /mcp HTTP/1.1\r\n", *[b"X: y\r\n"] * 60], 0.1) is not None
+
+
+@pytest.mark.security("D6")
+def test_a_whole_head_stops_the_clock(start) -> None:
+    process = start()
+    with connect(process.url()) as peer:
+        request = raw_call("pid")
+        peer.sendall(request[:50])
+        time.sleep(0.1)
+        peer.sendall(request[50:])
+        assert status(peer) == 200
+        time.sleep(0.7)  # longer than a head may take
+        peer.sendall(request)
+        assert status(peer) == 200
+
+
+@pytest.mark.security("D5", "R12")
+def test_a_head_that_is_too_large_is_refused_before_it_ends(start) -> None:
+    url = start().url()
+    with connect(url) as peer:
+        peer.sendall(b"POST /mcp HTTP/1.1\r\nHost: localhost\r\n" + b"X: " + b"y" * 8001)
+        assert status(peer) == 431
+        assert peer.recv(65536) == b""
+    assert pid_of(url) > 0
+
+
+@pytest.mark.security("D5")
+def test_trailers_are_not_kept(start) -> None:
+    url = start().url()
+    head, _, body = raw_call("pid").partition(b"\r\n\r\n")
+    chunked = head.replace(b"Content-Length: %d" % len(body), b"Transfer-Encoding: chunked")
+    with connect(url) as peer:
+        peer.sendall(chunked + b"\r\n\r\n%x\r\n%b\r\n0\r\n" % (len(body), body) + b"X: y\r\n" * 100 + b"\r\n")
+        assert status(peer) == 200
+
+
+# Workers.
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def eventually(fact: Any) -> bool:
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        if fact():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def pids(url: str, count: int) -> set[int]:
+    """The processes that answer, asked until there are `count`."""
+    found: set[int] = set()
+
+    def ask() -> bool:
+        found.update(pid_of(url) for _ in range(10))
+        return len(found) >= count
+
+    assert eventually(ask), f"only {found} answer"
+    return found
+
+
+GUARDED = "if __name__ == '__main__':\n    server.run('http', port=0, workers=2)"
+
+
+@pytest.mark.parametrize("ending", [GUARDED, "server.run('http', port=0, workers=2)"])
+def test_several_workers_serve_and_end_together(start, ending: str) -> None:
+    process = start(ending)
+    workers = pids(process.url(), 2)
+    process.signal(signal.SIGINT)
+    code, errors = process.end()
+    assert code == 0
+    assert "Traceback" not in errors
+    assert all(map(gone, workers))
+
+
+def test_a_worker_that_dies_is_replaced(start) -> None:
+    process = start(GUARDED)
+    url = process.url()
+    before = pids(url, 2)
+    time.sleep(1)
+    with contextlib.suppress(CallFailed):
+        _Peer(url, 5).call_tool("die", {})
+    process.until("is replaced")
+    assert len(pids(url, 2) | before) == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+def test_workers_end_when_their_parent_is_killed(start) -> None:
+    process = start(GUARDED)
+    workers = pids(process.url(), 2)
+    process.signal(signal.SIGKILL)
+    assert eventually(lambda: all(map(gone, workers)))
+
+
+def test_workers_need_a_server_they_can_find(start) -> None:
+    code, errors = start(
+        "def main(server=server):\n    server.run('http', port=0, workers=2)\ns = [server]; del server\nmain()"
+    ).end()
+    assert code == 1
+    assert errors.startswith("Workers load the server by themselves, so it has to be a global name of the script")
+
+
+def test_a_worker_that_cannot_start_stops_everything(start) -> None:
+    ending = "import __main__\nif not hasattr(__main__, 'server'):\n    raise ValueError('only in workers')\n" + GUARDED
+    code, errors = start(ending).end()
+    assert code == 1
+    assert "ValueError: only in workers" in errors
+    assert errors.splitlines()[-1] == "A worker could not start; it has said why above."

@@ -1,0 +1,185 @@
+"""Everything the documentation says in code is run: the pages' examples, the docstrings' examples, the tables.
+
+In a page, every `python` block is executed, in order, in one module; a `text` block right after it is what it prints.
+Every `console` block is typed at a terminal, against the page's own `server`, listening on a real socket.
+"""
+
+import contextlib
+import dataclasses
+import doctest
+import importlib
+import io
+import itertools
+import pkgutil
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import weft
+from support import Live, serve
+from weft import errors
+from weft.limits import DEFAULT_LIMITS, Limits
+from weft.protocol.schema import DIALECTS
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+MODULES = [weft.__name__, *(found.name for found in pkgutil.walk_packages(weft.__path__, "weft."))]
+URL = "http://127.0.0.1:8000/mcp"
+
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\((?!https?:)([^)#]+)(#[^)]*)?\)")
+
+
+@dataclasses.dataclass
+class Block:
+    kind: str
+    text: str
+    line: int  # in the page
+    follows: bool  # nothing but blank lines lie between it and the block before
+
+
+def blocks_of(page: str) -> list[Block]:
+    found: list[Block] = []
+    end = 0
+    for match in _BLOCK.finditer(page):
+        follows = bool(found) and not page[end : match.start()].strip()
+        found.append(Block(match[1], match[2], page[: match.start(2)].count("\n"), follows))
+        end = match.end()
+    return found
+
+
+def agrees(expected: str, got: str) -> bool:
+    return doctest.OutputChecker().check_output(expected, got, doctest.ELLIPSIS)
+
+
+class Page:
+    """A page that is being read, with everything its code made so far."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.module = ModuleType("weft_docs_page")
+        self.live: Live | None = None
+        self.stack = contextlib.ExitStack()
+
+    def read(self) -> None:
+        blocks = blocks_of(self.path.read_text())
+        for block, following in itertools.zip_longest(blocks, blocks[1:]):
+            if block.kind == "python":
+                printed = self.execute(block)
+                if following and following.kind == "text" and following.follows:
+                    assert agrees(following.text, printed), f"{self.path.name}:{following.line} prints {printed!r}"
+            elif block.kind == "console":
+                self.type(block)
+
+    def execute(self, block: Block) -> str:
+        code = compile("\n" * block.line + block.text, str(self.path), "exec")
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(code, self.module.__dict__)
+        return printed.getvalue()
+
+    def type(self, block: Block) -> None:
+        if self.live is None:
+            self.live = self.stack.enter_context(serve(self.module.server))  # features that come later are served, too
+        for entry in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
+            command, _, expected = entry.partition("\n")
+            words = shlex.split(command.replace(URL, f"http://127.0.0.1:{self.live.port}/mcp"))
+            assert words[0] == "weft", f"{self.path.name}:{block.line}: a console block runs `weft`, not {words[0]!r}"
+            done = subprocess.run(
+                [sys.executable, "-m", "weft.cli", *words[1:]],
+                check=False,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+            assert agrees(expected, done.stdout), f"{self.path.name}:{block.line}: {command}\n{done.stdout}"
+
+
+@pytest.fixture
+def page(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
+    monkeypatch.chdir(tmp_path)
+    page = Page(request.param)
+    monkeypatch.setitem(sys.modules, page.module.__name__, page.module)
+    with page.stack:
+        yield page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix(), indirect=True)
+def test_the_code_of_a_page_runs(page: Page):
+    page.read()
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(path: Path):
+    targets = [match[1] for match in _LINK.finditer(path.read_text())]
+    assert [target for target in targets if not (path.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```python\n1 / 0\n```",
+        "```python\nprint(1)\n```\n\n```text\n2\n```",
+        "```python\nfrom weft import Server\nserver = Server('s')\n```\n\n```console\n$ weft version\n0.0.0\n```",
+    ],
+    ids=["code", "output", "console"],
+)
+def test_a_wrong_page_is_found(text: str, tmp_path: Path):
+    path = tmp_path / "wrong.md"
+    path.write_text(text)
+    page = Page(path)
+    with page.stack, pytest.raises((ZeroDivisionError, AssertionError)):
+        page.read()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstring_examples(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    if name.endswith("__main__"):
+        pytest.skip("running it runs the command")
+    monkeypatch.chdir(tmp_path)
+    assert doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS).failed == 0
+
+
+# --- tables that repeat what the code says
+
+
+def rows_of(page: str, columns: int) -> list[list[str]]:
+    """The rows of all tables of a page, without heads; code marks taken off."""
+    lines = [line for line in (ROOT / "docs" / page).read_text().splitlines() if line.startswith("| `")]
+    rows = [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines]
+    return [row for row in rows if len(row) == columns]
+
+
+def number(text: str) -> float:
+    value, _, unit = text.replace(",", "").partition(" ")
+    return float(value) * {"KiB": 1024, "MiB": 1024 * 1024}.get(unit, 1)
+
+
+@pytest.mark.security("R12")
+def test_the_page_of_limits_names_every_limit_and_its_default():
+    told = {row[0]: number(row[1]) for row in rows_of("limits.md", 3)}
+    assert told == {field.name: getattr(DEFAULT_LIMITS, field.name) for field in dataclasses.fields(Limits)}
+
+
+def test_the_page_of_errors_names_every_code():
+    told = {row[1]: int(row[0]) for row in rows_of("errors.md", 4)}
+    classes: list[type[Any]] = [getattr(errors, name) for name in errors.__all__]
+    known = {cls.__name__: cls.code for cls in classes if issubclass(cls, errors.ProtocolError)}
+    known.pop("ProtocolError")
+    assert told == known
+
+
+@pytest.mark.spec("JSCH-04")
+def test_the_page_of_schemas_names_every_dialect():
+    text = (ROOT / "docs" / "how-to" / "raw-schemas.md").read_text()
+    assert [uri for uri, name in DIALECTS.items() if uri not in text or name not in text] == []
+
+
+def test_the_changelog_has_the_current_version():
+    assert re.search(rf"^## \[{re.escape(weft.__version__)}\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)

@@ -1,0 +1,395 @@
+"""The everyday mistakes, each made in a program of its own: what does the person who made it get to read?
+
+What was wrong, where, why, what to do; the person's own lines only, and few of them. (Wrong file, wrong object, port in
+use and server not running are met at the command line, and are tested with it.)
+"""
+
+import json
+import re
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+
+from support import encode, headers_for, message, serve
+from weft import Server
+
+MOST_LINES = 15
+NOBODYS_BUSINESS = ("pydantic", "msgspec", "jsonschema", "ExceptionGroup", "site-packages", "weft/server")
+PRODUCTION, DEVELOPMENT = {"WEFT_DEBUG": "0"}, {"WEFT_DEBUG": "1"}
+
+
+@dataclass
+class Session:
+    """A program that was run, what its client read, and what the person at the terminal read."""
+
+    answers: dict[int, Any]
+    terminal: str
+    exit_code: int
+
+    @property
+    def only(self) -> Any:
+        (answer,) = self.answers.values()
+        return answer
+
+    @property
+    def text(self) -> str:
+        """What the model reads."""
+        return self.only["result"]["content"][0]["text"]
+
+
+class Folder:
+    """Where the program lies."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def run(self, source: str, *requests: dict[str, Any], env: dict[str, str] = PRODUCTION) -> Session:
+        """Write shop.py, run it as `python shop.py`, send it the requests, wait for as many answers, hang up."""
+        head = "from typing import Any\nfrom weft import Context, Server\nserver = Server('shop')\n"
+        (self.path / "shop.py").write_text(head + textwrap.dedent(source) + "\nserver.run()\n")
+        process = subprocess.Popen(
+            [sys.executable, "shop.py"],
+            cwd=self.path,
+            env={**env, "PYTHONWARNINGS": "error"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdin
+        assert process.stdout
+        assert process.stderr
+        with process:
+            answers = {}
+            for request in requests:
+                process.stdin.write(json.dumps(request) + "\n")
+                process.stdin.flush()
+                answer = json.loads(process.stdout.readline())
+                answers[answer["id"]] = answer
+            if requests:
+                process.stdin.close()
+            terminal = process.stderr.read()
+        return Session(answers, terminal, process.returncode)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+def call(name: str, **arguments: Any) -> dict[str, Any]:
+    return message("tools/call", {"name": name, "arguments": arguments})
+
+
+def assert_plain(text: str) -> None:
+    """Short, and about the person's own program."""
+    assert len(text.splitlines()) <= MOST_LINES, text
+    own = text.replace("pydantic models", "")  # a kind of type that people write, among the remedies
+    assert [word for word in NOBODYS_BUSINESS if word in own] == [], text
+    assert re.findall(r'File "(?!.*shop\.py)', text) == [], text
+
+
+def refused(folder: Folder, source: str) -> str:
+    """What the terminal shows of a program that must not start."""
+    session = folder.run(source)
+    assert session.exit_code == 1
+    assert_plain(session.terminal)
+    return session.terminal
+
+
+# --- refused when the program starts
+
+
+@pytest.mark.mistake("an annotation that cannot be evaluated")
+def test_annotation_that_cannot_be_evaluated(folder: Folder):
+    shown = refused(folder, "@server.tool\ndef buy(item: 'Itme') -> str:\n    return ''")
+    assert 'shop.py", line 4' in shown
+    assert "Tool 'buy' at shop.py:4: the annotation 'Itme' of parameter 'item' cannot be evaluated." in shown
+    assert "Why: name 'Itme' is not defined" in shown
+    assert "What to do: import or define the name" in shown
+
+
+@pytest.mark.mistake("an annotation that cannot be evaluated")
+def test_return_annotation_that_cannot_be_evaluated(folder: Folder):
+    shown = refused(folder, "@server.tool\ndef buy(item: str) -> 'Reciept':\n    return ''")
+    assert "Tool 'buy' at shop.py:4: the annotation 'Reciept' of its return type cannot be evaluated." in shown
+
+
+@pytest.mark.mistake("a parameter without a type")
+def test_parameter_without_a_type(folder: Folder):
+    shown = refused(folder, "@server.tool\ndef buy(item, count: int) -> str:\n    return ''")
+    assert "Tool 'buy' at shop.py:4: parameter 'item' has no type." in shown
+    assert "Why: clients are told the type of every argument" in shown
+    assert "What to do: annotate it, such as `item: str`, or use `item: Any`" in shown
+
+
+@pytest.mark.mistake("a parameter without a type")
+def test_any_opts_out(folder: Folder):
+    session = folder.run("@server.tool\ndef buy(item: Any) -> str:\n    return repr(item)", call("buy", item=[1]))
+    assert (session.text, session.exit_code) == ("[1]", 0)
+
+
+@pytest.mark.mistake("duplicate names")
+def test_duplicate_names(folder: Folder):
+    shown = refused(
+        folder,
+        """
+        @server.tool
+        def buy(item: str) -> str:
+            return ''
+        @server.tool(name="buy")
+        def sell(item: str) -> str:
+            return ''
+        """,
+    )
+    assert "Tool 'buy' is registered twice: at shop.py:5 and at shop.py:8." in shown
+    assert "one of the two could never be called" in shown
+    assert "Give one of them another name with @server.tool(name=...)." in shown
+
+
+@pytest.mark.mistake("duplicate names")
+@pytest.mark.parametrize(
+    ("decorator", "what"),
+    [("@server.prompt", "Prompt 'f'"), ("@server.resource('shop://till')", "Resource 'shop://till'")],
+)
+def test_duplicate_prompts_and_resources(folder: Folder, decorator: str, what: str):
+    shown = refused(folder, f"{decorator}\ndef f() -> str:\n    return ''\n{decorator}\ndef f() -> str:\n    return ''")
+    assert f"{what} is registered twice: at shop.py:4 and at shop.py:7." in shown
+
+
+@pytest.mark.mistake("*args")
+@pytest.mark.parametrize("parameter", ["*items: str", "**items: str"])
+def test_star_args(folder: Folder, parameter: str):
+    shown = refused(folder, f"@server.tool\ndef buy({parameter}) -> str:\n    return ''")
+    assert f"Tool 'buy' at shop.py:4: it takes {parameter.partition(':')[0]}." in shown
+    assert "Why: arguments come by name" in shown
+    assert "What to do: name each parameter" in shown
+
+
+@pytest.mark.mistake("bad defaults")
+def test_default_that_does_not_fit(folder: Folder):
+    shown = refused(folder, "@server.tool\ndef buy(count: int = 'one') -> str:\n    return ''")
+    assert "Tool 'buy' at shop.py:4: the default of parameter 'count', of type str, does not fit its type int." in shown
+    assert "Why: It should be a valid integer" in shown
+    assert "What to do: give a default of that type, or widen the annotation." in shown
+
+
+@pytest.mark.mistake("bad defaults")
+def test_default_none_without_saying_so(folder: Folder):
+    shown = refused(folder, "@server.tool\ndef buy(count: int = None) -> str:\n    return ''")
+    assert "parameter 'count' has the default None, which its type int does not allow." in shown
+    assert "What to do: annotate it `count: int | None = None`" in shown
+
+
+# --- met while serving
+
+UNSENDABLE = """
+@server.tool
+def buy(item: str):
+    return {"receipt": object()}
+"""
+
+
+@pytest.mark.mistake("a return value that cannot be serialised")
+def test_return_value_that_cannot_be_serialised(folder: Folder):
+    session = folder.run(UNSENDABLE, call("buy", item="tea"))
+    assert session.only["result"]["isError"] is True
+    assert "object at 0x" not in session.text
+    assert_plain(session.terminal)
+    assert "Tool 'buy' (shop.py:5)" in session.terminal
+    assert "['receipt']" in session.terminal
+    assert "object" in session.terminal
+    assert "Return " in session.terminal
+
+
+@pytest.mark.mistake("a return value that cannot be serialised")
+def test_return_value_that_is_not_what_was_promised(folder: Folder):
+    source = "@server.tool\ndef buy(item: str) -> int:\n    return 'two'"
+    session = folder.run(source, call("buy", item="tea"), env=DEVELOPMENT)
+    assert session.only["result"]["isError"] is True
+    for told in (session.text, session.terminal):
+        assert_plain(told)
+        assert "tool 'buy' (shop.py:4) returned a value of type str, which does not fit its return type int" in told
+        assert "Return what the annotation says, or correct the annotation." in told
+
+
+RAISING = """
+def look_up(item: str) -> int:
+    return {"tea": 3}[item]
+@server.tool
+def buy(item: str) -> int:
+    return look_up(item)
+"""
+
+
+@pytest.mark.mistake("a tool that raises")
+def test_tool_that_raises_in_production(folder: Folder):
+    session = folder.run(RAISING, call("buy", item="coffee"))
+    assert session.only["result"]["isError"] is True
+    reference = re.fullmatch(r"Internal error\. The server's log has it under error ([0-9a-f]{8})\.", session.text)
+    assert reference, session.text
+    assert_plain(session.terminal)
+    assert session.terminal.count(reference[1]) == 1  # logged, and once
+    assert session.terminal.count("KeyError") == 1
+    assert "Tool 'buy' (shop.py:7) raised KeyError: 'coffee'" in session.terminal
+    assert "shop.py:9 in buy: return look_up(item)" in session.terminal
+    assert 'shop.py:6 in look_up: return {"tea": 3}[item]' in session.terminal
+
+
+@pytest.mark.mistake("a tool that raises")
+def test_tool_that_raises_in_development(folder: Folder):
+    session = folder.run(RAISING, call("buy", item="coffee"), env=DEVELOPMENT)
+    assert session.only["result"]["isError"] is True
+    assert_plain(session.text)
+    assert "Tool 'buy' (shop.py:7) raised KeyError: 'coffee' (shop.py:6 in look_up" in session.text
+    assert session.terminal.count("KeyError") == 1
+
+
+@pytest.mark.mistake("a tool that raises")
+def test_a_group_of_exceptions_is_told_by_its_members(folder: Folder):
+    source = """
+    import asyncio
+    async def fail(item: str) -> None:
+        raise ValueError(f"no {item}")
+    @server.tool
+    async def buy(item: str) -> str:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail(item))
+        return ""
+    """
+    session = folder.run(source, call("buy", item="tea"), env=DEVELOPMENT)
+    for told in (session.text, session.terminal):
+        assert_plain(told)
+        assert "raised ValueError: no tea" in told
+        assert "shop.py:7 in fail" in told
+
+
+SHOP = """
+@server.tool
+def buy_item(item: str, count: int = 1) -> str:
+    return f"{count} {item}"
+"""
+
+
+@pytest.mark.mistake("unknown tool")
+def test_unknown_tool(folder: Folder):
+    error = folder.run(SHOP, call("buy_itme", item="tea")).only["error"]
+    assert error["code"] == -32602
+    assert error["message"] == "Unknown tool. Did you mean 'buy_item'?"
+
+
+@pytest.mark.mistake("unknown tool")
+def test_unknown_tool_that_is_like_no_other(folder: Folder):
+    error = folder.run(SHOP, call("weather")).only["error"]
+    assert error["message"] == "Unknown tool. tools/list names them all."
+
+
+@pytest.mark.mistake("wrong, missing and extra arguments")
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"item": 3}, "'item': expected a string, got an integer."),
+        ({"item": "tea", "count": "many"}, "'count': expected an integer, got a string."),
+        ({"count": 2}, "'item' is missing; expected a string."),
+        ({"item": "tea", "colour": "red"}, "'colour' is not known; remove it. The arguments are: item, count."),
+        ({"itme": "tea"}, "'itme' is not known; did you mean 'item'?"),
+    ],
+)
+def test_arguments_that_do_not_fit(folder: Folder, arguments: dict[str, Any], told: str):
+    session = folder.run(SHOP, call("buy_item", **arguments))
+    assert session.only["result"]["isError"] is True
+    assert_plain(session.text)
+    assert session.text.startswith("The arguments of tool 'buy_item' do not fit:")
+    assert told in session.text
+    assert session.terminal == ""  # not the fault of whoever runs the server
+
+
+@pytest.mark.mistake("wrong, missing and extra arguments")
+def test_all_that_is_wrong_is_told_at_once(folder: Folder):
+    text = folder.run(SHOP, call("buy_item", count="many", colour="red")).text
+    assert [name in text for name in ("'item' is missing", "'count': expected", "'colour' is not known")] == [True] * 3
+
+
+ASKING = """
+from dataclasses import dataclass
+@dataclass
+class Size:
+    size: str
+@server.tool
+async def buy(ctx: Context) -> str:
+    await ctx.elicit("Which size?", Size)
+    return "bought"
+"""
+
+
+@pytest.mark.mistake("an ask the client cannot answer")
+def test_an_ask_the_client_cannot_answer(folder: Folder):
+    session = folder.run(ASKING, call("buy"))
+    error = session.only["error"]
+    assert error["code"] == -32021
+    assert error["message"] == "To ask the user, the client must declare the capability `elicitation.form`."
+    assert error["data"] == {"requiredCapabilities": {"elicitation": {"form": {}}}}
+    assert session.terminal == ""
+
+
+BLOCKING = """
+import time
+@server.tool
+async def buy(item: str) -> str:
+    time.sleep(0.8)
+    return item
+"""
+
+
+@pytest.mark.mistake("a blocking call inside an async def tool")
+def test_blocking_call_in_an_async_tool(folder: Folder):
+    session = folder.run(BLOCKING, call("buy", item="tea"), env=DEVELOPMENT)
+    assert session.text == "tea"
+    assert_plain(session.terminal)
+    assert "Tool 'buy' blocks the event loop at shop.py:8: `time.sleep(0.8)`" in session.terminal
+    assert "nobody else is served meanwhile" in session.terminal
+    assert "Make it a plain `def`" in session.terminal
+    assert session.terminal.count("blocks the event loop") == 1
+
+
+@pytest.mark.mistake("a blocking call inside an async def tool")
+@pytest.mark.parametrize(
+    ("source", "env"),
+    [
+        (BLOCKING, PRODUCTION),
+        (BLOCKING.replace("async def", "def"), DEVELOPMENT),
+        (BLOCKING.replace("time.sleep", "await asyncio.sleep").replace("import time", "import asyncio"), DEVELOPMENT),
+    ],
+    ids=["production", "plain function", "awaiting"],
+)
+def test_what_does_not_block_is_not_warned_of(folder: Folder, source: str, env: dict[str, str]):
+    session = folder.run(source, call("buy", item="tea"), env=env)
+    assert (session.text, session.terminal) == ("tea", "")
+
+
+@pytest.mark.mistake("mounted in FastAPI")
+@pytest.mark.parametrize("how", ["route", "mount at the root", "mount at the path"])
+def test_mounted_in_fastapi(how: str):
+    server, app = Server("shop"), FastAPI()
+    server.add_tool(add)
+    if how == "route":
+        app.add_route("/mcp", server.asgi())
+    elif how == "mount at the root":
+        app.mount("/", server.asgi())
+    else:
+        app.mount("/mcp", server.asgi())
+    with serve(app) as live:
+        body = message("tools/call", {"name": "add", "arguments": {"a": 2, "b": 3}})
+        # A mount redirects what lacks its slash: FastAPI's doing, which clients follow. No path is ever doubled.
+        path = "/mcp/" if how == "mount at the path" else "/mcp"
+        assert live.send(encode(body), headers_for(body), path=path).result["structuredContent"] == 5
+
+
+def add(a: int, b: int) -> int:
+    return a + b
