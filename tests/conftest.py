@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from support import Live, make_server, serve
 
 HERE = Path(__file__).parent
@@ -45,7 +46,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     if not _proven:
         return
-    server_rows = {row: level for row, (level, who, section) in ROWS.items() if who in ("srv", "both") and section in SECTIONS}
+    server_rows = {
+        row: level for row, (level, who, section) in ROWS.items() if who in ("srv", "both") and section in SECTIONS
+    }
     musts = {row for row, level in server_rows.items() if level in ("M", "M!")}
     terminalreporter.section("requirements")
     line = (
@@ -68,5 +71,7 @@ def _names(missing: set[str]) -> str:
     left_out = sorted(missing & LEFT_OUT.keys())
     parts = [", ".join(wanted)] if wanted else []
     if left_out:
-        parts.append(f"{', '.join(left_out)} (not of a library's making, or of a later issue: tests/ledger_left_out.json)")
+        parts.append(
+            f"{', '.join(left_out)} (not of a library's making, or of a later issue: tests/ledger_left_out.json)"
+        )
     return "; ".join(parts) or "none"

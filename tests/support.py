@@ -55,7 +55,11 @@ def message(
     method: str, params: Mapping[str, Any] | None = None, *, id: Any = 1, meta: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """A request of the stateless era. In `meta`, None takes a key out."""
-    envelope = {PROTOCOL_VERSION_KEY: VERSION, CLIENT_CAPABILITIES_KEY: {}, CLIENT_INFO_KEY: {"name": "t", "version": "1"}}
+    envelope = {
+        PROTOCOL_VERSION_KEY: VERSION,
+        CLIENT_CAPABILITIES_KEY: {},
+        CLIENT_INFO_KEY: {"name": "t", "version": "1"},
+    }
     merged = {key: value for key, value in {**envelope, **(meta or {})}.items() if value is not None}
     return {"jsonrpc": "2.0", "id": id, "method": method, "params": {**(params or {}), "_meta": merged}}
 
@@ -314,7 +318,9 @@ class Log:
 
 def make_server(*, limits: Limits | None = None, **options: Any) -> Server:
     """A server with something of everything. `server.log` holds what its handlers saw."""
-    server = Server("everything", version="2.0", title="Everything", instructions="Try it.", limits=limits or Limits(), **options)
+    server = Server(
+        "everything", version="2.0", title="Everything", instructions="Try it.", limits=limits or Limits(), **options
+    )
     server.log = Log()  # type: ignore[attr-defined] - for the tests alone
     _add_plain_tools(server)
     _add_failing_tools(server)
@@ -361,7 +367,9 @@ def _add_plain_tools(server: Server) -> None:
             "id": ctx.request_id,
         }
 
-    @server.tool(input_schema={"type": "object", "properties": {"n": {"type": "integer", "maximum": 3}}, "required": ["n"]})
+    @server.tool(
+        input_schema={"type": "object", "properties": {"n": {"type": "integer", "maximum": 3}}, "required": ["n"]}
+    )
     async def bounded(arguments: dict[str, Any]) -> str:
         """Takes a small number."""
         return str(arguments["n"])

@@ -355,3 +355,14 @@ def test_machine_paths_are_found():
     assert machine_paths(f"x\ncd {home}/project") == ["line 2"]
     assert machine_paths(f"path = '{home}'") == ["line 1"]
     assert machine_paths(f"https://host{home}/x and {home}_path and a{home}") == []
+
+
+# --- no option without a use
+
+
+@pytest.mark.security("R12")
+def test_every_limit_is_looked_at_somewhere():
+    """That it is also enforced is shown where it is; a limit that nobody reads cannot be."""
+    limits = importlib.import_module("weft.limits")
+    others = "".join(path.read_text() for path in SOURCES if path.name != "limits.py")
+    assert [name for name in limits.Limits.__annotations__ if not re.search(rf"imits\.{name}\b", others)] == []

@@ -31,6 +31,7 @@ from weft.protocol.schema import DIALECTS
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = [weft.__name__, *(found.name for found in pkgutil.walk_packages(weft.__path__, "weft."))]
+MODULES.remove("weft.cli.__main__")  # to import it is to run the command
 URL = "http://127.0.0.1:8000/mcp"
 
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -140,8 +141,6 @@ def test_a_wrong_page_is_found(text: str, tmp_path: Path):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_docstring_examples(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    if name.endswith("__main__"):
-        pytest.skip("running it runs the command")
     monkeypatch.chdir(tmp_path)
     assert doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS).failed == 0
 
@@ -164,7 +163,7 @@ def number(text: str) -> float:
 @pytest.mark.security("R12")
 def test_the_page_of_limits_names_every_limit_and_its_default():
     told = {row[0]: number(row[1]) for row in rows_of("limits.md", 3)}
-    assert told == {field.name: getattr(DEFAULT_LIMITS, field.name) for field in dataclasses.fields(Limits)}
+    assert told == {name: getattr(DEFAULT_LIMITS, name) for name in Limits.__annotations__}
 
 
 def test_the_page_of_errors_names_every_code():
@@ -175,6 +174,12 @@ def test_the_page_of_errors_names_every_code():
     assert told == known
 
 
+def test_the_design_names_every_room():
+    told = set(re.findall(r"\w+", (ROOT / "docs" / "design.md").read_text()))
+    rooms = {name.rpartition(".")[2] for name in MODULES}
+    assert {room for room in rooms - told if not room.startswith("signature_")} == set()  # told as `signature*`
+
+
 @pytest.mark.spec("JSCH-04")
 def test_the_page_of_schemas_names_every_dialect():
     text = (ROOT / "docs" / "how-to" / "raw-schemas.md").read_text()
@@ -183,3 +188,13 @@ def test_the_page_of_schemas_names_every_dialect():
 
 def test_the_changelog_has_the_current_version():
     assert re.search(rf"^## \[{re.escape(weft.__version__)}\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+def test_the_figures_of_the_readme_are_those_that_were_measured():
+    """Every row of the results, up to fastmcp's column, stands in the README as it is."""
+    results = (ROOT / "bench" / "RESULTS.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:5]] for line in results.splitlines() if line.count("|") == 9]
+    measured = [f"| {' | '.join(row)} |" for row in rows if row[0] and not row[0].startswith("-")]
+    assert measured
+    readme = (ROOT / "README.md").read_text()
+    assert [row for row in measured if row not in readme] == [], "Copy these rows into README.md."

@@ -23,7 +23,10 @@ def test_the_three_kinds() -> None:
     note = decode(b'{"jsonrpc":"2.0","method":"notifications/cancelled"}')
     assert (note.is_request, note.is_notification, note.is_response) == (False, True, False)
     assert note.reply_id is None
-    for answer in (b'{"jsonrpc":"2.0","id":1,"result":{}}', b'{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":"x"}}'):
+    for answer in (
+        b'{"jsonrpc":"2.0","id":1,"result":{}}',
+        b'{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":"x"}}',
+    ):
         frame = decode(answer)
         assert (frame.is_request, frame.is_notification, frame.is_response) == (False, False, True)
 
@@ -41,7 +44,9 @@ def test_ids_keep_value_and_type(id: int | str) -> None:
 
 
 @pytest.mark.spec("JRPC-04")
-@pytest.mark.parametrize("id", ["null", "true", "1.5", "{}", "[]", str(2**53 + 1), "-" + str(2**53 + 1), '"' + "x" * 257 + '"', "1e400"])
+@pytest.mark.parametrize(
+    "id", ["null", "true", "1.5", "{}", "[]", str(2**53 + 1), "-" + str(2**53 + 1), '"' + "x" * 257 + '"', "1e400"]
+)
 def test_ids_that_are_none(id: str) -> None:
     with pytest.raises(ProtocolError) as refused:
         decode(b'{"jsonrpc":"2.0","id":%s,"method":"x"}' % id.encode())
@@ -125,7 +130,10 @@ def test_one_exception_type_escapes(data: bytes) -> None:
 
 @pytest.mark.spec("JRPC-11", "JRPC-12")
 def test_errors() -> None:
-    assert json.loads(encode_error(None, -32700, "no")) == {"jsonrpc": "2.0", "error": {"code": -32700, "message": "no"}}
+    assert json.loads(encode_error(None, -32700, "no")) == {
+        "jsonrpc": "2.0",
+        "error": {"code": -32700, "message": "no"},
+    }
     assert json.loads(encode_error(0, 1, "no", {"x": 1}))["error"] == {"code": 1, "message": "no", "data": {"x": 1}}
 
 

@@ -17,7 +17,7 @@ import pytest
 from fastapi import FastAPI
 
 from support import encode, headers_for, message, serve
-from weft import Server
+from weft import Limits, Server
 
 MOST_LINES = 15
 NOBODYS_BUSINESS = ("pydantic", "msgspec", "jsonschema", "ExceptionGroup", "site-packages", "weft/server")
@@ -314,6 +314,34 @@ def test_arguments_that_do_not_fit(folder: Folder, arguments: dict[str, Any], to
 def test_all_that_is_wrong_is_told_at_once(folder: Folder):
     text = folder.run(SHOP, call("buy_item", count="many", colour="red")).text
     assert [name in text for name in ("'item' is missing", "'count': expected", "'colour' is not known")] == [True] * 3
+
+
+@pytest.mark.security("D4", "R12")
+def test_how_much_is_told_is_a_setting():
+    server = Server("shop", limits=Limits(error_issues=2, error_bytes=90))
+    server.add_tool(add)
+    with serve(server) as live:
+        three = live.tool("add", {"c": 1}).result["content"][0]["text"]
+        assert len(three.encode()) <= 90
+        assert three.endswith("…")
+    server.limits = Limits(error_issues=2)
+    with serve(server) as live:
+        assert live.tool("add", {"c": 1}).result["content"][0]["text"].endswith("- and 1 more.")
+        assert "more" not in live.tool("add", {}).result["content"][0]["text"]
+
+
+@pytest.mark.mistake("wrong, missing and extra arguments")
+def test_arguments_that_do_not_fit_a_schema_of_your_own(folder: Folder):
+    source = """
+    @server.tool(input_schema={"type": "object", "required": ["item"],
+                               "properties": {"items": {"type": "array", "items": {"type": "string"}}}})
+    def buy(arguments: dict[str, Any]) -> str:
+        return ""
+    """
+    text = folder.run(source, call("buy", items=["tea", 3])).text
+    assert_plain(text)
+    assert '- "item" is a required property.' in text
+    assert "- 'items[1]': " in text
 
 
 ASKING = """

@@ -35,6 +35,7 @@ LEFT_OUT = {
     "mcp": "tests/interop (the official Python client) and make bench",
     "fastmcp": "make bench",
     "engine": "make bench",
+    "weft": "make bench",
     "wrk": "make bench",
 }
 
@@ -77,6 +78,18 @@ def python_peer(name: str) -> None:
         run(*pip, "install", "--quiet", "--timeout", "60", "--retries", "2", *pins)
 
     set_up(place, "\n".join(pins), install)
+
+
+def weft_alone() -> None:
+    """Weft as a user has it, without the development tools: some of them (OpenTelemetry) change what it does."""
+    place = CACHE / "peers" / "weft"
+
+    def install() -> None:
+        venv.create(place, with_pip=True)
+        pip = [str(place / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+        run(*pip, "install", "--quiet", "--editable", str(ROOT))
+
+    set_up(place, (ROOT / "pyproject.toml").read_text(), install)
 
 
 def engine() -> None:
@@ -124,6 +137,8 @@ def ensure(name: str) -> None:
         node_packages()
     elif name == "engine":
         engine()
+    elif name == "weft":
+        weft_alone()
     elif name in PYTHON_PINS:
         python_peer(name)
     else:

@@ -5,15 +5,14 @@ A limit that exists is enforced, and a test goes one past it. Give `Server(limit
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 __all__ = ["DEFAULT_LIMITS", "Limits"]
 
 MIB = 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The bounds a server lives in.
 
     >>> Limits(body_bytes=64_000).body_bytes

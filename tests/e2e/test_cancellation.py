@@ -8,8 +8,8 @@ from contextlib import closing, contextmanager
 from http.client import HTTPConnection
 
 import pytest
-from support import Live, Response, ask, encode, headers_for, make_server, message, start_request, until
 
+from support import Live, Response, ask, encode, headers_for, make_server, message, start_request, until
 from weft import Context, Server
 
 

@@ -5,8 +5,8 @@ import json
 from typing import Any
 
 import pytest
-from support import CLIENT_CAPABILITIES_KEY, PNG, VERSION, Live, make_server, serve
 
+from support import CLIENT_CAPABILITIES_KEY, PNG, VERSION, Live, make_server, serve
 from weft import CachePolicy, EmbeddedResource, ProtocolError, ResourceContents, ResourceLink, Server, UserMessage
 from weft.server.content import Audio, File, Image
 
@@ -16,10 +16,20 @@ LISTS = ["tools/list", "resources/list", "resources/templates/list", "prompts/li
 # Discovery.
 
 
-@pytest.mark.spec("DISC-01", "DISC-02", "DISC-05", "VER-03", "TOOL-01", "RES-01", "PRM-01", "CMP-01", "LOG-01", "PRM-10")
+@pytest.mark.spec(
+    "DISC-01", "DISC-02", "DISC-05", "VER-03", "TOOL-01", "RES-01", "PRM-01", "CMP-01", "LOG-01", "PRM-10"
+)
 def test_discover(live: Live) -> None:
     result = live.call("server/discover").result
-    assert result.keys() == {"resultType", "_meta", "supportedVersions", "capabilities", "instructions", "ttlMs", "cacheScope"}
+    assert result.keys() == {
+        "resultType",
+        "_meta",
+        "supportedVersions",
+        "capabilities",
+        "instructions",
+        "ttlMs",
+        "cacheScope",
+    }
     assert result["supportedVersions"] == [VERSION]
     assert result["capabilities"] == {"logging": {}, "completions": {}, "prompts": {}, "resources": {}, "tools": {}}
     assert result["instructions"] == "Try it."
@@ -29,7 +39,9 @@ GATED = {
     "tools": [("tools/list", {}), ("tools/call", {"name": "x"})],
     "resources": [("resources/list", {}), ("resources/templates/list", {}), ("resources/read", {"uri": "x://y"})],
     "prompts": [("prompts/list", {}), ("prompts/get", {"name": "x"})],
-    "completions": [("completion/complete", {"ref": {"type": "ref/prompt", "name": "x"}, "argument": {"name": "a", "value": ""}})],
+    "completions": [
+        ("completion/complete", {"ref": {"type": "ref/prompt", "name": "x"}, "argument": {"name": "a", "value": ""}})
+    ],
 }
 
 
@@ -107,7 +119,12 @@ def _hints(result: dict) -> tuple[int, str]:
     return result["ttlMs"], result["cacheScope"]
 
 
-KEYS = {"tools/list": "tools", "resources/list": "resources", "resources/templates/list": "resourceTemplates", "prompts/list": "prompts"}
+KEYS = {
+    "tools/list": "tools",
+    "resources/list": "resources",
+    "resources/templates/list": "resourceTemplates",
+    "prompts/list": "prompts",
+}
 
 
 @pytest.mark.spec("PAG-06", "PAG-04", "CACHE-15", "TOOL-04")
@@ -294,7 +311,10 @@ def test_reading(live: Live) -> None:
     assert base64.b64decode(binary["blob"], validate=True) == bytes([0, 255])
     assert "text" not in binary
     assert _read(live, "user://ada/profile")[0]["text"] == '{"name":"ada"}'
-    assert [("text" in part, "blob" in part) for part in _read(live, "both://of/them")] == [(True, False), (False, True)]
+    assert [("text" in part, "blob" in part) for part in _read(live, "both://of/them")] == [
+        (True, False),
+        (False, True),
+    ]
     templates = live.call("resources/templates/list").result["resourceTemplates"]
     assert [template["uriTemplate"] for template in templates] == ["user://{name}/profile"]
 
@@ -304,7 +324,10 @@ def _read(live: Live, uri: str) -> list[dict]:
 
 
 @pytest.mark.spec("RES-05", "RES-06", "RES-09", "RES-12", "JRPC-19")
-@pytest.mark.parametrize("uri", ["note://absent", "user://nobody/profile", "user://a/b/profile", "not a uri", "", "note:", "user://%ZZ/profile"])
+@pytest.mark.parametrize(
+    "uri",
+    ["note://absent", "user://nobody/profile", "user://a/b/profile", "not a uri", "", "note:", "user://%ZZ/profile"],
+)
 def test_a_resource_that_is_not_there(live: Live, uri: str) -> None:
     response = live.call("resources/read", {"uri": uri})
     assert response.refusal == (200, -32602)

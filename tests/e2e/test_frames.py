@@ -4,9 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import ask, serve
 
 import weft
+from support import ask, serve
 from weft import Server
 from weft.server import telemetry
 

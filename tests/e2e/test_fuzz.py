@@ -6,11 +6,21 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from support import CLIENT_CAPABILITIES_KEY, PROTOCOL_VERSION_KEY, VERSION, Live, encode, headers_for, message
 
 STATUSES = {200, 202, 400, 404}
 CODES = {-32700, -32600, -32601, -32602, -32603, -32020, -32021, -32022}
-METHODS = ["server/discover", "tools/list", "tools/call", "resources/read", "prompts/get", "completion/complete", "initialize", "x"]
+METHODS = [
+    "server/discover",
+    "tools/list",
+    "tools/call",
+    "resources/read",
+    "prompts/get",
+    "completion/complete",
+    "initialize",
+    "x",
+]
 SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 
 JSON = st.recursive(
@@ -18,7 +28,9 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )
-KEYS = st.sampled_from(["name", "arguments", "uri", "cursor", "ref", "argument", "_meta", "inputResponses", "requestState", "x"])
+KEYS = st.sampled_from(
+    ["name", "arguments", "uri", "cursor", "ref", "argument", "_meta", "inputResponses", "requestState", "x"]
+)
 META_KEYS = st.sampled_from([PROTOCOL_VERSION_KEY, CLIENT_CAPABILITIES_KEY, "progressToken", "traceparent", "x"])
 
 

@@ -7,8 +7,8 @@ import time
 
 import aiohttp
 import pytest
-from support import LOG_LEVEL_KEY, PROTOCOL_VERSION_KEY, VERSION, Live, encode, headers_for, make_server, message, serve
 
+from support import LOG_LEVEL_KEY, PROTOCOL_VERSION_KEY, VERSION, Live, encode, headers_for, make_server, message, serve
 from weft import Context, Limits, Server
 
 BODY = encode(message("tools/list"))
@@ -47,7 +47,9 @@ def test_a_cancellation_that_nobody_asked_for_is_a_failure_like_others(live: Liv
 
 
 @pytest.mark.security("R1")
-@pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt, BaseException, GeneratorExit, RecursionError, MemoryError])
+@pytest.mark.parametrize(
+    "raised", [SystemExit, KeyboardInterrupt, BaseException, GeneratorExit, RecursionError, MemoryError]
+)
 def test_whatever_resources_prompts_and_middleware_raise(raised: type[BaseException]) -> None:
     server = make_server()
 
@@ -169,7 +171,9 @@ def test_a_body_needs_its_type(live: Live) -> None:
 
 
 @pytest.mark.security("R3")
-@pytest.mark.parametrize(("value", "status"), [("identity", 200), ("gzip", 415), ("br", 415), ("identity, gzip", 415), ("x", 415)])
+@pytest.mark.parametrize(
+    ("value", "status"), [("identity", 200), ("gzip", 415), ("br", 415), ("identity, gzip", 415), ("x", 415)]
+)
 def test_content_encodings(live: Live, value: str, status: int) -> None:
     assert live.send(BODY, with_header("Content-Encoding", value)).status == status
     assert live.send(BODY, HEADERS).status == 200  # also when these headers have passed before
@@ -293,7 +297,12 @@ def test_keys_of_params_are_exact(live: Live, key: str) -> None:
 @pytest.mark.parametrize("name", ["Host", "MCP-Protocol-Version", "Mcp-Method", "Mcp-Name", "Mcp-Session-Id", "Mcp-Param-Region", "Authorization", "Origin", "Content-Type", "mcp-unheard-of"])  # fmt: skip
 @pytest.mark.parametrize("same", [True, False])
 def test_a_header_that_decides_comes_once(live: Live, name: str, same: bool) -> None:
-    values = {"Host": "localhost", "Origin": "http://localhost", "Content-Type": "application/json", "Mcp-Method": "tools/list"}
+    values = {
+        "Host": "localhost",
+        "Origin": "http://localhost",
+        "Content-Type": "application/json",
+        "Mcp-Method": "tools/list",
+    }
     first = values.get(name, VERSION)
     pairs = [*with_header(name, first), (name.lower(), first if same else "evil.example")]
     assert live.send(BODY, pairs).status == 400
@@ -314,7 +323,10 @@ def test_the_size_of_a_body() -> None:
     with serve(make_server(limits=Limits(body_bytes=limit))) as live:
         for size, status in ((limit, 200), (limit + 1, 413)):
             assert live.send(BODY.ljust(size), HEADERS).status == status
-            assert live.send(_chunk(BODY.ljust(size)), [*HEADERS, ("Transfer-Encoding", "chunked")], length=False).status == status
+            assert (
+                live.send(_chunk(BODY.ljust(size)), [*HEADERS, ("Transfer-Encoding", "chunked")], length=False).status
+                == status
+            )
         assert live.healthy()
 
 
@@ -343,7 +355,9 @@ def test_a_length_beyond_all_measure(live: Live, length: str) -> None:
 
 def _nested(depth: int) -> tuple[bytes, list]:
     body = message("tools/call", {"name": "echo", "arguments": {"value": "@"}})
-    return encode(body).replace(b'"@"', b"[" * (depth - 3) + b"]" * (depth - 3)), headers_for(body)  # 3: message, params, arguments
+    return encode(body).replace(b'"@"', b"[" * (depth - 3) + b"]" * (depth - 3)), headers_for(
+        body
+    )  # 3: message, params, arguments
 
 
 @pytest.mark.security("D2", "R12")
@@ -361,7 +375,22 @@ def test_brackets_inside_strings_do_not_nest(live: Live) -> None:
 
 
 @pytest.mark.security("D2")
-@pytest.mark.parametrize("value", [b"NaN", b"Infinity", b"-Infinity", b'"\\ud800"', b'"\\udc00\\ud800"', b"01", b"+1", b"'x'", b"1.", b"\x00", b'"\t"'])
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"NaN",
+        b"Infinity",
+        b"-Infinity",
+        b'"\\ud800"',
+        b'"\\udc00\\ud800"',
+        b"01",
+        b"+1",
+        b"'x'",
+        b"1.",
+        b"\x00",
+        b'"\t"',
+    ],
+)
 def test_what_json_does_not_have(live: Live, value: bytes) -> None:
     body = message("tools/call", {"name": "echo", "arguments": {"value": "@"}})
     assert live.send(encode(body).replace(b'"@"', value), headers_for(body)).refusal == (400, -32700)
@@ -400,7 +429,9 @@ def test_error_texts_are_short_and_do_not_echo(live: Live) -> None:
         live.call("prompts/get", {"name": "greet", "arguments": {"K" * 20_000: junk}}),
         live.call("completion/complete", {"ref": {"type": junk}, "argument": {"name": "a", "value": ""}}),
         live.call("tools/list", {"cursor": junk}),
-        live.call("tools/list", meta={PROTOCOL_VERSION_KEY: junk[:5000]}, headers={"MCP-Protocol-Version": junk[:5000]}),
+        live.call(
+            "tools/list", meta={PROTOCOL_VERSION_KEY: junk[:5000]}, headers={"MCP-Protocol-Version": junk[:5000]}
+        ),
         live.send(BODY, with_header("Host", junk[:5000])),
     ]
     for number, response in enumerate(responses):
@@ -483,7 +514,9 @@ def test_a_request_that_is_cut_short_is_not_run(live: Live) -> None:
     raw = encode(body)
     with socket.create_connection(("127.0.0.1", live.port), timeout=5) as connection:
         head = "".join(f"{name}: {value}\r\n" for name, value in headers_for(body))
-        connection.sendall(f"POST /mcp HTTP/1.1\r\nHost: localhost\r\n{head}Content-Length: {len(raw) + 9}\r\n\r\n".encode() + raw)
+        connection.sendall(
+            f"POST /mcp HTTP/1.1\r\nHost: localhost\r\n{head}Content-Length: {len(raw) + 9}\r\n\r\n".encode() + raw
+        )
         time.sleep(0.05)
     time.sleep(0.05)
     assert live.server.log.of("cut") == []

@@ -5,7 +5,19 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from support import ACCEPT_BOTH, SERVER_INFO, Live, encode, headers_for, make_server, message, serve, start_request, until
+
+from support import (
+    ACCEPT_BOTH,
+    SERVER_INFO,
+    Live,
+    encode,
+    headers_for,
+    make_server,
+    message,
+    serve,
+    start_request,
+    until,
+)
 
 IDS = [0, 1, -1, 2**53, -(2**53), "", "0", "1", "a b", "\u00e9\U0001f600", "x" * 256]
 
@@ -68,7 +80,9 @@ def test_json_that_is_no_message_is_refused_without_an_id(live: Live, body: byte
 
 
 @pytest.mark.spec("JRPC-02", "JRPC-11")
-@pytest.mark.parametrize("change", [{"jsonrpc": "1.0"}, {"jsonrpc": 2.0}, {"jsonrpc": None}, {"method": 7}, {"method": None}])
+@pytest.mark.parametrize(
+    "change", [{"jsonrpc": "1.0"}, {"jsonrpc": 2.0}, {"jsonrpc": None}, {"method": 7}, {"method": None}]
+)
 def test_a_message_that_is_not_one_keeps_its_id_where_that_is_readable(live: Live, change: dict) -> None:
     response = live.post({**message("tools/list", id="mine"), **change}, {"Mcp-Method": "tools/list"})
     assert response.refusal == (400, -32600)
@@ -92,7 +106,9 @@ def test_a_malformed_cancellation_is_nothing_to_speak_of(live: Live, params: obj
 
 
 @pytest.mark.spec("HTTP-12")
-@pytest.mark.parametrize("body", [b'{"jsonrpc":"1.0","method":"notifications/cancelled"}', b'{"jsonrpc":"2.0","method":7}'])
+@pytest.mark.parametrize(
+    "body", [b'{"jsonrpc":"1.0","method":"notifications/cancelled"}', b'{"jsonrpc":"2.0","method":7}']
+)
 def test_a_notification_that_is_refused_has_an_error_status(live: Live, body: bytes) -> None:
     response = live.send(body, headers_for(message("x")))
     assert response.refusal == (400, -32600)

@@ -11,8 +11,8 @@ from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
-from support import Live, ask, encode, headers_for, message, serve
 
+from support import Live, ask, encode, headers_for, message, serve
 from weft import Context, Server
 
 BODY = message("tools/call", {"name": "number"})
@@ -106,7 +106,9 @@ def test_a_lazily_entered_lifespan_is_left_when_the_loop_shuts_down() -> None:
     server, life = made()
 
     async def main() -> None:
-        assert (await ask(fastapi(server), "tools/call", {"name": "number"}, scope=_at_root())).result["structuredContent"] == 42
+        assert (await ask(fastapi(server), "tools/call", {"name": "number"}, scope=_at_root())).result[
+            "structuredContent"
+        ] == 42
         assert life.events == ["entered"]
 
     def run() -> None:
@@ -119,7 +121,14 @@ def test_a_lazily_entered_lifespan_is_left_when_the_loop_shuts_down() -> None:
 
 
 def _at_root() -> dict[str, Any]:
-    return {"path": "/mcp/", "raw_path": b"/mcp/", "query_string": b"", "server": ("127.0.0.1", 80), "scheme": "http", "app": None}
+    return {
+        "path": "/mcp/",
+        "raw_path": b"/mcp/",
+        "query_string": b"",
+        "server": ("127.0.0.1", 80),
+        "scheme": "http",
+        "app": None,
+    }
 
 
 @pytest.mark.parametrize(

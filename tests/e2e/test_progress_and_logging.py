@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+
 from support import LOG_LEVEL_KEY, VERSION, Live, Response, until
 
 LEVELS = ["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]

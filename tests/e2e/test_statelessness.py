@@ -1,6 +1,7 @@
 """Nothing is taken from earlier traffic: not the capabilities, not the name, not the lists."""
 
 import pytest
+
 from support import (
     CLIENT_CAPABILITIES_KEY,
     CLIENT_INFO_KEY,
@@ -13,7 +14,10 @@ from support import (
     serve,
 )
 
-ROOTS = {CLIENT_CAPABILITIES_KEY: {"roots": {}, "sampling": {"tools": {}}}, CLIENT_INFO_KEY: {"name": "A", "version": "1"}}
+ROOTS = {
+    CLIENT_CAPABILITIES_KEY: {"roots": {}, "sampling": {"tools": {}}},
+    CLIENT_INFO_KEY: {"name": "A", "version": "1"},
+}
 
 
 @pytest.mark.spec("STATE-01", "META-05", "STATE-05", "META-08")
@@ -56,12 +60,17 @@ def test_the_version_is_not_remembered(live: Live) -> None:
     connection = live.connect()
     assert live.call("tools/list", connection=connection).status == 200
     assert live.call("tools/list", meta={PROTOCOL_VERSION_KEY: None}, connection=connection).refusal == (400, -32602)
-    assert live.call("tools/list", headers={"MCP-Protocol-Version": None}, connection=connection).refusal == (400, -32020)
+    assert live.call("tools/list", headers={"MCP-Protocol-Version": None}, connection=connection).refusal == (
+        400,
+        -32020,
+    )
     connection.close()
 
 
 @pytest.mark.spec("STATE-06", "TOOL-03", "RES-03", "PRM-03", "STATE-03", "TOOL-04", "TOOL-02", "RES-02", "PRM-02")
-@pytest.mark.parametrize("method", ["tools/list", "resources/list", "resources/templates/list", "prompts/list", "server/discover"])
+@pytest.mark.parametrize(
+    "method", ["tools/list", "resources/list", "resources/templates/list", "prompts/list", "server/discover"]
+)
 def test_lists_are_the_same_on_every_connection_whatever_came_before(live: Live, method: str) -> None:
     fresh = live.call(method).result
     used = live.connect()
@@ -77,7 +86,9 @@ def test_pipelined_requests_of_two_conversations_on_one_connection(live: Live) -
     connection = live.connect()
     for number in range(20):
         name = f"client{number % 2}"
-        answer = live.tool("who", id=number // 2, meta={CLIENT_INFO_KEY: {"name": name, "version": "1"}}, connection=connection)
+        answer = live.tool(
+            "who", id=number // 2, meta={CLIENT_INFO_KEY: {"name": name, "version": "1"}}, connection=connection
+        )
         assert answer.result["structuredContent"]["client"] == name
         assert answer.json["id"] == number // 2
     connection.close()

@@ -1,6 +1,7 @@
 """The order in which one POST is checked (ledger 0.2), over a real socket: each fault alone, and each before the next."""
 
 import pytest
+
 from support import (
     CLIENT_CAPABILITIES_KEY,
     CLIENT_INFO_KEY,
@@ -74,9 +75,7 @@ def test_step_6_comes_before_step_7(live: Live) -> None:
 @pytest.mark.spec("HDR-04", "VER-01", "VER-09")
 @pytest.mark.parametrize("version", [UNKNOWN, "2025-11-25", "x", ""])
 def test_step_7_a_version_that_is_not_served(live: Live, version: str) -> None:
-    response = live.call(
-        "tools/list", meta={PROTOCOL_VERSION_KEY: version}, headers={"MCP-Protocol-Version": version}
-    )
+    response = live.call("tools/list", meta={PROTOCOL_VERSION_KEY: version}, headers={"MCP-Protocol-Version": version})
     assert response.refusal == (400, -32022)
     assert response.error["data"] == {"supported": [VERSION], "requested": version}
     discovered = live.call("server/discover").result["supportedVersions"]
@@ -122,7 +121,9 @@ def test_step_9_comes_before_step_10(live: Live) -> None:
 
 
 @pytest.mark.spec("HDR-09", "HDR-10")
-@pytest.mark.parametrize("value", [None, "", "ADD", "subtract", "add2", "=?base64?!!!?=", "=?base64?YWRk", "=?BASE64?YWRk?="])
+@pytest.mark.parametrize(
+    "value", [None, "", "ADD", "subtract", "add2", "=?base64?!!!?=", "=?base64?YWRk", "=?BASE64?YWRk?="]
+)
 @pytest.mark.parametrize(("method", "params"), [("tools/call", {"name": "add", "arguments": {"a": 1, "b": 2}}), ("prompts/get", {"name": "add"}), ("resources/read", {"uri": "add"})])  # fmt: skip
 def test_step_10_the_name_header(live: Live, method: str, params: dict, value: str | None) -> None:
     assert live.call(method, params, headers={"Mcp-Name": value}).refusal == (400, -32020)
@@ -165,7 +166,9 @@ def test_header_names_are_read_in_any_case(live: Live, names: object) -> None:
 @pytest.mark.spec("HDR-13", "HDR-32", "HDR-36")
 @pytest.mark.parametrize("count", ["7", "7.0", "70e-1", "=?base64?Nw==?="])
 def test_mirrored_arguments_agree(live: Live, count: str) -> None:
-    response = live.tool("region", {"region": "eu", "count": 7}, headers={"Mcp-Param-Region": "eu", "Mcp-Param-Count": count})
+    response = live.tool(
+        "region", {"region": "eu", "count": 7}, headers={"Mcp-Param-Region": "eu", "Mcp-Param-Count": count}
+    )
     assert response.result["content"][0]["text"] == "eu 7"
 
 
@@ -221,7 +224,12 @@ def test_an_integer_beyond_the_safe_ones_cannot_be_mirrored(live: Live) -> None:
 @pytest.mark.spec("COMPAT-03")
 @pytest.mark.parametrize("headers", [{"MCP-Protocol-Version": None}, {"MCP-Protocol-Version": "2025-11-25"}])
 def test_a_handshake_is_told_what_is_served(live: Live, headers: dict) -> None:
-    body = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": "2025-11-25", "capabilities": {}}}
+    body = {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "initialize",
+        "params": {"protocolVersion": "2025-11-25", "capabilities": {}},
+    }
     response = live.post(body, {**headers, "Mcp-Method": None})
     assert response.refusal == (400, -32022)
     assert response.error["data"] == {"supported": [VERSION], "requested": "2025-11-25"}

@@ -2,8 +2,8 @@
 
 import msgspec
 import pytest
-from support import CLIENT_CAPABILITIES_KEY, LOG_LEVEL_KEY, PROTOCOL_VERSION_KEY, VERSION, encode, headers_for, message
 
+from support import CLIENT_CAPABILITIES_KEY, LOG_LEVEL_KEY, PROTOCOL_VERSION_KEY, VERSION, encode, headers_for, message
 from weft.eras.base import Offer, choose, log_level_reached
 from weft.eras.stateless import STATELESS, StatelessClient
 from weft.errors import InternalError, InvalidParams, MethodNotFound, MissingCapability, ProtocolError, ResourceNotFound
@@ -27,7 +27,11 @@ def opened(body: dict, headers: Headers | None = None):
 
 @pytest.mark.spec("STATE-01", "VER-08")
 def test_an_envelope_holds_what_the_request_says() -> None:
-    meta = {CLIENT_CAPABILITIES_KEY: {"roots": {}, "extensions": {"com.example/x": {}}}, LOG_LEVEL_KEY: "error", "progressToken": 0}
+    meta = {
+        CLIENT_CAPABILITIES_KEY: {"roots": {}, "extensions": {"com.example/x": {}}},
+        LOG_LEVEL_KEY: "error",
+        "progressToken": 0,
+    }
     envelope = opened(message("tools/list", {"cursor": ""}, meta=meta))
     assert envelope.revision.version == VERSION
     assert envelope.method is METHODS["tools/list"]
@@ -51,7 +55,11 @@ def test_the_least_a_request_says() -> None:
         ({PROTOCOL_VERSION_KEY: None}, {}, -32602),  # 5
         ({CLIENT_CAPABILITIES_KEY: None}, {"MCP-Protocol-Version": "2031-01-01"}, -32602),  # 5 before 6
         ({PROTOCOL_VERSION_KEY: "2031-01-01"}, {}, -32020),  # 6 before 7
-        ({PROTOCOL_VERSION_KEY: "2031-01-01"}, {"MCP-Protocol-Version": "2031-01-01", "Mcp-Method": "x"}, -32022),  # 7 before 8
+        (
+            {PROTOCOL_VERSION_KEY: "2031-01-01"},
+            {"MCP-Protocol-Version": "2031-01-01", "Mcp-Method": "x"},
+            -32022,
+        ),  # 7 before 8
         ({}, {"Mcp-Method": "x", "Mcp-Name": None}, -32020),  # 8
         ({}, {"Mcp-Name": None}, -32020),  # 10
         ({}, {}, None),

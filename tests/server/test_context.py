@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from support import CLIENT_CAPABILITIES_KEY, CLIENT_INFO_KEY, LOG_LEVEL_KEY, VERSION, ask
 
+from support import CLIENT_CAPABILITIES_KEY, CLIENT_INFO_KEY, LOG_LEVEL_KEY, VERSION, ask
 from weft import Context, Server
 
 
@@ -22,7 +22,10 @@ async def facts(look: Any, *, params: dict | None = None, meta: dict | None = No
 
 
 async def test_what_the_call_is() -> None:
-    assert await facts(lambda ctx: f"{ctx.method} {ctx.request_id} {ctx.protocol_version} {ctx.is_stateless}") == f"tools/call 1 {VERSION} True"
+    assert (
+        await facts(lambda ctx: f"{ctx.method} {ctx.request_id} {ctx.protocol_version} {ctx.is_stateless}")
+        == f"tools/call 1 {VERSION} True"
+    )
     assert await facts(lambda ctx: ctx.server.name + ctx.params.name) == "lookinglooked"
     assert await facts(lambda ctx: str(ctx.lifespan)) == "None"
     assert len(await facts(lambda ctx: ctx.connection_id)) == 32
@@ -119,7 +122,10 @@ async def test_a_plain_function_reports_with_wait() -> None:
         return "done"
 
     response = await ask(server, "tools/call", {"name": "plain"}, meta={"progressToken": 5, LOG_LEVEL_KEY: "info"})
-    sent = [(note["method"].rpartition("/")[2], note["params"].get("progress", note["params"].get("data"))) for note in response.messages[:-1]]
+    sent = [
+        (note["method"].rpartition("/")[2], note["params"].get("progress", note["params"].get("data")))
+        for note in response.messages[:-1]
+    ]
     assert sent == [("progress", 1), ("progress", 2), ("message", "careful")]
     assert type(response.messages[0]["params"]["progress"]) is int
 
@@ -149,15 +155,28 @@ ROUND = {"inputResponses": {"q": {"action": "accept"}, "n": None}, "requestState
 
 
 async def test_the_answers_that_came_with_a_call() -> None:
-    assert await facts(lambda ctx: str(dict(ctx.input_responses)), params=ROUND) == "{'q': {'action': 'accept'}, 'n': None}"
+    assert (
+        await facts(lambda ctx: str(dict(ctx.input_responses)), params=ROUND)
+        == "{'q': {'action': 'accept'}, 'n': None}"
+    )
     assert await facts(lambda ctx: ctx.input_response("q", Answer).action, params=ROUND) == "accept"
-    assert await facts(lambda ctx: f"{ctx.has_input_response('n')} {ctx.has_input_response('z')} {ctx.is_retry}", params=ROUND) == "True False True"
+    assert (
+        await facts(
+            lambda ctx: f"{ctx.has_input_response('n')} {ctx.has_input_response('z')} {ctx.is_retry}", params=ROUND
+        )
+        == "True False True"
+    )
     assert await facts(lambda ctx: ctx.request_state, params=ROUND) == '{"action":"x"}'
     assert await facts(lambda ctx: ctx.request_state_as(Answer).action, params=ROUND) == "x"
 
 
 async def test_a_first_round_has_none() -> None:
-    assert await facts(lambda ctx: f"{dict(ctx.input_responses)} {ctx.is_retry} {ctx.request_state} {ctx.request_state_as(Answer)}") == "{} False None None"
+    assert (
+        await facts(
+            lambda ctx: f"{dict(ctx.input_responses)} {ctx.is_retry} {ctx.request_state} {ctx.request_state_as(Answer)}"
+        )
+        == "{} False None None"
+    )
 
 
 @pytest.mark.parametrize("look", [lambda ctx: ctx.input_response("z", Answer), lambda ctx: ctx.input_response("n", Answer), lambda ctx: ctx.request_state_as(int)])  # fmt: skip

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from support import ask, encode, headers_for, message, serve
 
+from support import ask, encode, headers_for, message, serve
 from weft import Context, Server
 
 

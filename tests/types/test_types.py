@@ -26,7 +26,9 @@ def test_structured_content_that_is_absent_is_left_out() -> None:
 @pytest.mark.spec("TOOL-20", "ICON-05")
 def test_the_wire_has_camel_case_and_tags() -> None:
     icon = types.Icon("https://x/y.png", "image/png", ["48x48"], "dark")
-    tool = types.Tool(name="a", input_schema={"type": "object"}, icons=[icon], annotations=types.ToolAnnotations(read_only_hint=True))
+    tool = types.Tool(
+        name="a", input_schema={"type": "object"}, icons=[icon], annotations=types.ToolAnnotations(read_only_hint=True)
+    )
     assert msgspec.to_builtins(tool) == {
         "name": "a",
         "inputSchema": {"type": "object"},
@@ -60,7 +62,9 @@ def test_fields_are_those_of_the_schema(name: str) -> None:
     text = SCHEMA.read_text()
 
     def fields(interface: str) -> set[str]:
-        found = re.search(rf"export interface {interface}(?: extends ([\w, ]+))? \{{(.*?)^\}}", text, re.DOTALL | re.MULTILINE)
+        found = re.search(
+            rf"export interface {interface}(?: extends ([\w, ]+))? \{{(.*?)^\}}", text, re.DOTALL | re.MULTILINE
+        )
         assert found, interface
         own = set(re.findall(r"^  (\w+)\??:", found[2], re.MULTILINE))
         return own.union(*(fields(parent.strip()) for parent in (found[1] or "").split(",") if parent.strip()))

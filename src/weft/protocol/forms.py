@@ -60,18 +60,18 @@ _ALLOWED = (
     "false, one of several options of text, or a list of such options."
 )
 _MAX_ISSUES = 10
+_UNUSABLE = (PydanticUserError, NameError, ImportError, ValueError)  # what pydantic raises, and `Titles`
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # by identity, and so hashable: `Annotated[..., Titles(...)] | None` needs it
 class Titles:
     """What the options of a field are called, where their values say too little.
 
-    >>> from typing import Annotated, Literal
-    >>> @dataclass
-    ... class Seat:
-    ...     place: Annotated[Literal["w", "a"], Titles({"w": "Window", "a": "Aisle"})]
-    >>> form_schema(Seat)["properties"]["place"]["oneOf"]
-    [{'const': 'w', 'title': 'Window'}, {'const': 'a', 'title': 'Aisle'}]
+    @dataclass
+    class Seat:
+        place: Annotated[Literal["w", "a"], Titles({"w": "Window", "a": "Aisle"})]
+
+    An option that it does not name is called by its value.
     """
 
     titles: Mapping[str, str]
@@ -81,7 +81,8 @@ class Titles:
         return self._entitle(handler(core_schema), handler)
 
     def _entitle(self, schema: dict[str, Any], handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        schema = dict(handler.resolve_ref_schema(schema))
+        beside = {key: value for key, value in schema.items() if key != "$ref"}
+        schema = {**handler.resolve_ref_schema(schema), **beside}
         if "items" in schema:
             return {**schema, "items": self._entitle(schema["items"], handler)}
         if "anyOf" in schema:
@@ -91,7 +92,8 @@ class Titles:
             return schema  # not a choice: what it is, the check of the form will say
         if unknown := sorted(set(self.titles) - set(options)):
             raise ValueError(f"Titles names {unknown[0]!r}, which is not among the options {_listed(options)}.")
-        schema.pop("title", None)  # the name of the Enum
+        if "title" not in beside:
+            schema.pop("title", None)  # it is but the name of the Enum
         return {**schema, "oneOf": [{"const": option, "title": self.titles.get(option, option)} for option in options]}
 
 
@@ -198,11 +200,11 @@ def _described(model: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(model)
         return adapter, adapter.json_schema(schema_generator=_Generator)
-    except (PydanticUserError, NameError, ImportError) as error:
+    except _UNUSABLE as error:
         for name, annotation in _hints(model).items():
             try:
                 TypeAdapter[Any](annotation).json_schema(schema_generator=_Generator)
-            except (PydanticUserError, NameError, ImportError) as cause:
+            except _UNUSABLE as cause:
                 raise ValueError(_refusal(model, name, _reason(cause))) from None
         raise ValueError(f"{_type_name(model)} cannot be made a form: {_reason(error)}. {_ALLOWED}") from None
 
@@ -216,17 +218,13 @@ def _field(described: dict[str, Any], definitions: dict[str, Any]) -> tuple[dict
         del field["anyOf"]
         field, may_be_none = {**values[0], **field}, True
     field = _choice(_resolved(field, definitions))
-    if field.get("type") == "integer":  # the next whole number says the same
-        if (above := field.get("exclusiveMinimum")) is not None:
-            field["minimum"] = max(above + 1, field.get("minimum", above + 1))
-        if (below := field.get("exclusiveMaximum")) is not None:
-            field["maximum"] = min(below - 1, field.get("maximum", below - 1))
+    step = 1 if field.get("type") == "integer" else 0  # the next whole number says the same; of others, the bound
+    if (above := field.get("exclusiveMinimum")) is not None:
+        field.setdefault("minimum", above + step)
+    if (below := field.get("exclusiveMaximum")) is not None:
+        field.setdefault("maximum", below - step)
     if is_object(items := field.get("items")):
-        items = _choice(_resolved(items, definitions))
-        if "oneOf" in items:  # several of them: a list's options are under `anyOf`, without a type
-            items = {"anyOf": items["oneOf"]}
-        items.pop("description", None)
-        field["items"] = items
+        field["items"] = items = _several(_choice(_resolved(items, definitions)))
         if is_array(default := field.get("default")):  # of a set: in an order that every process agrees on
             order = _options(items)
             field["default"] = sorted(default, key=lambda option: order.index(option) if option in order else -1)
@@ -248,6 +246,13 @@ def _choice(schema: dict[str, Any]) -> dict[str, Any]:
     if isinstance(schema.get("const"), str):
         return {**{key: value for key, value in schema.items() if key != "const"}, "enum": [schema["const"]]}
     return dict(schema)
+
+
+def _several(items: dict[str, Any]) -> dict[str, Any]:
+    """The options of a list: titled ones are under `anyOf`, without a type; what describes an Enum has no place."""
+    if "oneOf" in items:
+        return {"anyOf": items["oneOf"]}
+    return {key: value for key, value in items.items() if key not in {"title", "description"}}
 
 
 class _Generator(GenerateJsonSchema):
@@ -288,6 +293,8 @@ def _reason(error: Exception) -> str:
         return "on this Python, import TypedDict from typing_extensions instead of typing"
     if code == "class-not-fully-defined" or isinstance(error, NameError):
         return "a type that it names cannot be found; define it at the top of the module"
+    if isinstance(error, ValueError):
+        return str(error).rstrip(".")
     return "it has a type that has no form in JSON"
 
 
@@ -384,6 +391,8 @@ def _issue(problem: Mapping[str, Any]) -> tuple[str | None, str]:
     name = str(location[0]) if location else None
     if problem["type"] == "missing":
         return name, "it is missing."
+    if problem["type"] == "extra_forbidden":
+        return name, "it was not asked for."
     message = str(problem["msg"])
     for prefix in ("Value error, ", "Assertion failed, "):
         message = message.removeprefix(prefix)

@@ -12,10 +12,11 @@ import binascii
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from types import MappingProxyType
 from typing import Any, TypeGuard
+
+import msgspec
 
 from weft.errors import HeaderMismatch, WeftError
 
@@ -237,8 +238,7 @@ _NAMED = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Mirror:
+class Mirror(msgspec.Struct, frozen=True):
     """One tool argument that is repeated in a header.
 
     `header` is the full name (`Mcp-Param-Region`), `field` the same as ASGI spells it

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 from urllib.parse import unquote
+
+import msgspec
 
 if TYPE_CHECKING:
     import jsonschema_rs
@@ -69,8 +70,7 @@ class SchemaError(ValueError):
     """A schema cannot be used; the text says why, and what would do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(msgspec.Struct, frozen=True):
     """One way in which a value does not fit: the path to the part that is wrong, and a sentence about it."""
 
     path: tuple[str | int, ...]

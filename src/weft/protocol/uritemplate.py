@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeGuard
 from urllib.parse import quote, unquote_to_bytes
+
+import msgspec
 
 __all__ = ["UriTemplate"]
 
@@ -61,21 +62,18 @@ _OPERATORS = {
 _OPTIONAL = frozenset("#;?&")
 
 
-@dataclass(frozen=True, slots=True)
-class _Variable:
+class _Variable(msgspec.Struct, frozen=True):
     name: str
     explode: bool
     prefix: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Expression:
+class _Expression(msgspec.Struct, frozen=True):
     operator: str
     variables: tuple[_Variable, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Taker:
+class _Taker(msgspec.Struct, frozen=True):
     """What one expression takes from a URI: `first`, then one or more characters of `chars`."""
 
     operator: str

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import dataclass, field
+
+import msgspec
 
 __all__ = ["Docstring", "parse"]
 
@@ -20,12 +21,11 @@ _SPHINX_ENTRY = re.compile(r":(param|parameter|arg|argument|key|keyword|type) ([
 _UNDERLINE = re.compile(r"-{3,}")
 
 
-@dataclass(frozen=True, slots=True)
-class Docstring:
+class Docstring(msgspec.Struct, frozen=True):
     """`summary` is the whole description without its parameter section; `params` describes each parameter."""
 
     summary: str = ""
-    params: dict[str, str] = field(default_factory=dict[str, str])
+    params: dict[str, str] = msgspec.field(default_factory=dict[str, str])
 
 
 def parse(doc: str | None) -> Docstring:

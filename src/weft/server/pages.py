@@ -14,7 +14,6 @@ import binascii
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
 from typing import Generic, TypeVar, get_args
 
 import msgspec
@@ -34,8 +33,7 @@ T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class CachePolicy:
+class CachePolicy(msgspec.Struct, frozen=True):
     """How long a client may keep a result, and whether it may share it between users.
 
     `public` says that anybody may be shown it, also when it was fetched with a token (CACHE-16).

@@ -120,7 +120,7 @@ class RegisteredPrompt:
         try:
             kwargs = self.bind(arguments)
         except ArgumentsError as error:
-            raise InvalidParams(f"Invalid params: {error}") from None
+            raise InvalidParams(f"Invalid params: {error.tell(self._limits)}") from None
         if self.signature.injected is not None:
             kwargs[self.signature.injected] = call.context
         value = await call.server.invoke(self.fn, self.signature.is_async, kwargs)

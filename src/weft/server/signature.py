@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pydantic_core
 from pydantic import ValidationError
 
@@ -33,8 +33,7 @@ _MANY = 1000
 _NUMERIC = frozenset({"decimal_type", "float_type", "int_type"})
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Signature:
+class Signature(msgspec.Struct, frozen=True):
     """What Weft knows of a registered function.
 
     `input_schema` and `output_schema` are JSON Schema 2020-12 (`output_schema` is None when the return type promises

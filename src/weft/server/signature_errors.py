@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weft.errors import WeftError
+from weft.limits import DEFAULT_LIMITS, Limits
 from weft.protocol.schema import is_array, is_object, json_type
 
 __all__ = ["ArgumentsError", "explain"]
 
-MAX_ISSUES = 10
-MAX_TEXT = 4096
 _MAX_ISSUE = 350
 
 _Path = tuple[str | int, ...]
@@ -59,18 +58,24 @@ _SUFFIXES = (
 
 
 class ArgumentsError(WeftError):
-    """The arguments of a call do not fit the function; `issues` has one sentence for each problem.
+    """The arguments of a call do not fit the function; `issues` has a sentence for each of the first problems.
 
-    At most ten issues and 4 KiB of text reach the peer, whatever it sent (default D4).
+    No more issues and bytes of text reach the peer than the limits allow, whatever it sent (default D4).
     """
 
-    def __init__(self, issues: Sequence[str], *, subject: str = "The arguments", more: int = 0) -> None:
-        self.issues = [_cut(issue, _MAX_ISSUE) for issue in issues[:MAX_ISSUES]]
-        more += max(0, len(issues) - MAX_ISSUES)
-        lines = [f"{subject} do not fit:", *(f"- {issue}" for issue in self.issues)]
-        if more:
+    def __init__(self, issues: Sequence[str], *, subject: str = "The arguments") -> None:
+        self._every = [_cut(issue, _MAX_ISSUE) for issue in issues]
+        self._subject = subject
+        self.issues = self._every[: DEFAULT_LIMITS.error_issues]
+        super().__init__(self.tell(DEFAULT_LIMITS))
+
+    def tell(self, limits: Limits) -> str:
+        """The text for the peer."""
+        told = self._every[: limits.error_issues]
+        lines = [f"{self._subject} do not fit:", *(f"- {issue}" for issue in told)]
+        if more := len(self._every) - len(told):
             lines.append(f"- and {more} more.")
-        super().__init__(_cut("\n".join(lines), MAX_TEXT))
+        return _cut("\n".join(lines), limits.error_bytes)
 
 
 def explain(

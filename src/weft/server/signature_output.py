@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
 from inspect import Signature as PythonSignature
 from typing import Annotated, Any, Never, NoReturn, Union, get_args, get_origin
 
+import msgspec
 import pydantic_core
 from pydantic import TypeAdapter, ValidationError
 
@@ -30,8 +30,7 @@ class OutputError(WeftError):
     """A function returned what its annotation does not allow, or what JSON cannot carry."""
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(msgspec.Struct, frozen=True):
     """The schema of the return values, if there is one, and the function that turns a value into JSON values."""
 
     schema: dict[str, Any] | None

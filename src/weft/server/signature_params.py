@@ -10,10 +10,10 @@ import inspect
 import math
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ForwardRef, NotRequired, Required, Union, get_args, get_origin, get_type_hints
 
+import msgspec
 import pydantic_core
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -34,8 +34,7 @@ _CONTAINERS = frozenset({
 })  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class MirroredHeader:
+class MirroredHeader(msgspec.Struct, frozen=True):
     """Marks a parameter whose value clients repeat in the header `Mcp-Param-{name}` (HDR-13).
 
     >>> def run(region: Annotated[str, MirroredHeader("Region")]) -> str: ...
@@ -50,8 +49,7 @@ class MirroredHeader:
         return {**handler(core_schema), "x-mcp-header": self.name}
 
 
-@dataclass(frozen=True, slots=True)
-class Params:
+class Params(msgspec.Struct, frozen=True):
     """The parameters as a whole: see the fields of the same names in `Signature`."""
 
     schema: dict[str, Any]

@@ -136,7 +136,9 @@ class RegisteredTool:
             else:
                 value = await self._threads.run(self.fn, kwargs)
             return self._result(value)
-        except (ArgumentsError, ToolError) as error:
+        except ArgumentsError as error:
+            return _failure(error.tell(call.server.limits))
+        except ToolError as error:
             return _failure(str(error))
         except (ProtocolError, asyncio.CancelledError):
             raise

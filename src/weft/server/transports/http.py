@@ -85,7 +85,7 @@ class HttpApp:
             server.in_flight -= 1
 
     async def _start(self, frame: Frame, reply: HttpReply) -> bool:
-        """Enter the lifespan where nobody did at start-up. One that fails is this request's failure; the next tries again."""
+        """Enter the lifespan where nobody did at start-up. If it fails, so does this request; the next tries again."""
         try:
             await self.server.lifespan.start()
         except Exception as error:  # noqa: BLE001 - R1: whatever a lifespan raises, the app goes on

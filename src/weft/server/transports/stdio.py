@@ -214,6 +214,8 @@ class _Pipe:
         if not call.cancellation.cancelled:  # CAN-09: a cancellation may come while the last line is being made
             del self._in_flight[call.id]
             self._writer.send(_one_line(body))
+            if not self._in_flight:  # nothing else will be there to write with it
+                self._writer.flush()
 
     def _cancel(self, frame: Frame) -> None:
         """Give a request up. Unknown, finished and malformed ones are nothing to speak of (CAN-07, CAN-10)."""

@@ -1,0 +1,151 @@
+"""The way of a call: the method table, the middleware, and the sole error boundary."""
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from support import SERVER_INFO, ask, make_server
+from weft import CallToolResult, Context, ProtocolError, Server, TextContent
+from weft.server import telemetry
+
+
+@pytest.fixture(autouse=True)
+def untraced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "middleware", tuple)
+
+
+def tracing(trace: list[str], name: str) -> Any:
+    async def layer(ctx: Context, next: Any) -> Any:
+        trace.append(f"{name} before")
+        result = await next()
+        trace.append(f"{name} after")
+        return result
+
+    return layer
+
+
+async def test_middleware_goes_around_the_first_outermost() -> None:
+    trace: list[str] = []
+    server = make_server(middleware=[tracing(trace, "a"), tracing(trace, "b")])
+    server.middleware(tracing(trace, "c"))
+    assert (await ask(server, "tools/call", {"name": "add", "arguments": {"a": 1, "b": 2}})).status == 200
+    assert trace == ["a before", "b before", "c before", "c after", "b after", "a after"]
+
+
+async def test_middleware_added_while_serving_counts_from_then_on() -> None:
+    trace: list[str] = []
+    server = make_server()
+    app = server.asgi()
+    await ask(app, "tools/list")
+    server.middleware(tracing(trace, "late"))
+    await ask(app, "tools/list")
+    assert trace == ["late before", "late after"]
+
+
+async def test_middleware_may_answer_in_place_of_the_handler() -> None:
+    server = make_server()
+
+    @server.middleware
+    async def instead(ctx: Context, next: Any) -> Any:
+        return CallToolResult(content=[TextContent("cached")])
+
+    result = (await ask(server, "tools/call", {"name": "fail", "arguments": {"how": "error"}})).result
+    assert result["content"] == [{"type": "text", "text": "cached"}]
+    assert result["resultType"] == "complete"
+    assert SERVER_INFO in result["_meta"]
+
+
+async def test_middleware_may_change_a_list_without_changing_it_for_others() -> None:
+    server = make_server()
+    hide = True
+
+    @server.middleware
+    async def fewer(ctx: Context, next: Any) -> Any:
+        result = await next()
+        if ctx.method == "tools/list" and hide:
+            result.tools = result.tools[:1]
+        return result
+
+    assert len((await ask(server, "tools/list")).result["tools"]) == 1
+    hide = False
+    assert len((await ask(server, "tools/list")).result["tools"]) > 1
+
+
+async def test_middleware_may_refuse() -> None:
+    server = make_server()
+
+    @server.middleware
+    async def closed(ctx: Context, next: Any) -> Any:
+        raise ProtocolError("Closed.", code=1001, data={"opens": 8})
+
+    response = await ask(server, "tools/list")
+    assert response.error == {"code": 1001, "message": "Closed.", "data": {"opens": 8}}
+
+
+@pytest.mark.security("R1", "D4")
+@pytest.mark.spec("JRPC-12", "RES-07")
+async def test_the_boundary_masks_and_logs_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        response = await ask(make_server(), "resources/read", {"uri": "note://moody"})
+    assert response.refusal == (200, -32603)
+    (record,) = caplog.records
+    reference = response.error["message"].rpartition(" ")[2].rstrip(".")
+    assert reference in record.getMessage()
+    assert "secret-password" in record.getMessage()
+    assert b"secret-password" not in response.body
+
+
+async def test_in_debug_mode_the_peer_is_told() -> None:
+    response = await ask(make_server(debug=True), "resources/read", {"uri": "note://moody"})
+    assert "RuntimeError: secret-password" in response.error["message"]
+
+
+@pytest.mark.security("R1")
+async def test_error_data_that_is_no_json() -> None:
+    server = make_server()
+
+    @server.tool
+    async def odd() -> str:
+        raise ProtocolError("Odd.", code=7, data=object())
+
+    response = await ask(server, "tools/call", {"name": "odd"})
+    assert (response.error["code"], response.error["message"]) == (7, "Odd.")
+
+
+@pytest.mark.security("R1")
+async def test_a_cancellation_that_is_not_ours_is_a_failure() -> None:
+    server = make_server()
+
+    @server.prompt
+    async def cancels() -> str:
+        task = asyncio.create_task(asyncio.sleep(60))
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+        return "never"
+
+    assert (await ask(server, "prompts/get", {"name": "cancels"})).refusal == (200, -32603)
+
+
+async def test_a_plain_tool_does_not_block_the_loop() -> None:
+    import threading
+
+    server, gate = Server("blocking"), threading.Event()
+
+    @server.tool
+    def blocks() -> str:
+        assert gate.wait(5)
+        return threading.current_thread().name
+
+    @server.tool
+    async def opens() -> str:
+        gate.set()
+        return "open"
+
+    app = server.asgi()
+    first, _ = await asyncio.gather(
+        ask(app, "tools/call", {"name": "blocks"}), ask(app, "tools/call", {"name": "opens"})
+    )
+    assert first.result["content"][0]["text"].startswith("weft")

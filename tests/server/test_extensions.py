@@ -1,0 +1,102 @@
+"""Extensions: capabilities, methods and result types that a package adds."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from support import CLIENT_CAPABILITIES_KEY, ask
+from weft import Context, Extension, RegistrationError, Server
+from weft.protocol.revisions import Method
+from weft.server.call import Call
+from weft.types.base import EmptyResult, Result
+from weft.types.request import RequestParams
+
+
+class EchoParams(RequestParams, kw_only=True):
+    name: str
+
+
+class EchoResult(Result, kw_only=True):
+    said: str
+
+
+class Echo(Extension):
+    id = "com.example/echo"
+    result_types = frozenset({"echo"})
+    seen: list[str]
+
+    def __init__(self) -> None:
+        self.seen = []
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"loud": True}
+
+    def methods(self) -> Sequence[Any]:
+        return [(Method("echo/say", EchoParams, mirrored="name"), self.say)]
+
+    def middleware(self) -> Sequence[Any]:
+        async def note(ctx: Context, next: Any) -> Any:
+            self.seen.append(ctx.method)
+            return await next()
+
+        return [note]
+
+    async def say(self, call: Call) -> Result:
+        return EchoResult(said=call.context.params.name, result_type="echo")
+
+
+DECLARED = {CLIENT_CAPABILITIES_KEY: {"extensions": {"com.example/echo": {}}}}
+
+
+@pytest.mark.spec("VER-08", "VER-05")
+async def test_it_is_declared_with_its_settings() -> None:
+    capabilities = (await ask(Server("x", extensions=[Echo()]), "server/discover")).result["capabilities"]
+    assert capabilities["extensions"] == {"com.example/echo": {"loud": True}}
+    assert "extensions" not in (await ask(Server("x"), "server/discover")).result["capabilities"]
+
+
+@pytest.mark.spec("VER-06", "JRPC-10")
+async def test_a_client_that_declared_it_gets_it() -> None:
+    echo = Echo()
+    server = Server("x", extensions=[echo])
+    result = (await ask(server, "echo/say", {"name": "hi"}, meta=DECLARED)).result
+    assert (result["resultType"], result["said"]) == ("echo", "hi")
+    assert echo.seen == ["echo/say"]
+
+
+@pytest.mark.spec("VER-06", "META-06", "META-05")
+async def test_a_client_that_did_not_is_told_what_to_declare() -> None:
+    response = await ask(Server("x", extensions=[Echo()]), "echo/say", {"name": "hi"})
+    assert response.refusal == (400, -32021)
+    assert response.error["data"] == {"requiredCapabilities": {"extensions": {"com.example/echo": {}}}}
+
+
+@pytest.mark.spec("VER-06", "HDR-05")
+async def test_a_server_without_it_does_not_know_its_methods() -> None:
+    assert (await ask(Server("x"), "echo/say", {"name": "hi"}, meta=DECLARED)).refusal == (404, -32601)
+
+
+@pytest.mark.spec("HDR-09")
+async def test_the_headers_of_its_methods_are_checked() -> None:
+    server = Server("x", extensions=[Echo()])
+    response = await ask(server, "echo/say", {"name": "hi"}, meta=DECLARED, headers={"Mcp-Name": "ho"})
+    assert response.refusal == (400, -32020)
+
+
+@pytest.mark.spec("VER-05")
+@pytest.mark.parametrize("id", ["", "echo", "1com/echo", "com..example/echo", "com.example/-x", "-a/b"])
+def test_an_identifier_needs_a_prefix_and_the_grammar(id: str) -> None:
+    class Bad(Extension):
+        pass
+
+    Bad.id = id
+    with pytest.raises(RegistrationError, match=r"Bad\.id"):
+        Server("x", extensions=[Bad()])
+
+
+def test_what_is_not_said_is_nothing() -> None:
+    plain = Extension()
+    assert (plain.settings, plain.methods(), plain.middleware(), plain.handlers()) == ({}, (), (), {})
+    assert EmptyResult().result_type is None

@@ -1,0 +1,117 @@
+"""OpenTelemetry: a span around every call, joined to the caller's trace; nothing where it is not installed."""
+
+import importlib.util
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from support import VERSION, ask, make_server
+from weft import Server
+from weft.server import telemetry
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
+OTHER = "00-11111111111111111111111111111111-2222222222222222-01"
+ADD = {"name": "add", "arguments": {"a": 1, "b": 2}}
+
+_exporter = InMemorySpanExporter()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def provider() -> None:
+    made = TracerProvider()
+    made.add_span_processor(SimpleSpanProcessor(_exporter))
+    trace.set_tracer_provider(made)
+
+
+@pytest.fixture
+def spans() -> Iterator[InMemorySpanExporter]:
+    _exporter.clear()
+    yield _exporter
+    _exporter.clear()
+
+
+def only(spans: InMemorySpanExporter) -> ReadableSpan:
+    (span,) = spans.get_finished_spans()
+    return span
+
+
+async def test_a_span_says_what_was_called(spans: InMemorySpanExporter) -> None:
+    await ask(make_server(), "tools/call", ADD, id=7)
+    span = only(spans)
+    assert span.name == "tools/call add"
+    assert span.kind is trace.SpanKind.SERVER
+    assert span.attributes is not None
+    assert span.attributes["mcp.method.name"] == "tools/call"
+    assert span.attributes["gen_ai.tool.name"] == "add"
+    assert span.attributes["mcp.protocol.version"] == VERSION
+    assert span.attributes["jsonrpc.request.id"] == "7"
+    assert span.parent is None
+
+
+@pytest.mark.spec("META-15")
+async def test_the_trace_goes_on_from_the_meta(spans: InMemorySpanExporter) -> None:
+    await ask(make_server(), "tools/list", meta={"traceparent": TRACEPARENT, "tracestate": "a=b"})
+    span = only(spans)
+    assert span.name == "tools/list"
+    assert span.parent is not None
+    assert (f"{span.parent.trace_id:032x}", f"{span.parent.span_id:016x}") == (TRACE, PARENT)
+    assert span.parent.trace_state.get("a") == "b"
+
+
+async def test_the_trace_goes_on_from_the_header(spans: InMemorySpanExporter) -> None:
+    await ask(make_server(), "tools/list", headers={"traceparent": TRACEPARENT})
+    parent = only(spans).parent
+    assert parent is not None
+    assert f"{parent.trace_id:032x}" == TRACE
+
+
+@pytest.mark.spec("META-15")
+async def test_the_meta_counts_before_the_header(spans: InMemorySpanExporter) -> None:
+    await ask(make_server(), "tools/list", meta={"traceparent": TRACEPARENT}, headers={"traceparent": OTHER})
+    parent = only(spans).parent
+    assert parent is not None
+    assert f"{parent.trace_id:032x}" == TRACE
+
+
+@pytest.mark.spec("META-15")
+@pytest.mark.parametrize("value", ["", "x", "00-0-0-00", TRACEPARENT[:-3], "ff" + TRACEPARENT])
+async def test_a_trace_that_is_none_starts_a_new_one(spans: InMemorySpanExporter, value: str) -> None:
+    assert (await ask(make_server(), "tools/list", meta={"traceparent": value})).status == 200
+    assert only(spans).parent is None
+
+
+async def test_a_tool_that_fails_marks_its_span(spans: InMemorySpanExporter) -> None:
+    await ask(make_server(), "tools/call", {"name": "fail", "arguments": {"how": "tool"}})
+    assert only(spans).status.status_code is trace.StatusCode.ERROR
+
+
+async def test_a_handlers_own_spans_are_its_children(spans: InMemorySpanExporter) -> None:
+    server = Server("nested")
+
+    @server.tool
+    async def nested() -> str:
+        with trace.get_tracer("mine").start_as_current_span("inner"):
+            return "done"
+
+    await ask(server, "tools/call", {"name": "nested"})
+    inner, outer = spans.get_finished_spans()
+    assert inner.parent is not None
+    assert outer.context is not None
+    assert inner.parent.span_id == outer.context.span_id
+
+
+async def test_nothing_at_all_where_it_is_not_installed(
+    spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name.startswith("opentelemetry") else find(name)
+    )
+    assert tuple(telemetry.middleware()) == ()
+    assert (await ask(make_server(), "tools/call", ADD)).status == 200
+    assert spans.get_finished_spans() == ()

@@ -1,0 +1,327 @@
+"""Tools: what is registered, listed once, called, and refused."""
+
+import asyncio
+import dataclasses
+from typing import Annotated, Any
+
+import msgspec
+import pytest
+
+from support import ask, make_server
+from weft import (
+    CallToolResult,
+    Context,
+    Icon,
+    MirroredHeader,
+    RegistrationError,
+    Server,
+    TextContent,
+    ToolAnnotations,
+    ToolError,
+)
+from weft.eras.stateless import STATELESS
+from weft.jsonrpc import decode
+from weft.server.call import Call
+from weft.server.connection import Connection
+from weft.types.capabilities import ClientCapabilities
+from weft.types.interaction import InputRequest, InputRequiredResult
+
+
+def list_call(server: Server) -> Call:
+    from support import encode, message
+
+    envelope = STATELESS.open(decode(encode(message("tools/list"))), None, server.offer)
+    connection = Connection.from_envelope(envelope.revision.version, None, ClientCapabilities())
+    return Call(server, 1, envelope, STATELESS, connection, reply=None)  # type: ignore[arg-type] - a list needs none
+
+
+async def test_the_list_is_encoded_once_and_again_after_a_change() -> None:
+    server = make_server()
+    call = list_call(server)
+    first = await server.tools.list(call)
+    assert isinstance(first.body, msgspec.Raw)
+    assert (await server.tools.list(call)).body is first.body
+
+    async def another() -> str:
+        """One more."""
+        return "x"
+
+    server.add_tool(another)
+    second = await server.tools.list(list_call(server))
+    assert second.body is not first.body
+    assert b'"another"' in bytes(second.body)
+    server.remove_tool("another")
+    third = await server.tools.list(list_call(server))
+    assert b'"another"' not in bytes(third.body)
+
+
+@pytest.mark.spec("TOOL-21", "ICON-05", "TOOL-06")
+async def test_everything_that_can_be_said_of_a_tool_is_listed() -> None:
+    server = Server("said")
+
+    @server.tool(
+        name="other.name",
+        title="Title",
+        description="What it does",
+        annotations=ToolAnnotations(title="Shown", read_only_hint=True),
+        icons=[Icon("https://example.com/i.png", "image/png")],
+        meta={"com.example/x": 1},
+    )
+    async def named(a: int = 3) -> None:
+        """Not this."""
+
+    (tool,) = (await ask(server, "tools/list")).result["tools"]
+    assert tool["inputSchema"]["properties"] == {"a": {"type": "integer", "default": 3}}
+    tool.pop("inputSchema")
+    tool.pop("outputSchema", None)
+    assert tool == {
+        "name": "other.name",
+        "title": "Title",
+        "description": "What it does",
+        "annotations": {"title": "Shown", "readOnlyHint": True},
+        "icons": [{"src": "https://example.com/i.png", "mimeType": "image/png"}],
+        "_meta": {"com.example/x": 1},
+    }
+
+
+@pytest.mark.spec("TOOL-07")
+@pytest.mark.parametrize("name", ["a b", "a,b", "", "é", "x" * 129, "a/b"])
+def test_names_that_are_none(name: str) -> None:
+    server = Server("names")
+
+    async def tool() -> str:
+        return ""
+
+    if name == "":
+        server.add_tool(tool, name=name)  # nothing said: the function's own name
+        assert server.tools.get("tool") is not None
+        return
+    with pytest.raises(RegistrationError, match="cannot be registered"):
+        server.add_tool(tool, name=name)
+
+
+@pytest.mark.spec("TOOL-07")
+@pytest.mark.mistake("duplicate names")
+def test_a_name_is_taken_once_and_both_places_are_told() -> None:
+    server = make_server()
+    with pytest.raises(
+        RegistrationError, match=r"registered twice: at tests.*support\.py:\d+ and at tests.*test_tools\.py:\d+"
+    ):
+
+        @server.tool
+        async def add() -> str:
+            return ""
+
+
+@pytest.mark.spec("HDR-15", "HDR-16", "HDR-17")
+@pytest.mark.parametrize("header", ["", "a b", "é", "a\nb", "a:b", "a\x00"])
+def test_a_header_that_is_none(header: str) -> None:
+    server = Server("headers")
+    with pytest.raises(RegistrationError, match="x-mcp-header"):
+
+        @server.tool
+        async def tool(a: Annotated[str, MirroredHeader(header)]) -> str:
+            return a
+
+
+@pytest.mark.spec("HDR-18", "HDR-19", "HDR-21")
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"a": {"type": "string", "x-mcp-header": "X"}, "b": {"type": "string", "x-mcp-header": "x"}},
+        {"a": {"type": "string", "x-mcp-header": "X"}, "b": {"type": "object", "properties": {"c": {"type": "string", "x-mcp-header": "x"}}}},
+        {"a": {"type": "number", "x-mcp-header": "X"}},
+        {"a": {"type": "object", "x-mcp-header": "X"}},
+        {"a": {"type": "array", "items": {"type": "string", "x-mcp-header": "X"}}},
+        {"a": {"oneOf": [{"type": "string", "x-mcp-header": "X"}]}},
+    ],
+)  # fmt: skip
+def test_annotations_where_there_may_be_none(properties: dict) -> None:
+    server = Server("headers")
+
+    async def tool(arguments: dict[str, Any]) -> str:
+        return ""
+
+    with pytest.raises(RegistrationError, match="x-mcp-header"):
+        server.add_tool(tool, input_schema={"type": "object", "properties": properties})
+    assert len(server.tools) == 0
+
+
+@pytest.mark.spec("TOOL-06", "JSCH-02", "JSCH-03", "JSCH-05", "JSCH-08")
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string"}, {}, {"type": "object", "properties": {"a": {"type": "strnig"}}},
+        {"type": "object", "$schema": "https://example.com/mine"}, {"type": "object", "$ref": "https://example.com/s.json"},
+        {"type": "object", "properties": {"a": {"$ref": "#/$defs/none"}}},
+    ],
+)  # fmt: skip
+def test_schemas_that_cannot_be_offered(schema: dict) -> None:
+    async def tool(arguments: dict[str, Any]) -> str:
+        return ""
+
+    with pytest.raises(RegistrationError, match="its input_schema is wrong"):
+        Server("schemas").add_tool(tool, input_schema=schema)
+
+
+def test_a_schema_in_place_of_a_signature_wants_one_parameter() -> None:
+    async def tool(a: int, b: int) -> str:
+        return ""
+
+    with pytest.raises(RegistrationError, match="all arguments in one dictionary"):
+        Server("schemas").add_tool(tool, input_schema={"type": "object"})
+
+
+@pytest.mark.parametrize("plain", [True, False])
+async def test_a_tool_has_its_time(plain: bool) -> None:
+    server, stopped = Server("slow"), asyncio.Event()
+
+    async def slow() -> str:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            stopped.set()
+        return "never"
+
+    def slow_plain() -> str:
+        import time
+
+        time.sleep(0.2)
+        return "never"
+
+    server.add_tool(slow_plain if plain else slow, name="slow", timeout=0.02)
+    result = (await ask(server, "tools/call", {"name": "slow"})).result
+    assert result["isError"] is True
+    assert "0.02 s" in result["content"][0]["text"]
+    assert stopped.is_set() is not plain
+
+
+async def test_a_timeout_inside_a_tool_is_not_the_tools_own() -> None:
+    server = Server("inner")
+
+    @server.tool(timeout=30)
+    async def inner() -> str:
+        raise TimeoutError("the database was slow")
+
+    result = (await ask(server, "tools/call", {"name": "inner"})).result
+    assert result["isError"] is True
+    assert "30 s" not in result["content"][0]["text"]
+
+
+@pytest.mark.mistake("a return value that cannot be serialised")
+@pytest.mark.parametrize("declared", [True, False])
+async def test_what_cannot_be_serialised_is_an_error_never_its_repr(declared: bool) -> None:
+    server = Server("odd", debug=True)
+
+    async def odd() -> Any:
+        return {"at": object()}
+
+    server.add_tool(odd, output_schema={"type": "object"} if declared else None)
+    result = (await ask(server, "tools/call", {"name": "odd"})).result
+    assert result["isError"] is True
+    text = result["content"][0]["text"]
+    assert "is of type object" in text
+    assert "object at 0x" not in text
+
+
+async def test_a_result_that_is_kept_and_returned_twice_is_not_spoilt() -> None:
+    server, kept = Server("kept"), CallToolResult(content=[TextContent("same")])
+
+    @server.tool
+    async def same() -> CallToolResult:
+        return kept
+
+    for _ in range(2):
+        assert (await ask(server, "tools/call", {"name": "same"})).result["content"][0]["text"] == "same"
+    assert kept.meta is None
+    assert kept.result_type is None
+
+
+@pytest.mark.spec("CACHE-04", "META-16", "RES-17")
+async def test_a_tool_may_return_questions_itself() -> None:
+    server = Server("asks")
+
+    @server.tool
+    async def asks(ctx: Context) -> Any:
+        return InputRequiredResult(
+            result_type="input_required", input_requests={"r": InputRequest("roots/list")}, request_state="s"
+        )
+
+    @server.resource("x://asks")
+    async def resource() -> Any:
+        return InputRequiredResult(result_type="input_required", input_requests={"r": InputRequest("roots/list")})
+
+    result = (await ask(server, "tools/call", {"name": "asks"})).result
+    assert (result["resultType"], result["requestState"]) == ("input_required", "s")
+    assert result["inputRequests"] == {"r": {"method": "roots/list"}}
+    read = (await ask(server, "resources/read", {"uri": "x://asks"})).result
+    assert read["resultType"] == "input_required"
+    assert read.keys().isdisjoint({"ttlMs", "cacheScope"})
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: int
+
+
+@pytest.mark.spec("TOOL-12", "TOOL-11")
+async def test_output_schemas_of_many_types() -> None:
+    server = Server("typed")
+
+    @server.tool
+    async def point() -> Point:
+        return Point(1, 2)
+
+    @server.tool
+    async def numbers() -> list[int]:
+        return [1, 2]
+
+    @server.tool
+    async def maybe() -> int | None:
+        return None
+
+    expected = {"point": {"x": 1, "y": 2}, "numbers": [1, 2], "maybe": None}
+    for name, value in expected.items():
+        result = (await ask(server, "tools/call", {"name": name})).result
+        assert result["structuredContent"] == value, name
+    schemas = {tool["name"]: tool["outputSchema"] for tool in (await ask(server, "tools/list")).result["tools"]}
+    assert (schemas["point"]["type"], schemas["numbers"]["type"]) == ("object", "array")
+
+
+@pytest.mark.spec("TOOL-12")
+async def test_a_value_that_breaks_its_annotation_is_not_sent() -> None:
+    server = Server("lies")
+
+    @server.tool
+    async def number() -> int:
+        return "x"  # type: ignore[return-value] - the lie under test
+
+    result = (await ask(server, "tools/call", {"name": "number"})).result
+    assert result["isError"] is True
+    assert "structuredContent" not in result
+
+
+@pytest.mark.mistake("a tool that raises")
+async def test_a_tool_error_is_for_the_model_as_it_stands() -> None:
+    server = Server("errs")
+
+    @server.tool
+    def errs() -> str:
+        raise ToolError("Try LX38.")
+
+    result = (await ask(server, "tools/call", {"name": "errs"})).result
+    assert (result["isError"], result["content"]) == (True, [{"type": "text", "text": "Try LX38."}])
+
+
+@pytest.mark.mistake("unknown tool")
+async def test_an_unknown_tool_gets_a_hint() -> None:
+    server = make_server()
+    assert (await ask(server, "tools/call", {"name": "ecko"})).error["message"] == "Unknown tool. Did you mean 'echo'?"
+    far = (await ask(server, "tools/call", {"name": "zzzzzzzz"})).error["message"]
+    assert far == "Unknown tool. tools/list names them all."
+
+
+def test_removing_what_is_not_there() -> None:
+    with pytest.raises(KeyError):
+        Server("x").remove_tool("nothing")
