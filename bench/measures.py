@@ -47,7 +47,7 @@ class Measure:
     def narrowed(self, title: str, names: Mapping[str, str], targets: Sequence[Target] = ()) -> Measure:
         """The same rounds for some of the subjects, under other names."""
         samples = {shown: self.samples[name] for name, shown in names.items()}
-        return Measure(title, self.unit, samples, targets, self.digits)
+        return Measure(title, self.unit, samples, targets, self.digits, self.notes)
 
     def shown(self, name: str) -> str:
         return f"{self.median(name):,.{self.digits}f}"

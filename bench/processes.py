@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["free_port", "http_server", "pinned", "resident_mib", "wall_seconds"]
+__all__ = ["free_port", "http_server", "pinned", "processor_seconds", "resident_mib", "wall_seconds"]
 
 SERVER_CORE, LOAD_CORE = 0, 1
 CAN_PIN = shutil.which("taskset") is not None and (os.cpu_count() or 1) > 1
@@ -58,12 +58,22 @@ def http_server(
             process.wait()
 
 
+def processor_seconds(pid: int) -> float:
+    """The processor time that a process and its children have used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return own + sum(processor_seconds(child) for child in children(pid))
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def resident_mib(pid: int) -> float:
     """The resident memory of a process and its children, in MiB."""
     status = Path(f"/proc/{pid}/status").read_text()
     own = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / 1024
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return own + sum(resident_mib(int(child)) for child in children)
+    return own + sum(resident_mib(child) for child in children(pid))
 
 
 def wall_seconds(command: list[str]) -> float:

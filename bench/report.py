@@ -60,7 +60,7 @@ def write_markdown(path: Path, measures: Sequence[Measure], flatness: Measure, f
     )
     versions = ", ".join(f"{subject.name} {subject.version()}" for subject in (WEFT, MCP, FASTMCP))
     now = dt.datetime.now(dt.UTC)
-    notes = [note for measure in (*measures, flatness) for note in measure.notes]
+    notes = dict.fromkeys(note for measure in (*measures, flatness) for note in measure.notes)
     lines = [
         "# Weft beside its peers",
         "",

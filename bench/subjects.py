@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-__all__ = ["BARE", "FASTMCP", "MCP", "TUNED", "WEFT", "Subject", "tuned"]
+__all__ = ["BARE", "FASTMCP", "MCP", "WEFT", "Subject", "tuned"]
 
 HERE = Path(__file__).resolve().parent
 PEERS = HERE.parent / ".cache" / "peers"
@@ -65,10 +65,8 @@ FASTMCP = Subject(
 )
 BARE = Subject("bare uvicorn + msgspec", WEFT.python, "bare_server.py", "uvicorn", "pass")
 
-TUNED = ", tuned"
-
 
 def tuned(peer: Subject) -> Subject:
     """The peer at its quickest: JSON answers, no access log, and the engine that Weft's uvicorn has."""
     engine = {"PYTHONPATH": str(PEERS / "engine")}
-    return replace(peer, name=peer.name + TUNED, options=("--tuned",), environment=engine)
+    return replace(peer, name=f"{peer.name}, tuned", options=("--tuned",), environment=engine)

@@ -1,7 +1,7 @@
 """What all tests share: the live example of a server, and the report of which ledger rows they prove.
 
-A test says which rows it proves with `@pytest.mark.spec("HDR-20")`. A row counts when a test so marked passed; an id that
-is in no row fails the collection. The table of rows is made by tools/ledger_rows.py.
+A test says which rows it proves with `@pytest.mark.spec("HDR-20")`. A row counts when a test so marked passed; an id
+that is in no row fails the collection. The table of rows is made by tools/ledger_rows.py.
 """
 
 import json

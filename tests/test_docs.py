@@ -197,4 +197,4 @@ def test_the_figures_of_the_readme_are_those_that_were_measured():
     measured = [f"| {' | '.join(row)} |" for row in rows if row[0] and not row[0].startswith("-")]
     assert measured
     readme = (ROOT / "README.md").read_text()
-    assert [row for row in measured if row not in readme] == [], "Copy these rows into README.md."
+    assert [row for row in measured if row not in readme] == [], "Run tools/readme_figures.py."

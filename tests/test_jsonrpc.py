@@ -1,6 +1,7 @@
 """The frame: bytes to one message and back."""
 
 import json
+from contextlib import suppress
 
 import msgspec
 import pytest
@@ -56,8 +57,19 @@ def test_ids_that_are_none(id: str) -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b" ", b"{", b"nul", b"\xff", b"\xef\xbb\xbf{}", b'{"jsonrpc":"2.0","method":"\\ud800"}', b'{"a":NaN}', b'{"a":"\xed\xa0\x80"}', b"{}{}"],
-)  # fmt: skip
+    [
+        b"",
+        b" ",
+        b"{",
+        b"nul",
+        b"\xff",
+        b"\xef\xbb\xbf{}",
+        b'{"jsonrpc":"2.0","method":"\\ud800"}',
+        b'{"a":NaN}',
+        b'{"a":"\xed\xa0\x80"}',
+        b"{}{}",
+    ],
+)
 @pytest.mark.security("D2")
 @pytest.mark.spec("TRN-01", "JRPC-11")
 def test_what_is_not_json(data: bytes) -> None:
@@ -70,11 +82,19 @@ def test_what_is_not_json(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("data", "id"),
     [
-        (b"[]", None), (b"[1]", None), (b"3", None), (b"null", None), (b"{}", None), (b'{"id":5}', 5),
-        (b'{"jsonrpc":"1.0","id":5,"method":"x"}', 5), (b'{"jsonrpc":2,"id":"a","method":"x"}', "a"),
-        (b'{"jsonrpc":"2.0","id":5,"method":3}', 5), (b'{"jsonrpc":"2.0","id":5}', 5), (b'{"jsonrpc":"2.0","id":{},"method":3}', None),
+        (b"[]", None),
+        (b"[1]", None),
+        (b"3", None),
+        (b"null", None),
+        (b"{}", None),
+        (b'{"id":5}', 5),
+        (b'{"jsonrpc":"1.0","id":5,"method":"x"}', 5),
+        (b'{"jsonrpc":2,"id":"a","method":"x"}', "a"),
+        (b'{"jsonrpc":"2.0","id":5,"method":3}', 5),
+        (b'{"jsonrpc":"2.0","id":5}', 5),
+        (b'{"jsonrpc":"2.0","id":{},"method":3}', None),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_message(data: bytes, id: object) -> None:
     with pytest.raises(InvalidRequest) as refused:
         decode(data)
@@ -120,12 +140,8 @@ def test_bounds_do_not_count_inside_strings() -> None:
 @given(st.binary(max_size=60))
 @pytest.mark.security("R1", "D2")
 def test_one_exception_type_escapes(data: bytes) -> None:
-    try:
-        frame = decode(data)
-    except ProtocolError as error:
-        assert error.code in (-32700, -32600)
-    else:
-        assert isinstance(frame, Frame)
+    with suppress(ParseError, InvalidRequest):
+        assert isinstance(decode(data), Frame)
 
 
 @pytest.mark.spec("JRPC-11", "JRPC-12")

@@ -56,14 +56,18 @@ def run(*command: str, cwd: Path | None = None, env: dict[str, str] | None = Non
 
 
 def set_up(place: Path, pins: str, install: Callable[[], None]) -> None:
-    """Runs `install` into an emptied `place` unless its stamp already holds these pins."""
+    """Runs `install` into an emptied `place` unless its stamp already holds these pins; leaves all or nothing."""
     stamp = place / ".stamp"
     if stamp.is_file() and stamp.read_text() == pins:
         return
     print(f"Setting up {place.relative_to(ROOT)} ...", flush=True)
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
-    install()
+    try:
+        install()
+    except UnavailableError:
+        shutil.rmtree(place, ignore_errors=True)
+        raise
     stamp.write_text(pins)
 
 

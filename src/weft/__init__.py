@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from weft.errors import InvalidParams, ProtocolError, RegistrationError, ResourceNotFound, ToolError, WeftError
     from weft.limits import Limits
+    from weft.protocol.forms import EMAIL, Titles
     from weft.server.app import Server
-    from weft.server.asks import Elicitation
+    from weft.server.asks import Elicitation, ask_form, ask_model, ask_roots, ask_url
     from weft.server.connection import Connection
     from weft.server.content import Audio, File, Image
     from weft.server.context import Context, TokenInfo
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from weft.server.extensions import Extension
     from weft.server.pages import CachePolicy
     from weft.server.prompts import AssistantMessage, UserMessage
+    from weft.server.rounds import InputRequired
     from weft.server.signature import MirroredHeader
     from weft.types import (
         Annotations,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "EMAIL",
     "Annotations",
     "AssistantMessage",
     "Audio",
@@ -62,6 +65,7 @@ __all__ = [
     "Icon",
     "Image",
     "ImageContent",
+    "InputRequired",
     "InvalidParams",
     "Limits",
     "Middleware",
@@ -76,12 +80,17 @@ __all__ = [
     "ResourceNotFound",
     "Server",
     "TextContent",
+    "Titles",
     "TokenInfo",
     "ToolAnnotations",
     "ToolError",
     "UserMessage",
     "WeftError",
     "__version__",
+    "ask_form",
+    "ask_model",
+    "ask_roots",
+    "ask_url",
 ]
 
 # Where each public name lives. Importing `weft` is nearly free; a name is imported when it is first used.
@@ -96,7 +105,8 @@ _HOMES = {
     ),
     "weft.limits": ("Limits",),
     "weft.server.app": ("Server",),
-    "weft.server.asks": ("Elicitation",),
+    "weft.protocol.forms": ("EMAIL", "Titles"),
+    "weft.server.asks": ("Elicitation", "ask_form", "ask_model", "ask_roots", "ask_url"),
     "weft.server.connection": ("Connection",),
     "weft.server.content": ("Audio", "File", "Image"),
     "weft.server.context": ("Context", "TokenInfo"),
@@ -104,6 +114,7 @@ _HOMES = {
     "weft.server.extensions": ("Extension",),
     "weft.server.pages": ("CachePolicy",),
     "weft.server.prompts": ("AssistantMessage", "UserMessage"),
+    "weft.server.rounds": ("InputRequired",),
     "weft.server.signature": ("MirroredHeader",),
     "weft.types": (
         "Annotations",

@@ -108,13 +108,15 @@ def decode(data: bytes, limits: Limits = DEFAULT_LIMITS) -> Frame:
     'tools/list'
     """
     try:
-        data.decode()
+        if not data.isascii():
+            data.decode()
         frame = _decoder.decode(data)
     except msgspec.ValidationError:
         raise _invalid(data, limits) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise ParseError("Parse error: the message is not valid JSON in UTF-8.") from None
-    check_bounds(data, limits)
+    if len(data) > limits.number_digits or data.count(b"{") + data.count(b"[") > limits.json_depth:
+        check_bounds(data, limits)
     if frame.jsonrpc != "2.0":
         raise _fault("`jsonrpc` must be the string 2.0.", frame.reply_id)
     if frame.id is not UNSET:
@@ -126,11 +128,11 @@ def decode(data: bytes, limits: Limits = DEFAULT_LIMITS) -> Frame:
 
 def check_id(request_id: object, limits: Limits = DEFAULT_LIMITS) -> None:
     """An id is a string or an integer, within bounds; never null (JRPC-03, JRPC-04)."""
-    if isinstance(request_id, bool) or not isinstance(request_id, int | str):
-        raise _fault("`id` must be a string or an integer.", None)
-    if isinstance(request_id, int):
+    if type(request_id) is int:
         if not -SAFE_INTEGER <= request_id <= SAFE_INTEGER:
             raise _fault("an integer `id` stays within 2**53.", None)
+    elif type(request_id) is not str:
+        raise _fault("`id` must be a string or an integer.", None)
     elif len(request_id) > limits.id_bytes or len(request_id.encode()) > limits.id_bytes:
         raise _fault(f"a string `id` has at most {limits.id_bytes} bytes.", None)
 

@@ -35,11 +35,19 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     write_seconds: float = 10.0  # one write to a peer that does not read
     drain_seconds: float = 5.0  # in-flight requests at shutdown
     ask_seconds: float = 600.0  # a question to the user
+    keep_alive_seconds: float = 15.0  # between two signs of life on an open stream
 
     # How much at once.
     in_flight: int = 1000  # requests in the process
     in_flight_per_connection: int = 100  # requests on one stdio pipe
     threads: int = 40  # plain (not async) handlers running at the same time
+    listen_streams: int = 1024  # open `subscriptions/listen` streams
+    listen_streams_per_peer: int = 16  # of one principal or address
+    listen_uris: int = 1024  # resources one stream listens to
+
+    # What a handler's questions may carry from round to round.
+    state_bytes: int = 16 * 1024  # the sealed journal
+    input_responses: int = 64  # answers in one call
 
     # What a peer is told of its mistakes.
     error_issues: int = 10

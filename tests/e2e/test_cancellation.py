@@ -4,7 +4,7 @@ import asyncio
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection
 
 import pytest
@@ -91,8 +91,7 @@ async def test_nothing_at_all_is_sent_after_the_disconnect() -> None:
     server = make_server()
     client = Client("wait", {"token": "t", "progress": 1}, {"progressToken": 1})
     serving = asyncio.create_task(server.asgi()(client.scope, client.receive, client.send))
-    while not client.sent:
-        await asyncio.sleep(0)
+    await asyncio.to_thread(until, lambda: client.sent)
     before = len(client.sent)
     client.gone.set()
     await serving  # ends quietly: the exchange is over, not failed
@@ -107,10 +106,8 @@ async def test_a_handler_that_ignores_its_cancellation_is_not_answered() -> None
     @server.tool
     async def stubborn() -> str:
         client.gone.set()
-        try:
+        with suppress(asyncio.CancelledError):
             await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            pass
         return "done all the same"
 
     await server.asgi()(client.scope, client.receive, client.send)
@@ -136,8 +133,7 @@ async def test_a_cancellation_that_comes_with_the_end_is_harmless() -> None:
 async def test_the_servers_own_shutdown_is_not_taken_for_a_disconnect() -> None:
     server, client = make_server(), Client("wait", {"token": "t"})
     serving = asyncio.create_task(server.asgi()(client.scope, client.receive, client.send))
-    while not server.log.of("t"):  # type: ignore[attr-defined] - the tests' own
-        await asyncio.sleep(0)
+    await asyncio.to_thread(until, lambda: server.log.of("t"))  # type: ignore[attr-defined] - the tests' own
     serving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await serving
@@ -158,6 +154,9 @@ async def test_what_the_call_opened_is_closed_also_when_it_is_cancelled() -> Non
 
     await server.asgi()(client.scope, client.receive, client.send)
     assert closed == ["second", "first"]
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0  # the ASGI server's task goes on as if nothing had been
 
 
 def test_many_clients_that_go_away_leave_nothing_behind(live: Live) -> None:

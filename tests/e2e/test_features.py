@@ -31,7 +31,7 @@ def test_discover(live: Live) -> None:
         "cacheScope",
     }
     assert result["supportedVersions"] == [VERSION]
-    assert result["capabilities"] == {"logging": {}, "completions": {}, "prompts": {}, "resources": {}, "tools": {}}
+    assert result["capabilities"].keys() == {"logging", "completions", "prompts", "resources", "tools"}
     assert result["instructions"] == "Try it."
 
 
@@ -98,7 +98,13 @@ def test_cacheable_results_say_how_long(live: Live, method: str, params: dict) -
 
 
 @pytest.mark.spec("PRM-12", "CACHE-01")
-@pytest.mark.parametrize(("method", "params"), [("tools/call", {"name": "seat", "arguments": {"number": "1"}}), ("prompts/get", {"name": "greet", "arguments": {"name": "Ada"}})])  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        ("tools/call", {"name": "seat", "arguments": {"number": "1"}}),
+        ("prompts/get", {"name": "greet", "arguments": {"name": "Ada"}}),
+    ],
+)
 def test_other_results_do_not(live: Live, method: str, params: dict) -> None:
     assert live.call(method, params).result.keys().isdisjoint({"ttlMs", "cacheScope"})
 
@@ -190,10 +196,18 @@ def test_a_malformed_call(live: Live, params: dict) -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ({}, "a"), ({"a": 1}, "b"), ({"a": "one", "b": 2}, "a"), ({"a": 1, "b": 2, "c": 3}, "c"), ({"a": 1.5, "b": 2}, "a"),
-        ({"a": True, "b": 2}, "a"), ({"a": None, "b": 2}, "a"), ([1, 2], "object"), ("x", "object"), (3, "object"),
+        ({}, "a"),
+        ({"a": 1}, "b"),
+        ({"a": "one", "b": 2}, "a"),
+        ({"a": 1, "b": 2, "c": 3}, "c"),
+        ({"a": 1.5, "b": 2}, "a"),
+        ({"a": True, "b": 2}, "a"),
+        ({"a": None, "b": 2}, "a"),
+        ([1, 2], "object"),
+        ("x", "object"),
+        (3, "object"),
     ],
-)  # fmt: skip
+)
 def test_arguments_that_do_not_fit_are_told_to_the_model(live: Live, arguments: object, named: str) -> None:
     result = live.tool("add", arguments).result
     assert result["isError"] is True
@@ -359,8 +373,14 @@ def test_a_prompt(live: Live) -> None:
 @pytest.mark.spec("PRM-07", "PRM-08", "PRM-11", "JRPC-26")
 @pytest.mark.parametrize(
     "params",
-    [{"name": "gret"}, {"name": "greet"}, {"name": "greet", "arguments": {}}, {"name": "greet", "arguments": {"name": "A", "tone": "loud"}}, {"name": "greet", "arguments": {"name": "A", "extra": "x"}}],
-)  # fmt: skip
+    [
+        {"name": "gret"},
+        {"name": "greet"},
+        {"name": "greet", "arguments": {}},
+        {"name": "greet", "arguments": {"name": "A", "tone": "loud"}},
+        {"name": "greet", "arguments": {"name": "A", "extra": "x"}},
+    ],
+)
 def test_an_unknown_prompt_or_arguments_that_do_not_fit(live: Live, params: dict) -> None:
     assert live.call("prompts/get", params).refusal == (200, -32602)
 
@@ -407,13 +427,28 @@ def test_completions(live: Live) -> None:
 
 
 @pytest.mark.spec("CMP-03", "CMP-06", "CMP-04")
-@pytest.mark.parametrize(("ref", "argument"), [({"type": "ref/prompt", "name": "nothing"}, "name"), (GREET, "nothing"), ({"type": "ref/resource", "uri": "x://{y}"}, "y")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ref", "argument"),
+    [
+        ({"type": "ref/prompt", "name": "nothing"}, "name"),
+        (GREET, "nothing"),
+        ({"type": "ref/resource", "uri": "x://{y}"}, "y"),
+    ],
+)
 def test_a_completion_of_what_is_not_there(live: Live, ref: dict, argument: str) -> None:
     assert _complete(live, ref, argument, "").refusal == (200, -32602)
 
 
 @pytest.mark.spec("CMP-03", "CMP-06")
-@pytest.mark.parametrize("params", [{}, {"ref": GREET}, {"ref": {"type": "other"}, "argument": {"name": "a", "value": ""}}, {"ref": GREET, "argument": {"name": "name"}}])  # fmt: skip
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"ref": GREET},
+        {"ref": {"type": "other"}, "argument": {"name": "a", "value": ""}},
+        {"ref": GREET, "argument": {"name": "name"}},
+    ],
+)
 def test_a_malformed_completion(live: Live, params: dict) -> None:
     assert live.call("completion/complete", params).refusal == (400, -32602)
 

@@ -1,4 +1,4 @@
-"""Whatever bytes come in: a documented status, a JSON-RPC error or answer, never a fault; and the server is well after."""
+"""Whatever bytes come in: a documented status and a JSON-RPC answer, never a fault; and the server is well after."""
 
 import json
 from typing import Any

@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 
@@ -46,7 +47,20 @@ def test_an_error_repeats_the_id_as_it_came(live: Live, id: int | str) -> None:
 
 
 @pytest.mark.spec("JRPC-11", "TRN-01")
-@pytest.mark.parametrize("body", [b"", b"{", b"nonsense", b'{"jsonrpc":"2.0","id":1,', b"\xff\xfe", b'"\xed\xa0\x80"', b"\xef\xbb\xbf{}", b"NaN", b'{"a":1}x'])  # fmt: skip
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"nonsense",
+        b'{"jsonrpc":"2.0","id":1,',
+        b"\xff\xfe",
+        b'"\xed\xa0\x80"',
+        b"\xef\xbb\xbf{}",
+        b"NaN",
+        b'{"a":1}x',
+    ],
+)
 def test_what_is_not_json_is_answered_without_an_id(live: Live, body: bytes) -> None:
     response = live.send(body, headers_for(message("tools/list")))
     assert response.refusal == (400, -32700)
@@ -257,7 +271,12 @@ def test_reserved_codes_are_never_made_up(live: Live) -> None:
 
 @pytest.mark.spec("JRPC-13")
 def test_error_messages_are_one_short_line(live: Live) -> None:
-    for response in (live.tool("nothing"), live.call("no/such"), live.call("tools/list", {"cursor": "x"}), live.call("tools/list", headers={"Mcp-Method": "x"})):  # fmt: skip
+    for response in (
+        live.tool("nothing"),
+        live.call("no/such"),
+        live.call("tools/list", {"cursor": "x"}),
+        live.call("tools/list", headers={"Mcp-Method": "x"}),
+    ):
         assert "\n" not in response.error["message"]
         assert len(response.error["message"]) < 200
 
@@ -276,6 +295,15 @@ def test_an_application_may_use_codes_of_its_own() -> None:
         response = live.tool("open_it")
     assert response.status == 200
     assert response.error == {"code": 1001, "message": "Closed.", "data": {"opens": "08:00"}}
+
+
+@pytest.mark.spec("HTTP-04")
+@pytest.mark.security("D15")
+def test_a_server_listens_on_loopback_unless_told_otherwise() -> None:
+    from weft.server.listening import HttpOptions, bind
+
+    with closing(bind(HttpOptions().host, 0)) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
 
 
 def test_the_thread_of_the_server_survives_stopping() -> None:

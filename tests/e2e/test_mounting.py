@@ -133,8 +133,15 @@ def _at_root() -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("root", "path", "status"),
-    [("", "/mcp", 200), ("/api", "/api/mcp", 200), ("/api", "/api", 200), ("/api", "/api/", 200), ("/api", "/api/other", 404), ("/api", "/mcp/x", 404)],
-)  # fmt: skip
+    [
+        ("", "/mcp", 200),
+        ("/api", "/api/mcp", 200),
+        ("/api", "/api", 200),
+        ("/api", "/api/", 200),
+        ("/api", "/api/other", 404),
+        ("/api", "/mcp/x", 404),
+    ],
+)
 async def test_the_endpoint_behind_a_root_path(root: str, path: str, status: int) -> None:
     server, _ = made()
     response = await ask(server, "tools/call", {"name": "number"}, scope={"root_path": root, "path": path})

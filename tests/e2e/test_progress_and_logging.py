@@ -88,7 +88,9 @@ def test_notifications_stay_with_their_own_request(live: Live) -> None:
     for thread in threads:
         thread.join()
     for token, level in wanted.items():
-        assert [note["data"] for note in logs(answers[token])] == [f"{name} {token}" for name in LEVELS[LEVELS.index(level) :]]  # fmt: skip
+        assert [note["data"] for note in logs(answers[token])] == [
+            f"{name} {token}" for name in LEVELS[LEVELS.index(level) :]
+        ]
 
 
 @pytest.mark.spec("LOG-01")
@@ -100,11 +102,16 @@ def test_logging_is_declared(live: Live) -> None:
 def test_a_failure_is_not_told_to_the_client_by_the_log(live: Live) -> None:
     response = live.tool("fail", {"how": "error"}, meta={LOG_LEVEL_KEY: "debug"})
     assert b"secret-password" not in response.body
-    assert b"support.py" not in response.body
+    assert b"everything.py" not in response.body
 
 
 @pytest.mark.spec("META-10")
 def test_trace_context_needs_no_prefix_and_foreign_keys_are_left_alone(live: Live) -> None:
-    meta = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=b", "baggage": "k=v",
-            "com.example/thing": {"deep": [1]}, "io.modelcontextprotocol/unheardOf": 7}  # fmt: skip
+    meta = {
+        "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        "tracestate": "a=b",
+        "baggage": "k=v",
+        "com.example/thing": {"deep": [1]},
+        "io.modelcontextprotocol/unheardOf": 7,
+    }
     assert live.tool("who", meta=meta).result["structuredContent"]["version"] == VERSION

@@ -1,4 +1,4 @@
-"""The order in which one POST is checked (ledger 0.2), over a real socket: each fault alone, and each before the next."""
+"""The order in which one POST is checked (ledger 0.2), over a socket: each fault alone, and each before the next."""
 
 import pytest
 
@@ -124,7 +124,14 @@ def test_step_9_comes_before_step_10(live: Live) -> None:
 @pytest.mark.parametrize(
     "value", [None, "", "ADD", "subtract", "add2", "=?base64?!!!?=", "=?base64?YWRk", "=?BASE64?YWRk?="]
 )
-@pytest.mark.parametrize(("method", "params"), [("tools/call", {"name": "add", "arguments": {"a": 1, "b": 2}}), ("prompts/get", {"name": "add"}), ("resources/read", {"uri": "add"})])  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        ("tools/call", {"name": "add", "arguments": {"a": 1, "b": 2}}),
+        ("prompts/get", {"name": "add"}),
+        ("resources/read", {"uri": "add"}),
+    ],
+)
 def test_step_10_the_name_header(live: Live, method: str, params: dict, value: str | None) -> None:
     assert live.call(method, params, headers={"Mcp-Name": value}).refusal == (400, -32020)
 

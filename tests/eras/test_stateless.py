@@ -43,7 +43,12 @@ def test_an_envelope_holds_what_the_request_says() -> None:
 
 @pytest.mark.spec("META-04", "META-10")
 def test_the_least_a_request_says() -> None:
-    body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"_meta": {PROTOCOL_VERSION_KEY: VERSION, CLIENT_CAPABILITIES_KEY: {"unheardOf": 1}, "x/y": 2}}}  # fmt: skip
+    body = {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "tools/list",
+        "params": {"_meta": {PROTOCOL_VERSION_KEY: VERSION, CLIENT_CAPABILITIES_KEY: {"unheardOf": 1}, "x/y": 2}},
+    }
     envelope = opened(body)
     assert (envelope.client_info, envelope.log_level, envelope.progress_token) == (None, None, None)
 
@@ -153,8 +158,12 @@ def test_which_messages_are_of_this_era() -> None:
 @pytest.mark.spec("META-01", "HDR-01", "HDR-02", "HDR-06", "HDR-07", "HDR-08")
 @pytest.mark.parametrize(
     ("method", "params", "name"),
-    [("tools/call", {"name": "add"}, "add"), ("resources/read", {"uri": "x://é"}, "=?base64?eDovL8Op?="), ("tools/list", {}, None)],
-)  # fmt: skip
+    [
+        ("tools/call", {"name": "add"}, "add"),
+        ("resources/read", {"uri": "x://é"}, "=?base64?eDovL8Op?="),
+        ("tools/list", {}, None),
+    ],
+)
 def test_a_clients_stamp_is_what_a_server_opens(method: str, params: dict, name: str | None) -> None:
     params, headers = StatelessClient().stamp(
         method, params, info=Implementation("c", "1"), capabilities=ClientCapabilities()

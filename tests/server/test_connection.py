@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from weft.errors import NoBackChannelError
+from weft.errors import NoBackChannelError, ProtocolError
 from weft.server.connection import NO_CHANNEL, Cancellation, Connection
 from weft.types.base import Implementation
 from weft.types.capabilities import (
@@ -69,14 +69,30 @@ def test_capabilities_are_kept_also_without_client_info() -> None:
     [
         (ClientCapabilities(), ClientCapabilities(), True),
         (ClientCapabilities(), ClientCapabilities(roots=RootsCapability()), False),
-        (ClientCapabilities(roots=RootsCapability(list_changed=True)), ClientCapabilities(roots=RootsCapability()), True),
-        (ClientCapabilities(sampling=SamplingCapability()), ClientCapabilities(sampling=SamplingCapability(tools={})), False),
-        (ClientCapabilities(sampling=SamplingCapability(tools={})), ClientCapabilities(sampling=SamplingCapability(tools={})), True),
-        (ClientCapabilities(elicitation=ElicitationCapability(form={})), ClientCapabilities(elicitation=ElicitationCapability(url={})), False),
+        (
+            ClientCapabilities(roots=RootsCapability(list_changed=True)),
+            ClientCapabilities(roots=RootsCapability()),
+            True,
+        ),
+        (
+            ClientCapabilities(sampling=SamplingCapability()),
+            ClientCapabilities(sampling=SamplingCapability(tools={})),
+            False,
+        ),
+        (
+            ClientCapabilities(sampling=SamplingCapability(tools={})),
+            ClientCapabilities(sampling=SamplingCapability(tools={})),
+            True,
+        ),
+        (
+            ClientCapabilities(elicitation=ElicitationCapability(form={})),
+            ClientCapabilities(elicitation=ElicitationCapability(url={})),
+            False,
+        ),
         (ClientCapabilities(extensions={"a/b": {}}), ClientCapabilities(extensions={"a/b": {}}), True),
         (ClientCapabilities(extensions={"a/b": {}}), ClientCapabilities(extensions={"a/c": {}}), False),
     ],
-)  # fmt: skip
+)
 def test_check_capability(declared: ClientCapabilities, wanted: ClientCapabilities, covered: bool) -> None:
     assert stateless(declared).check_capability(wanted) is covered
 
@@ -90,6 +106,12 @@ async def test_without_a_channel_requests_raise_and_notifications_are_dropped(ca
     with caplog.at_level(logging.DEBUG, "weft.connection"):
         await connection.notify("notifications/x")
     assert "notifications/x dropped" in caplog.text
+
+
+@pytest.mark.spec("JRPC-22")
+def test_what_fails_here_is_not_taken_for_an_answer_of_the_peers() -> None:
+    assert not issubclass(NoBackChannelError, ProtocolError)
+    assert not hasattr(NoBackChannelError("x"), "code")
 
 
 async def test_with_a_channel() -> None:

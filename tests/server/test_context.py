@@ -7,6 +7,8 @@ from pydantic import BaseModel
 
 from support import CLIENT_CAPABILITIES_KEY, CLIENT_INFO_KEY, LOG_LEVEL_KEY, VERSION, ask
 from weft import Context, Server
+from weft.server.asks import ask_roots
+from weft.server.rounds import InputRequired
 
 
 async def facts(look: Any, *, params: dict | None = None, meta: dict | None = None, headers: dict | None = None) -> Any:
@@ -41,14 +43,20 @@ async def test_who_sent_it() -> None:
 @pytest.mark.parametrize(
     ("declared", "capability", "supported"),
     [
-        ({}, "roots", False), ({"roots": {}}, "roots", True), ({"elicitation": {}}, "elicitation", True),
-        ({"elicitation": {}}, "elicitation.form", True), ({"elicitation": {}}, "elicitation.url", False),
-        ({"elicitation": {"url": {}}}, "elicitation.url", True), ({"elicitation": {"url": {}}}, "elicitation.form", False),
-        ({"sampling": {"tools": {}}}, "sampling.tools", True), ({"sampling": {}}, "sampling.tools", False),
-        ({"extensions": {"com.example/x": {}}}, "extensions.com.example/x", True), ({}, "extensions.com.example/x", False),
+        ({}, "roots", False),
+        ({"roots": {}}, "roots", True),
+        ({"elicitation": {}}, "elicitation", True),
+        ({"elicitation": {}}, "elicitation.form", True),
+        ({"elicitation": {}}, "elicitation.url", False),
+        ({"elicitation": {"url": {}}}, "elicitation.url", True),
+        ({"elicitation": {"url": {}}}, "elicitation.form", False),
+        ({"sampling": {"tools": {}}}, "sampling.tools", True),
+        ({"sampling": {}}, "sampling.tools", False),
+        ({"extensions": {"com.example/x": {}}}, "extensions.com.example/x", True),
+        ({}, "extensions.com.example/x", False),
         ({}, "unheardOf", False),
     ],
-)  # fmt: skip
+)
 @pytest.mark.spec("META-05", "VER-08")
 async def test_client_supports(declared: dict, capability: str, supported: bool) -> None:
     meta = {CLIENT_CAPABILITIES_KEY: declared}
@@ -151,34 +159,46 @@ class Answer(BaseModel):
     action: str
 
 
-ROUND = {"inputResponses": {"q": {"action": "accept"}, "n": None}, "requestState": '{"action":"x"}'}
+class Roots(BaseModel):
+    roots: list[dict[str, str]]
+
+
+async def second_round(look: Any, answer: Any) -> Any:
+    """What a tool finds in its context when it is called again, with an answer to the question `q` that it returned."""
+    server = Server("rounds")
+
+    @server.tool
+    async def looked(ctx: Context) -> Any:
+        return look(ctx) if ctx.is_retry else InputRequired({"q": ask_roots()}, state={"action": "kept"})
+
+    meta = {CLIENT_CAPABILITIES_KEY: {"roots": {}}}
+    first = (await ask(server, "tools/call", {"name": "looked"}, meta=meta)).result
+    params = {"name": "looked", "inputResponses": {"q": answer}, "requestState": first["requestState"]}
+    response = await ask(server, "tools/call", params, id=2, meta=meta)
+    return response.error if "error" in response.json else response.result["content"][0]["text"]
 
 
 async def test_the_answers_that_came_with_a_call() -> None:
-    assert (
-        await facts(lambda ctx: str(dict(ctx.input_responses)), params=ROUND)
-        == "{'q': {'action': 'accept'}, 'n': None}"
-    )
-    assert await facts(lambda ctx: ctx.input_response("q", Answer).action, params=ROUND) == "accept"
-    assert (
-        await facts(
-            lambda ctx: f"{ctx.has_input_response('n')} {ctx.has_input_response('z')} {ctx.is_retry}", params=ROUND
-        )
-        == "True False True"
-    )
-    assert await facts(lambda ctx: ctx.request_state, params=ROUND) == '{"action":"x"}'
-    assert await facts(lambda ctx: ctx.request_state_as(Answer).action, params=ROUND) == "x"
+    roots = {"roots": [{"uri": "file:///a"}]}
+    assert await second_round(lambda ctx: str(dict(ctx.input_responses)), roots) == str({"q": roots})
+    assert await second_round(lambda ctx: ctx.input_response("q", Roots).roots[0]["uri"], roots) == "file:///a"
+    flags = await second_round(lambda ctx: f"{ctx.has_input_response('q')} {ctx.has_input_response('z')}", roots)
+    assert flags == "True False"
+    assert await second_round(lambda ctx: ctx.request_state_as(Answer).action, roots) == "kept"
 
 
 async def test_a_first_round_has_none() -> None:
-    assert (
-        await facts(
-            lambda ctx: f"{dict(ctx.input_responses)} {ctx.is_retry} {ctx.request_state} {ctx.request_state_as(Answer)}"
-        )
-        == "{} False None None"
-    )
+    look = await facts(lambda ctx: f"{dict(ctx.input_responses)} {ctx.is_retry} {ctx.request_state_as(Answer)}")
+    assert look == "{} False None"
 
 
-@pytest.mark.parametrize("look", [lambda ctx: ctx.input_response("z", Answer), lambda ctx: ctx.input_response("n", Answer), lambda ctx: ctx.request_state_as(int)])  # fmt: skip
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda ctx: ctx.input_response("z", Roots),
+        lambda ctx: ctx.input_response("q", Answer),
+        lambda ctx: ctx.request_state_as(Roots),
+    ],
+)
 async def test_an_answer_that_does_not_fit_is_the_clients_fault(look: Any) -> None:
-    assert (await facts(look, params=ROUND))["code"] == -32602
+    assert (await second_round(look, {"roots": []}))["code"] == -32602

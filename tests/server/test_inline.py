@@ -1,11 +1,23 @@
-"""Awaiting in one's own task, and hearing when a coroutine first has to wait."""
+"""Stepping a coroutine in one's own task, and awaiting the rest of it only if it has to wait."""
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
-from weft.server.inline import Deadline, Inline
+from weft.server.inline import Deadline, Suspended
+
+
+async def stepped(coroutine: Coroutine[Any, Any, Any], told: list[str] | None = None) -> Any:
+    """The way of the module's docstring; `told` hears of it if the coroutine waits."""
+    try:
+        awaited = coroutine.send(None)
+    except StopIteration as done:
+        return done.value
+    if told is not None:
+        told.append("waits")
+    return await Suspended(coroutine, awaited)
 
 
 async def immediately(value: Any) -> Any:
@@ -19,15 +31,15 @@ async def later(value: Any, times: int = 2) -> Any:
 
 
 async def test_a_coroutine_that_never_waits_is_never_told_of() -> None:
-    told: list[int] = []
-    assert await Inline(immediately(7), lambda: told.append(1)) == 7
+    told: list[str] = []
+    assert await stepped(immediately(7), told) == 7
     assert told == []
 
 
 async def test_one_that_waits_is_told_of_once() -> None:
-    told: list[int] = []
-    assert await Inline(later(7, times=5), lambda: told.append(1)) == 7
-    assert told == [1]
+    told: list[str] = []
+    assert await stepped(later(7, times=5), told) == 7
+    assert told == ["waits"]
 
 
 @pytest.mark.parametrize("raised", [ValueError("x"), KeyError("x"), SystemExit(1)])
@@ -37,7 +49,7 @@ async def test_exceptions_pass(raised: BaseException) -> None:
         raise raised
 
     with pytest.raises(type(raised)):
-        await Inline(fails(), lambda: None)
+        await stepped(fails())
 
 
 async def test_a_cancellation_reaches_the_coroutine() -> None:
@@ -52,7 +64,7 @@ async def test_a_cancellation_reaches_the_coroutine() -> None:
         return "never"
 
     async def outer() -> str:
-        return await Inline(waits(), lambda: None)
+        return await stepped(waits())
 
     task = asyncio.create_task(outer())
     await asyncio.sleep(0)
@@ -71,7 +83,7 @@ async def test_a_coroutine_may_answer_its_cancellation() -> None:
         return "never"
 
     async def outer() -> str:
-        return await Inline(stubborn(), lambda: None)
+        return await stepped(stubborn())
 
     task = asyncio.create_task(outer())
     await asyncio.sleep(0)
@@ -93,7 +105,7 @@ def test_closing_closes_the_coroutine() -> None:
             closed.append("closed")
 
     async def outer() -> None:
-        await Inline(waits(), lambda: None)
+        await stepped(waits())
 
     coroutine = outer()
     coroutine.send(None)

@@ -7,10 +7,9 @@ from typing import Annotated, Any
 import msgspec
 import pytest
 
-from support import ask, make_server
+from support import CLIENT_CAPABILITIES_KEY, ask, make_server
 from weft import (
     CallToolResult,
-    Context,
     Icon,
     MirroredHeader,
     RegistrationError,
@@ -19,40 +18,33 @@ from weft import (
     ToolAnnotations,
     ToolError,
 )
-from weft.eras.stateless import STATELESS
-from weft.jsonrpc import decode
-from weft.server.call import Call
-from weft.server.connection import Connection
-from weft.types.capabilities import ClientCapabilities
-from weft.types.interaction import InputRequest, InputRequiredResult
+from weft.server.asks import ask_roots
+from weft.server.rounds import InputRequired
 
 
-def list_call(server: Server) -> Call:
-    from support import encode, message
+async def test_the_list_is_encoded_once_and_again_after_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, pages = make_server(), []
+    listed = server.tools.list
 
-    envelope = STATELESS.open(decode(encode(message("tools/list"))), None, server.offer)
-    connection = Connection.from_envelope(envelope.revision.version, None, ClientCapabilities())
-    return Call(server, 1, envelope, STATELESS, connection, reply=None)  # type: ignore[arg-type] - a list needs none
-
-
-async def test_the_list_is_encoded_once_and_again_after_a_change() -> None:
-    server = make_server()
-    call = list_call(server)
-    first = await server.tools.list(call)
-    assert isinstance(first.body, msgspec.Raw)
-    assert (await server.tools.list(call)).body is first.body
+    async def recorded(call: Any) -> Any:
+        pages.append(await listed(call))
+        return pages[-1]
 
     async def another() -> str:
         """One more."""
         return "x"
 
+    monkeypatch.setattr(server.tools, "list", recorded)
+    app = server.asgi()
+    for _ in range(2):
+        assert (await ask(app, "tools/list")).status == 200
+    assert isinstance(pages[0].body, msgspec.Raw)
+    assert pages[1].body is pages[0].body
     server.add_tool(another)
-    second = await server.tools.list(list_call(server))
-    assert second.body is not first.body
-    assert b'"another"' in bytes(second.body)
+    assert (await ask(app, "tools/list")).result["tools"][-1]["name"] == "another"
+    assert pages[2].body is not pages[0].body
     server.remove_tool("another")
-    third = await server.tools.list(list_call(server))
-    assert b'"another"' not in bytes(third.body)
+    assert (await ask(app, "tools/list")).result["tools"][-1]["name"] != "another"
 
 
 @pytest.mark.spec("TOOL-21", "ICON-05", "TOOL-06")
@@ -105,7 +97,7 @@ def test_names_that_are_none(name: str) -> None:
 def test_a_name_is_taken_once_and_both_places_are_told() -> None:
     server = make_server()
     with pytest.raises(
-        RegistrationError, match=r"registered twice: at tests.*support\.py:\d+ and at tests.*test_tools\.py:\d+"
+        RegistrationError, match=r"registered twice: at tests.*everything\.py:\d+ and at tests.*test_tools\.py:\d+"
     ):
 
         @server.tool
@@ -129,13 +121,16 @@ def test_a_header_that_is_none(header: str) -> None:
     "properties",
     [
         {"a": {"type": "string", "x-mcp-header": "X"}, "b": {"type": "string", "x-mcp-header": "x"}},
-        {"a": {"type": "string", "x-mcp-header": "X"}, "b": {"type": "object", "properties": {"c": {"type": "string", "x-mcp-header": "x"}}}},
+        {
+            "a": {"type": "string", "x-mcp-header": "X"},
+            "b": {"type": "object", "properties": {"c": {"type": "string", "x-mcp-header": "x"}}},
+        },
         {"a": {"type": "number", "x-mcp-header": "X"}},
         {"a": {"type": "object", "x-mcp-header": "X"}},
         {"a": {"type": "array", "items": {"type": "string", "x-mcp-header": "X"}}},
         {"a": {"oneOf": [{"type": "string", "x-mcp-header": "X"}]}},
     ],
-)  # fmt: skip
+)
 def test_annotations_where_there_may_be_none(properties: dict) -> None:
     server = Server("headers")
 
@@ -238,25 +233,23 @@ async def test_a_result_that_is_kept_and_returned_twice_is_not_spoilt() -> None:
 
 
 @pytest.mark.spec("CACHE-04", "META-16", "RES-17")
-async def test_a_tool_may_return_questions_itself() -> None:
+async def test_a_handler_may_return_questions_itself() -> None:
     server = Server("asks")
 
     @server.tool
-    async def asks(ctx: Context) -> Any:
-        return InputRequiredResult(
-            result_type="input_required", input_requests={"r": InputRequest("roots/list")}, request_state="s"
-        )
+    async def asks() -> Any:
+        return InputRequired({"r": ask_roots()})
 
     @server.resource("x://asks")
     async def resource() -> Any:
-        return InputRequiredResult(result_type="input_required", input_requests={"r": InputRequest("roots/list")})
+        return InputRequired({"r": ask_roots()})
 
-    result = (await ask(server, "tools/call", {"name": "asks"})).result
-    assert (result["resultType"], result["requestState"]) == ("input_required", "s")
-    assert result["inputRequests"] == {"r": {"method": "roots/list"}}
-    read = (await ask(server, "resources/read", {"uri": "x://asks"})).result
-    assert read["resultType"] == "input_required"
-    assert read.keys().isdisjoint({"ttlMs", "cacheScope"})
+    meta = {CLIENT_CAPABILITIES_KEY: {"roots": {}}}
+    for method, params in (("tools/call", {"name": "asks"}), ("resources/read", {"uri": "x://asks"})):
+        result = (await ask(server, method, params, meta=meta)).result
+        assert result["resultType"] == "input_required"
+        assert result["inputRequests"] == {"r": {"method": "roots/list"}}
+        assert result.keys().isdisjoint({"ttlMs", "cacheScope"})
 
 
 @dataclasses.dataclass

@@ -56,8 +56,18 @@ def test_unknown_fields_are_ignored() -> None:
 @pytest.mark.skipif(not SCHEMA.exists(), reason="the specification's schema is not on this machine")
 @pytest.mark.parametrize(
     "name",
-    ["Tool", "ToolAnnotations", "Resource", "ResourceTemplate", "Prompt", "PromptArgument", "Implementation", "Icon", "Annotations"],
-)  # fmt: skip
+    [
+        "Tool",
+        "ToolAnnotations",
+        "Resource",
+        "ResourceTemplate",
+        "Prompt",
+        "PromptArgument",
+        "Implementation",
+        "Icon",
+        "Annotations",
+    ],
+)
 def test_fields_are_those_of_the_schema(name: str) -> None:
     text = SCHEMA.read_text()
 

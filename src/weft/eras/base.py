@@ -94,6 +94,7 @@ class ServerEra(Protocol):
 
     name: str
     is_stateless: bool
+    asks_by_rounds: bool  # a question ends the call and is answered with the next; else it is sent and awaited
     disconnect_cancels: bool  # a client that goes away has given up its request (HTTP-24, L11-13)
 
     def speaks(self, frame: Frame, headers: Headers | None, peer: Peer | None) -> bool:
@@ -131,7 +132,6 @@ class ClientEra(Protocol):
 
 def choose(eras: Sequence[ServerEra], frame: Frame, headers: Headers | None, peer: Peer | None = None) -> ServerEra:
     """The era of a message: the first that speaks it, else the last, whose refusal names what is served."""
-    for era in eras[:-1]:
-        if era.speaks(frame, headers, peer):
-            return era
-    return eras[-1]
+    if len(eras) == 1:
+        return eras[0]
+    return next((era for era in eras if era.speaks(frame, headers, peer)), eras[-1])

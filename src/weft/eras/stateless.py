@@ -63,6 +63,7 @@ class StatelessServer:
 
     name = "stateless"
     is_stateless = True
+    asks_by_rounds = True
     disconnect_cancels = True
 
     def speaks(self, frame: Frame, headers: Headers | None, peer: Peer | None) -> bool:
@@ -120,8 +121,8 @@ class StatelessServer:
         return WireError(error.code, error.message, error.data, status)
 
     def _check_version(self, version: str, headers: Headers | None, offer: Offer) -> Revision:
-        if headers is not None:
-            stated = headers.get(_VERSION_HEADER)
+        if headers is not None and headers.known.get(_VERSION_HEADER) != version.encode():
+            stated = headers.get(_VERSION_HEADER)  # without blanks around it
             if stated is None:
                 raise HeaderMismatch("The MCP-Protocol-Version header is missing.")
             if stated != version:

@@ -6,7 +6,6 @@ particular name.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable
 from itertools import islice
@@ -143,5 +142,7 @@ def closest(name: str, candidates: Iterable[str]) -> str | None:
     if len(name) > _MAX_NAME:
         return None
     pool = [candidate for candidate in islice(candidates, _MAX_CANDIDATES) if len(candidate) <= _MAX_NAME]
+    import difflib  # only needed for a mistake
+
     found = difflib.get_close_matches(name, pool, n=1)
     return found[0] if found else None

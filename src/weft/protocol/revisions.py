@@ -15,6 +15,7 @@ import msgspec
 from weft.types.prompts import CompleteParams, GetPromptParams
 from weft.types.request import PaginatedParams, RequestParams
 from weft.types.resources import ReadResourceParams
+from weft.types.subscriptions import ListenParams
 from weft.types.tools import CallToolParams
 
 __all__ = ["METHODS", "STATELESS_2026_07_28", "Method", "Revision"]
@@ -65,6 +66,7 @@ METHODS: Mapping[str, Method] = {
         Method("resources/read", ReadResourceParams, mirrored="uri", capability="resources"),
         Method("prompts/list", PaginatedParams, capability="prompts"),
         Method("prompts/get", GetPromptParams, mirrored="name", capability="prompts"),
+        Method("subscriptions/listen", ListenParams),
         Method("completion/complete", CompleteParams, capability="completions"),
     )
 }

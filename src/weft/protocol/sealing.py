@@ -17,7 +17,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import secrets as random
+import os
 import struct
 from collections.abc import Sequence
 from functools import cached_property
@@ -82,7 +82,7 @@ class KeyRing:
     @classmethod
     def ephemeral(cls) -> KeyRing:
         """A ring of one random secret, for one process: what it seals, nobody else can open."""
-        ring = cls([random.token_bytes(32)])
+        ring = cls([os.urandom(32)])
         ring.is_ephemeral = True
         return ring
 
@@ -105,7 +105,7 @@ class KeyRing:
         UsageError when the token would be longer than `max_bytes`, for it could not come back.
         """
         key_id, cipher = self._keys[0]
-        nonce = random.token_bytes(12)
+        nonce = os.urandom(12)
         head = _HEAD.pack(_VERSION, key_id, expires, nonce)
         token = _encode(head + cipher.encrypt(nonce, payload, head + binding))
         if len(token) > max_bytes:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import msgspec
@@ -16,6 +18,7 @@ from weft.jsonrpc import Frame
 from weft.limits import DEFAULT_LIMITS, Limits
 from weft.protocol.headers import Headers
 from weft.protocol.revisions import METHODS, Method
+from weft.protocol.sealing import KeyRing
 from weft.server import telemetry
 from weft.server.call import Call
 from weft.server.changes import Change, Changes
@@ -27,6 +30,8 @@ from weft.server.lifespan import Lifespan, LifespanFactory
 from weft.server.pages import DEFAULT_PAGE_SIZE, CachePolicy
 from weft.server.prompts import Prompts
 from weft.server.resources import Resources
+from weft.server.rounds import InputRequired
+from weft.server.subscriptions import Subscriptions
 from weft.server.threads import Threads
 from weft.server.tools import ToolOptions, Tools
 from weft.types.base import SERVER_INFO_KEY, Annotations, Icon, Implementation
@@ -72,6 +77,7 @@ class Server:
         list_cache: Mapping[CacheList, CachePolicy] | None = None,
         page_size: int = DEFAULT_PAGE_SIZE,
         limits: Limits = DEFAULT_LIMITS,
+        state_keys: Sequence[str | bytes] | None = None,
         debug: bool | None = None,
     ) -> None:
         """Make a server without features.
@@ -92,6 +98,9 @@ class Server:
             list_cache: The same for single lists.
             page_size: How many entries a page of a list has.
             limits: The bounds it lives in.
+            state_keys: Secrets that seal what a question carries from one round to the next; the first seals, all open.
+                Workers that serve the same clients need the same. The environment variable WEFT_STATE_KEY, comma
+                separated, is the default; without it a key is made that dies with the process.
             debug: Tell clients what went wrong inside, and watch for blocking calls. The environment variable
                 WEFT_DEBUG=1 is the default.
         """
@@ -128,6 +137,8 @@ class Server:
         self._dispatcher: Dispatcher | None = None
         self._offer: Offer | None = None
         self.changes.subscribe(self._forget_offer)
+        self.state_keys = _key_ring(state_keys)
+        self.subscriptions = Subscriptions(self)
 
     @property
     def name(self) -> str:
@@ -256,21 +267,36 @@ class Server:
         self._dispatcher = None
         return fn
 
+    # Saying that something changed. From anywhere: also outside a call, also from a thread. Adding and removing
+    # features says so by itself.
+
     def notify_resource_updated(self, uri: str) -> None:
-        """Say that a resource holds something else now. From anywhere, also outside a call."""
+        """A resource holds something else now."""
         self.changes.publish(Change("resource", uri))
+
+    def notify_tools_changed(self) -> None:
+        """The list of tools is not what it was."""
+        self.changes.publish(Change("tools"))
+
+    def notify_resources_changed(self) -> None:
+        """The list of resources is not what it was."""
+        self.changes.publish(Change("resources"))
+
+    def notify_prompts_changed(self) -> None:
+        """The list of prompts is not what it was."""
+        self.changes.publish(Change("prompts"))
 
     # What transports ask.
 
     @property
     def capabilities(self) -> ServerCapabilities:
         """What this server declares: what it has."""
-        changes = ListChangedCapability(list_changed=None)
+        changes = ListChangedCapability(list_changed=True)
         return ServerCapabilities(
             logging={},
             completions={} if self.completions.used else None,
             prompts=changes if self.prompts.used else None,
-            resources=ResourcesCapability() if self.resources.used else None,
+            resources=ResourcesCapability(subscribe=True, list_changed=True) if self.resources.used else None,
             tools=changes if self.tools.used else None,
             extensions={extension.id: dict(extension.settings) for extension in self.extensions} or None,
         )
@@ -305,6 +331,7 @@ class Server:
                 "prompts/list": self.prompts.list,
                 "prompts/get": self.prompts.get_prompt,
                 "completion/complete": self.completions.complete,
+                "subscriptions/listen": self.subscriptions.listen,
             }
             around = list(self._middleware)
             for extension in self.extensions:
@@ -323,7 +350,16 @@ class Server:
 
     async def invoke(self, fn: Callable[..., Any], is_async: bool, kwargs: Mapping[str, Any]) -> Any:  # noqa: FBT001 - a fact of `fn`, not an option
         """Call a user's function: here if it is async, else in a thread."""
-        return await fn(**kwargs) if is_async else await self.threads.run(fn, kwargs)
+        value = await fn(**kwargs) if is_async else await self.threads.run(fn, kwargs)
+        if isinstance(value, InputRequired):
+            raise value
+        return value
+
+    async def invoke_plain(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Call any function by position: an async one here, another in a thread."""
+        if inspect.iscoroutinefunction(fn):
+            return await fn(*args)
+        return await self.threads.run(partial(fn, *args), {})
 
     async def _discover(self, call: Call) -> DiscoverResult:
         return DiscoverResult(
@@ -362,6 +398,13 @@ class Server:
 
         self.completions.check()
         run(self, transport, **options)
+
+
+def _key_ring(secrets: Sequence[str | bytes] | None) -> KeyRing:
+    if secrets is not None:
+        return KeyRing(secrets)
+    given = os.environ.get("WEFT_STATE_KEY", "")
+    return KeyRing.from_environment(given) if given else KeyRing.ephemeral()
 
 
 def _decorate(fn: Any, register: Callable[[Any], None], remedy: str) -> Any:

@@ -1,18 +1,19 @@
 """Questions to the other side: elicitation, sampling, roots.
 
 A question first needs the client's declared capability; without it the call is refused with an error that names what is
-missing (META-06). Then it goes out over the call's channel.
+missing (META-06). How the question then gets there and the answer back is the asker's business: over the channel of a
+session, or by ending the call and being called again (`weft.server.rounds`). The answer is checked before the handler
+sees it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar, cast
 
 import msgspec
-from pydantic import TypeAdapter
 
-from weft.errors import MissingCapability
+from weft.errors import InvalidParams, MissingCapability, UsageError
 from weft.server.call import Call
 from weft.types.capabilities import ClientCapabilities, ElicitationCapability, RootsCapability, SamplingCapability
 from weft.types.content import TextContent
@@ -21,12 +22,26 @@ from weft.types.interaction import (
     CreateMessageResult,
     ElicitParams,
     ElicitResult,
+    InputRequest,
     ListRootsResult,
     Root,
     SamplingMessage,
+    ToolResultContent,
+    ToolUseContent,
 )
 
-__all__ = ["Elicitation", "conversation", "elicit", "elicit_url", "list_roots", "sample"]
+__all__ = [
+    "Elicitation",
+    "ask_form",
+    "ask_model",
+    "ask_roots",
+    "ask_url",
+    "check_request",
+    "elicit",
+    "elicit_url",
+    "list_roots",
+    "sample",
+]
 
 T = TypeVar("T")
 
@@ -39,6 +54,9 @@ class Elicitation(Generic[T]):
     def __init__(self, action: Literal["accept", "decline", "cancel"], value: T) -> None:
         self.action = action
         self.value = value  # the checked answer; None unless accepted
+
+    def __repr__(self) -> str:
+        return f"Elicitation({self.action!r})"
 
     @property
     def accepted(self) -> bool:
@@ -56,54 +74,119 @@ class Elicitation(Generic[T]):
         return self.action == "cancel"
 
 
-def conversation(messages: str | list[SamplingMessage]) -> list[SamplingMessage]:
-    """A string is one message of the user's."""
-    return [SamplingMessage("user", TextContent(messages))] if isinstance(messages, str) else messages
+# Questions as values: what a handler puts into an `InputRequired` that it returns itself.
+
+
+def ask_form(message: str, schema: type[Any] | Mapping[str, Any]) -> InputRequest:
+    """The question that a form asks: `schema` is a flat model, or a flat JSON Schema."""
+    from weft.protocol.forms import check_form, form_schema
+
+    try:
+        requested = check_form(schema) if isinstance(schema, Mapping) else form_schema(schema)
+    except ValueError as error:
+        raise UsageError(f"This cannot be asked by form: {error}") from None
+    return InputRequest("elicitation/create", ElicitParams(message=message, mode="form", requested_schema=requested))
+
+
+def ask_url(message: str, url: str) -> InputRequest:
+    """The question whether the user will visit a page."""
+    if not url.startswith(("https://", "http://localhost", "http://127.0.0.1", "http://[::1]")):
+        raise UsageError("The page must be https, or http on this machine (ELI-21).")
+    return InputRequest("elicitation/create", ElicitParams(message=message, mode="url", url=url))
+
+
+def ask_model(messages: str | Sequence[SamplingMessage], *, max_tokens: int, **options: Any) -> InputRequest:
+    """The question to the client's model. `options` are the other fields of `CreateMessageParams`."""
+    talk = [SamplingMessage("user", TextContent(messages))] if isinstance(messages, str) else list(messages)
+    _check_tool_results(talk)
+    return InputRequest("sampling/createMessage", CreateMessageParams(messages=talk, max_tokens=max_tokens, **options))
+
+
+def ask_roots() -> InputRequest:
+    """The question which roots the client has."""
+    return InputRequest("roots/list")
+
+
+# Asking, and reading the answer.
 
 
 async def elicit(call: Call, message: str, schema: type[Any] | Mapping[str, Any], key: str | None) -> Elicitation[Any]:
     """Ask by form."""
-    declared = call.envelope.client_capabilities.elicitation
-    if declared is None or (declared.url is not None and declared.form is None):  # `{}` means by form (ELI-01)
-        _need(call, ClientCapabilities(elicitation=ElicitationCapability(form={})), "ask the user")
-    adapter: TypeAdapter[Any] = TypeAdapter(dict[str, Any] if isinstance(schema, Mapping) else schema)
-    requested = dict(schema) if isinstance(schema, Mapping) else adapter.json_schema()
-    params = ElicitParams(message=message, requested_schema=requested)
-    answer = await _ask(call, "elicitation/create", params, ElicitResult, key)
-    return Elicitation(answer.action, adapter.validate_python(answer.content) if answer.action == "accept" else None)
+    answer = await _ask(call, ask_form(message, schema), ElicitResult, key)
+    if answer.action != "accept":
+        return Elicitation(answer.action, None)
+    from weft.protocol.forms import parse_form
+
+    try:
+        return Elicitation("accept", parse_form(schema, answer.content))
+    except ValueError as error:
+        raise InvalidParams(f"Invalid params: the answer to a question does not fit it: {error}") from None
 
 
 async def elicit_url(call: Call, message: str, url: str, key: str | None) -> Elicitation[None]:
     """Ask the user to visit a page."""
-    _need(call, ClientCapabilities(elicitation=ElicitationCapability(url={})), "send the user to a page")
-    answer = await _ask(
-        call, "elicitation/create", ElicitParams(message=message, mode="url", url=url), ElicitResult, key
-    )
+    answer = await _ask(call, ask_url(message, url), ElicitResult, key)
     return Elicitation(answer.action, None)
 
 
-async def sample(call: Call, params: CreateMessageParams, key: str | None) -> CreateMessageResult:
+async def sample(call: Call, request: InputRequest, key: str | None) -> CreateMessageResult:
     """Ask the client's model."""
-    tools: dict[str, Any] | None = {} if params.tools or params.tool_choice else None
-    _need(call, ClientCapabilities(sampling=SamplingCapability(tools=tools)), "ask the client's model")
-    return await _ask(call, "sampling/createMessage", params, CreateMessageResult, key)
+    return await _ask(call, request, CreateMessageResult, key)
 
 
 async def list_roots(call: Call, key: str | None) -> list[Root]:
     """Ask for the client's roots."""
-    _need(call, ClientCapabilities(roots=RootsCapability()), "list the client's roots")
-    return (await _ask(call, "roots/list", None, ListRootsResult, key)).roots
+    return (await _ask(call, ask_roots(), ListRootsResult, key)).roots
 
 
-def _need(call: Call, capability: ClientCapabilities, purpose: str) -> None:
-    if call.connection.check_capability(capability):
+async def _ask(call: Call, request: InputRequest, answer: type[T], key: str | None) -> T:
+    check_request(call, request)
+    params: Any = None if request.params is msgspec.UNSET else msgspec.to_builtins(request.params)
+    raw = await call.asker.ask(request.method, params, key)
+    try:
+        return msgspec.json.decode(raw, type=answer)
+    except msgspec.ValidationError:
+        raise InvalidParams(f"Invalid params: the answer to {request.method} does not have its shape.") from None
+
+
+def check_request(call: Call, request: InputRequest) -> None:
+    """Ask only what the client declared for this very call (MRTR-07, ELI-03, SAM-02)."""
+    needed, purpose = _needed(request, call.envelope.client_capabilities)
+    if call.connection.check_capability(needed):
         return
-    required = cast("dict[str, Any]", msgspec.to_builtins(capability))
+    required = cast("dict[str, Any]", msgspec.to_builtins(needed))
     name = next(iter(required))
     part = "".join(f".{inner}" for inner in required[name])
     raise MissingCapability(f"To {purpose}, the client must declare the capability `{name}{part}`.", required=required)
 
 
-async def _ask(call: Call, method: str, params: Any, answer: type[T], key: str | None) -> T:  # noqa: ARG001 - `key` names the question where it must be found again
-    plain = None if params is None else cast("dict[str, Any]", msgspec.to_builtins(params))
-    return await call.connection.send_request(method, plain, answer, timeout=call.server.limits.ask_seconds)
+def _needed(request: InputRequest, declared: ClientCapabilities) -> tuple[ClientCapabilities, str]:
+    """The capability a question needs, and what it is for."""
+    params = request.params
+    if request.method == "roots/list":
+        return ClientCapabilities(roots=RootsCapability()), "list the client's roots"
+    if request.method == "sampling/createMessage":
+        tools: dict[str, Any] | None = {} if params.tools or params.tool_choice else None
+        context: dict[str, Any] | None = {} if params.include_context in ("thisServer", "allServers") else None
+        return ClientCapabilities(sampling=SamplingCapability(context, tools)), "ask the client's model"
+    if params.mode == "url":
+        return ClientCapabilities(elicitation=ElicitationCapability(url={})), "send the user to a page"
+    elicitation = declared.elicitation
+    by_form = elicitation is not None and (elicitation.form is not None or elicitation.url is None)  # ELI-01
+    form: dict[str, Any] | None = None if by_form else {}
+    return ClientCapabilities(elicitation=ElicitationCapability(form=form)), "ask the user"
+
+
+def _check_tool_results(messages: Sequence[SamplingMessage]) -> None:
+    """Every use of a tool is answered by the very next message, and results stand alone (SAM-05, SAM-06)."""
+    open_uses: set[str] = set()
+    for message in messages:
+        blocks = message.content if isinstance(message.content, list) else [message.content]
+        results = {block.tool_use_id for block in blocks if isinstance(block, ToolResultContent)}
+        if results and len(results) != len(blocks):
+            raise UsageError("A sampling message with tool results holds nothing but tool results, one per use.")
+        if results != open_uses:
+            raise UsageError("Each tool use in a sampling message needs its result in the very next message.")
+        open_uses = {block.id for block in blocks if isinstance(block, ToolUseContent)}
+    if open_uses:
+        raise UsageError("The last sampling message uses tools, but no message with their results follows.")

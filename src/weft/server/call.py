@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import msgspec
 
 from weft.eras.base import Envelope, ServerEra
 from weft.protocol.headers import Headers
@@ -12,8 +15,9 @@ from weft.types.base import RequestId
 if TYPE_CHECKING:
     from weft.server.app import Server
     from weft.server.context import Context
+    from weft.server.rounds import Round
 
-__all__ = ["Call", "Reply"]
+__all__ = ["Asker", "Call", "Reply"]
 
 
 class Reply(Protocol):
@@ -23,11 +27,46 @@ class Reply(Protocol):
         """Send one encoded notification that belongs to this call, before its answer."""
         ...
 
+    async def keep_alive(self) -> None:
+        """Give a sign of life, where that means something."""
+        ...
+
+    def epilogue(self, message: bytes) -> None:
+        """Have this sent after the answer, where the end of the answer is not the end of the stream."""
+        ...
+
+
+class Asker(Protocol):
+    """How a call's questions reach the client and the answers come back."""
+
+    async def ask(self, method: str, params: Any, key: str | None) -> msgspec.Raw:
+        """The answer to one question, as it stands on the wire."""
+        ...
+
+    async def once(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], type: Any) -> Any:
+        """The result of a function that is called once per logical call."""
+        ...
+
 
 class Call:
-    """One request, opened: what it says, who sent it, where the answer goes."""
+    """One request, opened: what it says, who sent it, where the answer goes.
 
-    __slots__ = ("_context", "cancellation", "connection", "envelope", "era", "headers", "id", "reply", "server")
+    What not every call needs is made when it is asked for.
+    """
+
+    __slots__ = (
+        "_cancellation",
+        "_connection",
+        "_context",
+        "asked",
+        "envelope",
+        "era",
+        "headers",
+        "id",
+        "peer",
+        "reply",
+        "server",
+    )
 
     def __init__(
         self,
@@ -35,19 +74,46 @@ class Call:
         id: RequestId,
         envelope: Envelope,
         era: ServerEra,
-        connection: Connection,
         reply: Reply,
         headers: Headers | None = None,
+        *,
+        connection: Connection | None = None,
+        peer: str = "",
     ) -> None:
         self.server = server
         self.id = id
         self.envelope = envelope
         self.era = era
-        self.connection = connection
         self.reply = reply
         self.headers = headers  # None where there are none: stdio
-        self.cancellation = Cancellation()
+        self.peer = peer  # whom limits are counted for: an address, or "" for the only one
+        self.asked: Asker | None = None  # there once the call has asked, or has brought answers back
+        self._connection = connection  # the session's, or made of the envelope
+        self._cancellation: Cancellation | None = None
         self._context: Context | None = None
+
+    @property
+    def connection(self) -> Connection:
+        """The facts about the peer, and the channel to it."""
+        if self._connection is None:
+            envelope = self.envelope
+            self._connection = Connection.from_envelope(
+                envelope.revision.version, envelope.client_info, envelope.client_capabilities
+            )
+        return self._connection
+
+    @property
+    def cancellation(self) -> Cancellation:
+        """Whether the call was given up."""
+        if self._cancellation is None:
+            self._cancellation = Cancellation()
+        return self._cancellation
+
+    @property
+    def ends_connection(self) -> Connection | None:
+        """The connection that ends with this call and has something to clean up, if any."""
+        connection = self._connection
+        return connection if connection is not None and connection.ends_with_call else None
 
     @property
     def method(self) -> str:
@@ -62,3 +128,29 @@ class Call:
 
             self._context = Context(self)
         return self._context
+
+    @property
+    def asker(self) -> Asker:
+        """Made when the call first asks, or brings answers back."""
+        if self.asked is None:
+            from weft.server.rounds import Channel, Round
+
+            self.asked = Round(self) if self.era.asks_by_rounds else Channel(self)
+        return self.asked
+
+    @property
+    def round(self) -> Round | None:
+        """The round this call is, if it asked anything or brought answers back."""
+        return cast("Round | None", self.asked) if self.era.asks_by_rounds else None
+
+    @property
+    def principal(self) -> str | None:
+        """Who is calling, where that is verified."""
+        token = None if self._context is None else self._context.token_info
+        return None if token is None else token.subject
+
+    @property
+    def described(self) -> str:
+        """What is called, for messages to the developer."""
+        mirrored = self.envelope.method.mirrored
+        return f"{self.method} {getattr(self.envelope.params, mirrored)!r}" if mirrored else self.method

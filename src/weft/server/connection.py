@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
+import os
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Protocol, TypeVar
@@ -159,7 +159,7 @@ class Connection:
     def connection_id(self) -> str:
         """Names this connection, and only this one."""
         if self._connection_id is None:
-            self._connection_id = secrets.token_hex(16)
+            self._connection_id = os.urandom(16).hex()
         return self._connection_id
 
     @property
@@ -213,6 +213,11 @@ class Connection:
         if self._exit_stack is None:
             self._exit_stack = AsyncExitStack()
         return self._exit_stack
+
+    @property
+    def ends_with_call(self) -> bool:
+        """Whether this connection was made for one call, and has something to clean up after it."""
+        return self._exit_stack is not None and not self.handshake_done and self._ready
 
     def check_capability(self, capability: ClientCapabilities) -> bool:
         """Whether the client declared at least `capability`.

@@ -10,7 +10,6 @@ import base64
 import dataclasses
 import json
 import math
-import mimetypes
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -279,11 +278,16 @@ def to_blocks(value: Any) -> list[ContentBlock]:
     return [to_block(value)]
 
 
+_PLAIN = 2**63
+
+
 def to_json_text(value: Any) -> str:
     """A value as JSON: pydantic models, dataclasses, dates, decimals, sets, enums, wire types, and what is JSON.
 
     Raises `Unserialisable` for anything else, and for NaN and infinity, which JSON does not have.
     """
+    if type(value) is int and -_PLAIN < value < _PLAIN:
+        return str(value)
     if isinstance(value, bytes | bytearray | memoryview):
         _refuse(value, (), "Wrap it in Image(...), Audio(...) or File(...), or decode it.")
     culprits: list[Any] = []
@@ -386,6 +390,8 @@ def guess_mime_type(path: Path | None, data: bytes, family: str) -> str | None:
     ('image/png', 'audio/wav')
     """
     if path is not None:
+        import mimetypes  # reads tables of the system
+
         named = _BY_SUFFIX.get(path.suffix.lower()) or mimetypes.guess_type(path.name, strict=False)[0]
         if named is not None and named.startswith(family):
             return named

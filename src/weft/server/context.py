@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
@@ -18,7 +18,7 @@ from weft.server.call import Call
 from weft.server.connection import Connection
 from weft.types.base import Implementation, LogLevel, RequestId
 from weft.types.capabilities import ClientCapabilities
-from weft.types.interaction import CreateMessageParams, CreateMessageResult, Root, SamplingMessage
+from weft.types.interaction import CreateMessageParams, CreateMessageResult, InputRequest, Root, SamplingMessage
 from weft.types.lifecycle import LogMessageParams, ProgressParams
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ __all__ = ["Context", "TokenInfo"]
 T = TypeVar("T")
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
-_NO_RESPONSES: Mapping[str, Any] = MappingProxyType({})
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class TokenInfo(msgspec.Struct, frozen=True):
@@ -223,54 +223,65 @@ class Context:
         **options: Any,
     ) -> CreateMessageResult:
         """Ask the client's model. `options` are the other fields of `CreateMessageParams`."""
-        params = CreateMessageParams(
-            messages=asks.conversation(messages), max_tokens=max_tokens, system_prompt=system_prompt, **options
-        )
-        return await asks.sample(self._call, params, key)
+        request = asks.ask_model(messages, max_tokens=max_tokens, system_prompt=system_prompt, **options)
+        return await asks.sample(self._call, request, key)
 
     async def sample_raw(self, params: Mapping[str, Any], *, key: str | None = None) -> dict[str, Any]:
         """Ask the client's model with params as they stand on the wire; the answer as it stands there."""
-        answer = await asks.sample(self._call, msgspec.convert(params, CreateMessageParams), key)
+        request = InputRequest("sampling/createMessage", msgspec.convert(params, CreateMessageParams))
+        answer = await asks.sample(self._call, request, key)
         return cast("dict[str, Any]", msgspec.to_builtins(answer))
 
     async def list_roots(self, *, key: str | None = None) -> list[Root]:
         """Ask the client for its roots."""
         return await asks.list_roots(self._call, key)
 
+    async def once(self, key: str, fn: Callable[..., T], *args: Any, type: Any = None) -> Any:
+        """Call `fn(*args)` once per logical call, however often the handler runs: charge a card, draw a number.
+
+        A handler that asks runs from the top again when the answer comes. What `fn` returned the first time is kept
+        under `key` and returned the next times; it must be JSON, or of the type that `fn` says it returns (or `type`).
+        """
+        return await self._call.asker.once(key, fn, args, type)
+
     # The answers of an earlier round, for handlers that return `InputRequired` themselves.
 
     @property
     def input_responses(self) -> Mapping[str, Any]:
-        """The answers that came with this call, by the keys of the questions."""
-        raw: dict[str, msgspec.Raw] | None = getattr(self.params, "input_responses", None)
-        if not raw:
-            return _NO_RESPONSES
-        return MappingProxyType({key: msgspec.json.decode(value) for key, value in raw.items()})
+        """The answers so far, by the keys of the questions."""
+        answers = self._answers
+        return MappingProxyType({key: msgspec.json.decode(raw) for key, raw in answers.items()}) if answers else _NONE
 
     def has_input_response(self, key: str) -> bool:
-        """Whether an answer for `key` came with this call."""
-        return key in (getattr(self.params, "input_responses", None) or ())
+        """Whether there is an answer for `key`."""
+        return key in self._answers
 
     def input_response(self, key: str, type: type[T]) -> T:
         """The answer for `key`, read as `type`. `InvalidParams` for an answer that is not there or does not fit."""
-        if not self.has_input_response(key):
+        if key not in self._answers:
             raise InvalidParams(f"Invalid params: `inputResponses` has no {key!r}.")
-        return _read(bytes(self.params.input_responses[key]), type, f"`inputResponses[{key!r}]`")
+        return _read(bytes(self._answers[key]), type, f"`inputResponses[{key!r}]`")
 
     @property
     def is_retry(self) -> bool:
-        """Whether this call carries answers to questions of an earlier round."""
-        return bool(getattr(self.params, "input_responses", None))
+        """Whether this call goes on with an earlier one, whose questions it answers."""
+        return self._call.round is not None and self._call.round.is_retry
 
     @property
-    def request_state(self) -> str | None:
-        """The state the client handed back. It comes from outside: check it."""
-        return getattr(self.params, "request_state", None)
+    def request_state(self) -> Any:
+        """The state that an earlier round returned with `InputRequired`, opened; None if there is none."""
+        state = None if self._call.round is None else self._call.round.journal.state
+        return None if state is None else msgspec.json.decode(state)
 
     def request_state_as(self, type: type[T]) -> T | None:
-        """The state handed back, read as JSON of `type`; None if there is none."""
-        state = self.request_state
-        return None if state is None else _read(state.encode(), type, "`requestState`")
+        """The same, read as `type`."""
+        state = None if self._call.round is None else self._call.round.journal.state
+        return None if state is None else _read(bytes(state), type, "`requestState`")
+
+    @property
+    def _answers(self) -> Mapping[str, msgspec.Raw]:
+        round = self._call.round
+        return _NONE if round is None else {key: answer.value for key, answer in round.journal.answers.items()}
 
 
 def _read(data: bytes, type: type[T], what: str) -> T:

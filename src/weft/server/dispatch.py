@@ -18,7 +18,9 @@ from weft.server.call import Call
 from weft.server.context import Context
 from weft.server.faults import report
 from weft.server.pages import Encoded
+from weft.server.rounds import InputRequired, questions, signal_in
 from weft.types.base import Result
+from weft.types.request import InputParams
 
 if TYPE_CHECKING:
     from weft.server.app import Server
@@ -41,10 +43,15 @@ class Dispatcher:
     async def run(self, call: Call) -> Answer:
         """Serve one call."""
         try:
+            params = call.envelope.params
+            if isinstance(params, InputParams) and params.request_state is not None:
+                _ = call.asker  # opens the state: one that is not ours is refused before anything runs (MRTR-10)
             handler = self._handlers.get(call.envelope.method.name)
             if handler is None:
                 raise MethodNotFound("Method not found")
             result = await handler(call)
+            if call.asked is not None:
+                result = _settle(call, result)
             if isinstance(result, Encoded):
                 return 200, encode_result(call.id, result.body)
             return 200, encode_result(call.id, call.era.seal(result, self._server.offer))
@@ -57,9 +64,22 @@ class Dispatcher:
             # Nobody cancelled this call: the handler raised it, or awaited something that was cancelled (R1).
             return self.refuse(call, InternalError(report(call.method, error, debug=self._server.debug)))
         except BaseException as error:  # noqa: BLE001 - R1: nothing a handler raises ends the process
+            if (signal := signal_in(error)) is not None:
+                return self._ask(call, signal)
             return self.refuse(call, InternalError(report(call.method, error, debug=self._server.debug)))
         finally:
-            await call.connection.close()
+            if (connection := call.ends_connection) is not None:
+                await connection.close()
+
+    def _ask(self, call: Call, signal: InputRequired) -> Answer:
+        """The answer that asks, in place of a result."""
+        try:
+            result = questions(call, signal)
+            return 200, encode_result(call.id, call.era.seal(result, self._server.offer))
+        except ProtocolError as error:
+            return self.refuse(call, error)
+        except Exception as error:  # noqa: BLE001 - a journal too large, a state that is not JSON: the developer's to know
+            return self.refuse(call, InternalError(report(call.described, error, debug=self._server.debug)))
 
     def refuse(self, call: Call, error: ProtocolError) -> Answer:
         """The answer to a call that failed."""
@@ -69,6 +89,16 @@ class Dispatcher:
         except (TypeError, ValueError) as fault:
             text = report(f"The `data` of the error that {call.method} raised", fault, debug=self._server.debug)
             return wire.status, encode_error(call.id, wire.code, wire.message, text)
+
+
+def _settle(call: Call, result: Result | Encoded) -> Result | Encoded:
+    """A handler that asked: it cannot complete while a question is open, whatever it returned."""
+    if call.round is None:
+        return result
+    if call.round.is_over:
+        return call.round.result()
+    call.round.warn_if_changed()
+    return result
 
 
 def _compose(handler: Handler, middleware: Sequence[Middleware]) -> Handler:

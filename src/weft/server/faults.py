@@ -7,7 +7,7 @@ becomes of a mistake in the program itself (`UsageError`) that ends it: shown wi
 from __future__ import annotations
 
 import logging
-import secrets
+import os
 import sys
 from collections.abc import Sequence
 from traceback import StackSummary, TracebackException
@@ -39,7 +39,7 @@ def report(what: str, error: BaseException, *, debug: bool) -> str:
 
 def record(text: str, frames: Sequence[str] = (), *, debug: bool) -> str:
     """Log what went wrong, once, under a reference; return the text for the peer."""
-    reference = secrets.token_hex(4)
+    reference = os.urandom(4).hex()
     log.error("%s", "\n".join([f"{text} [error {reference}]", *(f"  {frame}" for frame in frames)]))
     if not debug:
         return f"Internal error. The server's log has it under error {reference}."

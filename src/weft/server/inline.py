@@ -1,34 +1,40 @@
-"""Await a coroutine in one's own task, and hear when it first has to wait.
+"""Step a coroutine in one's own task, and only go to any trouble if it has to wait.
 
-A call that never waits needs no watcher, no timer and no task of its own; most calls are like that. `Inline` steps the
-coroutine itself, so that these are set up only for a coroutine that suspends, at the moment it does.
+A call that never waits needs no watcher, no timer and no task of its own; most calls are like that. So a coroutine is
+stepped once by hand. If it ends there, that was all. If it waits, it is `Suspended`: whatever it needs from then on is
+set up, and the rest of it is awaited.
+
+    coroutine = work()
+    try:
+        awaited = coroutine.send(None)
+    except StopIteration as done:
+        return done.value
+    return await Suspended(coroutine, awaited)
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Coroutine, Generator
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Deadline", "Inline"]
+__all__ = ["Deadline", "Suspended"]
 
 T = TypeVar("T")
 
 
-class Inline(Generic[T]):
-    """`await Inline(coroutine, on_wait)` is `await coroutine`, with `on_wait()` called once if it suspends."""
+class Suspended(Generic[T]):
+    """The rest of a coroutine that waits for `awaited`; awaited as if it had been all along."""
 
-    __slots__ = ("_coroutine", "_on_wait")
+    __slots__ = ("_awaited", "_coroutine")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, T], on_wait: Callable[[], None]) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, T], awaited: Any) -> None:
         self._coroutine = coroutine
-        self._on_wait = on_wait
+        self._awaited = awaited
 
     def __await__(self) -> Generator[Any, Any, T]:
-        coroutine = self._coroutine
+        coroutine, awaited = self._coroutine, self._awaited
         try:
-            awaited = coroutine.send(None)
-            self._on_wait()
             while True:
                 try:
                     value = yield awaited

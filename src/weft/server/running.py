@@ -105,6 +105,10 @@ def serve_http(server: Server, options: HttpOptions, listener: socket.socket, st
             await super().startup(sockets)
             started()
 
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            server.subscriptions.close()  # or the drain would wait for streams that never end
+            await super().shutdown(sockets)
+
         def handle_exit(self, sig: int, frame: Any) -> None:
             """Unlike uvicorn's: a stop that was asked for is no failure, and the second request for it is obeyed."""
             if self.should_exit and sig == signal.SIGINT:
@@ -271,5 +275,5 @@ def _leave() -> None:
 
 def _failure(server: Server, error: Exception) -> str:
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    frames = [frame for frame in user_frames(error) if ".pyx:" not in frame]  # uvloop's: it is compiled
+    frames = user_frames(error)
     return "\n".join([f"{server.name!r} stopped: {what}"[:600], *(f"  {frame}" for frame in frames[-MOST_FRAMES:])])

@@ -6,7 +6,6 @@ nothing: whether arguments fit is the signature's business.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -125,6 +124,8 @@ def _extra(path: _Path, missing: list[_Path], schema: Mapping[str, Any]) -> str:
     siblings = [str(other[-1]) for other in missing if other[:-1] == path[:-1]]
     if len(path) == 1:
         siblings += [name for name in schema.get("properties", {}) if name not in siblings]
+    import difflib  # only needed for a mistake
+
     close = difflib.get_close_matches(str(path[-1])[:64], siblings[:500], n=1)
     if close:
         return f"{_name(path)} is not known; did you mean {close[0]!r}?"

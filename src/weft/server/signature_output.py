@@ -58,9 +58,12 @@ def read_output(fn: Callable[..., Any], returns: Any, *, opaque: tuple[type, ...
 def _checked_dump(adapter: TypeAdapter[Any], returns: Any, subject: str) -> Callable[[Any], Any]:
     validate, to_python = adapter.validator.validate_python, adapter.serializer.to_python
     expected = type_name(returns)
+    exact = returns if returns in (int, str, bool) else None  # conforms if it is that, and is JSON already
 
     def dump(value: Any) -> Any:
         """Check the value against the annotation, so that it conforms to the output schema (TOOL-12)."""
+        if type(value) is exact:
+            return value
         try:
             dumped = to_python(validate(value), mode="json", by_alias=True, warnings="error")
         except ValidationError as error:

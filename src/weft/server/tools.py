@@ -20,19 +20,19 @@ from weft.server.content import Audio, File, Image, Unserialisable, to_blocks, t
 from weft.server.context import Context
 from weft.server.faults import record, report
 from weft.server.pages import CachePolicy, Encoded, Pages, check_definition
+from weft.server.rounds import InputRequired, signal_in
 from weft.server.signature import ArgumentsError, OutputError, Signature, read_signature
 from weft.server.threads import Threads
 from weft.server.where import location
 from weft.types.base import Icon, Result
 from weft.types.content import AudioContent, EmbeddedResource, ImageContent, ResourceLink, TextContent
-from weft.types.interaction import InputRequiredResult
 from weft.types.request import PaginatedParams
 from weft.types.tools import CallToolParams, CallToolResult, ListToolsResult, Tool, ToolAnnotations
 
 __all__ = ["RegisteredTool", "ToolOptions", "Tools"]
 
 CONTENT_TYPES = (TextContent, ImageContent, AudioContent, ResourceLink, EmbeddedResource, Image, Audio, File)
-OPAQUE_TYPES = (*CONTENT_TYPES, CallToolResult, InputRequiredResult)
+OPAQUE_TYPES = (*CONTENT_TYPES, CallToolResult, InputRequired)
 
 NO_ARGUMENTS = b"{}"
 
@@ -146,7 +146,9 @@ class RegisteredTool:
             return _failure(record(str(error), debug=call.server.debug))
         except Unserialisable as error:
             return _failure(record(f"{self._described}: {error}", debug=call.server.debug))
-        except BaseException as error:  # noqa: BLE001 - R1, TOOL-15: a tool's failure is a result, masked
+        except BaseException as error:
+            if signal_in(error) is not None:
+                raise
             return _failure(report(self._described, error, debug=call.server.debug))
 
     @property
@@ -174,8 +176,10 @@ class RegisteredTool:
             raise ToolError(f"The tool took longer than its {self.timeout:g} s and was stopped.") from None
 
     def _result(self, value: Any) -> Result:
-        if isinstance(value, CallToolResult | InputRequiredResult):
+        if isinstance(value, CallToolResult):
             return copy(value)
+        if isinstance(value, InputRequired):
+            raise value
         if self.definition.output_schema is None:
             return CallToolResult(content=to_blocks(value))
         structured = self.signature.dump_output(value) if self._output is None else self._conforming(value)

@@ -100,7 +100,7 @@ def enclosing_locals(fn: Callable[..., Any]) -> dict[str, Any]:
 
 def is_users(filename: str) -> bool:
     """Whether a file is the user's own: not Weft's, nor the standard library's, nor an installed package's."""
-    if filename.startswith("<"):
+    if filename.startswith("<") or filename.endswith(".pyx"):  # made up, or compiled
         return False
     path = str(Path(filename).resolve())
     return not path.startswith((_WEFT, *_LIBRARIES))

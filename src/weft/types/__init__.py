@@ -71,7 +71,7 @@ from weft.types.prompts import (
     PromptReference,
     ResourceTemplateReference,
 )
-from weft.types.request import PaginatedParams, RequestMeta, RequestParams
+from weft.types.request import InputParams, PaginatedParams, RequestMeta, RequestParams
 from weft.types.resources import (
     ListResourcesResult,
     ListResourceTemplatesResult,
@@ -81,9 +81,11 @@ from weft.types.resources import (
     ResourceTemplate,
     ResourceUpdatedParams,
 )
+from weft.types.subscriptions import AcknowledgedParams, ListenParams, SubscriptionFilter
 from weft.types.tools import CallToolParams, CallToolResult, ListToolsResult, Tool, ToolAnnotations
 
 __all__ = [
+    "AcknowledgedParams",
     "Annotations",
     "AudioContent",
     "CacheScope",
@@ -110,6 +112,7 @@ __all__ = [
     "Icon",
     "ImageContent",
     "Implementation",
+    "InputParams",
     "InputRequest",
     "InputRequiredResult",
     "ListChangedCapability",
@@ -118,6 +121,7 @@ __all__ = [
     "ListResourcesResult",
     "ListRootsResult",
     "ListToolsResult",
+    "ListenParams",
     "LogLevel",
     "LogMessageParams",
     "ModelHint",
@@ -148,6 +152,7 @@ __all__ = [
     "SamplingMessage",
     "ServerCapabilities",
     "Struct",
+    "SubscriptionFilter",
     "TextContent",
     "Tool",
     "ToolAnnotations",

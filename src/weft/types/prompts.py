@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
 from msgspec import field
 
 from weft.types.base import CacheScope, Icon, Meta, Result, Role, Struct
 from weft.types.content import ContentBlock
-from weft.types.request import RequestParams
+from weft.types.request import InputParams, RequestParams
 
 __all__ = [
     "CompleteArgument",
@@ -62,13 +61,11 @@ class ListPromptsResult(Result, kw_only=True):
     cache_scope: CacheScope | None = None
 
 
-class GetPromptParams(RequestParams, kw_only=True):
+class GetPromptParams(InputParams, kw_only=True):
     """A request for a prompt filled in."""
 
     name: str
     arguments: dict[str, str] | None = None
-    input_responses: dict[str, msgspec.Raw] | None = None
-    request_state: str | None = None
 
 
 class GetPromptResult(Result, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from msgspec import field
 
 from weft.types.base import Implementation, LogLevel, ProgressToken, Struct
@@ -12,6 +13,7 @@ __all__ = [
     "CLIENT_INFO_KEY",
     "LOG_LEVEL_KEY",
     "PROTOCOL_VERSION_KEY",
+    "InputParams",
     "PaginatedParams",
     "RequestMeta",
     "RequestParams",
@@ -40,6 +42,13 @@ class RequestParams(Struct, kw_only=True):
     """The params every request has."""
 
     meta: RequestMeta | None = field(name="_meta", default=None)
+
+
+class InputParams(RequestParams, kw_only=True):
+    """The params of a method that may be answered with questions (MRTR-02), and then is called again."""
+
+    input_responses: dict[str, msgspec.Raw] | None = None
+    request_state: str | None = None
 
 
 class PaginatedParams(RequestParams, kw_only=True):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
 from msgspec import field
 
 from weft.types.base import Annotations, CacheScope, Icon, Meta, NotificationParams, Result, Struct
 from weft.types.content import ResourceContents
-from weft.types.request import RequestParams
+from weft.types.request import InputParams
 
 __all__ = [
     "ListResourceTemplatesResult",
@@ -65,12 +64,10 @@ class ListResourceTemplatesResult(Result, kw_only=True):
     cache_scope: CacheScope | None = None
 
 
-class ReadResourceParams(RequestParams, kw_only=True):
+class ReadResourceParams(InputParams, kw_only=True):
     """A read."""
 
     uri: str
-    input_responses: dict[str, msgspec.Raw] | None = None
-    request_state: str | None = None
 
 
 class ReadResourceResult(Result, kw_only=True):

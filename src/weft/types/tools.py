@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType, field
 
 from weft.types.base import CacheScope, Icon, Meta, Result, Struct
 from weft.types.content import ContentBlock
-from weft.types.request import RequestParams
+from weft.types.request import InputParams
 
 __all__ = ["CallToolParams", "CallToolResult", "ListToolsResult", "Tool", "ToolAnnotations"]
 
@@ -46,13 +46,11 @@ class ListToolsResult(Result, kw_only=True):
     cache_scope: CacheScope | None = None
 
 
-class CallToolParams(RequestParams, kw_only=True):
+class CallToolParams(InputParams, kw_only=True):
     """A call. `arguments` stays raw: the tool's own validator reads the bytes."""
 
     name: str
     arguments: msgspec.Raw | UnsetType = UNSET
-    input_responses: dict[str, msgspec.Raw] | None = None
-    request_state: str | None = None
 
 
 class CallToolResult(Result, kw_only=True):

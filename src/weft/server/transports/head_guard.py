@@ -1,4 +1,4 @@
-"""A guard on uvicorn's HTTP connections: the head of a request comes whole, soon and small, or not at all (D5, D6).
+"""Our side of uvicorn's HTTP connections: the head of a request comes whole, soon and small, or not at all (D5, D6).
 
 uvicorn waits for ever for the end of a head. This ends such a connection, and one that goes on sending after it was
 answered. A connection whose requests come in one piece, as nearly all do, never needs the timer.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 from weft.limits import Limits
 
@@ -35,6 +35,44 @@ class _Trailers(list[Any]):
 _TRAILERS = _Trailers()
 
 
+class _OneWrite:
+    """A transport that writes the head of a response together with the beginning of its body.
+
+    uvicorn writes them one after the other, each by a call to the kernel, which is a good part of what a short answer
+    costs. A head whose body is not there at once goes out by itself in the next turn of the loop.
+    """
+
+    __slots__ = ("_head", "_loop", "_transport")
+
+    def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head: bytes | None = None
+
+    def write(self, data: bytes) -> None:
+        """Keep a head; write anything else, after the head that was kept."""
+        if self._head is not None:
+            data, self._head = self._head + data, None
+        elif data[:5] == b"HTTP/":
+            self._head = data
+            self._loop.call_soon(self._flush)
+            return
+        self._transport.write(data)
+
+    def close(self) -> None:
+        """Close, once everything is written."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._head is not None:
+            data, self._head = self._head, None
+            self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class _HeadGuard(asyncio.Protocol):
     """Mixed in before one of uvicorn's two protocol classes. What both have: `cycle`, the request that came last."""
 
@@ -48,7 +86,7 @@ class _HeadGuard(asyncio.Protocol):
     _head_bytes = 0  # received of a head that is not complete
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
+        super().connection_made(cast("asyncio.BaseTransport", _OneWrite(transport, self.loop)))
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -16,8 +16,8 @@ from weft.protocol.headers import HeaderFault, Headers, read
 from weft.protocol.hosts import HostPolicy
 from weft.protocol.hosts import refusal as refused
 from weft.server.faults import report
-from weft.server.inline import Deadline, Inline
-from weft.server.transports.asgi import Receive, Scope, Send
+from weft.server.inline import Deadline, Suspended
+from weft.server.transports.asgi import Message, Receive, Scope, Send
 from weft.server.transports.http_reply import Accepts, HttpReply, Refusal, read_accept
 from weft.server.transports.http_stateless import exchange
 
@@ -66,7 +66,7 @@ class HttpApp:
             reply.accepts = self._guard(scope, headers)
             body = await self._read_body(receive, headers)
             frame = decode(body, server.limits)
-            if server.in_flight >= server.limits.in_flight:
+            if server.in_flight - len(server.subscriptions) >= server.limits.in_flight:
                 raise Refusal(503, f"The server is busy with {server.limits.in_flight} requests. Try again later.")
         except Refusal as refusal:
             await reply.refuse(refusal)
@@ -80,7 +80,7 @@ class HttpApp:
         server.in_flight += 1
         try:
             if server.lifespan.started or await self._start(frame, reply):
-                await exchange(server, frame, headers, receive, reply)
+                await exchange(server, frame, headers, receive, reply, scope.get("client"))
         finally:
             server.in_flight -= 1
 
@@ -129,7 +129,9 @@ class HttpApp:
         path: str = scope["path"]
         root: str = scope.get("root_path", "")
         inner = path[len(root) :] if root and path.startswith(root) else path
-        return inner in self._paths or (bool(root) and inner in ("", "/")) or scope.get("endpoint") is self
+        # A Mount also names us as the endpoint, and says so by the root it has added: there the path decides.
+        routed = scope.get("endpoint") is self and scope.get("app_root_path", root) == root
+        return inner in self._paths or (bool(root) and inner in ("", "/")) or routed
 
     def _check_content_type(self, value: bytes | None) -> None:
         essence, *parameters = (part.strip().lower() for part in (value or b"").split(b";"))
@@ -150,16 +152,29 @@ class HttpApp:
         declared = headers.known.get(b"content-length")
         if declared is not None and (not declared.isdigit() or len(declared) > 15 or int(declared) > limits.body_bytes):
             raise Refusal(413, f"A request body has at most {limits.body_bytes} bytes.")
-        deadline = Deadline(limits.body_seconds)
+        receiving = receive()
         try:
-            message = await Inline(receive(), deadline.start)
+            awaited = receiving.send(None)
+        except StopIteration as done:
+            message: Message = done.value
+            if not message.get("more_body", False) and message["type"] == "http.request":
+                body: bytes = message.get("body", b"")
+                if len(body) <= limits.body_bytes:
+                    return body
+            return await self._read_rest(receive, message)
+        return await self._read_rest(receive, Suspended(receiving, awaited))
+
+    async def _read_rest(self, receive: Receive, first: Message | Suspended[Message]) -> bytes:
+        """A body that does not come at once, or not in one piece."""
+        limits = self.server.limits
+        deadline = Deadline(limits.body_seconds)
+        deadline.start()
+        try:
+            message = await first if isinstance(first, Suspended) else first
             body: bytes = message.get("body", b"")
-            while message.get("more_body", False):
-                deadline.start()
+            while message.get("more_body", False) and len(body) <= limits.body_bytes:
                 message = await receive()
                 body += message.get("body", b"")
-                if len(body) > limits.body_bytes:
-                    break
         except asyncio.CancelledError:
             if deadline.absorb():
                 raise Refusal(408, f"The body did not arrive within {limits.body_seconds:g} s.") from None

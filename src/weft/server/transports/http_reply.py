@@ -7,7 +7,9 @@ from enum import Flag
 
 from weft.errors import WeftError
 from weft.jsonrpc import encode_error
+from weft.protocol.sse import COMMENT
 from weft.protocol.sse import encode as encode_event
+from weft.server.connection import Cancellation
 from weft.server.transports.asgi import RawHeaders, Send
 
 __all__ = ["Accepts", "HttpReply", "Refusal", "read_accept"]
@@ -56,12 +58,13 @@ def read_accept(value: bytes | None) -> Accepts:
 class HttpReply:
     """Writes one response. Nothing is sent before the first notification or the answer: errors keep their status."""
 
-    __slots__ = ("_lock", "_send", "_write_seconds", "accepts", "finished", "streaming")
+    __slots__ = ("_lock", "_send", "_write_seconds", "accepts", "cancellation", "finished", "streaming")
 
     def __init__(self, send: Send, write_seconds: float) -> None:
         self._send = send
         self._write_seconds = write_seconds
         self._lock: asyncio.Lock | None = None  # made with the stream: the answer must not overtake a notification
+        self.cancellation: Cancellation | None = None  # of the call that is answered here, once there is one
         self.accepts = Accepts.BOTH
         self.streaming = False
         self.finished = False
@@ -74,17 +77,28 @@ class HttpReply:
             self._lock = asyncio.Lock()
         async with self._lock:
             if not self.finished:
-                await self._event(message, last=False)
+                await self._event(encode_event(message), last=False)
+
+    async def keep_alive(self) -> None:
+        """A comment on an open stream: proxies and clients see that it lives (HTTP-20)."""
+        if self.streaming and not self.finished and self._lock is not None:
+            async with self._lock:
+                await self._event(COMMENT, last=False)
+
+    def epilogue(self, message: bytes) -> None:
+        """Not needed: the stream ends with the answer."""
 
     async def answer(self, status: int, body: bytes) -> None:
         """Send the answer; the response is over."""
         if self.streaming or (Accepts.JSON not in self.accepts and status == 200):
             self.finished = True
             async with self._lock or asyncio.Lock():
-                await self._event(body, last=True)
+                await self._event(encode_event(body), last=True)
             return
         self.finished = True
-        await self._whole(status, [_JSON, (b"content-length", b"%d" % len(body))], body)
+        headers = [_JSON, (b"content-length", b"%d" % len(body))]
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body})
 
     async def accept(self) -> None:
         """A notification was taken: 202, and no body (HTTP-11)."""
@@ -101,10 +115,16 @@ class HttpReply:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body})
 
-    async def _event(self, message: bytes, *, last: bool) -> None:
+    async def _event(self, event: bytes, *, last: bool) -> None:
         """One SSE event. A peer that does not read it in time is cut off."""
-        async with asyncio.timeout(self._write_seconds):
-            if not self.streaming:
-                self.streaming = True
-                await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM})
-            await self._send({"type": "http.response.body", "body": encode_event(message), "more_body": not last})
+        start = not self.streaming
+        self.streaming = True
+        try:
+            async with asyncio.timeout(self._write_seconds):
+                if start:
+                    await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM})
+                await self._send({"type": "http.response.body", "body": event, "more_body": not last})
+        except TimeoutError:
+            self.finished = True
+            if self.cancellation is not None:
+                self.cancellation.cancel("the client does not read")

@@ -7,14 +7,17 @@ Nobody watches for that while the handler does not wait; from when it first wait
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET
 
 from weft.errors import InvalidRequest, ProtocolError
 from weft.jsonrpc import Frame, encode_error
 from weft.protocol.headers import Headers
 from weft.server.call import Call
-from weft.server.connection import Connection
-from weft.server.inline import Inline
+from weft.server.connection import Cancellation
+from weft.server.dispatch import Answer
+from weft.server.inline import Suspended
 from weft.server.transports.asgi import Receive
 from weft.server.transports.http_reply import HttpReply
 
@@ -24,34 +27,59 @@ if TYPE_CHECKING:
 __all__ = ["exchange"]
 
 
-async def exchange(server: Server, frame: Frame, headers: Headers, receive: Receive, reply: HttpReply) -> None:
-    """Serve one message."""
+async def exchange(
+    server: Server,
+    frame: Frame,
+    headers: Headers,
+    receive: Receive,
+    reply: HttpReply,
+    client: tuple[str, int] | None = None,
+) -> None:
+    """Serve one message. `client` is the address it comes from."""
     era = server.choose_era(frame, headers)
-    if not frame.is_request:
+    request_id = frame.id
+    if frame.method is UNSET or not isinstance(request_id, int | str):
         await _take(frame, reply)
         return
-    request_id = frame.reply_id
-    assert request_id is not None
     try:
         envelope = era.open(frame, headers, server.offer, None)
     except ProtocolError as error:
         wire = era.refuse(error, opened=False)
         await reply.answer(wire.status, encode_error(request_id, wire.code, wire.message, wire.data))
         return
-    connection = Connection.from_envelope(envelope.revision.version, envelope.client_info, envelope.client_capabilities)
-    call = Call(server, request_id, envelope, era, connection, reply, headers)
-    watch = _Watch(call, receive)
+    call = Call(server, request_id, envelope, era, reply, headers, peer=client[0] if client else "")
+    running = server.dispatcher.run(call)
     try:
-        status, body = await Inline(server.dispatcher.run(call), watch.start)
-    except asyncio.CancelledError:
-        if not call.cancellation.cancelled:
-            raise
-        watch.absorb()  # the client is gone: nothing is sent, and the task goes on to its end
+        awaited = running.send(None)
+    except StopIteration as done:
+        await reply.answer(*done.value)
         return
+    answer = await _watched(call, Suspended(running, awaited), receive, reply)
+    if answer is not None:
+        await reply.answer(*answer)
+
+
+async def _watched(call: Call, running: Suspended[Answer], receive: Receive, reply: HttpReply) -> Answer | None:
+    """The answer of a call that waits; None if its client went away or does not read."""
+    cancellation = reply.cancellation = call.cancellation
+    task = cancellation.task = asyncio.current_task()
+    watcher = asyncio.get_running_loop().create_task(_watch(cancellation, receive))
+    try:
+        answer = await running
+    except asyncio.CancelledError:
+        if task is None or not cancellation.cancelled:
+            raise
+        task.uncancel()  # nothing is sent, and the task goes on to its end
+        return None
     finally:
-        watch.stop()
-    if not call.cancellation.cancelled:
-        await reply.answer(status, body)
+        watcher.cancel()
+    return None if cancellation.cancelled else answer
+
+
+async def _watch(cancellation: Cancellation, receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    cancellation.cancel("the client disconnected")
 
 
 async def _take(frame: Frame, reply: HttpReply) -> None:
@@ -61,32 +89,3 @@ async def _take(frame: Frame, reply: HttpReply) -> None:
         return
     error = InvalidRequest("Invalid request: a client sends requests and notifications, not responses.")
     await reply.answer(400, encode_error(None, error.code, error.message))
-
-
-class _Watch:
-    """Cancels a call when its client disconnects."""
-
-    __slots__ = ("_call", "_receive", "_task", "_watcher")
-
-    def __init__(self, call: Call, receive: Receive) -> None:
-        self._call = call
-        self._receive = receive
-        self._task: asyncio.Task[Any] | None = None
-        self._watcher: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._task = self._call.cancellation.task = asyncio.current_task()
-        self._watcher = asyncio.get_running_loop().create_task(self._run())
-
-    def stop(self) -> None:
-        if self._watcher is not None:
-            self._watcher.cancel()
-
-    def absorb(self) -> None:
-        if self._task is not None:
-            self._task.uncancel()
-
-    async def _run(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self._call.cancellation.cancel("the client disconnected")

@@ -61,11 +61,12 @@ _read_cancelled = msgspec.json.Decoder(_CancelledParams).decode
 class _LineReply:
     """Where the notifications of one call go, until it is answered or cancelled (STDIO-10, PROG-06)."""
 
-    __slots__ = ("_writer", "answered", "cancellation")
+    __slots__ = ("_writer", "answered", "cancellation", "last_words")
 
     def __init__(self, writer: LineWriter) -> None:
         self._writer = writer
         self.answered = False
+        self.last_words: bytes | None = None
         self.cancellation: Cancellation | None = None  # set when there is a call
 
     async def notify(self, message: bytes) -> None:
@@ -74,6 +75,12 @@ class _LineReply:
         self._writer.send(_one_line(message))
         if self._writer.congested:
             await self._writer.drained()
+
+    async def keep_alive(self) -> None:
+        """Not needed: a pipe does not fall asleep."""
+
+    def epilogue(self, message: bytes) -> None:
+        self.last_words = message
 
 
 class _Pipe:
@@ -108,6 +115,9 @@ class _Pipe:
     async def _stop(self) -> None:
         """Nobody waits for what is still running (STDIO-12)."""
         self._reader.stop()
+        if len(self._server.subscriptions) and not self._output_broken:
+            self._server.subscriptions.close()
+            await asyncio.wait(self._tasks(), timeout=LAST_WORDS)
         for cancellation in list(self._in_flight.values()):
             cancellation.cancel("the client is gone")
         if tasks := self._tasks():
@@ -197,23 +207,21 @@ class _Pipe:
             envelope.revision.version, envelope.client_info, envelope.client_capabilities, in_flight=self._in_flight
         )
         reply = _LineReply(self._writer)
-        call = Call(self._server, request_id, envelope, era, connection, reply)
+        call = Call(self._server, request_id, envelope, era, reply, connection=connection)
         reply.cancellation = self._in_flight[request_id] = call.cancellation
         call.cancellation.task = self._loop.create_task(self._serve(call, reply))
 
     async def _serve(self, call: Call, reply: _LineReply) -> None:
         try:
             _, body = await self._server.dispatcher.run(call)
-        except asyncio.CancelledError as error:
-            if call.cancellation.cancelled or asyncio.current_task().cancelling():  # type: ignore[union-attr]
-                return
-            # The handler's own doing, not ours: the client still waits (R1).
-            text = report(call.method, error, debug=self._server.debug)
-            _, body = self._server.dispatcher.refuse(call, InternalError(text))
+        except asyncio.CancelledError:
+            return
         reply.answered = True
         if not call.cancellation.cancelled:  # CAN-09: a cancellation may come while the last line is being made
             del self._in_flight[call.id]
             self._writer.send(_one_line(body))
+            if reply.last_words is not None:
+                self._writer.send(reply.last_words)
             if not self._in_flight:  # nothing else will be there to write with it
                 self._writer.flush()
 

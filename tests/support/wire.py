@@ -1,7 +1,7 @@
 """A real server on a real socket, and a client that sends exactly the bytes a test wants.
 
-Owns the building of requests (`message`, `headers_for`), the raw client (`Live`), and the feature-rich server that most
-tests talk to (`make_server`). `ask` is the same request without a socket, for tests of what lies behind the transport.
+Owns the building of requests (`message`, `headers_for`) and the raw client (`Live`). `ask` is the same request without
+a socket, for tests of what lies behind the transport.
 """
 
 import asyncio
@@ -14,39 +14,20 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
 import uvicorn
-from pydantic import BaseModel
 
-from weft import (
-    CallToolResult,
-    Context,
-    Image,
-    Limits,
-    MirroredHeader,
-    ProtocolError,
-    ResourceContents,
-    ResourceNotFound,
-    Server,
-    TextContent,
-    ToolError,
-)
+from weft import Server
 from weft.eras.stateless import NEWEST
 from weft.protocol.headers import encode_value
-from weft.types.request import CLIENT_CAPABILITIES_KEY, CLIENT_INFO_KEY, LOG_LEVEL_KEY, PROTOCOL_VERSION_KEY
+from weft.types.request import CLIENT_CAPABILITIES_KEY, CLIENT_INFO_KEY, PROTOCOL_VERSION_KEY
 
 VERSION = NEWEST.version
 SERVER_INFO = "io.modelcontextprotocol/serverInfo"
 ACCEPT_BOTH = "application/json, text/event-stream"
-PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
 
-__all__ = [
-    "ACCEPT_BOTH", "CLIENT_CAPABILITIES_KEY", "CLIENT_INFO_KEY", "LOG_LEVEL_KEY", "PNG", "PROTOCOL_VERSION_KEY",
-    "SERVER_INFO", "VERSION", "Live", "Response", "ask", "encode", "headers_for", "make_server", "message", "parse_sse",
-    "serve", "start_request", "until",
-]  # fmt: skip
 
 encode = msgspec.json.encode
 
@@ -293,232 +274,3 @@ async def ask(
     await app(full, receive, send)
     head = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     return Response(sent[0]["status"], head, b"".join(part.get("body", b"") for part in sent[1:]))
-
-
-# The server most tests talk to.
-
-
-class Seat(BaseModel):
-    number: str
-    window: bool = False
-
-
-class Log:
-    """What handlers saw, for a test to read: by a token that the test makes up."""
-
-    def __init__(self) -> None:
-        self.events: dict[str, list[str]] = {}
-
-    def add(self, token: str, event: str) -> None:
-        self.events.setdefault(token, []).append(event)
-
-    def of(self, token: str) -> list[str]:
-        return self.events.get(token, [])
-
-
-def make_server(*, limits: Limits | None = None, **options: Any) -> Server:
-    """A server with something of everything. `server.log` holds what its handlers saw."""
-    server = Server(
-        "everything", version="2.0", title="Everything", instructions="Try it.", limits=limits or Limits(), **options
-    )
-    server.log = Log()  # type: ignore[attr-defined] - for the tests alone
-    _add_plain_tools(server)
-    _add_failing_tools(server)
-    _add_waiting_tools(server, server.log)  # type: ignore[attr-defined] - as above
-    _add_asking_tools(server)
-    _add_resources(server)
-    _add_prompts(server)
-    return server
-
-
-def _add_plain_tools(server: Server) -> None:
-    @server.tool
-    async def add(a: int, b: int) -> int:
-        """Add two numbers."""
-        return a + b
-
-    @server.tool(output_schema={"type": ["object", "array", "number", "boolean", "string", "null"]})
-    async def echo(value: Any) -> Any:
-        """Give back what was given."""
-        return value
-
-    @server.tool
-    async def seat(number: str) -> Seat:
-        """A seat."""
-        return Seat(number=number)
-
-    @server.tool
-    async def picture() -> Image:
-        """A picture."""
-        return Image(PNG)
-
-    @server.tool
-    async def region(region: Annotated[str | None, MirroredHeader("Region")] = None, count: Annotated[int, MirroredHeader("Count")] = 0) -> str:  # fmt: skip
-        """Say which region."""
-        return f"{region} {count}"
-
-    @server.tool
-    async def who(ctx: Context) -> dict[str, Any]:
-        """What this request says about its sender."""
-        return {
-            "version": ctx.protocol_version,
-            "capabilities": msgspec.to_builtins(ctx.client_capabilities),
-            "client": None if ctx.client_info is None else ctx.client_info.name,
-            "id": ctx.request_id,
-        }
-
-    @server.tool(
-        input_schema={"type": "object", "properties": {"n": {"type": "integer", "maximum": 3}}, "required": ["n"]}
-    )
-    async def bounded(arguments: dict[str, Any]) -> str:
-        """Takes a small number."""
-        return str(arguments["n"])
-
-
-def _add_failing_tools(server: Server) -> None:
-    @server.tool
-    async def fail(how: Literal["tool", "error", "exit", "interrupt", "base", "cancelled", "stop", "generator", "reserved"]) -> str:  # fmt: skip
-        """Fail in one of many ways."""
-        raise _failures()[how]
-
-    @server.tool
-    def fail_in_thread(how: Literal["error", "exit", "interrupt", "base", "stop"]) -> str:
-        """Fail in one of many ways, in a thread."""
-        raise _failures()[how]
-
-    @server.tool(output_schema={"type": "integer"})
-    async def liar() -> Any:
-        """Promises a number."""
-        return "none"
-
-
-def _failures() -> dict[str, BaseException]:
-    return {
-        "tool": ToolError("There is no seat 12A."),
-        "error": RuntimeError("secret-password"),
-        "exit": SystemExit(3),
-        "interrupt": KeyboardInterrupt(),
-        "base": BaseException("secret-password"),
-        "cancelled": asyncio.CancelledError(),
-        "stop": StopIteration(7),
-        "generator": GeneratorExit(),
-        "reserved": ProtocolError("mine", code=-32050),
-    }
-
-
-def _add_waiting_tools(server: Server, log: Log) -> None:
-    @server.tool
-    async def wait(ctx: Context, token: str, progress: int = 0) -> str:
-        """Wait for ever, after so many steps of progress."""
-        log.add(token, "started")
-        try:
-            for step in range(progress):
-                await ctx.report_progress(step + 1)
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            log.add(token, "cancelled")
-            await ctx.report_progress(99)
-            await ctx.error("too late")
-            raise
-        return "done"
-
-    @server.tool
-    def wait_in_thread(ctx: Context, token: str) -> str:
-        """Look whether the caller is still there."""
-        log.add(token, "started")
-        for _ in range(1000):
-            if ctx.cancelled:
-                log.add(token, "saw cancelled")
-                return "gave up"
-            time.sleep(0.005)
-        return "done"
-
-    @server.tool
-    async def steps(ctx: Context, values: list[float]) -> str:
-        """Report this progress."""
-        for value in values:
-            await ctx.report_progress(value, max(values), "on it")
-        return "done"
-
-    @server.tool
-    async def chatter(ctx: Context, token: str = "") -> str:
-        """Log at every level."""
-        for level in ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"):
-            await ctx.log(level, f"{level} {token}", logger="chatter")
-        return "done"
-
-    @server.tool
-    async def late(ctx: Context, token: str) -> str:
-        """Go on reporting after the answer."""
-
-        async def afterwards() -> None:
-            await asyncio.sleep(0.05)
-            await ctx.report_progress(2)
-            await ctx.error("late")
-            log.add(token, "reported late")
-
-        await ctx.report_progress(1)
-        log.add(token, "started")
-        ctx.server.background = asyncio.create_task(afterwards())  # type: ignore[attr-defined] - kept from the collector
-        return "done"
-
-
-def _add_asking_tools(server: Server) -> None:
-    @server.tool
-    async def ask_user(ctx: Context) -> str:
-        """Ask the user."""
-        return (await ctx.elicit("Which seat?", Seat)).action
-
-    @server.tool
-    async def ask_page(ctx: Context) -> str:
-        """Send the user to a page."""
-        return (await ctx.elicit_url("Log in", "https://example.com")).action
-
-    @server.tool
-    async def ask_model(ctx: Context) -> str:
-        """Ask the model."""
-        return (await ctx.sample("Hello", max_tokens=5)).model
-
-    @server.tool
-    async def ask_roots(ctx: Context) -> str:
-        """Ask for roots, after saying so."""
-        return str(await ctx.list_roots())
-
-    @server.tool
-    async def whole() -> CallToolResult:
-        """A result made by hand."""
-        return CallToolResult(content=[TextContent("by hand")], meta={"com.example/k": 1})
-
-
-def _add_resources(server: Server) -> None:
-    server.add_resource("note://plain", "Hello", name="plain")
-    server.add_resource("note://binary", bytes([0, 255]), name="binary")
-
-    @server.resource("note://moody")
-    async def moody() -> str:
-        raise RuntimeError("secret-password")
-
-    @server.resource("user://{name}/profile", mime_type="application/json")
-    async def profile(name: str) -> dict[str, str]:
-        if name == "nobody":
-            raise ResourceNotFound(f"user://{name}/profile")
-        return {"name": name}
-
-    @server.resource("both://of/them")
-    async def both() -> list[Any]:
-        return [ResourceContents("both://1", text="one"), ResourceContents("both://2", blob="dHdv")]
-
-
-def _add_prompts(server: Server) -> None:
-    @server.prompt
-    async def greet(name: str, tone: Literal["warm", "cold"] = "warm") -> str:
-        """Greet somebody."""
-        return f"Greet {name} in a {tone} tone."
-
-    @server.prompt
-    async def broken() -> str:
-        raise RuntimeError("secret-password")
-
-    @server.completion(prompt="greet", argument="name")
-    async def names(value: str) -> list[str]:
-        return [f"{value}{number}" for number in range(150)]

@@ -1,0 +1,259 @@
+"""Rounds: how a handler asks in the middle of its body, and is served by calls that know nothing of each other.
+
+A handler runs from the top in every round. A question whose answer is in the journal is answered at once; the first one
+that is not ends the round: the client gets the questions and the sealed journal, and its next call brings both back, to
+any worker. So the handler must ask the same questions again when it is given the same answers, and whatever it does
+besides asking is done again — except what it does through `ctx.once`, whose result is in the journal too.
+
+Questions asked at the same time (`asyncio.gather`) go out together. So a question does not end the round at once: it
+waits until nothing new was asked for a few turns of the loop, and no `once` is running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
+
+import msgspec
+from pydantic import TypeAdapter
+
+from weft.errors import InvalidParams, UsageError
+from weft.protocol.journal import Journal, Keys, digest
+from weft.protocol.sealing import binding
+from weft.server.asks import check_request
+from weft.types.interaction import InputRequest, InputRequiredResult
+from weft.types.request import InputParams
+
+if TYPE_CHECKING:
+    from weft.server.call import Call
+
+__all__ = ["Channel", "InputRequired", "Round", "questions", "signal_in"]
+
+log = logging.getLogger("weft.asks")
+
+T = TypeVar("T")
+
+QUIET_TURNS = 3  # turns of the loop without a new question, after which the round is over
+
+
+class InputRequired(BaseException):
+    """Answers are needed before the call can be completed. Return it, or let `ctx.elicit` and the others raise it.
+
+    `requests` are the questions by the keys under which the answers are found in the next call (`ctx.input_response`);
+    `state`, any JSON value, is handed back as `ctx.request_state`, sealed meanwhile.
+
+    It is no `Exception`: `except Exception` in a handler does not stop it.
+    """
+
+    def __init__(self, requests: Mapping[str, InputRequest] | None = None, *, state: Any = None) -> None:
+        super().__init__("answers are needed before the call can be completed")
+        if not requests and state is None:
+            raise UsageError("InputRequired needs questions, a state, or both: InputRequired({'name': ask_form(...)}).")
+        self.requests = dict(requests or {})
+        self.state = state
+
+
+class _RoundOver(InputRequired):
+    """Ends the round: the questions are those of the `Round`."""
+
+    def __init__(self) -> None:
+        BaseException.__init__(self, "the round is over")
+        self.requests = {}
+        self.state = None
+
+
+class Round:
+    """One run of a handler."""
+
+    def __init__(self, call: Call) -> None:
+        params = call.envelope.params
+        if not isinstance(params, InputParams):
+            # MRTR-02: nothing but these three may be answered with questions.
+            raise UsageError("Only tools, prompts and reads of resources can ask; this is neither.")
+        self._call = call
+        self._keys = Keys()
+        self._asked: list[str] = []  # all questions of this run, answered or not
+        self._questions: dict[str, InputRequest] = {}  # those without an answer
+        self._waiters: list[asyncio.Future[msgspec.Raw]] = []
+        self._running = 0  # `once` calls under way
+        self._quiet = 0
+        self._over = False
+        self._ticking = False
+        self.journal = self._open(params)
+        self.is_retry = bool(self.journal.answers or self.journal.once or params.request_state)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether questions have gone unanswered, so that the call cannot be completed."""
+        return self._over
+
+    async def ask(self, method: str, params: Any, key: str | None) -> msgspec.Raw:
+        """The answer, from the journal; or the end of the round."""
+        question = digest(method, params)
+        name = self._keys.name(key, question)
+        self._asked.append(name)
+        answer = self.journal.answer(name, question)
+        if answer is not None:
+            return answer
+        if self._over:
+            raise _RoundOver
+        self._questions[name] = InputRequest(method, params) if params is not None else InputRequest(method)
+        self.journal.pending[name] = question
+        waiter: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        self._quiet = 0
+        self._tick()
+        return await waiter
+
+    async def once(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], type: Any) -> Any:
+        """The result of `fn`, called at most once in the life of the journal."""
+        adapter: TypeAdapter[Any] = TypeAdapter(_result_type(fn) if type is None else type)
+        done = self.journal.once.get(key)
+        if done is None:
+            if self._over:
+                raise _RoundOver  # what happened now would be forgotten
+            self._running += 1
+            try:
+                value = await self._call.server.invoke_plain(fn, args)
+                done = self.journal.once[key] = msgspec.Raw(adapter.dump_json(value))
+            finally:
+                self._running -= 1
+                self._quiet = 0
+                self._tick()
+        return adapter.validate_json(bytes(done))
+
+    def add(self, explicit: InputRequired) -> None:
+        """Take over the questions and the state of an `InputRequired` that a handler returned."""
+        for name, request in explicit.requests.items():
+            self._questions[name] = request
+            self.journal.pending[name] = digest(request.method, _plain(request.params))
+        if explicit.state is not None:
+            self.journal.state = msgspec.Raw(TypeAdapter(Any).dump_json(explicit.state))
+
+    def result(self) -> InputRequiredResult:
+        """The result that asks: the questions, and the journal sealed."""
+        self.warn_if_changed()
+        return InputRequiredResult(
+            result_type="input_required", input_requests=self._questions or None, request_state=self._seal()
+        )
+
+    def warn_if_changed(self) -> None:
+        """In development: a run that did not ask again what is answered already is not a replay."""
+        if not self._call.server.debug or not self._asked:
+            return
+        if forgotten := self.journal.unasked(self._asked):
+            log.warning(
+                "%s asked other questions than in the round before: %s was answered and not asked again. A handler "
+                "runs from the top in every round and must ask the same when it gets the same answers; put what "
+                "changes (time, random values, what was read elsewhere) into ctx.once.",
+                self._call.described,
+                ", ".join(forgotten),
+            )
+
+    def _tick(self) -> None:
+        if not self._ticking and self._waiters:
+            self._ticking = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._ticking = False
+        if self._running or self._over:
+            return  # the end of `once` begins anew
+        self._quiet += 1
+        if self._quiet <= QUIET_TURNS:
+            self._tick()
+            return
+        self._over = True
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(_RoundOver())
+
+    def _open(self, params: InputParams) -> Journal:
+        if params.request_state is None:
+            return Journal.empty()
+        server = self._call.server
+        payload = server.state_keys.open(
+            params.request_state,
+            binding=self._binding(params),
+            now=int(time.time()),
+            max_bytes=server.limits.state_bytes,
+        )
+        try:
+            journal = Journal.decode(payload)
+            journal.accept(params.input_responses or {}, limit=server.limits.input_responses)
+        except ValueError as error:
+            raise InvalidParams(f"Invalid params: {error}") from None
+        return journal
+
+    def _seal(self) -> str:
+        server, params = self._call.server, self._call.envelope.params
+        assert isinstance(params, InputParams)
+        return server.state_keys.seal(
+            self.journal.encode(),
+            binding=self._binding(params),
+            expires=int(time.time() + server.limits.ask_seconds),
+            max_bytes=server.limits.state_bytes,
+        )
+
+    def _binding(self, params: InputParams) -> bytes:
+        """State is good for the same caller, method, name and arguments only (MRTR-11, MRTR-13)."""
+        mirrored = self._call.envelope.method.mirrored
+        name = getattr(params, mirrored) if mirrored else ""
+        arguments = getattr(params, "arguments", None)
+        raw = bytes(arguments) if isinstance(arguments, msgspec.Raw) else msgspec.json.encode(arguments or {})
+        return binding(self._call.principal, self._call.method, name, raw)
+
+
+class Channel:
+    """Asks over the channel of a session, and waits."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    async def ask(self, method: str, params: Any, key: str | None) -> msgspec.Raw:
+        """Send the question; the key is not needed, for the answer comes back to this very place."""
+        seconds = self._call.server.limits.ask_seconds
+        answer = await self._call.connection.send_raw_request(method, params, timeout=seconds)
+        return msgspec.Raw(msgspec.json.encode(answer))
+
+    async def once(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], type: Any) -> Any:
+        """The handler is not run again, so this is a plain call."""
+        adapter: TypeAdapter[Any] = TypeAdapter(_result_type(fn) if type is None else type)
+        return adapter.validate_json(adapter.dump_json(await self._call.server.invoke_plain(fn, args)))
+
+
+def questions(call: Call, signal: InputRequired) -> InputRequiredResult:
+    """What a call is answered with that ended with `signal`: the questions and the sealed journal."""
+    for request in signal.requests.values():
+        check_request(call, request)
+    round = call.asker
+    assert isinstance(round, Round)
+    round.add(signal)
+    return round.result()
+
+
+def signal_in(error: BaseException) -> InputRequired | None:
+    """The `InputRequired` that a handler ended with, also from within a task group."""
+    if isinstance(error, InputRequired):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            if (found := signal_in(inner)) is not None:
+                return found
+    return None
+
+
+def _plain(value: Any) -> Any:
+    return None if value is msgspec.UNSET else msgspec.to_builtins(value)
+
+
+def _result_type(fn: Callable[..., Any]) -> Any:
+    """What `fn` says it returns; anything, if it does not say or it cannot be found out."""
+    try:
+        return get_type_hints(inspect.unwrap(fn)).get("return", Any)
+    except Exception:  # noqa: BLE001 - hints are the user's code; without them the value is plain JSON
+        return Any

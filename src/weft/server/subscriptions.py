@@ -1,0 +1,182 @@
+"""Subscriptions: the listen streams by which clients hear of changes.
+
+A stream is one `subscriptions/listen` call that stays open. What it waits to send is a set, not a list: a change that
+was not yet told is not told twice, so a client that reads slowly costs no more than its filter is long, and hurts
+nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, cast
+
+from weft.errors import InternalError, InvalidParams
+from weft.jsonrpc import encode_notification
+from weft.server.call import Call
+from weft.server.changes import Change
+from weft.types.base import SUBSCRIPTION_ID_KEY, EmptyResult, NotificationParams, RequestId
+from weft.types.lifecycle import CancelledParams
+from weft.types.resources import ResourceUpdatedParams
+from weft.types.subscriptions import AcknowledgedParams, ListenParams, SubscriptionFilter
+
+if TYPE_CHECKING:
+    from weft.server.app import Server
+
+__all__ = ["Listener", "Subscriptions"]
+
+_LISTS = {"tools": "tools_list_changed", "prompts": "prompts_list_changed", "resources": "resources_list_changed"}
+
+
+class Listener:
+    """One open stream: what it wants to hear, and what it has not yet been told."""
+
+    __slots__ = ("ended", "filter", "id", "peer", "pending", "uris", "wake")
+
+    def __init__(self, id: RequestId, filter: SubscriptionFilter, peer: str) -> None:
+        self.id = id
+        self.filter = filter
+        self.peer = peer
+        self.uris = frozenset(filter.resource_subscriptions or ())
+        self.pending: dict[Change, None] = {}  # an ordered set
+        self.ended = False  # the server wants to end it
+        self.wake: asyncio.Future[None] | None = None  # there while it sleeps
+
+    def wants(self, change: Change) -> bool:
+        """Whether a change is in the filter (SUB-02)."""
+        if change.kind == "resource":
+            return change.uri in self.uris
+        return bool(getattr(self.filter, _LISTS[change.kind]))
+
+    def tell(self, change: Change) -> None:
+        """Have it told, once."""
+        self.pending[change] = None
+        self.rouse()
+
+    def rouse(self) -> None:
+        """Wake the stream up."""
+        if self.wake is not None and not self.wake.done():
+            self.wake.set_result(None)
+
+    def encode(self, change: Change) -> bytes:
+        """The notification, tagged with the stream's id in its own JSON type (SUB-07, SUB-08)."""
+        meta = {SUBSCRIPTION_ID_KEY: self.id}
+        if change.kind == "resource":
+            assert change.uri is not None
+            params = ResourceUpdatedParams(uri=change.uri, meta=meta)
+            return encode_notification("notifications/resources/updated", params)
+        return encode_notification(f"notifications/{change.kind}/list_changed", NotificationParams(meta=meta))
+
+
+class Subscriptions:
+    """All listen streams of a server."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._listeners: dict[Listener, None] = {}
+        self._per_peer: dict[str, int] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._beat: asyncio.TimerHandle | None = None
+        server.changes.subscribe(self._heard)
+
+    def __len__(self) -> int:
+        return len(self._listeners)
+
+    async def listen(self, call: Call) -> EmptyResult:
+        """`subscriptions/listen`: acknowledge, then tell, until either side ends it."""
+        wanted = cast("ListenParams", call.envelope.params).notifications
+        self._check(call, wanted)
+        listener = Listener(call.id, self._honoured(wanted), call.peer)
+        self._add(listener)
+        try:
+            await call.reply.notify(
+                encode_notification(
+                    "notifications/subscriptions/acknowledged",
+                    AcknowledgedParams(notifications=listener.filter, meta={SUBSCRIPTION_ID_KEY: listener.id}),
+                )
+            )
+            await self._tell(listener, call)
+        finally:
+            self._remove(listener)
+        # The server ends it (SUB-12, SUB-13): the result, and where the stream does not end with it, a cancellation.
+        call.reply.epilogue(encode_notification("notifications/cancelled", CancelledParams(request_id=call.id)))
+        return EmptyResult(meta={SUBSCRIPTION_ID_KEY: listener.id})
+
+    def close(self) -> None:
+        """End all streams that are open, gracefully. The server is going away."""
+        for listener in self._listeners:
+            listener.ended = True
+            listener.rouse()
+
+    async def _tell(self, listener: Listener, call: Call) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            while listener.pending:
+                change = next(iter(listener.pending))
+                del listener.pending[change]
+                await call.reply.notify(listener.encode(change))
+            if listener.ended:
+                return
+            listener.wake = loop.create_future()
+            await listener.wake
+            listener.wake = None
+            if not listener.pending and not listener.ended:
+                await call.reply.keep_alive()
+
+    def _check(self, call: Call, wanted: SubscriptionFilter) -> None:
+        limits = self._server.limits
+        uris = wanted.resource_subscriptions or []
+        if len(uris) > limits.listen_uris or any(len(uri.encode()) > limits.uri_bytes for uri in uris):
+            raise InvalidParams(
+                f"Invalid params: a stream listens to at most {limits.listen_uris} URIs of {limits.uri_bytes} bytes."
+            )
+        if len(self._listeners) >= limits.listen_streams:
+            raise InternalError(f"{limits.listen_streams} streams are open already, the most this server has.")
+        if self._per_peer.get(call.peer, 0) >= limits.listen_streams_per_peer:
+            raise InternalError(
+                f"You have {limits.listen_streams_per_peer} streams open already, the most there may be."
+            )
+
+    def _honoured(self, wanted: SubscriptionFilter) -> SubscriptionFilter:
+        """What is both wished for and offered (SUB-05)."""
+        has = self._server.capabilities
+        return SubscriptionFilter(
+            tools_list_changed=True if wanted.tools_list_changed and has.tools else None,
+            prompts_list_changed=True if wanted.prompts_list_changed and has.prompts else None,
+            resources_list_changed=True if wanted.resources_list_changed and has.resources else None,
+            resource_subscriptions=wanted.resource_subscriptions if has.resources else None,
+        )
+
+    def _add(self, listener: Listener) -> None:
+        self._listeners[listener] = None
+        self._per_peer[listener.peer] = self._per_peer.get(listener.peer, 0) + 1
+        self._loop = asyncio.get_running_loop()
+        if self._beat is None:
+            self._beat = self._loop.call_later(self._server.limits.keep_alive_seconds, self._keep_alive)
+
+    def _remove(self, listener: Listener) -> None:
+        self._listeners.pop(listener, None)
+        left = self._per_peer.get(listener.peer, 1) - 1
+        if left:
+            self._per_peer[listener.peer] = left
+        else:
+            self._per_peer.pop(listener.peer, None)
+        if not self._listeners and self._beat is not None:
+            self._beat.cancel()
+            self._beat = None
+
+    def _keep_alive(self) -> None:
+        """One timer for all streams: each that sleeps wakes up, finds nothing to tell, and sends a comment."""
+        assert self._loop is not None
+        self._beat = self._loop.call_later(self._server.limits.keep_alive_seconds, self._keep_alive)
+        for listener in self._listeners:
+            listener.rouse()
+
+    def _heard(self, change: Change) -> None:
+        """A change, in the thread of whoever made it."""
+        if self._listeners and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._spread, change)
+
+    def _spread(self, change: Change) -> None:
+        for listener in self._listeners:
+            if listener.wants(change):
+                listener.tell(change)
