@@ -14,7 +14,7 @@ help:
 	@echo "make test          every check and every test, with the other SDKs' clients where they can be had"
 	@echo "make check         lint, formatting, types, layers and the architecture tests"
 	@echo "make conformance   the official conformance suite against conformance/server.py"
-	@echo "make bench         Weft beside mcp, fastmcp and a bare server; writes bench/RESULTS.md"
+	@echo "make bench         Weft beside mcp, fastmcp and a bare server; writes bench/RESULTS.md and README's figures"
 	@echo "make clean         remove .venv, .cache and what the tools left behind"
 
 run: $(VENV)/.runtime
@@ -37,11 +37,11 @@ conformance: peers-conformance
 	$(BIN)/python conformance/run.py
 
 bench: peers-bench
-	$(BIN)/python bench/run.py
+	@$(BIN)/python bench/run.py; missed=$$?; $(BIN)/python tools/readme_figures.py; exit $$missed
 
 # What comes from elsewhere (other SDKs, Node packages, Debian packages) lives in .cache, never in git.
 peers-test: $(VENV)/.dev
-	@$(BIN)/python tools/setup_peers.py node mcp
+	@$(BIN)/python tools/setup_peers.py node mcp nginx
 
 peers-conformance: $(VENV)/.dev
 	@$(BIN)/python tools/setup_peers.py --required node

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from processes import pinned
-from wire import HEADERS, LIST_HEADERS, call, is_right, listing, lua
+from wire import HEADERS, LIST_HEADERS, asking_lua, call, call_lua, is_right, listing
 
-__all__ = ["check", "list_milliseconds", "throughput"]
+__all__ = ["CONNECTIONS", "bookings", "check", "list_milliseconds", "throughput"]
 
 CONNECTIONS = 32
 WORK = Path(__file__).resolve().parent.parent / ".cache" / "bench"
@@ -31,17 +31,31 @@ def check(port: int, name: str) -> None:
         raise RuntimeError(f"{name} answers {answer}; there is no point in measuring that.")
 
 
-def throughput(port: int, seconds: float) -> dict[str, float]:
-    """Requests per second that were answered with 2xx, the latencies, and what went wrong."""
+def wrk(port: int, name: str, script: str, seconds: float) -> dict[str, float]:
+    """What wrk counted with this script."""
     WORK.mkdir(parents=True, exist_ok=True)
-    script = WORK / "call.lua"
-    script.write_text(lua())
-    command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{max(1, round(seconds))}s", "-s", str(script)]
+    path = WORK / f"{name}.lua"
+    path.write_text(script)
+    command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{max(1, round(seconds))}s", "-s", str(path)]
     done = subprocess.run(
         pinned([*command, f"http://127.0.0.1:{port}/mcp"], load=True), capture_output=True, text=True, check=True
     )
-    facts = json.loads(done.stdout.strip().splitlines()[-1])
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def throughput(port: int, seconds: float) -> dict[str, float]:
+    """Requests per second that were answered with 2xx, the latencies, and what went wrong."""
+    facts = wrk(port, "call", call_lua(), seconds)
     facts["per_second"] = (facts["requests"] - facts["refused"]) / facts["seconds"]
+    return facts
+
+
+def bookings(port: int, seconds: float) -> dict[str, float]:
+    """Calls per second that asked one question, were answered, and came to their right end."""
+    facts = wrk(port, "book", asking_lua(), seconds)
+    if facts["completed"] < 0.4 * facts["requests"]:
+        raise RuntimeError(f"Of {facts['requests']} requests only {facts['completed']} ended a booking: expected half.")
+    facts["per_second"] = facts["completed"] / facts["seconds"]
     return facts
 
 

@@ -8,7 +8,7 @@ from statistics import median
 
 from subjects import WEFT, Subject
 
-__all__ = ["Measure", "Target", "interleave"]
+__all__ = ["Ceiling", "Measure", "Target", "interleave"]
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,28 @@ class Target:
     limit: float
     at_least: bool = True
 
-    def met(self, ratio: float) -> bool:
-        return ratio >= self.limit if self.at_least else ratio <= self.limit
-
     def __str__(self) -> str:
         return f"{'≥' if self.at_least else '≤'} {self.limit:g} x {self.against}"
+
+    def judge(self, measure: Measure) -> tuple[str, bool]:
+        """What was reached, and whether that is enough."""
+        ratio = measure.ratio(self.against)
+        return f"{ratio:.2f} x", ratio >= self.limit if self.at_least else ratio <= self.limit
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """A figure of Weft's own that is not to be exceeded."""
+
+    limit: float
+    unit: str
+
+    def __str__(self) -> str:
+        return f"≤ {self.limit:g} {self.unit}"
+
+    def judge(self, measure: Measure) -> tuple[str, bool]:
+        """What was reached, and whether that is enough."""
+        return f"{measure.shown(WEFT.name)} {self.unit}", measure.median(WEFT.name) <= self.limit
 
 
 @dataclass
@@ -33,7 +50,7 @@ class Measure:
     title: str
     unit: str
     samples: Mapping[str, Sequence[float]]
-    targets: Sequence[Target] = ()
+    targets: Sequence[Target | Ceiling] = ()
     digits: int = 0
     notes: list[str] = field(default_factory=list[str])
 

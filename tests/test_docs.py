@@ -1,15 +1,18 @@
 """Everything the documentation says in code is run: the pages' examples, the docstrings' examples, the tables.
 
 In a page, every `python` block is executed, in order, in one module; a `text` block right after it is what it prints.
-Every `console` block is typed at a terminal, against the page's own `server`, listening on a real socket.
+Every `console` block is typed at a terminal, against the page's own `server`, listening on a real socket. A `dialogue`
+block is played with that server: see `Dialogue`.
 """
 
 import contextlib
 import dataclasses
 import doctest
+import http.client
 import importlib
 import io
 import itertools
+import json
 import pkgutil
 import re
 import shlex
@@ -23,7 +26,7 @@ from typing import Any
 import pytest
 
 import weft
-from support import Live, serve
+from support import CLIENT_CAPABILITIES_KEY, Live, encode, headers_for, message, serve, start_request
 from weft import errors
 from weft.limits import DEFAULT_LIMITS, Limits
 from weft.protocol.schema import DIALECTS
@@ -33,6 +36,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = [weft.__name__, *(found.name for found in pkgutil.walk_packages(weft.__path__, "weft."))]
 MODULES.remove("weft.cli.__main__")  # to import it is to run the command
 URL = "http://127.0.0.1:8000/mcp"
+ANSWERS_ALL = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}  # capabilities of a client
 
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)(#[^)]*)?\)")
@@ -60,6 +64,73 @@ def agrees(expected: str, got: str) -> bool:
     return doctest.OutputChecker().check_output(expected, got, doctest.ELLIPSIS)
 
 
+class Dialogue:
+    """A client that does what a page says, line by line, and fails where the server does not do its part.
+
+    call TOOL ARGUMENTS; asks MESSAGE (or METHOD); answer CONTENT (or decline, cancel; or a RESULT that is no form's);
+    result TEXT; listen FILTER; hears METHOD URI. Questions that stand together come in one round, and so do answers.
+    """
+
+    def __init__(self, live: Live, stack: contextlib.ExitStack) -> None:
+        self.live = live
+        self.stack = stack
+        self.params: dict[str, Any] = {}
+        self.asked: list[tuple[str, str]] = []  # key and question, of this round
+        self.untold: list[str] = []  # questions that the page has not named yet
+        self.answers: dict[str, Any] = {}
+        self.last: Any = None
+        self.stream: http.client.HTTPResponse | None = None
+
+    def play(self, text: str) -> None:
+        for line in text.splitlines():
+            verb, _, rest = line.partition(" ")
+            getattr(self, verb)(rest.strip())
+        assert not self.asked, f"{self.asked} was asked, and the page does not say so"
+
+    def call(self, rest: str) -> None:
+        tool, _, arguments = rest.partition(" ")
+        self.params = {"name": tool, "arguments": json.loads(arguments or "{}")}
+        self._send(self.params)
+
+    def asks(self, question: str) -> None:
+        assert question in self.untold, f"{question!r} was not asked, but {self.last}"
+        self.untold.remove(question)
+
+    def answer(self, rest: str) -> None:
+        assert not self.untold, f"{self.untold} was asked, and the page does not say so"
+        key, question = self.asked.pop(0)
+        given = {"action": rest} if rest in ("decline", "cancel") else json.loads(rest)
+        is_form = "/" not in question and "action" not in given
+        self.answers[key] = {"action": "accept", "content": given} if is_form else given
+        if not self.asked:
+            answers, self.answers = self.answers, {}
+            self._send({**self.params, "inputResponses": answers, "requestState": self.last["requestState"]})
+
+    def result(self, text: str) -> None:
+        assert self.last["resultType"] == "complete", f"expected {text!r}, got {self.last}"
+        assert agrees(text + "\n", "".join(f"{block['text']}\n" for block in self.last["content"]))
+
+    def listen(self, rest: str) -> None:
+        connection = self.live.connect()
+        self.stack.callback(connection.close)
+        request = message("subscriptions/listen", {"notifications": json.loads(rest)}, id="page")
+        start_request(connection, encode(request), headers_for(request))
+        self.stream = connection.getresponse()
+
+    def hears(self, rest: str) -> None:
+        assert self.stream is not None
+        while not (line := self.stream.readline()).startswith(b"data:"):
+            assert line, f"the stream ended before {rest!r}"
+        heard = json.loads(line[5:])
+        assert f"{heard['method']} {heard['params'].get('uri', '')}".strip() == rest
+
+    def _send(self, params: dict[str, Any]) -> None:
+        self.last = self.live.call("tools/call", params, meta={CLIENT_CAPABILITIES_KEY: ANSWERS_ALL}).result
+        requests: dict[str, Any] = self.last.get("inputRequests") or {}
+        self.asked = [(key, one.get("params", {}).get("message", one["method"])) for key, one in requests.items()]
+        self.untold = [question for _, question in self.asked]
+
+
 class Page:
     """A page that is being read, with everything its code made so far."""
 
@@ -78,6 +149,8 @@ class Page:
                     assert agrees(following.text, printed), f"{self.path.name}:{following.line} prints {printed!r}"
             elif block.kind == "console":
                 self.type(block)
+            elif block.kind == "dialogue":
+                Dialogue(self.served(), self.stack).play(block.text)
 
     def execute(self, block: Block) -> str:
         code = compile("\n" * block.line + block.text, str(self.path), "exec")
@@ -85,12 +158,16 @@ class Page:
             exec(code, self.module.__dict__)
         return printed.getvalue()
 
-    def type(self, block: Block) -> None:
+    def served(self) -> Live:
         if self.live is None:
             self.live = self.stack.enter_context(serve(self.module.server))  # features that come later are served, too
+        return self.live
+
+    def type(self, block: Block) -> None:
+        live = self.served()
         for entry in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
             command, _, expected = entry.partition("\n")
-            words = shlex.split(command.replace(URL, f"http://127.0.0.1:{self.live.port}/mcp"))
+            words = shlex.split(command.replace(URL, f"http://127.0.0.1:{live.port}/mcp"))
             assert words[0] == "weft", f"{self.path.name}:{block.line}: a console block runs `weft`, not {words[0]!r}"
             done = subprocess.run(
                 [sys.executable, "-m", "weft.cli", *words[1:]],
@@ -122,14 +199,31 @@ def test_links_lead_somewhere(path: Path):
     assert [target for target in targets if not (path.parent / target).exists()] == []
 
 
+ASKING = """```python
+from weft import Context, Server
+server = Server("s")
+@server.tool
+async def asks(ctx: Context) -> str:
+    await ctx.elicit("Sure?", {"type": "object", "properties": {}})
+    return "yes"
+```
+
+"""
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "```python\n1 / 0\n```",
         "```python\nprint(1)\n```\n\n```text\n2\n```",
         "```python\nfrom weft import Server\nserver = Server('s')\n```\n\n```console\n$ weft version\n0.0.0\n```",
+        ASKING + "```dialogue\ncall asks\nasks Sure?\nanswer {}\nresult no\n```",
+        ASKING + "```dialogue\ncall asks\nasks Really?\nanswer {}\nresult yes\n```",
+        ASKING + "```dialogue\ncall asks\nanswer {}\nresult yes\n```",
+        ASKING + "```dialogue\ncall asks\nasks Sure?\n```",
+        ASKING + "```dialogue\nlisten {}\nhears notifications/tools/list_changed\n```",
     ],
-    ids=["code", "output", "console"],
+    ids=["code", "output", "console", "result", "question", "untold", "open", "unheard"],
 )
 def test_a_wrong_page_is_found(text: str, tmp_path: Path):
     path = tmp_path / "wrong.md"

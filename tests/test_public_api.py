@@ -8,10 +8,11 @@ import weft
 
 NAMES = [
     "Annotations", "AssistantMessage", "Audio", "AudioContent", "CachePolicy", "CallToolResult", "Completion",
-    "Connection", "Context", "Elicitation", "EmbeddedResource", "Extension", "File", "GetPromptResult", "Icon", "Image",
-    "ImageContent", "InvalidParams", "Limits", "Middleware", "MirroredHeader", "Next", "PromptMessage", "ProtocolError",
-    "ReadResourceResult", "RegistrationError", "ResourceContents", "ResourceLink", "ResourceNotFound", "Server",
-    "TextContent", "TokenInfo", "ToolAnnotations", "ToolError", "UserMessage", "WeftError", "__version__",
+    "Connection", "Context", "EMAIL", "Elicitation", "EmbeddedResource", "Extension", "File", "GetPromptResult",
+    "Icon", "Image", "ImageContent", "InputRequired", "InvalidParams", "Limits", "Middleware", "MirroredHeader",
+    "Next", "PromptMessage", "ProtocolError", "ReadResourceResult", "RegistrationError", "ResourceContents",
+    "ResourceLink", "ResourceNotFound", "Server", "TextContent", "Titles", "TokenInfo", "ToolAnnotations",
+    "ToolError", "UserMessage", "WeftError", "__version__", "ask_form", "ask_model", "ask_roots", "ask_url",
 ]  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Fetches what the tests, the conformance run and the benchmark drive but Weft does not ship.
 
-    python tools/setup_peers.py [--required] node mcp fastmcp wrk
+    python tools/setup_peers.py [--required] node mcp fastmcp wrk nginx
 
 Everything lands in .cache (Debian packages excepted) with a stamp that holds its pins, so a second run is
 quick and a changed pin sets up anew. What cannot be had is named in one line together with what is left out
@@ -35,6 +35,7 @@ LEFT_OUT = {
     "mcp": "tests/interop (the official Python client) and make bench",
     "fastmcp": "make bench",
     "engine": "make bench",
+    "nginx": "tests/interop (two processes behind a proxy)",
     "weft": "make bench",
     "wrk": "make bench",
 }
@@ -123,7 +124,7 @@ def node_packages() -> None:
 
 def debian_package(name: str) -> None:
     """A program from Debian, when it is not there yet and this user may install it."""
-    if shutil.which(name):
+    if shutil.which(name, path=f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin"):
         return
     if not shutil.which("apt-get"):
         raise UnavailableError(f"there is no {name} here and no apt-get to install it with")

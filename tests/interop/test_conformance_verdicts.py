@@ -64,12 +64,23 @@ def test_an_exception_for_one_check_excuses_no_other(runner: ModuleType) -> None
     assert len(verdict.problems) == 1
 
 
-def test_a_pass_for_the_wrong_reason_does_not_count(runner: ModuleType) -> None:
-    exceptions = runner.Exceptions({"ping": "no such tool yet"}, frozenset({"ping"}))
-    assert runner.judge("ping", checks(ping="SUCCESS"), exceptions).word == "excepted"
+def test_a_call_for_a_tool_that_is_not_there_fails(runner: ModuleType) -> None:
+    exceptions = runner.Exceptions({"ping": "later"}, frozenset({"greet"}))
+    assert runner.general_problems(["ping"], frozenset({"greet"}), exceptions) == []
+    [problem] = runner.general_problems(["ping"], frozenset({"greet", "test_sampling"}), exceptions)
+    assert problem == "The suite calls 'test_sampling', which the fixture lacks."
 
 
-def test_a_wrong_reason_ends_when_its_tool_is_there(runner: ModuleType) -> None:
-    tool, scenario = "test_input_required_result_elicitation", "input-required-result-validate-input"
-    assert runner.read_exceptions(["test_simple_text"]).vacuous == {scenario}
-    assert runner.read_exceptions(["test_simple_text", tool]).vacuous == frozenset()
+def test_what_is_no_longer_lacking_fails(runner: ModuleType) -> None:
+    exceptions = runner.Exceptions({}, frozenset({"greet"}))
+    [problem] = runner.general_problems([], frozenset(), exceptions)
+    assert "'greet'" in problem
+
+
+def test_an_exception_for_no_scenario_fails(runner: ModuleType) -> None:
+    [problem] = runner.general_problems(["ping"], frozenset(), runner.Exceptions({"pong:reply": "later"}))
+    assert "'pong:reply'" in problem
+
+
+def test_only_tasks_are_excepted(runner: ModuleType) -> None:
+    assert all(entry.startswith("tasks-") for entry in runner.read_exceptions().reasons)

@@ -1,5 +1,6 @@
 """The clients people have today drive the example server: each test runs for both clients over both transports."""
 
+import re
 from typing import Any
 
 Facts = dict[str, Any]
@@ -19,10 +20,10 @@ def test_discover(facts: Facts) -> None:
 
 def test_lists(facts: Facts) -> None:
     tools = {tool["name"]: tool for tool in facts["tools"]["tools"]}
-    assert {"add", "search_books", "lend", "take_stock", "wait_at_desk", "count_given_up_waits"} == tools.keys()
+    assert {"add", "search_books", "reserve", "invite", "take_stock", "count_given_up_waits"} < tools.keys()
     assert set(tools["add"]["inputSchema"]["required"]) == {"a", "b"}
     assert tools["search_books"]["outputSchema"]["type"] == "array"
-    assert names(facts["resources"], "resources", "uri") == {"library://catalogue"}
+    assert names(facts["resources"], "resources", "uri") == {"library://catalogue", "library://notices"}
     assert names(facts["templates"], "resourceTemplates", "uriTemplate") == {"library://books/{book_id}"}
     [prompt] = facts["prompts"]["prompts"]
     assert {argument["name"]: argument.get("required", False) for argument in prompt["arguments"]} == {
@@ -82,3 +83,43 @@ def test_progress(facts: Facts) -> None:
 def test_cancel_reaches_the_tool(facts: Facts) -> None:
     assert facts["cancel"]["cancelled"] is True
     assert int(facts["cancel"]["after"]) == int(facts["cancel"]["before"]) + 1
+
+
+def slip(facts: Facts) -> tuple[int, str]:
+    """The number of a reservation, and what the tool said of it."""
+    text = facts["content"][0]["text"]
+    found = re.search(r"[Ss]lip (\d+)", text)
+    assert found is not None, text
+    return int(found[1]), text
+
+
+def test_a_tool_asks_the_user(facts: Facts) -> None:
+    number, text = slip(facts["asks"]["accept"])
+    assert text == f"Slip {number}: The Left Hand of Darkness for Ada on Saturday, for 2 weeks."
+    questions = [question for question in facts["asks"]["asked"] if question[0] == "elicit"]
+    asked = ["elicit", "Who fetches The Left Hand of Darkness, and when?", ["day", "reader", "weeks"]]
+    assert questions == [asked] * 3  # each once for each call, although the tool ran twice
+
+
+def test_a_user_may_decline_or_go_away(facts: Facts) -> None:
+    for action in ("decline", "cancel"):
+        number, text = slip(facts["asks"][action])
+        assert text == f"Nothing was reserved; slip {number} is void."
+
+
+def test_what_is_done_once_is_done_once(facts: Facts) -> None:
+    numbers = [slip(facts["asks"][action])[0] for action in ("accept", "decline", "cancel")]
+    assert numbers == [numbers[0], numbers[0] + 1, numbers[0] + 2]
+
+
+def test_a_tool_asks_the_model_and_for_the_roots_at_once(facts: Facts) -> None:
+    assert facts["asks"]["invite"]["content"][0]["text"] == "Come, all! (To be kept in file:///home/ada.)"
+    questions = sorted(question for question in facts["asks"]["asked"] if question[0] != "elicit")
+    assert questions == [["roots"], ["sample", "Invite the town to a reading of Middlemarch, in one sentence.", 100]]
+
+
+def test_changes_are_heard_and_then_seen(facts: Facts) -> None:
+    changes = facts["changes"]
+    assert changes["heard"] == ["library://notices", "ToolsListChanged", "ToolsListChanged"]
+    assert changes["board"]["contents"][0]["text"].splitlines()[-1] == "Lost: one glove."
+    assert changes["menus"] == [True, False]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar, cast
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -90,8 +91,10 @@ def ask_form(message: str, schema: type[Any] | Mapping[str, Any]) -> InputReques
 
 def ask_url(message: str, url: str) -> InputRequest:
     """The question whether the user will visit a page."""
-    if not url.startswith(("https://", "http://localhost", "http://127.0.0.1", "http://[::1]")):
-        raise UsageError("The page must be https, or http on this machine (ELI-21).")
+    parts = urlsplit(url)
+    local = parts.hostname in ("localhost", "127.0.0.1", "::1")
+    if not parts.hostname or not (parts.scheme == "https" or (parts.scheme == "http" and local)):  # ELI-08, ELI-21
+        raise UsageError(f"The user cannot be sent to {url[:100]!r}: use an https URL, or http on this machine.")
     return InputRequest("elicitation/create", ElicitParams(message=message, mode="url", url=url))
 
 

@@ -23,6 +23,11 @@ __all__ = ["Asker", "Call", "Reply"]
 class Reply(Protocol):
     """Where the output of one call goes: a JSON body that becomes a stream, a stream, a line."""
 
+    @property
+    def can_stream(self) -> bool:
+        """Whether notifications get there at all."""
+        ...
+
     async def notify(self, message: bytes) -> None:
         """Send one encoded notification that belongs to this call, before its answer."""
         ...

@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import msgspec
-from pydantic import TypeAdapter
 
 from weft.errors import InvalidParams
 from weft.jsonrpc import encode_notification
@@ -20,6 +19,7 @@ from weft.types.base import Implementation, LogLevel, RequestId
 from weft.types.capabilities import ClientCapabilities
 from weft.types.interaction import CreateMessageParams, CreateMessageResult, InputRequest, Root, SamplingMessage
 from weft.types.lifecycle import LogMessageParams, ProgressParams
+from weft.types.subscriptions import ListenParams
 
 if TYPE_CHECKING:
     from weft.server.app import Server
@@ -151,10 +151,15 @@ class Context:
         """Whether the client gave the call up. Async handlers are stopped by cancellation; plain ones look here."""
         return self._call.cancellation.cancelled
 
+    @property
+    def _is_silent(self) -> bool:
+        """Given up, or a listen stream: that carries changes only, whatever middleware has to tell (HTTP-18)."""
+        return self.cancelled or isinstance(self._call.envelope.params, ListenParams)
+
     async def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Tell how far the call has come. Nothing is sent if the client gave no token, or if it is no progress."""
         token = self._call.envelope.progress_token
-        if token is None or self.cancelled or (self._progress is not None and progress <= self._progress):
+        if token is None or self._is_silent or (self._progress is not None and progress <= self._progress):
             return
         self._progress = progress
         params = ProgressParams(progress_token=token, progress=progress, total=total, message=message)
@@ -163,7 +168,7 @@ class Context:
     async def log(self, level: LogLevel, data: Any, *, logger: str | None = None) -> None:
         """Send a log message to the client, if it asked for messages of this level."""
         call = self._call
-        if not call.era.may_log(level, call.envelope.log_level) or self.cancelled:
+        if not call.era.may_log(level, call.envelope.log_level) or self._is_silent:
             return
         params = LogMessageParams(level=level, data=data, logger=logger)
         await call.reply.notify(encode_notification("notifications/message", params))
@@ -288,6 +293,8 @@ def _read(data: bytes, type: type[T], what: str) -> T:
     try:
         if isinstance(type, msgspec.StructMeta):
             return msgspec.json.decode(data, type=type)
+        from pydantic import TypeAdapter  # here, because most servers start sooner without it
+
         return TypeAdapter(type).validate_json(data)
     except ValueError:
         raise InvalidParams(f"Invalid params: {what} does not have the expected shape.") from None

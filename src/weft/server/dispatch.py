@@ -64,9 +64,10 @@ class Dispatcher:
             # Nobody cancelled this call: the handler raised it, or awaited something that was cancelled (R1).
             return self.refuse(call, InternalError(report(call.method, error, debug=self._server.debug)))
         except BaseException as error:  # noqa: BLE001 - R1: nothing a handler raises ends the process
-            if (signal := signal_in(error)) is not None:
+            signal = signal_in(error)
+            if isinstance(signal, InputRequired):
                 return self._ask(call, signal)
-            return self.refuse(call, InternalError(report(call.method, error, debug=self._server.debug)))
+            return self.refuse(call, signal or InternalError(report(call.method, error, debug=self._server.debug)))
         finally:
             if (connection := call.ends_connection) is not None:
                 await connection.close()

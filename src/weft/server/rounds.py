@@ -16,19 +16,21 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 
 import msgspec
-from pydantic import TypeAdapter
 
-from weft.errors import InvalidParams, UsageError
-from weft.protocol.journal import Journal, Keys, digest
+from weft.errors import InvalidParams, ProtocolError, UsageError
+from weft.protocol.journal import Answer, Journal, Keys, digest
 from weft.protocol.sealing import binding
 from weft.server.asks import check_request
 from weft.types.interaction import InputRequest, InputRequiredResult
 from weft.types.request import InputParams
 
 if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
     from weft.server.call import Call
 
 __all__ = ["Channel", "InputRequired", "Round", "questions", "signal_in"]
@@ -36,6 +38,8 @@ __all__ = ["Channel", "InputRequired", "Round", "questions", "signal_in"]
 log = logging.getLogger("weft.asks")
 
 T = TypeVar("T")
+
+_in_once: ContextVar[Round | None] = ContextVar("weft_in_once", default=None)  # whose `once` this code runs in
 
 QUIET_TURNS = 3  # turns of the loop without a new question, after which the round is over
 
@@ -84,6 +88,7 @@ class Round:
         self._over = False
         self._ticking = False
         self.journal = self._open(params)
+        self._once = _Once(call, self.journal.once)
         self.is_retry = bool(self.journal.answers or self.journal.once or params.request_state)
 
     @property
@@ -93,10 +98,12 @@ class Round:
 
     async def ask(self, method: str, params: Any, key: str | None) -> msgspec.Raw:
         """The answer, from the journal; or the end of the round."""
+        if _in_once.get() is self:
+            raise UsageError("A function given to ctx.once cannot ask. Ask first, and give it the answer as argument.")
         question = digest(method, params)
         name = self._keys.name(key, question)
         self._asked.append(name)
-        answer = self.journal.answer(name, question)
+        answer = self.journal.answer(name, question) or self._volunteered(name, question)
         if answer is not None:
             return answer
         if self._over:
@@ -107,24 +114,27 @@ class Round:
         self._waiters.append(waiter)
         self._quiet = 0
         self._tick()
-        return await waiter
+        try:
+            return await waiter
+        except asyncio.CancelledError:  # the handler gave the question up, and goes on without the answer
+            self._waiters.remove(waiter)
+            self._questions.pop(name, None)
+            self.journal.pending.pop(name, None)
+            raise
 
     async def once(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], type: Any) -> Any:
         """The result of `fn`, called at most once in the life of the journal."""
-        adapter: TypeAdapter[Any] = TypeAdapter(_result_type(fn) if type is None else type)
-        done = self.journal.once.get(key)
-        if done is None:
-            if self._over:
-                raise _RoundOver  # what happened now would be forgotten
-            self._running += 1
-            try:
-                value = await self._call.server.invoke_plain(fn, args)
-                done = self.journal.once[key] = msgspec.Raw(adapter.dump_json(value))
-            finally:
-                self._running -= 1
-                self._quiet = 0
-                self._tick()
-        return adapter.validate_json(bytes(done))
+        if self._over and key not in self.journal.once:
+            raise _RoundOver  # what happened now would be forgotten
+        self._running += 1
+        inside = _in_once.set(self)
+        try:
+            return await self._once.result(key, fn, args, type)
+        finally:
+            _in_once.reset(inside)
+            self._running -= 1
+            self._quiet = 0
+            self._tick()
 
     def add(self, explicit: InputRequired) -> None:
         """Take over the questions and the state of an `InputRequired` that a handler returned."""
@@ -132,7 +142,7 @@ class Round:
             self._questions[name] = request
             self.journal.pending[name] = digest(request.method, _plain(request.params))
         if explicit.state is not None:
-            self.journal.state = msgspec.Raw(TypeAdapter(Any).dump_json(explicit.state))
+            self.journal.state = msgspec.Raw(_adapter(Any).dump_json(explicit.state))
 
     def result(self) -> InputRequiredResult:
         """The result that asks: the questions, and the journal sealed."""
@@ -172,22 +182,32 @@ class Round:
             if not waiter.done():
                 waiter.set_exception(_RoundOver())
 
+    def _volunteered(self, name: str, question: str) -> msgspec.Raw | None:
+        """The answer of a client that knows the question before it is asked, and so has no state to send with it."""
+        params = cast("InputParams", self._call.envelope.params)
+        if params.request_state is not None or name not in (params.input_responses or {}):
+            return None
+        answer = cast("dict[str, msgspec.Raw]", params.input_responses)[name]
+        self.journal.answers[name] = Answer(question, answer)
+        return answer
+
     def _open(self, params: InputParams) -> Journal:
-        if params.request_state is None:
-            return Journal.empty()
+        limits = self._call.server.limits
+        try:
+            journal = Journal.empty() if params.request_state is None else Journal.decode(self._unseal(params))
+            journal.accept(params.input_responses or {}, limit=limits.input_responses)
+        except ValueError as error:
+            raise InvalidParams(f"Invalid params: {error}") from None
+        return journal
+
+    def _unseal(self, params: InputParams) -> bytes:
         server = self._call.server
-        payload = server.state_keys.open(
-            params.request_state,
+        return server.state_keys.open(
+            cast("str", params.request_state),
             binding=self._binding(params),
             now=int(time.time()),
             max_bytes=server.limits.state_bytes,
         )
-        try:
-            journal = Journal.decode(payload)
-            journal.accept(params.input_responses or {}, limit=server.limits.input_responses)
-        except ValueError as error:
-            raise InvalidParams(f"Invalid params: {error}") from None
-        return journal
 
     def _seal(self) -> str:
         server, params = self._call.server, self._call.envelope.params
@@ -213,6 +233,7 @@ class Channel:
 
     def __init__(self, call: Call) -> None:
         self._call = call
+        self._once = _Once(call, {})
 
     async def ask(self, method: str, params: Any, key: str | None) -> msgspec.Raw:
         """Send the question; the key is not needed, for the answer comes back to this very place."""
@@ -221,9 +242,26 @@ class Channel:
         return msgspec.Raw(msgspec.json.encode(answer))
 
     async def once(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], type: Any) -> Any:
-        """The handler is not run again, so this is a plain call."""
-        adapter: TypeAdapter[Any] = TypeAdapter(_result_type(fn) if type is None else type)
-        return adapter.validate_json(adapter.dump_json(await self._call.server.invoke_plain(fn, args)))
+        """The handler is not run again, but it may come by here more than once."""
+        return await self._once.result(key, fn, args, type)
+
+
+class _Once:
+    """The results of functions that are called once, by key."""
+
+    def __init__(self, call: Call, results: dict[str, msgspec.Raw]) -> None:
+        self._call = call
+        self._results = results
+        self._locks: dict[str, asyncio.Lock] = {}  # or two that come at the same time would both call
+
+    async def result(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], type: Any) -> Any:
+        """What `fn` returned the first time; read from its JSON also then, so that a replay gets the same."""
+        adapter = _adapter(_result_type(fn) if type is None else type)
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            if key not in self._results:
+                value = await self._call.server.invoke_plain(fn, args)
+                self._results[key] = msgspec.Raw(adapter.dump_json(value))
+        return adapter.validate_json(bytes(self._results[key]))
 
 
 def questions(call: Call, signal: InputRequired) -> InputRequiredResult:
@@ -236,9 +274,9 @@ def questions(call: Call, signal: InputRequired) -> InputRequiredResult:
     return round.result()
 
 
-def signal_in(error: BaseException) -> InputRequired | None:
-    """The `InputRequired` that a handler ended with, also from within a task group."""
-    if isinstance(error, InputRequired):
+def signal_in(error: BaseException) -> InputRequired | ProtocolError | None:
+    """What a handler ended with that is meant for the client: questions or a refusal, also from within a task group."""
+    if isinstance(error, InputRequired | ProtocolError):
         return error
     if isinstance(error, BaseExceptionGroup):
         for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions:
@@ -249,6 +287,12 @@ def signal_in(error: BaseException) -> InputRequired | None:
 
 def _plain(value: Any) -> Any:
     return None if value is msgspec.UNSET else msgspec.to_builtins(value)
+
+
+def _adapter(type: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter  # here, because most servers start sooner without it
+
+    return TypeAdapter(type)
 
 
 def _result_type(fn: Callable[..., Any]) -> Any:

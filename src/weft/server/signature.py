@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 import pydantic_core
-from pydantic import ValidationError
+from pydantic_core import ValidationError
 
 from weft.server.docstrings import parse
 from weft.server.signature_errors import ArgumentsError, explain

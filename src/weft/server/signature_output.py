@@ -14,11 +14,12 @@ from typing import Annotated, Any, Never, NoReturn, Union, get_args, get_origin
 
 import msgspec
 import pydantic_core
-from pydantic import TypeAdapter, ValidationError
+from pydantic_core import SchemaSerializer, SchemaValidator, ValidationError
 
 from weft.errors import RegistrationError, WeftError
 from weft.protocol.schema import is_array, is_object
-from weft.server.signature_schema import inline, reason, schema_of, type_name
+from weft.server.signature_plain import plain_type
+from weft.server.signature_words import reason, type_name
 from weft.server.where import location
 
 __all__ = ["Output", "OutputError", "read_output"]
@@ -43,8 +44,7 @@ def read_output(fn: Callable[..., Any], returns: Any, *, opaque: tuple[type, ...
     if _is_silent(returns) or _contains(returns, (*opaque, bytes)):
         return Output(None, _plain_dump(subject))
     try:
-        adapter: TypeAdapter[Any] = TypeAdapter(returns)
-        schema = inline(schema_of(adapter, "serialization"))
+        promised = _promise(returns)
     except Exception as error:  # noqa: BLE001  # whatever a type's own hooks raise, the remedy is the same
         raise RegistrationError(
             f"{kind.capitalize()} {name!r} at {location(fn)}: its return type {type_name(returns)} cannot be "
@@ -52,11 +52,31 @@ def read_output(fn: Callable[..., Any], returns: Any, *, opaque: tuple[type, ...
             "  What to do: return a type made of JSON values (a dataclass, a pydantic model, a TypedDict, list, dict, "
             "numbers, text), or annotate `-> Any` to promise nothing."
         ) from None
-    return Output(schema, _checked_dump(adapter, returns, subject))
+    return Output(promised.schema, _checked_dump(promised, returns, subject))
 
 
-def _checked_dump(adapter: TypeAdapter[Any], returns: Any, subject: str) -> Callable[[Any], Any]:
-    validate, to_python = adapter.validator.validate_python, adapter.serializer.to_python
+class _Promise(msgspec.Struct, frozen=True):
+    schema: dict[str, Any]
+    validate: Callable[[Any], Any]
+    to_python: Callable[..., Any]
+
+
+def _promise(returns: Any) -> _Promise:
+    if plain := plain_type(returns):
+        return _Promise(
+            plain.shown, SchemaValidator(plain.core).validate_python, SchemaSerializer(plain.core).to_python
+        )
+    from pydantic import TypeAdapter  # plain tools do without: signature_plain
+
+    from weft.server.signature_schema import inline, schema_of
+
+    adapter: TypeAdapter[Any] = TypeAdapter(returns)
+    schema = inline(schema_of(adapter, "serialization"))
+    return _Promise(schema, adapter.validator.validate_python, adapter.serializer.to_python)
+
+
+def _checked_dump(promised: _Promise, returns: Any, subject: str) -> Callable[[Any], Any]:
+    validate, to_python = promised.validate, promised.to_python
     expected = type_name(returns)
     exact = returns if returns in (int, str, bool) else None  # conforms if it is that, and is JSON already
 

@@ -6,18 +6,17 @@ caller, who knows the parameter.
 
 from __future__ import annotations
 
-import types
 from collections import Counter
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal
 
-from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
+from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from weft.protocol.schema import is_array, is_object
 
-__all__ = ["inline", "reason", "schema_of", "type_name"]
+__all__ = ["inline", "schema_of"]
 
 _DEFS = "#/$defs/"
 
@@ -68,35 +67,6 @@ def _place(node: Any, single: dict[str, Any]) -> Any:
         beside = {key: value for key, value in node.items() if key != "$ref"}
         return _place({**single[reference.removeprefix(_DEFS)], **beside}, single)
     return {key: _place(value, single) for key, value in node.items()}
-
-
-def type_name(annotation: Any) -> str:
-    """A type as its author wrote it, nearly."""
-    origin, parts = get_origin(annotation), get_args(annotation)
-    if annotation is type(None):
-        return "None"
-    if origin is Annotated:
-        return type_name(parts[0])
-    if origin in (Union, types.UnionType):
-        return " | ".join(map(type_name, parts))
-    if isinstance(origin, type) and parts and all(isinstance(part, type) for part in parts):
-        return f"{type_name(origin)}[{', '.join(map(type_name, parts))}]"
-    if isinstance(annotation, type):
-        return annotation.__qualname__.rpartition("<locals>.")[2]
-    return repr(annotation).replace("typing.", "")[:120]
-
-
-def reason(error: BaseException) -> str:
-    """Why a type cannot be used, in a sentence."""
-    if isinstance(error, PydanticSchemaGenerationError):
-        return "it has a class whose contents are not known: neither a dataclass, a model, nor a TypedDict."
-    if isinstance(error, PydanticUserError) and error.code == "typed-dict-version":
-        return "on this Python, import TypedDict from typing_extensions instead of typing."
-    if isinstance(error, PydanticUserError) and error.code == "invalid-for-json-schema":
-        return "it has a part, such as a callable, that has no form in JSON."
-    lines = str(error).strip().splitlines()
-    text = lines[0].strip() if lines else type(error).__name__
-    return text if text.endswith(".") else text + "."
 
 
 class _Plain(GenerateJsonSchema):

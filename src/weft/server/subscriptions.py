@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, cast
 
-from weft.errors import InternalError, InvalidParams
+from weft.errors import InternalError, InvalidParams, InvalidRequest
 from weft.jsonrpc import encode_notification
 from weft.server.call import Call
 from weft.server.changes import Change
@@ -123,6 +123,8 @@ class Subscriptions:
                 await call.reply.keep_alive()
 
     def _check(self, call: Call, wanted: SubscriptionFilter) -> None:
+        if not call.reply.can_stream:  # SUB-20
+            raise InvalidRequest("Invalid request: what changes is told on a stream; send Accept: text/event-stream.")
         limits = self._server.limits
         uris = wanted.resource_subscriptions or []
         if len(uris) > limits.listen_uris or any(len(uri.encode()) > limits.uri_bytes for uri in uris):

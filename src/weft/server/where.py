@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +15,6 @@ from types import CodeType, FrameType
 from typing import Any, cast
 
 __all__ = ["describe", "enclosing_locals", "is_users", "location", "short_path", "target", "user_frames"]
-
-_WEFT = str(Path(__file__).resolve().parent.parent) + "/"
-_LIBRARIES = tuple(
-    {str(Path(sysconfig.get_path(name)).resolve()) + "/" for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-)
 
 
 def target(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,4 +97,13 @@ def is_users(filename: str) -> bool:
     if filename.startswith("<") or filename.endswith(".pyx"):  # made up, or compiled
         return False
     path = str(Path(filename).resolve())
-    return not path.startswith((_WEFT, *_LIBRARIES))
+    return not path.startswith(_not_users())
+
+
+@functools.cache
+def _not_users() -> tuple[str, ...]:
+    """The directories of Weft, the standard library and installed packages: only looked for once something failed."""
+    import sysconfig  # slow to load, and few programs fail
+
+    libraries = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return tuple(f"{Path(room).resolve()}/" for room in (Path(__file__).resolve().parent.parent, *libraries))

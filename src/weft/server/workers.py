@@ -77,6 +77,8 @@ class _Crew:
         self._order = order
         self._drain = drain
         self._workers: list[tuple[subprocess.Popen[bytes], float]] = []  # and when each was started
+        # A question asked by one worker is answered to any other, so they share a key, if only for their lifetime.
+        self._environment = {"WEFT_STATE_KEY": os.urandom(32).hex(), **os.environ}
         self._stopping = False
 
     def run(self, started: Any) -> None:
@@ -94,7 +96,9 @@ class _Crew:
 
     def _hire(self) -> tuple[subprocess.Popen[bytes], float]:
         command = [sys.executable, "-m", "weft.server.workers", msgspec.json.encode(self._order).decode()]
-        worker = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[self._order.fd])  # noqa: S603 - our own interpreter and module, no shell (R11)
+        worker = subprocess.Popen(  # noqa: S603 - our own interpreter and module, no shell (R11)
+            command, stdin=subprocess.PIPE, pass_fds=[self._order.fd], env=self._environment
+        )
         return worker, time.monotonic()
 
     def _look_after(self, worker: subprocess.Popen[bytes], since: float) -> tuple[subprocess.Popen[bytes], float]:

@@ -12,8 +12,19 @@ import sys
 from typing import Any
 
 from mcp import Client, StdioServerParameters
+from mcp.client.subscriptions import ResourceUpdated
 from mcp.shared.exceptions import MCPError
-from mcp_types import PromptReference, ResourceTemplateReference
+from mcp_types import (
+    CreateMessageResult,
+    ElicitResult,
+    ListRootsResult,
+    PromptReference,
+    ResourceTemplateReference,
+    Root,
+    TextContent,
+)
+
+NOTICES = "library://notices"
 
 
 def plain(value: Any) -> Any:
@@ -60,8 +71,60 @@ async def cancel(client: Client) -> dict[str, Any]:
     return {"before": before, "after": after, "cancelled": call.cancelled()}
 
 
+class Person:
+    """Who answers: the user, the model and the host of this client. Remembers what was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.action = "accept"
+
+    async def elicit(self, _context: Any, params: Any) -> ElicitResult:
+        self.asked.append(["elicit", params.message, sorted(params.requested_schema["properties"])])
+        content = {"reader": "Ada", "day": "Saturday", "weeks": 2} if self.action == "accept" else None
+        return ElicitResult(action=self.action, content=content)
+
+    async def sample(self, _context: Any, params: Any) -> CreateMessageResult:
+        self.asked.append(["sample", params.messages[0].content.text, params.max_tokens])
+        return CreateMessageResult(role="assistant", content=TextContent(text="Come, all!"), model="interop")
+
+    async def roots(self, _context: Any) -> ListRootsResult:
+        self.asked.append(["roots"])
+        return ListRootsResult(roots=[Root(uri="file:///home/ada")])
+
+
+async def ask(client: Client, person: Person) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    for action in ("accept", "decline", "cancel"):
+        person.action = action
+        facts[action] = plain(await client.call_tool("reserve", {"book_id": "b1"}))
+    facts["invite"] = plain(await client.call_tool("invite", {"book_id": "b5"}))
+    return facts | {"asked": person.asked}
+
+
+async def listen(client: Client) -> dict[str, Any]:
+    """What is heard of three changes, and what is read and listed upon hearing of them."""
+    heard: list[Any] = []
+    async with client.listen(tools_list_changed=True, resource_subscriptions=[NOTICES]) as changes:
+        await client.call_tool("pin_notice", {"text": "Lost: one glove."})
+        event = await asyncio.wait_for(anext(changes), 20)
+        heard.append(event.uri if isinstance(event, ResourceUpdated) else type(event).__name__)
+        board = plain(await client.read_resource(NOTICES))
+        menus: list[Any] = []
+        for sign in ("open", "closed"):
+            await client.call_tool("turn_cafe_sign", {"to": sign})
+            heard.append(type(await asyncio.wait_for(anext(changes), 20)).__name__)
+            menus.append("order_coffee" in [tool.name for tool in (await client.list_tools()).tools])
+    return {"heard": heard, "board": board, "menus": menus}
+
+
 async def drive(target: Any) -> dict[str, Any]:
-    async with Client(target) as client:
+    person = Person()
+    callbacks: dict[str, Any] = {
+        "elicitation_callback": person.elicit,
+        "sampling_callback": person.sample,
+        "list_roots_callback": person.roots,
+    }
+    async with Client(target, **callbacks) as client:
         facts: dict[str, Any] = {
             "version": client.protocol_version,
             "server": plain(client.server_info),
@@ -92,6 +155,8 @@ async def drive(target: Any) -> dict[str, Any]:
             ),
             "progress": await progress_of(client),
             "cancel": await cancel(client),
+            "asks": await ask(client, person),
+            "changes": await listen(client),
         }
         return facts
 

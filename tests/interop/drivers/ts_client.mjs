@@ -50,10 +50,58 @@ async function cancel(client) {
   return { before, after, cancelled };
 }
 
+const notices = "library://notices";
+const person = { asked: [], action: "accept" };
+
+async function ask(client) {
+  const facts = {};
+  for (const action of ["accept", "decline", "cancel"]) {
+    person.action = action;
+    facts[action] = await client.callTool({ name: "reserve", arguments: { book_id: "b1" } });
+  }
+  facts.invite = await client.callTool({ name: "invite", arguments: { book_id: "b5" } });
+  return { ...facts, asked: person.asked };
+}
+
+// What is heard of three changes, and what is read and listed upon hearing of them.
+async function listen(client) {
+  const heard = [];
+  client.setNotificationHandler("notifications/resources/updated", ({ params }) => heard.push(params.uri));
+  client.setNotificationHandler("notifications/tools/list_changed", () => heard.push("ToolsListChanged"));
+  const hears = async (number) => {
+    for (let round = 0; round < 400 && heard.length < number; round += 1) await sleep(50);
+  };
+  const subscription = await client.listen({ toolsListChanged: true, resourceSubscriptions: [notices] });
+  await client.callTool({ name: "pin_notice", arguments: { text: "Lost: one glove." } });
+  await hears(1);
+  const board = await client.readResource({ uri: notices });
+  const menus = [];
+  for (const [index, to] of ["open", "closed"].entries()) {
+    await client.callTool({ name: "turn_cafe_sign", arguments: { to } });
+    await hears(index + 2);
+    menus.push((await client.listTools()).tools.some(({ name }) => name === "order_coffee"));
+  }
+  await subscription.close();
+  return { heard, board, menus };
+}
+
 const client = new Client(
   { name: "interop", version: "1.0.0" },
-  { versionNegotiation: { mode: "auto" }, capabilities: {} },
+  { versionNegotiation: { mode: "auto" }, capabilities: { elicitation: { form: {} }, sampling: {}, roots: {} } },
 );
+client.setRequestHandler("elicitation/create", ({ params }) => {
+  person.asked.push(["elicit", params.message, Object.keys(params.requestedSchema.properties).sort()]);
+  const content = { reader: "Ada", day: "Saturday", weeks: 2 };
+  return person.action === "accept" ? { action: "accept", content } : { action: person.action };
+});
+client.setRequestHandler("sampling/createMessage", ({ params }) => {
+  person.asked.push(["sample", params.messages[0].content.text, params.maxTokens]);
+  return { role: "assistant", content: { type: "text", text: "Come, all!" }, model: "interop" };
+});
+client.setRequestHandler("roots/list", () => {
+  person.asked.push(["roots"]);
+  return { roots: [{ uri: "file:///home/ada" }] };
+});
 const transport =
   kind === "http"
     ? new StreamableHTTPClientTransport(new URL(target))
@@ -87,6 +135,8 @@ const facts = {
   }),
   progress: await progressOf(client),
   cancel: await cancel(client),
+  asks: await ask(client),
+  changes: await listen(client),
 };
 await client.close();
 console.log(JSON.stringify(facts));

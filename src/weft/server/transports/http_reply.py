@@ -69,6 +69,11 @@ class HttpReply:
         self.streaming = False
         self.finished = False
 
+    @property
+    def can_stream(self) -> bool:
+        """Whether the client takes a stream."""
+        return Accepts.STREAM in self.accepts
+
     async def notify(self, message: bytes) -> None:
         """Send a notification; a client that takes no stream goes without."""
         if self.finished or Accepts.STREAM not in self.accepts:

@@ -69,6 +69,10 @@ class _LineReply:
         self.last_words: bytes | None = None
         self.cancellation: Cancellation | None = None  # set when there is a call
 
+    @property
+    def can_stream(self) -> bool:
+        return True
+
     async def notify(self, message: bytes) -> None:
         if self.answered or (self.cancellation is not None and self.cancellation.cancelled):
             return
@@ -108,6 +112,7 @@ class _Pipe:
         try:
             await self._over.wait()
             if not self._output_broken and (tasks := self._tasks()):
+                self._server.subscriptions.close()  # or their streams would be waited for in vain
                 await asyncio.wait(tasks, timeout=LAST_WORDS)
         finally:
             await self._stop()

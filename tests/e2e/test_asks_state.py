@@ -1,0 +1,229 @@
+"""What a client may do with `requestState`: send it back for the same call, in time. Anything else is refused alike."""
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from support import CLIENT_CAPABILITIES_KEY, CLIENT_INFO_KEY, Response, ask
+from weft import Context, Limits, Server
+from weft.server.call import Call
+from weft.server.rounds import Round
+
+WORD = {"type": "object", "properties": {"word": {"type": "string"}}}
+META = {CLIENT_CAPABILITIES_KEY: {"elicitation": {}}}
+REFUSAL = "`requestState` is not one that this server gave out for this request, or is too old. Call again without it."
+SECRET = "the first secret of these tests"
+
+
+def make(*keys: str, limits: Limits | None = None) -> Server:
+    """A server with two tools, a prompt and a resource that all ask the same."""
+    server = Server("stateful", state_keys=keys or [SECRET], limits=limits or Limits())
+    server.ran = []  # type: ignore[attr-defined] - for the tests alone
+
+    async def book(ctx: Context, flight: str = "", seats: int = 1) -> str:
+        server.ran.append(flight)  # type: ignore[attr-defined] - as above
+        answer = await ctx.elicit("Which seat?", WORD, key="seat")
+        return f"{flight} {answer.value}"
+
+    async def greet(ctx: Context, flight: str = "") -> str:
+        return await book(ctx, flight)
+
+    async def note(ctx: Context) -> str:
+        return await book(ctx)
+
+    server.add_tool(book)
+    server.add_tool(book, name="cancel")
+    server.add_prompt(greet, name="book")
+    server.add_resource("note://a", note)
+    server.add_resource("note://b", note)
+    return server
+
+
+BOOK = {"name": "book", "arguments": {"flight": "LX38", "seats": 2}}
+
+
+async def begin(server: Server, method: str = "tools/call", params: dict[str, Any] = BOOK, **options: Any) -> str:
+    response = await ask(server, method, params, meta={**META, **options})
+    assert response.result["resultType"] == "input_required"
+    return response.result["requestState"]
+
+
+async def go_on(
+    server: Server, state: Any, method: str = "tools/call", params: dict[str, Any] = BOOK, **options: Any
+) -> Response:
+    retry = {"inputResponses": {"seat": {"action": "accept", "content": {"word": "12A"}}}, "requestState": state}
+    return await ask(server, method, {**params, **retry}, id=2, meta={**META, **options})
+
+
+def is_refused(response: Response) -> bool:
+    """In the same words whatever is wrong, and not by asking again (R5)."""
+    return response.error == {"code": -32602, "message": REFUSAL}
+
+
+def completed(response: Response) -> bool:
+    return response.result["resultType"] == "complete"
+
+
+@pytest.mark.spec("MRTR-10", "MRTR-13")
+@pytest.mark.security("R5")
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        ("tools/call", {**BOOK, "name": "cancel"}),
+        ("tools/call", {**BOOK, "arguments": {"flight": "LX39", "seats": 2}}),
+        ("tools/call", {**BOOK, "arguments": {"flight": "LX38"}}),
+        ("tools/call", {"name": "book"}),
+        ("prompts/get", {"name": "book", "arguments": {"flight": "LX38", "seats": "2"}}),
+        ("prompts/get", {"name": "book"}),
+        ("resources/read", {"uri": "note://a"}),
+    ],
+)
+async def test_state_is_good_for_its_own_request_only(method: str, params: dict[str, Any]) -> None:
+    server = make()
+    state = await begin(server)
+    ran = len(server.ran)  # type: ignore[attr-defined] - see make
+    assert is_refused(await go_on(server, state, method, params))
+    assert len(server.ran) == ran  # type: ignore[attr-defined] - refused before anything ran
+    assert completed(await go_on(server, state))
+
+
+@pytest.mark.spec("MRTR-13")
+async def test_state_of_one_resource_is_not_good_for_another() -> None:
+    server = make()
+    state = await begin(server, "resources/read", {"uri": "note://a"})
+    assert is_refused(await go_on(server, state, "resources/read", {"uri": "note://b"}))
+    assert completed(await go_on(server, state, "resources/read", {"uri": "note://a"}))
+
+
+@pytest.mark.spec("MRTR-13")
+async def test_the_same_arguments_in_another_order_are_the_same() -> None:
+    server = make()
+    state = await begin(server)
+    assert completed(await go_on(server, state, params={"name": "book", "arguments": {"seats": 2, "flight": "LX38"}}))
+
+
+@pytest.mark.spec("MRTR-08", "MRTR-09", "MRTR-10")
+async def test_state_changed_in_any_character_is_refused() -> None:
+    server = make()
+    state = await begin(server)
+    for place, character in enumerate(state):
+        other = random.Random(place).choice([one for one in "AZaz09-_" if one != character])
+        assert is_refused(await go_on(server, state[:place] + other + state[place + 1 :])), place
+    assert completed(await go_on(server, state))
+
+
+@pytest.mark.spec("MRTR-08", "MRTR-10")
+@pytest.mark.security("R5")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: "",
+        lambda state: state[:-1],
+        lambda state: state[1:],
+        lambda state: state + "A",
+        lambda state: state + "=",
+        lambda state: state * 2,
+        lambda state: " " + state,
+        lambda state: "null",
+        lambda state: "é\0",
+        lambda state: "A" * 16_385,
+    ],
+)
+async def test_state_that_is_cut_longer_or_made_up_is_refused(change: Callable[[str], str]) -> None:
+    server = make()
+    assert is_refused(await go_on(server, change(await begin(server))))
+
+
+@pytest.mark.spec("MRTR-08", "MRTR-24")
+@pytest.mark.parametrize("state", [3, {}, ["x"], True])
+async def test_state_that_is_no_text_is_refused(state: Any) -> None:
+    assert (await go_on(make(), state)).error["code"] == -32602
+
+
+@pytest.mark.spec("MRTR-12")
+@pytest.mark.security("D13")
+async def test_state_past_its_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Limits().ask_seconds == 600
+    server = make(limits=Limits(ask_seconds=100))
+    now = time.time()
+    state = await begin(server)
+    monkeypatch.setattr("weft.server.rounds.time.time", lambda: now + 98)
+    assert completed(await go_on(server, state))
+    monkeypatch.setattr("weft.server.rounds.time.time", lambda: now + 101)
+    assert is_refused(await go_on(server, state))
+
+
+@pytest.mark.security("R5")
+async def test_state_of_another_server_is_refused_and_of_an_older_key_is_not() -> None:
+    old, new = "the older secret of the two", "the newer secret of the two"
+    state = await begin(make(old))
+    assert is_refused(await go_on(make(new), state))
+    assert completed(await go_on(make(new, old), state))
+    assert is_refused(await go_on(make(old), await begin(make(new, old))))
+
+
+async def test_the_keys_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(ctx: Context) -> str:
+        return (await ctx.elicit("Which seat?", WORD, key="seat")).action
+
+    servers = []
+    for value in ("the older secret of the two", "the newer secret of the two,the older secret of the two", ""):
+        monkeypatch.setenv("WEFT_STATE_KEY", value)
+        servers.append(Server("worker"))
+        servers[-1].add_tool(run)
+    old, rotated, alone = servers
+    params = {"name": "run"}
+    state = await begin(old, params=params)
+    assert completed(await go_on(rotated, state, params=params))
+    assert is_refused(await go_on(alone, state, params=params))
+
+
+@pytest.mark.spec("MRTR-11", "ELI-15", "ELI-16", "ELI-25")
+@pytest.mark.security("R5")
+async def test_state_of_another_principal_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, caller = make(), {"principal": "ann"}
+    monkeypatch.setattr(Call, "principal", property(lambda call: caller["principal"]))
+    state = await begin(server)
+    for other in ("bob", "", None):
+        caller["principal"] = other
+        said = {"name": "ann", "version": "1"}  # what a client says of itself proves nothing
+        assert is_refused(await go_on(server, state, **{CLIENT_INFO_KEY: said}))
+    caller["principal"] = "ann"
+    assert completed(await go_on(server, state))
+
+
+@pytest.mark.spec("ELI-25")
+async def test_who_is_calling_is_not_what_the_client_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    principals = []
+    opened = Round.__init__
+    monkeypatch.setattr(
+        Round, "__init__", lambda self, call: (principals.append(call.principal), opened(self, call))[1]
+    )
+    await begin(make(), **{CLIENT_INFO_KEY: {"name": "ann", "version": "1"}, "com.example/user": "ann"})
+    assert principals == [None]
+
+
+@pytest.mark.spec("MRTR-09")
+async def test_the_answers_in_the_state_cannot_be_read_from_it() -> None:
+    async def run(ctx: Context) -> str:
+        await ctx.once("secret", lambda: "swordfish" * 20)
+        return (await ctx.elicit("Which seat?", WORD, key="seat")).action
+
+    server = Server("worker", state_keys=[SECRET])
+    server.add_tool(run)
+    first, second = [await begin(server, params={"name": "run"}) for _ in range(2)]
+    assert first != second
+    assert len({first[start : start + 12] for start in range(60, len(first) - 12, 12)}) > 10  # nothing repeats in it
+
+
+@pytest.mark.security("D13", "R12")
+async def test_the_size_of_the_state_that_is_read() -> None:
+    small = make(limits=Limits(state_bytes=1000))
+    state = await begin(make())
+    assert completed(await go_on(small, state))
+    assert is_refused(await go_on(make(limits=Limits(state_bytes=len(state) - 1)), state))
+    assert completed(await go_on(make(limits=Limits(state_bytes=len(state))), state))
+    assert Limits().state_bytes == 16 * 1024
