@@ -37,7 +37,7 @@ WEFT = Subject(
     "Weft",
     str(PEERS / "weft" / "bin" / "python"),
     "weft_server.py",
-    "weft",
+    "weft-mcp",
     "from weft import Server\n"
     "server = Server('bench', version='1.0')\n"
     "@server.tool\n"

@@ -2,7 +2,7 @@
 
 In a page, every `python` block is executed, in order, in one module; a `text` block right after it is what it prints.
 Every `console` block is typed at a terminal, against the page's own `server`, listening on a real socket. A `dialogue`
-block is played with that server: see `Dialogue`.
+block is played with that server: see `Dialogue`. A `requests` block has lines of METHOD PARAMS -> RESULT.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import dataclasses
 import doctest
 import http.client
 import importlib
+import inspect
 import io
 import itertools
 import json
@@ -21,15 +22,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_overloads
 
 import pytest
 
 import weft
 from support import CLIENT_CAPABILITIES_KEY, Live, encode, headers_for, message, serve, start_request
-from weft import errors
+from weft import Context, Server, errors
 from weft.limits import DEFAULT_LIMITS, Limits
 from weft.protocol.schema import DIALECTS
+from weft.server.listening import HttpOptions
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -149,6 +151,8 @@ class Page:
                     assert agrees(following.text, printed), f"{self.path.name}:{following.line} prints {printed!r}"
             elif block.kind == "console":
                 self.type(block)
+            elif block.kind == "requests":
+                self.request(block)
             elif block.kind == "dialogue":
                 Dialogue(self.served(), self.stack).play(block.text)
 
@@ -162,6 +166,14 @@ class Page:
         if self.live is None:
             self.live = self.stack.enter_context(serve(self.module.server))  # features that come later are served, too
         return self.live
+
+    def request(self, block: Block) -> None:
+        for line in block.text.splitlines():
+            asked, _, expected = line.partition(" -> ")
+            method, _, params = asked.partition(" ")
+            result = self.served().call(method, json.loads(params)).result
+            got = {key: value for key, value in result.items() if key not in ("_meta", "resultType")}
+            assert got == json.loads(expected), f"{self.path.name}:{block.line}: {line}"
 
     def type(self, block: Block) -> None:
         live = self.served()
@@ -217,13 +229,14 @@ async def asks(ctx: Context) -> str:
         "```python\n1 / 0\n```",
         "```python\nprint(1)\n```\n\n```text\n2\n```",
         "```python\nfrom weft import Server\nserver = Server('s')\n```\n\n```console\n$ weft version\n0.0.0\n```",
+        ASKING + '```requests\ntools/list {} -> {"tools": []}\n```',
         ASKING + "```dialogue\ncall asks\nasks Sure?\nanswer {}\nresult no\n```",
         ASKING + "```dialogue\ncall asks\nasks Really?\nanswer {}\nresult yes\n```",
         ASKING + "```dialogue\ncall asks\nanswer {}\nresult yes\n```",
         ASKING + "```dialogue\ncall asks\nasks Sure?\n```",
         ASKING + "```dialogue\nlisten {}\nhears notifications/tools/list_changed\n```",
     ],
-    ids=["code", "output", "console", "result", "question", "untold", "open", "unheard"],
+    ids=["code", "output", "console", "request", "result", "question", "untold", "open", "unheard"],
 )
 def test_a_wrong_page_is_found(text: str, tmp_path: Path):
     path = tmp_path / "wrong.md"
@@ -261,11 +274,100 @@ def test_the_page_of_limits_names_every_limit_and_its_default():
 
 
 def test_the_page_of_errors_names_every_code():
-    told = {row[1]: int(row[0]) for row in rows_of("errors.md", 4)}
+    told = {row[1]: int(row[0]) for row in rows_of("errors.md", 5)}
     classes: list[type[Any]] = [getattr(errors, name) for name in errors.__all__]
     known = {cls.__name__: cls.code for cls in classes if issubclass(cls, errors.ProtocolError)}
     known.pop("ProtocolError")
     assert told == known
+
+
+def test_the_page_of_errors_says_where_each_class_is_imported_from():
+    told = {row[1]: row[2] for row in rows_of("errors.md", 5)} | {row[0]: row[1] for row in rows_of("errors.md", 3)}
+    assert told == {name: "weft" if name in weft.__all__ else "weft.errors" for name in errors.__all__}
+
+
+def written(name: str, member: Any) -> str:
+    """A member as a page writes it: `log(level, data, *, logger=None)`."""
+    if not inspect.isfunction(member):
+        return name
+    parameters = list(inspect.signature(member).parameters.values())[1:]
+    return name + str(inspect.Signature([one.replace(annotation=inspect.Parameter.empty) for one in parameters]))
+
+
+@pytest.mark.parametrize(("page", "cls"), [("reference/server.md", Server), ("reference/context.md", Context)])
+def test_a_reference_page_names_every_member(page: str, cls: type):
+    told = [row[0] for row in rows_of(page, 2)]
+    known = [written(name, member) for name, member in vars(cls).items() if not name.startswith("_")]
+    assert sorted(told) == sorted(known)
+
+
+def keywords(fn: Any) -> dict[str, str]:
+    """The options of a function, with their defaults."""
+    parameters = [one for one in inspect.signature(fn).parameters.values() if one.kind is not one.POSITIONAL_ONLY]
+    return {one.name: "" if one.default is one.empty else repr(one.default) for one in parameters if one.name != "self"}
+
+
+@pytest.mark.parametrize(
+    ("title", "known"),
+    [
+        ("## `Server`", keywords(Server)),
+        ("### `tool`", keywords(get_overloads(Server.tool)[1])),
+        ("### `resource`", keywords(Server.resource)),
+        ("### `prompt`", keywords(get_overloads(Server.prompt)[1])),
+        ("### `run`", keywords(HttpOptions)),
+    ],
+)
+def test_the_page_of_the_server_names_every_option_and_its_default(title: str, known: dict[str, str]):
+    text = (ROOT / "docs" / "reference" / "server.md").read_text()
+    section = re.split(r"^#", text.partition(f"{title}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+    rows = [
+        [cell.strip().strip("`") for cell in line.split("|")[1:3]] for line in section.splitlines() if "| `" in line
+    ]
+    told = {name: default.replace('"', "'") for name, default in rows}
+    assert told == known | ({"limits": "DEFAULT_LIMITS"} if "limits" in known else {})
+
+
+def preflight(live: Live, origin: str) -> http.client.HTTPResponse:
+    connection = live.connect()
+    asked = {"Origin": origin, "Access-Control-Request-Method": "POST", "Host": "api.example.com"}
+    connection.request("OPTIONS", "/mcp", headers=asked | {"Access-Control-Request-Headers": "content-type,mcp-method"})
+    response = connection.getresponse()
+    response.read()
+    connection.close()
+    return response
+
+
+@pytest.mark.parametrize("page", [ROOT / "docs/how-to/deploy.md"], indirect=True)
+def test_the_app_for_browsers_answers_browsers(page: Page):
+    page.read()
+    with serve(page.module.for_browsers) as live:
+        allowed = preflight(live, "https://app.example.com")
+        assert allowed.status == 200
+        assert allowed.headers["Access-Control-Allow-Origin"] == "https://app.example.com"
+        assert "mcp-method" in allowed.headers["Access-Control-Allow-Headers"]
+        assert preflight(live, "https://evil.example.com").headers["Access-Control-Allow-Origin"] is None
+        request = message("tools/list", {})
+        for origin, status in [("https://app.example.com", 200), ("https://evil.example.com", 403)]:
+            headers = {
+                name.decode() if isinstance(name, bytes) else name: value for name, value in headers_for(request)
+            }
+            connection = live.connect()
+            connection.request("POST", "/mcp", encode(request), headers | {"Origin": origin, "Host": "api.example.com"})
+            response = connection.getresponse()
+            assert (response.status, response.read()[:1]) == (status, b"{")
+            assert (response.headers["Access-Control-Allow-Origin"] == origin) is (status == 200)
+            connection.close()
+
+
+@pytest.mark.parametrize("page", [ROOT / "docs/how-to/mount.md"], indirect=True)
+def test_two_servers_in_one_app_have_two_paths(page: Page):
+    page.read()
+    request = message("server/discover", {})
+    with serve(page.module.both) as live:
+        for path, name in [("/admin/mcp", "admin"), ("/mcp", "teashop")]:
+            result = live.send(encode(request), headers_for(request), path=path).result
+            assert result["_meta"]["io.modelcontextprotocol/serverInfo"]["name"] == name
+        assert live.send(encode(request), headers_for(request), path="/admin").status == 404
 
 
 def test_the_design_names_every_room():

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from support import encode, headers_for, message, serve
+from support import VERSION, encode, headers_for, message, serve
 from weft import Limits, Server
 
 MOST_LINES = 15
@@ -130,6 +130,44 @@ def test_parameter_without_a_type(folder: Folder):
 
 
 @pytest.mark.mistake("a parameter without a type")
+@pytest.mark.parametrize("name", ["ctx", "context"])
+def test_context_without_its_type(folder: Folder, name: str):
+    shown = refused(folder, f"@server.tool\ndef buy({name}, count: int) -> str:\n    return ''")
+    assert f"What to do: if it is the call's context, annotate it `{name}: Context`" in shown
+    assert "with `from weft import Context`" in shown
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="from 3.12 on, the TypedDict of typing can be read")
+@pytest.mark.parametrize("signature", ["(item: Item) -> int", "(item: str) -> Item"])
+def test_typed_dict_of_typing(folder: Folder, signature: str):
+    source = (
+        f"from typing import TypedDict\nclass Item(TypedDict):\n    name: str\n@server.tool\ndef buy{signature}: ..."
+    )
+    shown = refused(folder, source)
+    assert "What to do: import TypedDict from typing_extensions instead of typing." in shown
+    assert "a TypedDict, list" not in shown
+
+
+@pytest.mark.parametrize("kind", ["tool", "prompt"])
+def test_a_name_given_as_in_other_libraries(folder: Folder, kind: str):
+    shown = refused(folder, f"@server.{kind}('search')\ndef find(item: str) -> str:\n    return ''")
+    assert f"@server.{kind}('search') is not possible (shop.py:4): the name is an option." in shown
+    assert f"Write @server.{kind}(name='search')." in shown
+
+
+@pytest.mark.parametrize(("kind", "options"), [("tool", "input_schema"), ("prompt", "icons, meta")])
+def test_an_option_that_does_not_exist(folder: Folder, kind: str, options: str):
+    shown = refused(folder, f"@server.{kind}(titel='x')\ndef find(item: str) -> str:\n    return ''")
+    assert f"A {kind} has no option 'titel' (shop.py:4). Did you mean 'title'? The options are: name, title," in shown
+    assert options in shown
+
+
+def test_a_completion_of_what_does_not_exist(folder: Folder):
+    shown = refused(folder, "@server.completion(prompt='greet', argument='name')\ndef f(value: str) -> list[str]: ...")
+    assert "The completion of 'name' cannot be used (shop.py:4): there is no prompt 'greet'." in shown
+
+
+@pytest.mark.mistake("a parameter without a type")
 def test_any_opts_out(folder: Folder):
     session = folder.run("@server.tool\ndef buy(item: Any) -> str:\n    return repr(item)", call("buy", item=[1]))
     assert (session.text, session.exit_code) == ("[1]", 0)
@@ -215,8 +253,120 @@ def test_return_value_that_is_not_what_was_promised(folder: Folder):
     assert session.only["result"]["isError"] is True
     for told in (session.text, session.terminal):
         assert_plain(told)
-        assert "tool 'buy' (shop.py:4) returned a value of type str, which does not fit its return type int" in told
+        assert "Tool 'buy' (shop.py:4) returned a value of type str, which does not fit its return type int" in told
         assert "Return what the annotation says, or correct the annotation." in told
+
+
+@pytest.mark.mistake("a return value that cannot be serialised")
+@pytest.mark.parametrize(("body", "kind"), [("pass", "None"), ("return 3", "int"), ("return [item]", "list")])
+def test_what_is_annotated_as_text_must_be_text(folder: Folder, body: str, kind: str):
+    source = f"@server.tool\ndef buy(item: str) -> str:\n    {body}"
+    session = folder.run(source, call("buy", item="tea"), env=DEVELOPMENT)
+    assert session.only["result"]["isError"] is True
+    told = f"Tool 'buy' (shop.py:4) returned a value of type {kind}, which does not fit its return type str. Return"
+    assert told in session.text
+    assert told in session.terminal
+
+
+@pytest.mark.mistake("a return value that cannot be serialised")
+@pytest.mark.parametrize("annotation", ["", " -> Any"])
+def test_without_a_promise_anything_goes(folder: Folder, annotation: str):
+    source = f"@server.tool\ndef buy(item: str){annotation}:\n    return [item, 3]"
+    assert folder.run(source, call("buy", item="tea")).text == '["tea",3]'
+
+
+@pytest.mark.mistake("a return value that cannot be serialised")
+def test_a_wrong_field_in_what_is_returned(folder: Folder):
+    source = """
+    from dataclasses import dataclass
+    @dataclass
+    class Bill:
+        total: int
+    @server.tool
+    def buy(item: str) -> Bill:
+        return Bill(item)
+    """
+    session = folder.run(source, call("buy", item="tea"), env=DEVELOPMENT)
+    for told in (session.text, session.terminal):
+        assert_plain(told)
+        assert "does not fit its return type Bill at ['total']: expected an integer. Return what the ann" in told
+
+
+@pytest.mark.mistake("a return value that cannot be serialised")
+@pytest.mark.parametrize("annotation", ["-> str", "-> int", "-> Any"])
+def test_a_forgotten_await(folder: Folder, annotation: str):
+    source = f"""
+    async def price(item: str) -> int:
+        return 3
+    @server.tool
+    async def buy(item: str) {annotation}:
+        return price(item)
+    """
+    session = folder.run(source, call("buy", item="tea"), env=DEVELOPMENT)
+    for told in (session.text, session.terminal):
+        assert "Tool 'buy' (shop.py:7): The returned value is the coroutine of 'price', which was not awaited." in told
+        assert "Write `await price(...)`." in told
+    assert len(session.terminal.splitlines()) == 1  # nothing of Python's own, later
+
+
+def test_a_forgotten_await_further_in(folder: Folder):
+    source = """
+    async def price(item: str) -> int:
+        return 3
+    @server.tool
+    async def buy(item: str):
+        return {"price": price(item)}
+    """
+    session = folder.run(source, call("buy", item="tea"), env=DEVELOPMENT)
+    assert "The returned value at ['price'] is the coroutine of 'price', which was not awaited." in session.text
+
+
+@pytest.mark.mistake("a tool that raises")
+@pytest.mark.parametrize(
+    ("decorator", "request_", "told"),
+    [
+        (
+            "@server.resource('till://{id}')",
+            message("resources/read", {"uri": "till://7"}),
+            "Resource 'till://{id}' (shop.py:4)",
+        ),
+        ("@server.prompt", message("prompts/get", {"name": "f", "arguments": {"id": "7"}}), "Prompt 'f' (shop.py:4)"),
+    ],
+)
+def test_resources_and_prompts_that_raise_are_named(
+    folder: Folder, decorator: str, request_: dict[str, Any], told: str
+):
+    source = f"{decorator}\ndef f(id: str) -> str:\n    raise LookupError(id)"
+    session = folder.run(source, request_)
+    assert session.only["error"]["code"] == -32603
+    assert f"{told} raised LookupError: 7 [error" in session.terminal
+
+
+@pytest.mark.mistake("a tool that raises")
+def test_a_completion_that_raises_is_named(folder: Folder):
+    source = """
+    @server.prompt
+    def greet(name: str) -> str:
+        return name
+    @server.completion(prompt="greet", argument="name")
+    def names(value: str) -> list[str]:
+        raise LookupError(value)
+    """
+    params = {"ref": {"type": "ref/prompt", "name": "greet"}, "argument": {"name": "name", "value": "a"}}
+    session = folder.run(source, message("completion/complete", params))
+    assert "The completion of 'name' (shop.py:8) raised LookupError: a [error" in session.terminal
+
+
+def test_a_client_of_another_version_is_told_of_once(folder: Folder):
+    ask = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": "2025-11-25\n" + "x" * 99}}
+    other = {**ask, "id": 3, "params": {"protocolVersion": "2024-11-05"}}
+    session = folder.run(SHOP, ask, {**ask, "id": 2}, other)
+    assert [answer["error"]["code"] for answer in session.answers.values()] == [-32022] * 3
+    first, second = session.terminal.splitlines()
+    assert first.endswith(
+        f": A client asked for protocol version 2025-11-25?{'x' * 53}; this server speaks {VERSION} only."
+    )
+    assert second.endswith(f": A client asked for protocol version 2024-11-05; this server speaks {VERSION} only.")
 
 
 RAISING = """

@@ -9,6 +9,7 @@ follow (msgspec checks strings also where it skips them; nesting and digits are 
 from __future__ import annotations
 
 import re
+from itertools import accumulate
 from typing import Any, cast
 
 import msgspec
@@ -164,33 +165,38 @@ def _invalid(data: bytes, limits: Limits) -> ProtocolError:
 # Bounds that the parsers do not have. Each has a test that is nearly free and never misses; only what fails it is
 # looked at closely. Strings are cut out first there, for brackets and digits inside them mean nothing.
 
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_BRACKETS = re.compile(rb"[\[\]{}]")
+_STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_STEPS = [(1 if byte in b"[{" else -1) for byte in range(256)]
+_CHUNK = 16 * 1024  # between two of these another thread may run
 
 
 def check_bounds(data: bytes, limits: Limits = DEFAULT_LIMITS) -> None:
     """Refuse what is JSON but would hurt: deep nesting, endless numbers."""
-    deep = data.count(b"{") + data.count(b"[") > limits.json_depth
-    long = len(data) > limits.number_digits
+    deep = data.count(b"{") + data.count(b"[") > limits.json_depth and _depth(data) > limits.json_depth
+    long = _has_number(data, limits.number_digits)
     if not (deep or long):
         return
     bare = _STRINGS.sub(b"", data)
     if deep and _depth(bare) > limits.json_depth:
         raise ParseError(f"Parse error: arrays and objects nest at most {limits.json_depth} deep.")
-    if long and _longest_number(bare) > limits.number_digits:
+    if long and _has_number(bare, limits.number_digits):
         raise ParseError(f"Parse error: a number has at most {limits.number_digits} digits.")
 
 
-def _depth(bare: bytes) -> int:
+def _depth(data: bytes) -> int:
+    """How deep brackets nest. Those in strings count here: where that is too deep, one looks again without strings."""
+    brackets = data.translate(None, _NOT_BRACKETS)
     depth = deepest = 0
-    for match in _BRACKETS.finditer(bare):
-        depth += 1 if match[0] in b"[{" else -1
-        deepest = max(deepest, depth)
+    for start in range(0, len(brackets), _CHUNK):
+        run = [_STEPS[byte] for byte in brackets[start : start + _CHUNK]]
+        deepest = max(deepest, depth + max(accumulate(run)))
+        depth += sum(run)
     return deepest
 
 
-def _longest_number(bare: bytes) -> int:
-    return max((len(run) for run in re.findall(rb"[0-9]+", bare)), default=0)
+def _has_number(data: bytes, digits: int) -> bool:
+    return re.search(rb"[0-9]{%d}" % (digits + 1), data) is not None
 
 
 def encode_result(request_id: RequestId, result: Any) -> bytes:

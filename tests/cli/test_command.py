@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 import weft
-from weft.server.listening import bind
+from weft.server.listening import bind, try_line
 
 SERVER = """
 from typing import Annotated
-from weft import Context, MirroredHeader, Server, ToolError
+from weft import Context, MirroredHeader, Server, ToolAnnotations, ToolError
 
 server = Server("shop")
 
@@ -31,8 +31,8 @@ def price(item: str, count: int = 1) -> str:
     In francs.'''
     return f"{item}: {count * 3}"
 
-@server.tool
-async def broken() -> str:
+@server.tool(annotations=ToolAnnotations(destructive_hint=True))
+def broken() -> str:
     raise ToolError("The till is stuck.")
 
 @server.tool
@@ -46,6 +46,15 @@ async def regional(region: Annotated[str, MirroredHeader("Region")]) -> str:
 @server.resource("stock://apples")
 def apples() -> str:
     return "7"
+
+@server.resource("stock://{fruit}/photo", mime_type="image/png")
+def photo(fruit: str) -> bytes:
+    return fruit.encode() + bytes([0, 255])
+
+@server.prompt
+def haggle(item: str, mood: str = "calm") -> str:
+    '''Start to haggle.'''
+    return f"{item}, {mood}"
 
 print("printed while loading")
 if __name__ == "__main__":
@@ -114,8 +123,10 @@ def url(tmp_path_factory: pytest.TempPathFactory):
         yield url
 
 
-def test_version(tmp_path: Path) -> None:
-    assert run_weft("version", cwd=tmp_path).stdout == f"{weft.__version__}\n"
+@pytest.mark.parametrize("word", ["version", "--version"])
+def test_version(tmp_path: Path, word: str) -> None:
+    done = run_weft(word, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"{weft.__version__}\n")
 
 
 # weft run
@@ -137,14 +148,65 @@ def test_run_serves_on_stdio_and_keeps_stdout_clean(folder: Path) -> None:
 def test_run_over_http_says_what_to_try_and_that_works(folder: Path) -> None:
     with serving(folder, "server.py", "--port", "0", "--path", "/other") as (process, url, said):
         assert url.endswith("/other")
-        assert eventually(lambda: any(line.startswith("Try: weft call ") for line in said))
+        assert eventually(lambda: any(line.startswith("Try: ") for line in said))
         line = next(line for line in said if line.startswith("Try: "))
-        assert line == f"""Try: weft call {url} price '{{"item":"text","count":1}}'\n"""
-        done = run_weft("call", url, "price", '{"item":"text","count":1}', cwd=folder)
-        assert (done.returncode, done.stdout) == (0, "text: 3\n")
+        assert line.endswith(f" call {url} count\n")  # it needs no arguments, and does not fail
+        pasted = subprocess.run(line[5:], shell=True, cwd=folder, capture_output=True, text=True, check=False)
+        assert (pasted.returncode, json.loads(pasted.stdout)) == (0, {"n": 3}), pasted.stderr
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 0
     assert not any("Traceback" in line for line in said)
+
+
+NESTED = """
+from dataclasses import dataclass
+from typing import Annotated
+from pydantic import Field
+from weft import Server
+
+server = Server("shop")
+
+@dataclass
+class Leaf:
+    grams: Annotated[int, Field(ge=50)]
+
+@dataclass
+class Order:
+    leaves: Annotated[list[Leaf], Field(min_length=1)]
+    note: str = "it's"
+
+@server.tool
+def coded(code: Annotated[str, Field(pattern="^[A-Z]{3}$")]) -> str:
+    return code
+
+@server.tool
+def order(order: Order, note: str) -> str:
+    return f"{order.leaves[0].grams} {order.note} {note}"
+"""
+
+
+def test_what_to_try_fills_in_nested_models_and_skips_what_it_cannot_fill_in(folder: Path) -> None:
+    (folder / "server.py").write_text(NESTED)
+    with serving(folder, "server.py", "--port", "0") as (_, _, said):
+        assert eventually(lambda: any(line.startswith("Try: ") for line in said))
+        line = next(line for line in said if line.startswith("Try: "))
+        pasted = subprocess.run(line[5:], shell=True, cwd=folder, capture_output=True, text=True, check=False)
+    assert (pasted.returncode, pasted.stdout) == (0, "50 it's text\n"), line + pasted.stderr
+
+
+@pytest.mark.parametrize("typed", ["weft", "bin/weft", "server.py"])
+def test_what_to_try_is_typed_as_the_command_was(typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    for name in ("weft", "python"):
+        (tmp_path / "bin" / name).touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin") if typed == "weft" else "")
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "bin/weft") if typed == "weft" else typed])
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin/python"))
+    server = weft.Server("s")
+    server.add_tool(lambda: "x", name="go", description="Go.")
+    expected = str(tmp_path / "bin/weft") if typed == "server.py" else typed
+    assert try_line(server, "http://x/mcp") == f"{expected} call http://x/mcp go"
 
 
 def test_run_with_workers(folder: Path) -> None:
@@ -173,6 +235,7 @@ def test_run_without_the_watcher_says_how_to_get_it(folder: Path) -> None:
     done = run_weft("run", "server.py", "--http", "--reload", cwd=folder)
     assert done.returncode == 1
     assert done.stderr.startswith("weft: --reload needs the package watchfiles. Install it: ")
+    assert done.stderr.endswith(" -m pip install watchfiles\n")
 
 
 @pytest.mark.mistake("port in use")
@@ -189,7 +252,7 @@ def test_run_on_a_port_in_use(folder: Path) -> None:
 @pytest.mark.security("D15")
 def test_run_for_other_machines_needs_allowed_hosts(folder: Path) -> None:
     done = run_weft("run", "server.py", "--http", "--host", "0.0.0.0", cwd=folder)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "(--allow-host api.example.com)" in done.stderr
 
 
@@ -229,7 +292,7 @@ def test_a_wrong_file(folder: Path, target: str, sentence: str) -> None:
     (folder / "empty").mkdir()
     (folder / "data.txt").touch()
     done = run_weft("run", target, cwd=folder)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith("weft: " + sentence.format(folder=folder.resolve()))
     assert len(done.stderr.splitlines()) == 1
 
@@ -256,7 +319,7 @@ def test_a_wrong_object(folder: Path, target: str, sentence: str) -> None:
     (folder / "none.py").write_text("thing = 1")
     (folder / "two.py").write_text("from weft import Server\nfirst, second = Server('a'), Server('b')")
     done = run_weft("run", target, cwd=folder)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == f"weft: {sentence}"
     assert "Traceback" not in done.stderr
 
@@ -312,7 +375,7 @@ def test_call_repeats_arguments_in_headers_where_the_tool_wants_that(url: str, t
 
 def test_call_of_a_tool_that_fails(url: str, tmp_path: Path) -> None:
     done = run_weft("call", url, "broken", cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", "The till is stuck.\n")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "The till is stuck.\n")
 
 
 @pytest.mark.mistake("unknown tool")
@@ -327,9 +390,66 @@ def test_call_of_an_unknown_tool(url: str, tmp_path: Path) -> None:
 def test_list_prints_what_is_offered(url: str, tmp_path: Path) -> None:
     done = run_weft("list", url, cwd=tmp_path)
     assert done.returncode == 0
-    assert done.stdout.splitlines()[:2] == ["tools:", "  price  What something costs."]
-    assert "resources:\n  stock://apples" in done.stdout
-    assert "prompts:" not in done.stdout
+    assert (
+        done.stdout
+        == """\
+tools:
+  price  What something costs.
+    item: string, count: integer = 1
+  broken
+  count
+  regional
+    region: string
+resources:
+  stock://apples
+resource templates:
+  stock://{fruit}/photo
+prompts:
+  haggle  Start to haggle.
+    item, mood?
+"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"properties": {"a": {"type": ["string", "null"]}}}, "a?: string | null"),
+        ({"properties": {"a": {"enum": ["x", 1]}}, "required": ["a"]}, 'a: "x" | 1'),
+        (
+            {"properties": {"a": {"type": "array", "items": {"$ref": "#/$defs/B"}}}, "$defs": {"B": {"const": 2}}},
+            "a?: [2]",
+        ),
+        ({"properties": {"a": {"properties": {"b": {}, "c": {}}}}}, "a?: {b, c}"),
+        ({"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"$ref": "#/$defs/A"}}}, "a?: any"),
+        ({"properties": {"a": True, "b": {"anyOf": [{"type": "integer"}, 3]}}}, "a?: any, b?: integer | any"),
+        ({"properties": []}, None),
+        (7, None),
+    ],
+)
+def test_list_writes_arguments_in_a_line(tmp_path: Path, schema: Any, said: str | None) -> None:
+    tools = {"tools": [{"name": "t", "inputSchema": schema}], "capabilities": {"tools": {}}}
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "result": tools}).encode()
+    with other_server("application/json", body, 200) as url:
+        done = run_weft("list", url, cwd=tmp_path)
+    assert done.stdout == "tools:\n  t\n" + (f"    {said}\n" if said else ""), done.stderr
+
+
+def test_read_prints_text_and_writes_bytes(url: str, tmp_path: Path) -> None:
+    done = run_weft("read", url, "stock://apples", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "7\n")
+    command = [sys.executable, "-m", "weft.cli", "read", url, "stock://fig/photo"]
+    assert subprocess.run(command, capture_output=True, check=True).stdout == b"fig\x00\xff"
+    done = run_weft("read", url, "stock://pears", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Resource not found" in done.stderr
+
+
+def test_prompt_prints_the_messages(url: str, tmp_path: Path) -> None:
+    done = run_weft("prompt", url, "haggle", '{"item": "tea"}', cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "user: tea, calm\n")
+    assert run_weft("prompt", url, "haggle", "tea", cwd=tmp_path).returncode == 2
+    assert run_weft("prompt", url, "haggle", cwd=tmp_path).returncode == 1
 
 
 @pytest.mark.mistake("server not running")
@@ -358,14 +478,17 @@ def test_a_server_that_does_not_answer(tmp_path: Path) -> None:
 
 
 @contextlib.contextmanager
-def other_server(content_type: str, body: bytes):
+def other_server(content_type: str, body: bytes, status: int = 404, location: str | None = None):
     """A web server that is not one of MCP."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(404)
+            moved = location is not None and self.path != "/there"
+            self.send_response(status if moved or location is None else 200)
             self.send_header("Content-Type", content_type)
+            if moved:
+                self.send_header("Location", location)
             self.end_headers()
             self.wfile.write(body)
 
@@ -376,6 +499,51 @@ def other_server(content_type: str, body: bytes):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/wrong"
         server.shutdown()
+
+
+RESULT = b'{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"ok"}]}}'
+
+
+@pytest.mark.parametrize("status", [307, 308])
+def test_a_redirect_on_the_same_host_is_followed(tmp_path: Path, status: int) -> None:
+    with other_server("application/json", RESULT, status, "/there") as url:
+        done = run_weft("call", url, "any", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ok\n", "")
+
+
+@pytest.mark.security("R11")
+@pytest.mark.parametrize(
+    ("status", "location"), [(307, "http://127.0.0.2:1/there"), (308, "https://example.com/"), (302, "/there")]
+)
+def test_a_redirect_to_elsewhere_is_named(tmp_path: Path, status: int, location: str) -> None:
+    with other_server("application/json", RESULT, status, location) as url:
+        done = run_weft("call", url, "any", cwd=tmp_path)
+    place = url.replace("/wrong", location) if location == "/there" else location
+    assert done.returncode == 1
+    assert f"it sends you to {place}. If you trust that place, use its URL.\n" in done.stderr
+
+
+def test_a_redirect_in_a_circle_ends(tmp_path: Path) -> None:
+    with other_server("application/json", RESULT, 307, "/wrong") as url:
+        done = run_weft("call", url, "any", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "redirects again and again" in done.stderr
+
+
+def test_a_server_that_fails_is_not_blamed_on_the_path(tmp_path: Path) -> None:
+    with other_server("text/html", b"<p>no", 502) as url:
+        done = run_weft("list", url, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"weft: {url} answered 502 Bad Gateway, but not as an MCP server does; "
+        "look into its log, and into that of a proxy in front of it.\n"
+    )
+
+
+def test_a_wrong_path_of_a_server_is_told(url: str, tmp_path: Path) -> None:
+    done = run_weft("list", url.removesuffix("/mcp"), cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.endswith("There is nothing at this path. (-32600); check the path, which is usually /mcp.\n")
 
 
 @pytest.mark.mistake("server not running")
@@ -423,19 +591,30 @@ def test_call_reads_a_stream_to_its_answer(tmp_path: Path) -> None:
 )
 def test_urls_that_are_not_called(tmp_path: Path, url: str, sentence: str) -> None:
     done = run_weft("call", url, "any", cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert sentence in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
 def test_arguments_that_are_not_json(tmp_path: Path) -> None:
     done = run_weft("call", "http://127.0.0.1:1/mcp", "any", "{item: tea}", cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith("weft: The arguments are not a JSON object (")
     assert done.stderr.endswith("""write them like '{"a": 1}'.\n""")
 
 
-@pytest.mark.parametrize("arguments", [[], ["fly"], ["run"], ["run", "x.py", "--porte", "1"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["fly"],
+        ["run"],
+        ["run", "x.py", "--porte", "1"],
+        ["run", "x.py", "--http", "--port", "99999"],
+        ["run", "x.py", "--http", "--port", "-1"],
+        ["run", "x.py", "--log-level", "loud"],
+    ],
+)
 def test_a_wrong_command_is_2(tmp_path: Path, arguments: list[str]) -> None:
     done = run_weft(*arguments, cwd=tmp_path)
     assert done.returncode == 2

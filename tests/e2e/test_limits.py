@@ -19,6 +19,7 @@ from support import (
     until,
 )
 from weft import Limits
+from weft.server.transports.load import busy
 
 BODY = encode(message("tools/list"))
 HEADERS = headers_for(message("tools/list"))
@@ -217,8 +218,27 @@ def test_requests_in_flight() -> None:
             start_request(connection, encode(body), headers_for(body))
             until(lambda token=f"held{number}": server.log.of(token))  # type: ignore[attr-defined] - the tests' own
         refused = live.call("tools/list")
-        assert refused.status == 503
-        assert "2 requests" in refused.error["message"]
+        assert refused.refusal == (503, -32603)
+        assert "id" not in refused.json  # it was not read
+        assert refused.error["message"] == busy(2).message
+        held.close()
+        until(lambda: server.in_flight == 0)
+        assert live.healthy()
+
+
+@pytest.mark.security("D9", "R12")
+def test_bodies_that_are_being_sent_count_and_one_too_many_is_not_read() -> None:
+    server = make_server(limits=Limits(in_flight=2))
+    head = "".join(f"{name}: {value}\r\n" for name, value in HEADERS)
+    start = f"POST /mcp HTTP/1.1\r\nHost: localhost\r\n{head}Content-Length: {len(BODY)}\r\n\r\n".encode()
+    with serve(server) as live, ExitStack() as held:
+        for number in range(2):
+            raw = held.enter_context(socket.create_connection(("127.0.0.1", live.port), timeout=5))
+            raw.sendall(start + BODY[:10])
+            until(lambda number=number: server.in_flight == number + 1)
+        with socket.create_connection(("127.0.0.1", live.port), timeout=5) as raw:
+            raw.sendall(start)
+            assert b" 503 " in raw.recv(100)
         held.close()
         until(lambda: server.in_flight == 0)
         assert live.healthy()

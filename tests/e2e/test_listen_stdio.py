@@ -1,6 +1,8 @@
 """Listen streams over stdio, through a real process: several on one pipe, told apart by the id of their request."""
 
+import asyncio
 import json
+import logging
 import os
 import select
 import subprocess
@@ -12,6 +14,8 @@ from typing import Any
 import pytest
 
 from support import LOG_LEVEL_KEY, encode, message
+from weft import Server
+from weft.server.transports.stdio import serve_stdio
 
 PROGRAM = """
 from weft import Context, Server
@@ -172,3 +176,22 @@ def test_the_id_of_an_open_stream_is_taken(pipe: Pipe) -> None:
     assert pipe.next()["method"] == ACK
     pipe.listen(1, toolsListChanged=True)
     assert pipe.next()["error"]["code"] == -32600
+
+
+@pytest.mark.spec("CAN-11", "SUB-11")
+async def test_why_a_stream_was_cancelled_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server("changing")
+    source, client_out = os.pipe()
+    client_in, sink = os.pipe()
+    with caplog.at_level(logging.DEBUG, "weft.stdio"):
+        serving = asyncio.create_task(serve_stdio(server, source, sink))
+        os.write(client_out, encode(message("subscriptions/listen", {"notifications": {}}, id=5)) + b"\n")
+        assert ACK.encode() in await asyncio.to_thread(os.read, client_in, 1000)
+        ending = cancelled(5)
+        ending["params"]["reason"] = "enough"
+        os.write(client_out, encode(ending) + b"\n")
+        os.close(client_out)
+        await asyncio.wait_for(serving, 5)
+    assert "request 5 cancelled: enough" in caplog.text
+    for pipe in (source, client_in, sink):
+        os.close(pipe)

@@ -79,6 +79,47 @@ def _number(live: Live, path: str = "/mcp") -> Any:
     return response.result["structuredContent"]
 
 
+def _status(live: Live, path: str) -> int:
+    return live.send(encode(BODY), headers_for(BODY), path=path).status
+
+
+@pytest.mark.mistake("mounted in FastAPI")
+@pytest.mark.parametrize("way", ["Mount at the path", "Mount at the root", "FastAPI mount", "alone"])
+def test_no_other_path_is_served(way: str) -> None:
+    server, _ = made()
+    with serve(WAYS[way](server)) as live:
+        assert _number(live) == 42
+        assert [_status(live, path) for path in ("/other", "/mcp/other", "/other/mcp")] == [404] * 3
+
+
+@pytest.mark.mistake("mounted in FastAPI")
+def test_two_servers_in_one_app() -> None:
+    admin, app = Server("admin"), FastAPI()
+    admin.add_tool(lambda: 7, name="number", output_schema={"type": "integer"})
+    app.mount("/admin", admin.asgi())
+    app.mount("/", made()[0].asgi("/mcp"))
+    with serve(app) as live:
+        assert (_number(live, "/mcp"), _number(live, "/admin/"), _number(live, "/admin/mcp")) == (42, 7, 7)
+        assert [_status(live, path) for path in ("/", "/admin/x", "/x")] == [404] * 3
+
+
+@pytest.mark.parametrize(
+    ("routes", "path"),
+    [
+        (lambda app: [Route("/elsewhere", app)], "/elsewhere"),
+        (lambda app: [Mount("/api", routes=[Route("/mcp", app)])], "/api/mcp"),
+        (lambda app: [Mount("/", routes=[Route("/mcp", app)])], "/mcp"),
+        (lambda app: [Mount("/api", routes=[Mount("/v1", app)])], "/api/v1/"),
+    ],
+    ids=["Route elsewhere", "Route in a Mount", "Route in a Mount at the root", "Mount in a Mount"],
+)
+def test_where_a_router_puts_it(routes: Any, path: str) -> None:
+    server, _ = made()
+    with serve(Starlette(routes=routes(server.asgi()))) as live:
+        assert _number(live, path) == 42
+        assert _status(live, "/other") == 404
+
+
 @pytest.mark.mistake("mounted in FastAPI")
 def test_the_parents_own_lifespan_and_routes_stay_what_they_are() -> None:
     server, life = made()

@@ -256,7 +256,14 @@ def test_a_page_that_is_not_safe_to_visit_is_refused(url: str) -> None:
 
 @pytest.mark.spec("ELI-21")
 @pytest.mark.parametrize(
-    "url", ["https://example.com/a?b=c", "http://localhost:8000/", "http://127.0.0.1/", "http://[::1]:1/"]
+    "url",
+    [
+        "https://example.com/a?b=c",
+        "http://localhost:8000/",
+        "http://127.0.0.1/",
+        "http://127.9.9.9/",
+        "http://[::1]:1/",
+    ],
 )
 def test_a_page_may_be_https_or_on_this_machine(url: str) -> None:
     assert ask_url("Go there", url).params.url == url

@@ -65,6 +65,18 @@ def test_the_least_a_request_says() -> None:
             {"MCP-Protocol-Version": "2031-01-01", "Mcp-Method": "x"},
             -32022,
         ),  # 7 before 8
+        ({PROTOCOL_VERSION_KEY: None}, {"MCP-Protocol-Version": "2031-01-01"}, -32602),  # 3: a later one is modern
+        ({PROTOCOL_VERSION_KEY: None}, {"MCP-Protocol-Version": "2025-11-25"}, -32022),  # 3: the session era's
+        ({PROTOCOL_VERSION_KEY: 5, LOG_LEVEL_KEY: "loud"}, {"MCP-Protocol-Version": "2025-11-25"}, -32602),  # 5
+        ({LOG_LEVEL_KEY: "loud"}, {"MCP-Protocol-Version": None}, -32020),  # 4 before the rest of `_meta`
+        ({LOG_LEVEL_KEY: "loud"}, {"MCP-Protocol-Version": "2031-01-01"}, -32020),  # 6 before the rest of `_meta`
+        ({LOG_LEVEL_KEY: "loud"}, {"Mcp-Method": "x"}, -32020),  # 8 before the rest of `_meta`
+        ({LOG_LEVEL_KEY: "loud"}, {}, -32602),
+        (
+            {PROTOCOL_VERSION_KEY: "2031-01-01", CLIENT_CAPABILITIES_KEY: {"roots": ["newer"]}},
+            {"MCP-Protocol-Version": "2031-01-01"},
+            -32022,
+        ),  # 7 before the rest of `_meta`
         ({}, {"Mcp-Method": "x", "Mcp-Name": None}, -32020),  # 8
         ({}, {"Mcp-Name": None}, -32020),  # 10
         ({}, {}, None),
@@ -93,6 +105,30 @@ def test_a_handshake_is_told_what_is_served() -> None:
     with pytest.raises(ProtocolError) as refused:
         opened(body)
     assert (refused.value.code, refused.value.data) == (-32022, {"supported": [VERSION], "requested": "2025-06-18"})
+
+
+@pytest.mark.spec("COMPAT-03")
+@pytest.mark.parametrize(
+    ("method", "version", "code"),
+    [
+        ("initialize", None, -32022),
+        ("initialize", "2025-11-25", -32022),
+        ("tools/list", "2025-11-25", -32022),
+        ("tools/list", None, -32020),
+        ("tools/list", VERSION, -32602),
+        ("tools/list", "2031-01-01", -32602),
+    ],
+)
+@pytest.mark.parametrize("params", [{}, {"params": {}}, {"params": {"_meta": {"progressToken": 1}}}])
+def test_whose_a_request_without_a_version_in_its_body_is(
+    method: str, version: str | None, code: int, params: dict
+) -> None:
+    body = {"jsonrpc": "2.0", "id": 1, "method": method, **params}
+    with pytest.raises(ProtocolError) as refused:
+        opened(body, http(body, {"MCP-Protocol-Version": version}))
+    assert refused.value.code == code
+    if code == -32022:
+        assert refused.value.data["supported"] == [VERSION]
 
 
 @pytest.mark.security("D4")

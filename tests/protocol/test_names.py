@@ -168,5 +168,17 @@ def test_the_search_for_the_closest_name_is_bounded(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(difflib, "get_close_matches", spy)
     assert closest("x" * 129, ["x"]) is None
     assert looked_at == []
-    assert closest("x" * 128, ["y" * 129, *(f"name{index}" for index in range(2000))]) is None
-    assert looked_at == [f"name{index}" for index in range(999)]
+    assert closest("", ["x"]) is None
+    assert looked_at == []
+    assert closest("name", ["y" * 129, *(f"name{index}" for index in range(2000))]) is None
+    assert len(looked_at) == 100
+    assert all(len(name) <= 7 for name in looked_at)
+    looked_at.clear()
+    assert closest("x" * 128, [f"{'x' * 120}{index}" for index in range(2000)]) is None
+    assert sum(len(name) * 128 for name in looked_at) <= 200_000
+
+
+def test_the_closest_of_very_many_names_is_still_found() -> None:
+    names = [f"{'long_' * 20}{index:04}" for index in range(900)]
+    assert closest(f"{'long_' * 19}logn_0777", names) == names[777]
+    assert closest("serach", [f"seam{index}" for index in range(400)] + ["search"]) == "search"

@@ -17,6 +17,8 @@ from weft.server.call import Call
 from weft.server.completions import to_completion
 from weft.server.connection import Connection
 from weft.server.content import Unserialisable
+from weft.server.listening import HttpOptions
+from weft.server.running import start
 from weft.types.base import Implementation
 from weft.types.capabilities import ClientCapabilities
 
@@ -189,8 +191,9 @@ def test_a_function_for_what_does_not_exist_is_refused_before_serving() -> None:
         server.completions.check()
     server = example()
     server.completion(template="repo://{owner}/{name}", argument="nam")(one)
-    with pytest.raises(RegistrationError, match=r"has no argument 'nam'. Did you mean 'name'"):
-        server.completions.check()
+    for serve in (server.completions.check, server.asgi, lambda: start(server, "stdio", HttpOptions())):
+        with pytest.raises(RegistrationError, match=r"has no argument 'nam'. Did you mean 'name'"):
+            serve()
 
 
 def test_mistakes_are_told_at_registration() -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from support import ask
+from weft import Context, Server
 from weft.errors import NoBackChannelError, ProtocolError
 from weft.server.connection import NO_CHANNEL, Cancellation, Connection
 from weft.types.base import Implementation
@@ -88,6 +90,27 @@ def test_capabilities_are_kept_also_without_client_info() -> None:
             ClientCapabilities(elicitation=ElicitationCapability(form={})),
             ClientCapabilities(elicitation=ElicitationCapability(url={})),
             False,
+        ),
+        (
+            ClientCapabilities(elicitation=ElicitationCapability()),
+            ClientCapabilities(elicitation=ElicitationCapability(form={})),
+            True,
+        ),
+        (
+            ClientCapabilities(roots=RootsCapability(list_changed=False)),
+            ClientCapabilities(roots=RootsCapability(list_changed=True)),
+            False,
+        ),
+        (
+            ClientCapabilities(roots=RootsCapability()),
+            ClientCapabilities(roots=RootsCapability(list_changed=False)),
+            True,
+        ),
+        (ClientCapabilities(extensions={"a/b": {"x": 1}}), ClientCapabilities(extensions={"a/b": {"x": True}}), False),
+        (
+            ClientCapabilities(extensions={"a/b": {"x": ["p", "q"]}}),
+            ClientCapabilities(extensions={"a/b": {"x": ["q"]}}),
+            True,
         ),
         (ClientCapabilities(extensions={"a/b": {}}), ClientCapabilities(extensions={"a/b": {}}), True),
         (ClientCapabilities(extensions={"a/b": {}}), ClientCapabilities(extensions={"a/c": {}}), False),
@@ -192,4 +215,26 @@ async def test_a_failure_while_unwinding_is_logged(caplog: pytest.LogCaptureFixt
     connection = stateless()
     connection.exit_stack.callback(lambda: 1 / 0)
     await connection.close()
+    assert "cleaning up a connection failed" in caplog.text
+
+
+@pytest.mark.security("R1")
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), BaseException("x")])
+async def test_nothing_that_clean_up_raises_ends_more_than_itself(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, cleaned = Server("s"), []
+
+    @server.tool
+    async def work(ctx: Context) -> str:
+        def fail() -> None:
+            raise error
+
+        ctx.connection.exit_stack.callback(cleaned.append, "first")
+        ctx.connection.exit_stack.callback(fail)
+        return "done"
+
+    answer = await ask(server, "tools/call", {"name": "work"})
+    assert answer.result["content"][0]["text"] == "done"
+    assert cleaned == ["first"]
     assert "cleaning up a connection failed" in caplog.text

@@ -58,6 +58,8 @@ def test_the_type_is_taken_from_what_is_said_then_from_the_name_then_from_the_da
     path.write_bytes(PNG)
     assert Image(path).mime_type == "image/jpeg"
     assert Image(str(path), mime_type="image/webp").mime_type == "image/webp"
+    assert Image(PNG, "image/webp").mime_type == "image/webp"
+    assert File(b"x", "text/csv", uri="a://b").mime_type == "text/csv"
     assert Image(PNG, format="GIF").mime_type == "image/gif"
     other = tmp_path / "a.bin"
     other.write_bytes(PNG)

@@ -1,14 +1,18 @@
 """Context: what a handler knows of its call, and can do besides answering it."""
 
-from typing import Any
+import asyncio
+import dataclasses
+from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
 
 from support import CLIENT_CAPABILITIES_KEY, CLIENT_INFO_KEY, LOG_LEVEL_KEY, VERSION, ask
 from weft import Context, Server
+from weft.errors import UsageError
 from weft.server.asks import ask_roots
 from weft.server.rounds import InputRequired
+from weft.types.base import LogLevel
 
 
 async def facts(look: Any, *, params: dict | None = None, meta: dict | None = None, headers: dict | None = None) -> Any:
@@ -50,6 +54,8 @@ async def test_who_sent_it() -> None:
         ({"elicitation": {}}, "elicitation.url", False),
         ({"elicitation": {"url": {}}}, "elicitation.url", True),
         ({"elicitation": {"url": {}}}, "elicitation.form", False),
+        ({"roots": {"listChanged": True}}, "roots.listChanged", True),
+        ({"roots": {"listChanged": False}}, "roots.listChanged", False),
         ({"sampling": {"tools": {}}}, "sampling.tools", True),
         ({"sampling": {}}, "sampling.tools", False),
         ({"extensions": {"com.example/x": {}}}, "extensions.com.example/x", True),
@@ -139,7 +145,7 @@ async def test_a_plain_function_reports_with_wait() -> None:
 
 
 @pytest.mark.spec("LOG-03")
-@pytest.mark.parametrize("level", ["debug", "info", "notice", "warning", "error"])
+@pytest.mark.parametrize("level", get_args(LogLevel))
 async def test_one_method_per_level(level: str) -> None:
     server = Server("levels")
 
@@ -150,6 +156,84 @@ async def test_one_method_per_level(level: str) -> None:
 
     response = await ask(server, "tools/call", {"name": "say"}, meta={LOG_LEVEL_KEY: "debug"})
     assert response.messages[0]["params"] == {"level": level, "data": {"a": 1}, "logger": "me"}
+
+
+async def mistake(do: Any, meta: dict | None = None) -> str:
+    """The sentence of the UsageError that `await do(ctx)` raises in a tool."""
+    server, caught = Server("mistaken"), []
+
+    @server.tool
+    async def wrong(ctx: Context) -> str:
+        with pytest.raises(UsageError) as raised:
+            await do(ctx)
+        caught.append(str(raised.value))
+        return "told"
+
+    assert (await ask(server, "tools/call", {"name": "wrong"}, meta=meta)).result["content"][0]["text"] == "told"
+    return caught[0]
+
+
+async def _wait(ctx: Context) -> None:
+    ctx.wait(ctx.report_progress(1))
+
+
+@pytest.mark.security("R1")
+async def test_wait_in_an_async_function_is_refused_before_it_stops_the_loop() -> None:
+    async with asyncio.timeout(5):
+        assert await mistake(_wait) == (
+            "ctx.wait(...) is for plain functions; in an async function write `await ...` instead."
+        )
+
+
+@pytest.mark.spec("PROG-03")
+@pytest.mark.parametrize("meta", [None, {"progressToken": 1}])
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+async def test_progress_that_json_cannot_say_is_refused(number: float, meta: dict | None) -> None:
+    assert "progress=" in await mistake(lambda ctx: ctx.report_progress(number), meta)
+    assert "total=" in await mistake(lambda ctx: ctx.report_progress(1, number), meta)
+
+
+@pytest.mark.parametrize("meta", [None, {LOG_LEVEL_KEY: "debug"}])
+async def test_a_log_level_that_there_is_not_is_refused_whoever_listens(meta: dict | None) -> None:
+    assert await mistake(lambda ctx: ctx.log("warn", "x"), meta) == (
+        "There is no log level 'warn'; the levels are debug, info, notice, warning, error, critical, alert, emergency."
+    )
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+
+
+class Note(BaseModel):
+    text: str
+
+
+@pytest.mark.parametrize(
+    ("data", "sent"),
+    [
+        (Point(1), {"x": 1}),
+        (Note(text="a"), {"text": "a"}),
+        ({"notes": [Note(text="b")]}, {"notes": [{"text": "b"}]}),
+        ({"a": {1}}, {"a": [1]}),
+        (None, None),
+    ],
+)
+async def test_what_is_logged_may_be_anything_that_is_json(data: Any, sent: Any) -> None:
+    server = Server("logging")
+
+    @server.tool
+    async def say(ctx: Context) -> str:
+        await ctx.info(data)
+        return "done"
+
+    response = await ask(server, "tools/call", {"name": "say"}, meta={LOG_LEVEL_KEY: "debug"})
+    assert response.messages[0]["params"]["data"] == sent
+
+
+async def test_what_is_not_json_is_not_logged() -> None:
+    sentence = await mistake(lambda ctx: ctx.info(object()), {LOG_LEVEL_KEY: "debug"})
+    assert sentence.startswith("The logged value is of type object, which is not JSON.")
 
 
 # The answers of an earlier round.

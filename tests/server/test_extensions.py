@@ -1,12 +1,12 @@
 """Extensions: capabilities, methods and result types that a package adds."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
 from support import CLIENT_CAPABILITIES_KEY, ask
-from weft import Context, Extension, RegistrationError, Server
+from weft import CallToolResult, Context, Extension, MirroredHeader, RegistrationError, Server
 from weft.protocol.revisions import Method
 from weft.server.call import Call
 from weft.types.base import EmptyResult, Result
@@ -98,5 +98,78 @@ def test_an_identifier_needs_a_prefix_and_the_grammar(id: str) -> None:
 
 def test_what_is_not_said_is_nothing() -> None:
     plain = Extension()
-    assert (plain.settings, plain.methods(), plain.middleware(), plain.handlers()) == ({}, (), (), {})
+    assert (plain.settings, plain.methods(), plain.middleware()) == ({}, (), ())
     assert EmptyResult().result_type is None
+
+
+def test_what_is_there_twice_or_belongs_to_the_core_is_refused() -> None:
+    class Twice(Extension):
+        id = "com.example/twice"
+
+    class Grabby(Extension):
+        id = "com.example/grabby"
+
+        def methods(self) -> Any:
+            async def answer(call: Any) -> EmptyResult:
+                return EmptyResult()
+
+            return [(Method("tools/list", RequestParams), answer)]
+
+    with pytest.raises(RegistrationError, match="given twice"):
+        Server("s", extensions=[Twice(), Twice()])
+    with pytest.raises(RegistrationError, match=r"'tools/list', which belongs to the core protocol"):
+        Server("s", extensions=[Grabby()])
+
+
+@pytest.mark.spec("JRPC-10")
+@pytest.mark.parametrize(("declared", "sent"), [({"com.example/kinds": {}}, True), ({}, False)])
+async def test_a_result_type_needs_the_declared_extension_that_has_it(declared: dict, sent: bool) -> None:
+    class Kinds(Extension):
+        id = "com.example/kinds"
+        result_types = frozenset({"postcard"})
+
+    server = Server("s", extensions=[Kinds()])
+
+    @server.tool
+    def send() -> Any:
+        return CallToolResult(content=[], result_type="postcard")
+
+    meta = {"io.modelcontextprotocol/clientCapabilities": {"extensions": declared}}
+    answer = await ask(server, "tools/call", {"name": "send"}, meta=meta)
+    assert ("result" in answer.json and answer.result["resultType"] == "postcard") is sent
+    assert sent or answer.error["code"] == -32603
+
+
+async def test_the_checks_of_a_call_come_before_middleware_writes_anything() -> None:
+    server = Server("s")
+
+    @server.middleware
+    async def chatty(ctx: Context, next: Any) -> Any:
+        await ctx.info("here")
+        return await next()
+
+    @server.tool
+    def run(region: Annotated[str, MirroredHeader("Region")]) -> str:
+        return region
+
+    @server.tool(needs=["elicitation.url"])
+    def visit() -> str:
+        return "went"
+
+    meta = {"io.modelcontextprotocol/logLevel": "debug"}
+    refused = await ask(server, "tools/call", {"name": "run", "arguments": {"region": "eu"}}, meta=meta)
+    assert (refused.status, refused.error["code"]) == (400, -32020)
+    lacking = await ask(server, "tools/call", {"name": "visit"}, meta=meta)
+    assert (lacking.status, lacking.error["code"]) == (400, -32021)
+    assert lacking.error["data"] == {"requiredCapabilities": {"elicitation": {"url": {}}}}
+
+
+async def test_middleware_that_returns_nothing_is_told_what_to_write(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server("s")
+
+    @server.middleware
+    async def forgetful(ctx: Context, next: Any) -> Any:
+        await next()
+
+    assert (await ask(server, "server/discover", {})).error["code"] == -32603
+    assert "The middleware 'forgetful' returned no result. Write `return await next()`." in caplog.text

@@ -1,12 +1,13 @@
 """The ASGI app by itself: what it does with scopes, bodies and bad manners that no socket gives it."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
 
 from support import ask, encode, headers_for, make_server, message
-from weft import Limits, Server
+from weft import Context, Limits, Server
 from weft.errors import UsageError
 from weft.server.connection import Cancellation
 from weft.server.transports.http_reply import Accepts, HttpReply, Refusal, read_accept
@@ -137,7 +138,7 @@ async def test_a_peer_that_does_not_read_is_cut_off() -> None:
     async def never(part: dict) -> None:
         await asyncio.Event().wait()
 
-    reply = HttpReply(never, 0.02)
+    reply = HttpReply(never, Limits(write_seconds=0.02))
     reply.cancellation = Cancellation()
     await asyncio.wait_for(reply.notify(b"{}"), 5)
     assert reply.finished
@@ -152,7 +153,7 @@ async def test_the_answer_does_not_overtake_a_notification() -> None:
         if part["type"] == "http.response.body":
             sent.append(part["body"])
 
-    reply = HttpReply(slow, 5)
+    reply = HttpReply(slow, Limits())
     first = asyncio.create_task(reply.notify(b'"note"'))
     await asyncio.sleep(0)
     await reply.answer(200, b'"answer"')
@@ -179,3 +180,146 @@ async def test_what_is_remembered_of_headers_is_bounded() -> None:
     for number in range(1100):
         assert (await ask(app, "server/discover", headers={"Origin": f"http://localhost:{number + 1}"})).status == 200
     assert len(app._passes) <= 1024
+
+
+@pytest.mark.security("R12")
+async def test_long_headers_are_not_remembered() -> None:
+    app = make_server().asgi()
+    for size in (100, 600):
+        accept = "application/json, text/event-stream" + ", text/plain" * (size // 12)
+        assert (await ask(app, "server/discover", headers={"Accept": accept})).status == 200
+    assert len(app._passes) == 1
+
+
+class Gone(Wire):
+    """A client that goes away: from its `after`th message on, `send` raises what ASGI servers raise then."""
+
+    def __init__(self, parts: list[bytes], headers: list[tuple[str, str]], after: int) -> None:
+        super().__init__(parts, headers)
+        self.after = after
+
+    async def send(self, part: dict) -> None:
+        if len(self.sent) >= self.after:
+            raise BrokenPipeError
+        await super().send(part)
+
+
+@pytest.mark.security("R1")
+@pytest.mark.parametrize("waits", [True, False])
+async def test_a_client_that_is_gone_is_no_fault_of_the_tool(waits: bool, caplog: pytest.LogCaptureFixture) -> None:
+    server, seen = make_server(), []
+
+    @server.tool
+    async def tell(ctx: Context) -> str:
+        try:
+            for number in range(100):
+                if waits:
+                    await asyncio.sleep(0)
+                await ctx.report_progress(number)
+                seen.append(number)
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+        return "told"
+
+    body = message("tools/call", {"name": "tell"}, meta={"progressToken": 1})
+    wire = Gone([encode(body)], headers_for(body), after=3)
+    await asyncio.wait_for(server.asgi()(wire.scope, wire.receive, wire.send), 5)
+    assert seen == [0, 1, "cancelled"]
+    assert len(wire.sent) == 3
+    assert caplog.records == []
+    assert server.in_flight == 0
+
+
+@pytest.mark.security("R1")
+@pytest.mark.parametrize("after", [0, 1])
+async def test_an_answer_to_a_client_that_is_gone_is_dropped(after: int) -> None:
+    for body in (
+        message("tools/list"),
+        message("tools/call", {"name": "fail_in_thread", "arguments": {"how": "error"}}),
+        {"jsonrpc": "2.0"},
+    ):
+        wire = Gone([encode(body)], headers_for(body), after=after)
+        await make_server().asgi()(wire.scope, wire.receive, wire.send)
+        assert len(wire.sent) == after
+
+
+@pytest.mark.spec("HTTP-24")
+@pytest.mark.parametrize("others", [0, 1])
+async def test_a_handler_that_swallows_its_cancellation_leaves_the_task_as_it_was(others: int) -> None:
+    server = make_server()
+
+    @server.tool
+    async def swallow() -> str:
+        for _ in range(others + 1):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+        return "swallowed"
+
+    body = message("tools/call", {"name": "swallow"})
+    wire = Wire([encode(body)], headers_for(body))
+    asked = iter([wire.receive(), _disconnect()])
+
+    async def serve() -> int:
+        await server.asgi()(wire.scope, lambda: next(asked), wire.send)
+        return asyncio.current_task().cancelling()  # type: ignore[union-attr] - there is one
+
+    task = asyncio.create_task(serve())
+    await asyncio.sleep(0.05)
+    if others:  # a shutdown, which is not to be forgotten for it
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    else:
+        assert await asyncio.wait_for(task, 5) == 0
+    assert wire.sent == []
+
+
+async def _disconnect() -> dict:
+    await asyncio.sleep(0.01)
+    return {"type": "http.disconnect"}
+
+
+@pytest.mark.spec("HTTP-20")
+async def test_a_silent_stream_gives_signs_of_life_until_it_is_answered() -> None:
+    server = make_server(limits=Limits(keep_alive_seconds=0.05))
+    done = asyncio.Event()
+
+    @server.tool
+    async def ponder(ctx: Context) -> str:
+        await ctx.report_progress(1)
+        await done.wait()
+        return "pondered"
+
+    body = message("tools/call", {"name": "ponder"}, meta={"progressToken": 1})
+    wire = Wire([encode(body)], headers_for(body))
+    task = asyncio.create_task(server.asgi()(wire.scope, wire.receive, wire.send))
+    async with asyncio.timeout(5):
+        while sum(part.get("body", b"").startswith(b":") for part in wire.sent) < 2:  # noqa: ASYNC110 - of another's list
+            await asyncio.sleep(0.01)
+    done.set()
+    await task
+    count = len(wire.sent)
+    await asyncio.sleep(0.15)
+    assert len(wire.sent) == count  # and none after the answer
+    assert b"pondered" in wire.sent[-1]["body"]
+
+
+@pytest.mark.spec("HTTP-20")
+async def test_no_signs_of_life_for_a_call_that_does_not_stream_or_is_given_up() -> None:
+    server = make_server(limits=Limits(keep_alive_seconds=0.02))
+
+    @server.tool
+    async def tell(ctx: Context, *, streams: bool) -> str:
+        if streams:
+            await ctx.report_progress(1)
+        await asyncio.sleep(0.1 if not streams else 60)
+        return "done"
+
+    for streams, most in ((False, 2), (True, 3)):
+        body = message("tools/call", {"name": "tell", "arguments": {"streams": streams}}, meta={"progressToken": 1})
+        wire = Wire([encode(body)], headers_for(body))
+        asked = iter([wire.receive(), _disconnect() if streams else wire.receive()])
+        await asyncio.wait_for(server.asgi()(wire.scope, lambda asked=asked: next(asked), wire.send), 5)
+        await asyncio.sleep(0.1)
+        assert len(wire.sent) <= most

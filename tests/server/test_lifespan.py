@@ -114,3 +114,40 @@ async def test_one_that_fails_at_start_up_is_told_to_the_asgi_server() -> None:
 
     await made(Life(fail=1)).asgi()({"type": "lifespan"}, receive, send)
     assert sent == [{"type": "lifespan.startup.failed", "message": "OSError: no database"}]
+
+
+def test_what_comes_after_its_yield_is_done_also_when_the_loop_just_ends() -> None:
+    events: list[str] = []
+
+    @asynccontextmanager
+    async def life(server: Server) -> AsyncIterator[None]:
+        events.append("entered")
+        yield
+        await asyncio.sleep(0)
+        events.append("left")
+
+    server = Server("mounted", lifespan=life)
+
+    async def once() -> None:
+        assert (await ask(server, "server/discover")).status == 200
+
+    asyncio.run(once())
+    assert events == ["entered", "left"]
+    assert not server.lifespan.started
+
+
+@pytest.mark.security("R1")
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(3), KeyboardInterrupt(), BaseException("x")])
+async def test_whatever_it_raises_requests_do_not_wait_for_it_forever(error: BaseException) -> None:
+    @asynccontextmanager
+    async def life(server: Server) -> AsyncIterator[None]:
+        await asyncio.sleep(0)
+        raise error
+        yield
+
+    server = Server("failing", lifespan=life)
+    async with asyncio.timeout(5):
+        answer = await ask(server, "server/discover")
+        assert answer.error["code"] == -32603
+        with pytest.raises(RuntimeError, match=f"The lifespan raised {type(error).__name__} before it yielded"):
+            await server.lifespan.start()

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft import Server
 from weft.errors import InvalidParams, RegistrationError, UsageError
 from weft.server.changes import Change, Changes
 from weft.server.pages import CachePolicy, Pages, check_definition
@@ -78,6 +79,33 @@ def test_a_cursor_goes_on_where_its_item_was_when_that_is_gone() -> None:
 def test_a_cursor_of_one_worker_is_understood_by_another() -> None:
     assert page(filled(5), page(filled(5))[1]) == page(filled(5), page(filled(5))[1])
     assert page(filled(5), page(filled(5))[1])[0] == ["t2", "t3"]
+    other = filled(0)
+    for name in ("gone", "t0", "t1", "t2", "t3", "t4"):  # the same list, numbered otherwise
+        other.add(name, name)
+    other.remove("gone")
+    _, cursor = page(filled(5))
+    assert page(other, cursor)[0] == ["t2", "t3"]
+    _, cursor = page(other)
+    assert page(filled(5), cursor)[0] == ["t2", "t3"]
+
+
+@pytest.mark.spec("PAG-04")
+def test_a_cursor_skips_nothing_when_its_item_went_and_came_again() -> None:
+    pages = filled(5)
+    _, cursor = page(pages)
+    pages.remove("t1")
+    pages.add("t1", "t1")  # now the last
+    assert page(pages, cursor)[0] == ["t2", "t3"]
+    assert page(pages, page(pages, cursor)[1])[0] == ["t4", "t1"]
+
+
+@pytest.mark.security("R12")
+def test_what_was_taken_out_is_remembered_up_to_a_limit() -> None:
+    pages = filled(1001)
+    for number in range(1001):
+        pages.remove(f"t{number}")
+    assert len(pages._went) == 1000
+    assert "t0" not in pages._went
 
 
 def craft(*payload: object) -> str:
@@ -193,6 +221,7 @@ def test_ttl_is_a_whole_number_of_milliseconds(ttl: object) -> None:
 @pytest.mark.spec("CACHE-03")
 def test_scope_is_public_or_private() -> None:
     assert CachePolicy(scope="private").scope == "private"
+    assert (CachePolicy().list_scope, CachePolicy().read_scope) == ("public", "private")
     with pytest.raises(UsageError, match=r"'public' .* 'private'"):
         CachePolicy(scope="shared")  # type: ignore[arg-type]
 
@@ -201,6 +230,25 @@ def test_a_definition_that_is_not_json_is_refused_where_it_is_written() -> None:
     check_definition(Tool("a", {}, meta={"ok": 1}), "Tool 'a'", "app.py:3")
     with pytest.raises(RegistrationError, match=r"Tool 'a' cannot be registered \(app.py:3\).*not JSON"):
         check_definition(Tool("a", {}, meta={"bad": object()}), "Tool 'a'", "app.py:3")
+
+
+@pytest.mark.spec("META-11", "META-13")
+@pytest.mark.parametrize("key", ["1com/x", "com.example-/x", "-x", "a/b/c", "x y"])
+def test_a_malformed_key_of_meta_is_refused_where_it_is_written(key: str) -> None:
+    server = Server("s")
+
+    def echo(b: str) -> str:
+        return b
+
+    for register in (
+        lambda: server.tool(lambda: "x", name="a", meta={key: 1}),
+        lambda: server.add_resource("a://b", "x", meta={key: 1}),
+        lambda: server.add_resource("a://{b}", echo, meta={key: 1}),
+        lambda: server.prompt(lambda: "x", name="a", meta={key: 1}),
+    ):
+        with pytest.raises(RegistrationError, match=r"cannot be registered \(.*meta= has a wrong key. .*(write|begin)"):
+            register()
+    server.add_resource("a://b", "x", meta={"com.example/x": 1, "io.modelcontextprotocol/x": 1, "plain": 1})
 
 
 # Changes

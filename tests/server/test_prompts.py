@@ -12,7 +12,7 @@ from pydantic import Field
 
 from weft import Context, Server
 from weft.eras.stateless import NEWEST, STATELESS, StatelessClient
-from weft.errors import InvalidParams, ProtocolError, RegistrationError
+from weft.errors import InvalidParams, ProtocolError, RegistrationError, UsageError
 from weft.jsonrpc import decode, encode_request
 from weft.server.call import Call
 from weft.server.changes import Change
@@ -303,7 +303,7 @@ async def test_prompts_come_and_go_while_serving_and_listeners_hear_it() -> None
     after = (await send(server, "prompts/list", cursor=page["nextCursor"]))["result"]
     assert [prompt["name"] for prompt in after["prompts"]] == ["b"]
     assert heard == [Change("prompts")] * 3
-    with pytest.raises(KeyError):
+    with pytest.raises(UsageError, match=r"There is no prompt 'a' to remove. There are: b\."):
         server.remove_prompt("a")
 
 

@@ -310,7 +310,20 @@ async def test_cache_hints_are_per_server_per_list_and_per_resource() -> None:
     assert await hints("resources/list") == (2, "public")
     assert await hints("resources/templates/list") == (3, "public")
     assert await hints("resources/read", uri="a://own") == (4, "public")
-    assert await hints("resources/read", uri="b://1") == (5, "public")
+    assert await hints("resources/read", uri="b://1") == (5, "private")
+
+
+@pytest.mark.spec("CACHE-16")
+async def test_what_is_read_is_private_unless_said_otherwise() -> None:
+    server = Server("s", cache=CachePolicy(60_000))
+
+    @server.resource("me://name")
+    def me(ctx: Context) -> str:
+        return ctx.connection_id
+
+    read = (await send(server, "resources/read", uri="me://name"))["result"]
+    assert (read["ttlMs"], read["cacheScope"]) == (60_000, "private")
+    assert (await send(server, "resources/list"))["result"]["cacheScope"] == "public"
 
 
 @pytest.mark.spec("PAG-05", "PAG-06", "CACHE-15")
@@ -349,7 +362,7 @@ async def test_resources_come_and_go_while_serving_and_listeners_hear_it() -> No
     assert [entry["uri"] for entry in (await send(server, "resources/list"))["result"]["resources"]] == ["a://c"]
     assert (await fail(server, "a://b"))["code"] == -32602
     assert (await fail(server, "a://1/more"))["code"] == -32602
-    with pytest.raises(KeyError):
+    with pytest.raises(UsageError, match=r"There is no resource 'a://b' to remove. Did you mean 'a://c'\?"):
         server.remove_resource("a://b")
 
 

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 
 from weft import Server
-from weft.cli.calling import CallFailed, _Peer
+from weft.cli.peer import CallFailed, Peer
 from weft.errors import StartError
-from weft.server.listening import HttpOptions, bind, check_exposure, is_loopback, try_line, url_of
+from weft.protocol.hosts import is_loopback
+from weft.server.listening import HttpOptions, bind, check_exposure, try_line, url_of
 
 SCRIPT = """
 import asyncio, os, sys, time
@@ -101,7 +102,7 @@ def start(tmp_path: Path):
 
 
 def pid_of(url: str) -> int:
-    return _Peer(url, 5).call_tool("pid", {})["structuredContent"]
+    return Peer(url, 5).call_tool("pid", {})["structuredContent"]
 
 
 def connect(url: str) -> socket.socket:
@@ -125,7 +126,7 @@ def test_it_says_where_it_serves_and_what_to_try(start) -> None:
     line = process.until("Weft serves")
     url = line.split(" at ")[1].split()[0]
     assert line == f"Weft serves 'runner' at {url} (Ctrl-C stops)"
-    assert process.until("Try:") == f"Try: weft call {url} pid '{{}}'"
+    assert process.until("Try:").endswith(f"weft call {url} pid")
     assert pid_of(url) > 0
 
 
@@ -207,6 +208,22 @@ def test_the_url_is_one_that_works_from_here() -> None:
         port = listener.getsockname()[1]
         assert url_of(HttpOptions(host="0.0.0.0", path="/x"), listener) == f"http://127.0.0.1:{port}/x"
         assert url_of(HttpOptions(host="::1"), listener) == f"http://[::1]:{port}/mcp"
+
+
+@pytest.mark.parametrize(
+    ("allowed", "shown"),
+    [
+        (["api.example.com", "localhost"], "api.example.com:PORT"),
+        (["*", "*.example.com", "api.example.com:8443"], "api.example.com:8443"),
+        (["*"], "127.0.0.1:PORT"),
+        (["::1"], "[::1]:PORT"),
+        (["[::1]:80"], "[::1]:80"),
+    ],
+)
+def test_the_url_is_under_a_name_that_is_served(allowed: list[str], shown: str) -> None:
+    with bind("127.0.0.1", 0) as listener:
+        url = url_of(HttpOptions(host="0.0.0.0", allowed_hosts=allowed), listener)
+        assert url == f"http://{shown}/mcp".replace("PORT", str(listener.getsockname()[1]))
 
 
 def test_there_is_nothing_to_try_without_a_tool() -> None:
@@ -416,7 +433,7 @@ def test_a_worker_that_dies_is_replaced(start) -> None:
     before = pids(url, 2)
     time.sleep(1)
     with contextlib.suppress(CallFailed):
-        _Peer(url, 5).call_tool("die", {})
+        Peer(url, 5).call_tool("die", {})
     process.until("is replaced")
     assert len(pids(url, 2) | before) == 3
 

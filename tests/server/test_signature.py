@@ -13,9 +13,10 @@ from typing import Annotated, Any, Literal, NotRequired, Optional
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field
+from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
+from weft.errors import RegistrationError
 from weft.protocol.headers import find_mirrors
 from weft.protocol.schema import check_object_schema, compile_schema
 from weft.server.signature import ArgumentsError, MirroredHeader, read_signature
@@ -351,6 +352,8 @@ def test_spellings_that_models_are_fond_of():
         (b'{"i": true}', "'i': expected an integer, got a boolean."),
         (b'{"x": false}', "'x': expected a number, got a boolean."),
         (b'{"b": 1}', "'b': expected true or false, got an integer."),
+        (b'{"b": "yes"}', "'b': expected true or false, got a string."),
+        (b'{"b": "1"}', "'b': expected true or false, got a string."),
         (b'{"s": 3}', "'s': expected a string, got an integer."),
         (b'{"l": ["1", true]}', "'l[1]': expected an integer, got a boolean."),
         (b'{"i": 1.5}', "'i': expected an integer, got a number."),
@@ -361,6 +364,13 @@ def test_a_boolean_is_not_a_number(raw, issue):
     def f(i: int = 0, x: float = 0, b: bool = True, s: str = "", l: list[int] = []) -> None: ...  # noqa: B006, E741
 
     assert issues(f, raw) == [issue]
+
+
+def test_a_boolean_may_be_spelt_out_and_a_union_has_other_members():
+    def f(b: bool, u: bool | int, n: bool | None) -> None: ...
+
+    bound = read_signature(f).bind_json(b'{"b": "TRUE", "u": "3", "n": "False"}')
+    assert bound == {"b": True, "u": 3, "n": False}
 
 
 def test_null_is_not_absence():
@@ -375,3 +385,47 @@ def test_bytes_and_values_bind_alike(values):
     else:
         with pytest.raises(ArgumentsError):
             signature.bind(values)
+
+
+class Loose(BaseModel):
+    model_config = ConfigDict(populate_by_name=True)
+    zone: Annotated[str, MirroredHeader("Zone")] = Field(alias="Zone")
+
+
+class Strict(BaseModel):
+    zone: Annotated[str, MirroredHeader("Zone")] = Field(alias="Zone")
+
+
+@dataclasses.dataclass
+class Record:
+    zone: Annotated[str, MirroredHeader("Zone"), Field(validation_alias=AliasChoices("zone", "area"))]
+
+
+@pytest.mark.security("R8")
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        Annotated[str, Field(validation_alias=AliasChoices("place", "zone")), MirroredHeader("Zone")],
+        Annotated[str, Field(validation_alias=AliasPath("place", 0)), MirroredHeader("Zone")],
+        Annotated[str, Field(validation_alias=AliasChoices("a", "b"), json_schema_extra={"x-mcp-header": "Zone"})],
+        Annotated[Strict, Field(validation_alias=AliasChoices("place", "where"))],
+        Loose,
+        Record,
+    ],
+)
+def test_a_mirrored_argument_has_one_name(annotation: Any) -> None:
+    def move(place): ...
+
+    move.__annotations__ = {"place": annotation}
+    with pytest.raises(
+        RegistrationError, match=r"Mcp-Param-Zone, but .* several names.\n.*\n  What to do: give it one"
+    ):
+        read_signature(move)
+
+
+@pytest.mark.security("R8")
+def test_a_mirrored_argument_may_have_an_alias_and_its_neighbour_several() -> None:
+    def move(place: Strict, other: Annotated[int, Field(validation_alias=AliasChoices("other", "one"))]): ...
+
+    schema = read_signature(move).input_schema
+    assert [mirror.path for mirror in find_mirrors(schema)] == [("place", "Zone")]

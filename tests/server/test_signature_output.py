@@ -171,7 +171,7 @@ def test_a_value_that_does_not_fit_is_an_error_that_names_the_function(annotatio
     with pytest.raises(OutputError) as caught:
         returning(annotation).dump_output(value)
     text = str(caught.value)
-    assert text.startswith("tool 'f' (tests/server/test_signature_output.py:")
+    assert text.startswith("Tool 'f' (tests/server/test_signature_output.py:")
     assert "annotation" in text
     assert "SECRET" not in text
     assert caught.value.__cause__ is None
@@ -182,7 +182,48 @@ def test_a_model_that_was_changed_into_something_else_is_an_error():
     point.x = "SECRET"  # type: ignore[assignment]  # the mistake itself
     with pytest.raises(OutputError) as caught:
         returning(list[Point]).dump_output([point])
+    assert "does not fit its return type list[Point] at [0]['x']: expected an integer. Return" in str(caught.value)
     assert "SECRET" not in str(caught.value)
+
+
+class Aliased(BaseModel, extra="forbid"):
+    count: int = Field(alias="Count")
+    note: str = Field(default="", serialization_alias="Note")
+
+    @computed_field
+    @property
+    def twice(self) -> str:
+        return self.note * 2
+
+
+@pytest.mark.mistake("a return value that cannot be serialised")
+@pytest.mark.parametrize(
+    ("annotation", "value", "place"),
+    [
+        (Size, Size("SECRET"), "Size at ['w']: expected a number"),  # type: ignore[arg-type]  # the mistake itself
+        (dict[str, Size], {"a": Size(1.0, [3])}, "dict[str, Size] at ['a']['tags'][0]: expected a string"),  # type: ignore[list-item]  # as above
+        (Aliased, Aliased.model_construct(count="SECRET", note="n"), "Aliased at ['count']: expected an integer"),
+    ],
+)
+def test_an_instance_with_a_wrong_field_is_an_error_that_names_the_field(annotation, value, place):
+    with pytest.raises(OutputError) as caught:
+        returning(annotation).dump_output(value)
+    assert f"which does not fit its return type {place}. Return what" in str(caught.value)
+    assert [word for word in ("pydantic", "SECRET") if word in str(caught.value).lower()] == []
+
+
+@pytest.mark.parametrize("annotation", [str, Annotated[str, "x"], str | None])
+def test_text_is_held_to_its_annotation(annotation):
+    signature = returning(annotation)
+    assert signature.output_schema is None
+    signature.require_text("x")
+    with pytest.raises(OutputError, match=r"^Tool 'f' .* returned a value of type int, which does not fit its return"):
+        signature.require_text(3)
+
+
+@pytest.mark.parametrize("annotation", [Any, None, bytes, Image, str | Image, str | bytes, list[Image], int])
+def test_other_annotations_have_no_text_to_check(annotation):
+    assert returning(annotation).require_text is None
 
 
 @pytest.mark.mistake("a return value that cannot be serialised")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
+from pathlib import PureWindowsPath
 
 import pytest
 
 from weft.errors import RegistrationError
+from weft.server import where
 from weft.server.signature import read_signature
 from weft.server.where import describe, location, short_path, user_frames
 
@@ -64,3 +66,16 @@ def test_frames_of_weft_are_left_out():
     frames = user_frames(caught.value)
     assert len(frames) == 1
     assert frames[0].startswith(HERE)
+
+
+def test_whose_a_file_is_does_not_hang_on_the_separator(monkeypatch):
+    class WindowsPath(PureWindowsPath):
+        def resolve(self):
+            return self
+
+    rooms = where._not_users.__wrapped__
+    monkeypatch.setattr(where, "Path", WindowsPath)
+    monkeypatch.setattr(where, "_not_users", rooms)
+    assert not where.is_users(where.__file__)
+    assert not where.is_users(json.__file__)
+    assert where.is_users(__file__)

@@ -372,8 +372,7 @@ def test_one_request_more_than_allowed_is_refused_and_then_there_is_room_again(c
     assert refusal["id"] == 5
     assert refusal["error"]["code"] == -32603
     assert refusal["error"]["message"] == (
-        "The server is busy: 5 requests are being served on this connection. "
-        "Send this one again when one of them is answered."
+        "The server is busy with 5 requests. Send this one again when one of them is answered."
     )
     child.send(cancelled({"requestId": 0}))
     child.say("unwound")

@@ -22,10 +22,14 @@ _exporter = InMemorySpanExporter()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def provider() -> None:
+def provider() -> Iterator[None]:
     made = TracerProvider()
     made.add_span_processor(SimpleSpanProcessor(_exporter))
-    trace.set_tracer_provider(made)
+    patch = pytest.MonkeyPatch()
+    patch.setattr(trace, "get_tracer_provider", lambda: made)  # the real setting is for the life of the process
+    patch.setattr(trace, "get_tracer", made.get_tracer)
+    yield
+    patch.undo()
 
 
 @pytest.fixture

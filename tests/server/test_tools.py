@@ -18,6 +18,7 @@ from weft import (
     ToolAnnotations,
     ToolError,
 )
+from weft.errors import UsageError
 from weft.server.asks import ask_roots
 from weft.server.rounds import InputRequired
 
@@ -168,7 +169,7 @@ def test_a_schema_in_place_of_a_signature_wants_one_parameter() -> None:
 
 
 @pytest.mark.parametrize("plain", [True, False])
-async def test_a_tool_has_its_time(plain: bool) -> None:
+async def test_a_tool_has_its_time(plain: bool, caplog: pytest.LogCaptureFixture) -> None:
     server, stopped = Server("slow"), asyncio.Event()
 
     async def slow() -> str:
@@ -187,8 +188,12 @@ async def test_a_tool_has_its_time(plain: bool) -> None:
     server.add_tool(slow_plain if plain else slow, name="slow", timeout=0.02)
     result = (await ask(server, "tools/call", {"name": "slow"})).result
     assert result["isError"] is True
-    assert "0.02 s" in result["content"][0]["text"]
+    end = "was given up" if plain else "was stopped"  # a thread cannot be stopped
+    assert result["content"][0]["text"] == f"The tool took longer than its 0.02 s and {end}."
     assert stopped.is_set() is not plain
+    (warning,) = [record.getMessage() for record in caplog.records if record.name == "weft.tools"]
+    assert warning.startswith("Tool 'slow' (tests/server/test_tools.py:")
+    assert warning.endswith(f"took longer than its 0.02 s and {end}.")
 
 
 async def test_a_timeout_inside_a_tool_is_not_the_tools_own() -> None:
@@ -316,5 +321,7 @@ async def test_an_unknown_tool_gets_a_hint() -> None:
 
 
 def test_removing_what_is_not_there() -> None:
-    with pytest.raises(KeyError):
+    with pytest.raises(UsageError, match=r"There is no tool 'nothing' to remove. There are: none\."):
         Server("x").remove_tool("nothing")
+    with pytest.raises(UsageError, match=r"There is no tool 'ecko' to remove. Did you mean 'echo'\?"):
+        make_server().remove_tool("ecko")

@@ -1,83 +1,154 @@
-"""`weft call` and `weft list`: one small client, enough to try a server.
+"""`weft call`, `weft list`, `weft read` and `weft prompt`: enough to try a server, one request and its answer printed.
 
-It speaks HTTP through the standard library and leaves the envelope of a request to the era. Every way in which a server
-can be out of reach has a sentence with the URL and the cause.
+Owns what is printed, and how. How a server is reached is `peer`'s business.
 """
 
 from __future__ import annotations
 
-import http.client
-import itertools
-import socket
-import ssl
+import base64
 import sys
-from collections.abc import Mapping
-from ipaddress import ip_address
+from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
-from weft import __version__
-from weft.eras.stateless import StatelessClient
-from weft.errors import HeaderMismatch, WeftError
-from weft.protocol.headers import find_mirrors, mirror_values
-from weft.types.base import Implementation
-from weft.types.capabilities import ClientCapabilities
+from weft.cli.command import WrongCommand
+from weft.cli.peer import CallFailed, Peer
+from weft.protocol.schema import is_array, is_object
 
-__all__ = ["CallFailed", "call", "list_all"]
+__all__ = ["call", "list_all", "prompt", "read"]
 
-MOST_PAGES = 250  # D12
-MOST_BYTES = 64 * 1024 * 1024  # D12
-MOST_EVENT_BYTES = 16 * 1024 * 1024  # D12
-LISTS = (("tools", "tools/list"), ("resources", "resources/list"), ("prompts", "prompts/list"))
-
-
-class CallFailed(WeftError):
-    """The server could not be reached, or refused."""
-
-    def __init__(self, sentence: str, code: int | None = None) -> None:
-        super().__init__(sentence)
-        self.code = code  # of the JSON-RPC error, if it was one
+NESTING = 4  # of types that are written out
 
 
 def call(url: str, tool: str, arguments: str, timeout: float) -> int:
-    """Call a tool and print what it answers. 2 if that is an error."""
-    peer = _Peer(url, timeout)
-    result = peer.call_tool(tool, _read_arguments(arguments))
-    if result.get("resultType", "complete") != "complete":
-        raise CallFailed(
-            f"{tool} asks back ({result['resultType']}), which this command cannot answer; use a client that can."
-        )
+    """Call a tool and print what it answers. 1 if that is an error."""
+    given = _read_arguments(arguments)
+    result = _complete(Peer(url, timeout).call_tool(tool, given), tool)
     failed = bool(result.get("isError"))
     stream = sys.stderr if failed else sys.stdout
-    blocks: list[dict[str, Any]] = result.get("content") or []
+    blocks = _objects(result.get("content"))
     for block in blocks:
         print(_show(block), file=stream)
     if not blocks and "structuredContent" in result:
         print(msgspec.json.format(msgspec.json.encode(result["structuredContent"])).decode(), file=stream)
-    return 2 if failed else 0
+    return 1 if failed else 0
+
+
+def read(url: str, uri: str, timeout: float) -> int:
+    """Read a resource and print it: text as text, anything else as the bytes it is."""
+    result = _complete(Peer(url, timeout).request("resources/read", {"uri": uri}), uri)
+    for part in _objects(result.get("contents")):
+        if "blob" not in part:
+            print(part.get("text", ""))
+        elif sys.stdout.isatty():  # bytes would upset a terminal
+            print(f"[{part.get('mimeType', 'bytes')}, {len(part['blob']) * 3 // 4} bytes; > FILE keeps them]")
+        else:
+            sys.stdout.flush()
+            sys.stdout.buffer.write(base64.b64decode(part["blob"]))
+    return 0
+
+
+def prompt(url: str, name: str, arguments: str, timeout: float) -> int:
+    """Get a prompt and print its messages, each with its role."""
+    params = {"name": name, "arguments": _read_arguments(arguments)}
+    result = _complete(Peer(url, timeout).request("prompts/get", params), name)
+    for message in _objects(result.get("messages")):
+        print(f"{message.get('role')}: {_show(_object(message.get('content')))}")
+    return 0
 
 
 def list_all(url: str, timeout: float) -> int:
     """Print what a server offers."""
-    peer = _Peer(url, timeout)
-    offered = peer.request("server/discover", {})
-    for kind, method in LISTS:
-        if kind not in offered.get("capabilities", {}):
+    peer = Peer(url, timeout)
+    offered = peer.request("server/discover", {}).get("capabilities", {})
+    for title, capability, method, key, describe in _LISTS:
+        if capability not in offered:
             continue
-        print(f"{kind}:")
-        for item in peer.pages(method, kind):
+        items = peer.pages(method, key)
+        if items:
+            print(f"{title}:")
+        for item in items:
+            name = item.get("uriTemplate") or item.get("uri") or item.get("name")
             about = (item.get("description") or item.get("title") or "").strip().partition("\n")[0]
-            print(f"  {item.get('uri') or item.get('name')}" + (f"  {about}" if about else ""))
+            print(f"  {name}" + (f"  {about}" if about else ""))
+            if arguments := describe(item):
+                print(f"    {arguments}")
     return 0
+
+
+def _tool_arguments(tool: Mapping[str, Any]) -> str:
+    """The arguments of a tool in a line: `tea: string, grams: integer = 100`."""
+    schema = _object(tool.get("inputSchema"))
+    required = schema.get("required") or ()
+    words: list[str] = []
+    for name, about in _object(schema.get("properties")).items():
+        default = f" = {_json(about['default'])}" if is_object(about) and "default" in about else ""
+        words.append(f"{name}{'' if default or name in required else '?'}: {_type(about, schema)}{default}")
+    return ", ".join(words)
+
+
+def _prompt_arguments(item: Mapping[str, Any]) -> str:
+    """The arguments of a prompt in a line: `mood, tea?`."""
+    return ", ".join(
+        f"{one.get('name')}{'' if one.get('required') else '?'}" for one in _objects(item.get("arguments"))
+    )
+
+
+def _no_arguments(_item: Mapping[str, Any]) -> str:
+    return ""
+
+
+_LISTS: tuple[tuple[str, str, str, str, Callable[[Mapping[str, Any]], str]], ...] = (
+    ("tools", "tools", "tools/list", "tools", _tool_arguments),
+    ("resources", "resources", "resources/list", "resources", _no_arguments),
+    ("resource templates", "resources", "resources/templates/list", "resourceTemplates", _no_arguments),
+    ("prompts", "prompts", "prompts/list", "prompts", _prompt_arguments),
+)
+
+
+def _type(about: Any, root: Mapping[str, Any], depth: int = 0) -> str:
+    """The type that a schema describes, in a few words; a schema may refer to itself, hence the depth."""
+    facts = _object(about) if depth < NESTING else {}
+    if "$ref" in facts:
+        return _type(_object(root.get("$defs")).get(str(facts["$ref"]).rpartition("/")[2]), root, depth + 1)
+    if is_array(facts.get("enum")) or "const" in facts:
+        return " | ".join(_json(one) for one in facts.get("enum") or [facts.get("const")])
+    if is_array(facts.get("anyOf")):
+        return " | ".join(_type(one, root, depth + 1) for one in facts["anyOf"])
+    if facts.get("type") == "array" and "items" in facts:
+        return f"[{_type(facts['items'], root, depth + 1)}]"
+    if names := _object(facts.get("properties")):
+        return f"{{{', '.join(names)}}}"
+    kind = facts.get("type", "any")
+    return " | ".join(map(str, kind)) if is_array(kind) else str(kind)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    """What a server sent where an object belongs; an empty one if it is something else."""
+    return value if is_object(value) else {}
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    return [_object(one) for one in value] if is_array(value) else []
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _complete(result: dict[str, Any], what: str) -> dict[str, Any]:
+    kind = result.get("resultType", "complete")
+    if kind != "complete":
+        raise CallFailed(f"{what} asks back ({kind}), which this command cannot answer; use a client that can.")
+    return result
 
 
 def _read_arguments(text: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.DecodeError as error:
-        raise CallFailed(f"The arguments are not a JSON object ({error}); write them like '{{\"a\": 1}}'.") from None
+        raise WrongCommand(f"The arguments are not a JSON object ({error}); write them like '{{\"a\": 1}}'.") from None
 
 
 def _show(block: Mapping[str, Any]) -> str:
@@ -88,146 +159,4 @@ def _show(block: Mapping[str, Any]) -> str:
         return f"[{kind}, {block.get('mimeType')}, {len(block.get('data', '')) * 3 // 4} bytes]"
     if kind == "resource_link":
         return f"[resource {block.get('uri')}]"
-    return msgspec.json.encode(block).decode()
-
-
-class _ErrorBody(msgspec.Struct):
-    code: int
-    message: str
-
-
-class _Message(msgspec.Struct):
-    """What a server sends: an answer, or a notification before it."""
-
-    method: str | None = None
-    params: Any = None
-    result: dict[str, Any] | None = None
-    error: _ErrorBody | None = None
-
-
-_read_message = msgspec.json.Decoder(_Message).decode
-
-
-class _Peer:
-    """A server at a URL."""
-
-    def __init__(self, url: str, timeout: float) -> None:
-        self._url = url
-        self._parts = _check(url)
-        self._timeout = timeout
-        self._ids = itertools.count(1)
-
-    def call_tool(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Call a tool. Where it wants arguments repeated in headers, its schema says which."""
-        params = {"name": tool, "arguments": arguments}
-        try:
-            return self.request("tools/call", params)
-        except CallFailed as failed:
-            if failed.code != HeaderMismatch.code:
-                raise
-            for found in self.pages("tools/list", "tools"):
-                if found.get("name") == tool:
-                    mirrors = find_mirrors(found.get("inputSchema", {}))
-                    return self.request("tools/call", params, mirror_values(mirrors, arguments))
-            raise
-
-    def pages(self, method: str, kind: str) -> list[dict[str, Any]]:
-        """All items of a list."""
-        items: list[dict[str, Any]] = []
-        params: dict[str, Any] = {}
-        for _ in range(MOST_PAGES):
-            result = self.request(method, params)
-            items += result.get(kind, [])
-            if not result.get("nextCursor"):
-                break
-            params = {"cursor": result["nextCursor"]}
-        return items
-
-    def request(self, method: str, params: dict[str, Any], headers: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """Send one request; returns its result."""
-        info = Implementation("weft", __version__)
-        params, stamped = StatelessClient().stamp(method, params, info=info, capabilities=ClientCapabilities())
-        body = msgspec.json.encode({"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": params})
-        answer = self._post(body, {**stamped, **(headers or {})})
-        error = answer.error
-        if error is not None:
-            raise CallFailed(f"{self._url} refused {method}: {error.message} ({error.code})", error.code)
-        return answer.result or {}
-
-    def _post(self, body: bytes, headers: Mapping[str, str]) -> _Message:
-        secure = self._parts.scheme == "https"
-        connect = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        connection = connect(self._parts.hostname or "", self._parts.port, timeout=self._timeout)
-        path = (self._parts.path or "/") + (f"?{self._parts.query}" if self._parts.query else "")
-        accepted = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
-        try:
-            connection.request("POST", path, body, {**accepted, **headers})
-            return self._read(connection.getresponse())
-        except (OSError, http.client.HTTPException) as error:
-            raise CallFailed(self._why(error)) from None
-        finally:
-            connection.close()
-
-    def _read(self, response: http.client.HTTPResponse) -> _Message:
-        try:
-            if response.getheader("Content-Type", "").startswith("text/event-stream"):
-                return self._read_events(response)
-            answer = _read_message(response.read(MOST_BYTES))
-        except msgspec.DecodeError:
-            answer = _Message()
-        if answer.result is None and answer.error is None:
-            raise CallFailed(
-                f"{self._url} answered {response.status} {response.reason}, but not as an MCP server does; "
-                "check the path, which is usually /mcp."
-            )
-        return answer
-
-    def _read_events(self, response: http.client.HTTPResponse) -> _Message:
-        """The answer at the end of a stream; what comes before it is shown on stderr."""
-        data = b""
-        while line := response.readline(MOST_EVENT_BYTES):
-            if line.startswith(b"data:"):
-                data += line[5:].strip()
-            elif not line.strip() and data:
-                message = _read_message(data)
-                if message.method is None:
-                    return message
-                print(f"{message.method}: {msgspec.json.encode(message.params).decode()}", file=sys.stderr)
-                data = b""
-        raise CallFailed(f"{self._url} ended its answer before it was complete; look into the server's log.")
-
-    def _why(self, error: Exception) -> str:
-        place = f"{self._parts.hostname}:{self._parts.port or (443 if self._parts.scheme == 'https' else 80)}"
-        if isinstance(error, ConnectionRefusedError):
-            return (
-                f"No server is running at {self._url}: {place} refused the connection. Start it (weft run FILE --http "
-                f"--port {place.rpartition(':')[2]}), or check the address."
-            )
-        if isinstance(error, socket.gaierror):
-            return f"No server was found at {self._url}: the name {self._parts.hostname!r} is unknown; check it."
-        if isinstance(error, TimeoutError):
-            return f"{self._url} did not answer within {self._timeout:g} s. Is it busy? --timeout waits longer."
-        if isinstance(error, ssl.SSLError):
-            return f"{self._url} cannot be reached over TLS: {error.reason or error}. Is it an http:// address?"
-        return f"{self._url} cannot be reached: {type(error).__name__}: {error}."
-
-
-def _check(url: str) -> SplitResult:
-    """https, or http to this machine: anything else could be read by others on its way (R11)."""
-    try:
-        parts = urlsplit(url)
-        _ = parts.port
-    except ValueError:
-        parts = SplitResult("", "", "", "", "")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise CallFailed(f"{url!r} is not the URL of a server; write one like http://127.0.0.1:8000/mcp.")
-    if parts.scheme == "http" and not _is_here(parts.hostname):
-        raise CallFailed(f"{url} is not encrypted; use https:// for a server that is not on this machine.")
-    return parts
-
-
-def _is_here(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return _json(block)

@@ -1,7 +1,7 @@
 """What can be typed after `weft`, and the exit codes.
 
-0: it went well, also when a server was stopped by Ctrl-C. 1: the server failed or could not be reached. 2: the command
-was wrong, or the tool that was called answered with an error.
+0: it went well, also when a server was stopped by Ctrl-C. 1: the server failed, could not be reached, or answered the
+call with an error. 2: the command line is wrong.
 """
 
 from __future__ import annotations
@@ -10,9 +10,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from weft import __version__
 from weft.errors import UsageError, WeftError
 
 __all__ = ["WrongCommand", "main"]
+
+LEVELS = ("debug", "info", "warning", "error", "critical")
+MOST_PORT = 65535
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,15 +37,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class WrongCommand(UsageError):
-    """Options that do not go together."""
+    """What was typed cannot be done, whatever the server does."""
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="weft", description="Serve and call MCP servers.")
+    parser.add_argument("--version", action="version", version=__version__, help="print the version")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", allow_abbrev=False, help="serve a server on stdio, or over HTTP"))
     _add_call(commands.add_parser("call", allow_abbrev=False, help="call a tool of a running server"))
     _add_list(commands.add_parser("list", allow_abbrev=False, help="list what a running server offers"))
+    _add_read(commands.add_parser("read", allow_abbrev=False, help="read a resource of a running server"))
+    _add_prompt(commands.add_parser("prompt", allow_abbrev=False, help="get a prompt of a running server"))
     commands.add_parser("version", help="print the version").set_defaults(command=_version)
     return parser
 
@@ -50,7 +57,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="FILE[:OBJECT]", help="the file, and the Server in it if there are several")
     parser.add_argument("--http", action="store_true", help="over HTTP instead of stdio")
     parser.add_argument("--host", help="the address to listen on (127.0.0.1)")
-    parser.add_argument("--port", type=int, help="the port to listen on (8000; 0 takes a free one)")
+    parser.add_argument("--port", type=_port, help="the port to listen on (8000; 0 takes a free one)")
     parser.add_argument("--path", help="the path of the endpoint (/mcp)")
     parser.add_argument("--workers", type=int, metavar="N", help="how many processes serve (1)")
     parser.add_argument("--allow-host", action="append", metavar="NAME", help="a Host that is served; repeatable")
@@ -59,22 +66,46 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--reload", action="store_true", help="start again when a Python file changes")
     parser.add_argument("--debug", action="store_true", help="tell clients what goes wrong, warn of blocking calls")
-    parser.add_argument("--log-level", default="info", metavar="LEVEL", help="debug, info, warning or error (info)")
+    parser.add_argument(
+        "--log-level", default="info", choices=LEVELS, metavar="LEVEL", help=f"{', '.join(LEVELS)} (info)"
+    )
     parser.set_defaults(command=_run)
 
 
+def _port(text: str) -> int:
+    if text.isascii() and text.isdigit() and int(text) <= MOST_PORT:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no port; they go from 1 to {MOST_PORT}, and 0 takes a free one")
+
+
 def _add_call(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("url", metavar="URL", help="where the server is, such as http://127.0.0.1:8000/mcp")
+    _add_server(parser)
     parser.add_argument("tool", metavar="TOOL")
     parser.add_argument("arguments", metavar="JSON", nargs="?", default="{}", help="""such as '{"a": 1}'""")
-    parser.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="how long to wait (60)")
     parser.set_defaults(command=_call)
 
 
 def _add_list(parser: argparse.ArgumentParser) -> None:
+    _add_server(parser)
+    parser.set_defaults(command=_list)
+
+
+def _add_read(parser: argparse.ArgumentParser) -> None:
+    _add_server(parser)
+    parser.add_argument("uri", metavar="URI", help="of the resource, as `weft list` has it; templates filled in")
+    parser.set_defaults(command=_read)
+
+
+def _add_prompt(parser: argparse.ArgumentParser) -> None:
+    _add_server(parser)
+    parser.add_argument("name", metavar="NAME")
+    parser.add_argument("arguments", metavar="JSON", nargs="?", default="{}", help="""such as '{"mood": "glad"}'""")
+    parser.set_defaults(command=_prompt)
+
+
+def _add_server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", help="where the server is, such as http://127.0.0.1:8000/mcp")
     parser.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="how long to wait (60)")
-    parser.set_defaults(command=_list)
 
 
 def _run(parsed: argparse.Namespace) -> int:
@@ -111,8 +142,18 @@ def _list(parsed: argparse.Namespace) -> int:
     return calling.list_all(parsed.url, parsed.timeout)
 
 
-def _version(_parsed: argparse.Namespace) -> int:
-    from weft import __version__
+def _read(parsed: argparse.Namespace) -> int:
+    from weft.cli import calling
 
+    return calling.read(parsed.url, parsed.uri, parsed.timeout)
+
+
+def _prompt(parsed: argparse.Namespace) -> int:
+    from weft.cli import calling
+
+    return calling.prompt(parsed.url, parsed.name, parsed.arguments, parsed.timeout)
+
+
+def _version(_parsed: argparse.Namespace) -> int:
     print(__version__)
     return 0

@@ -95,7 +95,7 @@ class ServerEra(Protocol):
     name: str
     is_stateless: bool
     asks_by_rounds: bool  # a question ends the call and is answered with the next; else it is sent and awaited
-    disconnect_cancels: bool  # a client that goes away has given up its request (HTTP-24, L11-13)
+    methods: frozenset[str]  # what its revisions have, extensions aside
 
     def speaks(self, frame: Frame, headers: Headers | None, peer: Peer | None) -> bool:
         """Whether this message belongs to this era."""

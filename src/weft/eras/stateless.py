@@ -37,7 +37,6 @@ from weft.types.request import (
     CLIENT_CAPABILITIES_KEY,
     CLIENT_INFO_KEY,
     PROTOCOL_VERSION_KEY,
-    RequestMeta,
     RequestParams,
 )
 
@@ -64,14 +63,14 @@ class StatelessServer:
     name = "stateless"
     is_stateless = True
     asks_by_rounds = True
-    disconnect_cancels = True
+    methods = NEWEST.methods
 
     def speaks(self, frame: Frame, headers: Headers | None, peer: Peer | None) -> bool:
         """A request is of this era when it carries this era's `_meta`, or its version header does (ledger 0.2, 3)."""
         if headers is not None and headers.get(_VERSION_HEADER) in REVISIONS:
             return True
-        meta = _read_meta(frame)
-        return meta is not None and meta.protocol_version is not None
+        marks = _read_marks(frame)
+        return marks is not None and marks.version is not None
 
     def open(self, frame: Frame, headers: Headers | None, offer: Offer, peer: Peer | None = None) -> Envelope:
         """Check one request, in the order of the ledger (0.2, steps 4 to 10)."""
@@ -133,26 +132,19 @@ class StatelessServer:
         return revision
 
     def _explain(self, frame: Frame, headers: Headers | None, offer: Offer, error: Exception | None) -> NoReturn:
-        """Refuse a request that could not be read, with the first fault in the ledger's order."""
+        """Refuse a request that could not be read, with the first fault in the ledger's order.
+
+        The version is read by itself, whatever else is wrong: a request of another revision may well have a `_meta` of
+        another shape, and what it needs to be told is the version.
+        """
         stated = headers.get(_VERSION_HEADER) if headers is not None else None
-        meta = _read_meta(frame)
-        has_meta = meta is not None and meta.protocol_version is not None
-        if not has_meta and stated not in REVISIONS and (stated is not None or frame.method == _HANDSHAKE):
-            # Another era's client (COMPAT-03): tell it what is served here.
+        marks = _read_marks(frame)
+        if (marks is None or marks.version is None) and _is_of_session_era(frame, stated):
             requested = stated or _requested_version(frame)
             raise UnsupportedVersion(requested=requested[:64], supported=list(offer.versions))
         if headers is not None and stated is None:
             raise HeaderMismatch("The MCP-Protocol-Version header is missing.")
-        if meta is None:
-            raise InvalidParams("Invalid params: `params._meta` must be an object that names the protocol version.")
-        for key, value in (
-            (PROTOCOL_VERSION_KEY, meta.protocol_version),
-            (CLIENT_CAPABILITIES_KEY, meta.client_capabilities),
-        ):
-            if value is None:
-                raise InvalidParams(f"Invalid params: `_meta` must have {key!r}.")
-        assert meta.protocol_version is not None
-        self._check_version(meta.protocol_version, headers, offer)
+        self._check_version(_required_version(marks), headers, offer)
         assert isinstance(frame.method, str)
         if headers is not None:
             _check_method_header(headers, frame.method)
@@ -169,16 +161,46 @@ def _check_method_header(headers: Headers, name: str) -> None:
         raise HeaderMismatch("The Mcp-Method header differs from the method in the body.")
 
 
-def _read_meta(frame: Frame) -> RequestMeta | None:
-    """The `_meta` of a request, or None when there is none to read. Raises for one with a fault in it."""
+class _Marks(msgspec.Struct):
+    """The two keys that every request of this era has in `_meta`, with values of any shape."""
+
+    version: Any = msgspec.field(name=PROTOCOL_VERSION_KEY, default=None)
+    capabilities: Any = msgspec.field(name=CLIENT_CAPABILITIES_KEY, default=None)
+
+
+class _MarkedParams(msgspec.Struct):
+    meta: _Marks | None = msgspec.field(name="_meta", default=None)
+
+
+def _read_marks(frame: Frame) -> _Marks | None:
+    """What marks a request as of this era; None when its `_meta` is no object, or is not there."""
     if frame.params is UNSET:
         return None
     try:
-        return _envelope_only.decode(frame.params).meta
-    except msgspec.ValidationError as error:
-        if "_meta" not in str(error) or str(error).endswith("`$._meta`"):
-            return None
-        raise InvalidParams(f"Invalid params: {_reason(error)}") from None
+        return msgspec.json.decode(frame.params, type=_MarkedParams).meta
+    except msgspec.ValidationError:
+        return None
+
+
+def _is_of_session_era(frame: Frame, stated: str | None) -> bool:
+    """Whether a request whose `_meta` names no version is another era's (ledger 0.2, 3), to be told what is served.
+
+    The version header decides: one that names this era's first revision or a later one makes the request modern, and
+    then the `_meta` is what is missing. Without the header only a handshake is known for what it is (COMPAT-03).
+    """
+    return frame.method == _HANDSHAKE if stated is None else stated < min(REVISIONS)
+
+
+def _required_version(marks: _Marks | None) -> str:
+    """The version that a request names, once all that `_meta` must have is there (ledger 0.2, 5)."""
+    if marks is None:
+        raise InvalidParams("Invalid params: `params._meta` must be an object that names the protocol version.")
+    for key, value in ((PROTOCOL_VERSION_KEY, marks.version), (CLIENT_CAPABILITIES_KEY, marks.capabilities)):
+        if value is None:
+            raise InvalidParams(f"Invalid params: `_meta` must have {key!r}.")
+    if not isinstance(marks.version, str):
+        raise InvalidParams(f"Invalid params: {PROTOCOL_VERSION_KEY!r} in `_meta` must be a string.")
+    return marks.version
 
 
 def _reason(error: Exception | None) -> str:

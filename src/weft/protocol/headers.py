@@ -188,16 +188,12 @@ def decode_value(value: str) -> str:
         raise ValueError("Its base64 form is malformed; use padded standard base64 of UTF-8 text.") from None
 
 
-def render(value: str | int) -> str:
+def render(value: object) -> str:
     """The text that stands for a string, integer or boolean in a header, not yet encoded (HDR-26, HDR-20).
 
     >>> render(42), render(True), render("eu")
     ('42', 'true', 'eu')
     """
-    return _text(value)
-
-
-def _text(value: object) -> str:
     # An argument of a type that the schema does not allow is rendered as JSON: header and body then agree,
     # and the tool's own validation gets to say what is wrong with it.
     if isinstance(value, str):
@@ -217,7 +213,7 @@ def matches(header: str, value: object) -> bool:
     >>> matches("42.0", 42), matches("TRUE", True)
     (True, False)
     """
-    text, expected = decode_value(header), _text(value)
+    text, expected = decode_value(header), render(value)
     if text == expected:
         return True
     if isinstance(value, (bool, str)) or not isinstance(value, (int, float)) or not _NUMBER.fullmatch(text):
@@ -399,4 +395,4 @@ def mirror_values(mirrors: Iterable[Mirror], arguments: Mapping[str, Any]) -> di
     {'Mcp-Param-N': '7'}
     """
     values = ((mirror.header, _value_at(arguments, mirror.path)) for mirror in mirrors)
-    return {header: encode_value(_text(value)) for header, value in values if value is not None}
+    return {header: encode_value(render(value)) for header, value in values if value is not None}

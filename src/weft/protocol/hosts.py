@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv6Address, ip_address
 from typing import Literal
 
 from weft.errors import UsageError
 
-__all__ = ["HostPolicy", "refusal"]
+__all__ = ["HostPolicy", "is_loopback", "refusal"]
 
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]+)(?::([0-9]{1,5}))?")
 _ORIGIN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#@]+)")
@@ -23,20 +23,26 @@ _MAX_BYTES = 512  # a DNS name has at most 253 characters; nothing longer is wor
 _MAX_REMEMBERED = 1024
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine as seen from itself, by how it is written.
+
+    >>> is_loopback("localhost"), is_loopback("[::1]"), is_loopback("127.0.0.1.example.com")
+    (True, True, False)
+    """
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class _Authority:
     """A host in its one canonical spelling (lower case, no final dot, IPv6 compressed), and its port if written."""
 
     host: str
     port: int | None
-
-    def is_loopback(self) -> bool:
-        if self.host in ("localhost", "::1"):
-            return True
-        try:
-            return IPv4Address(self.host).is_loopback
-        except ValueError:
-            return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +154,7 @@ class HostPolicy:
         if self._any_host:
             return True
         if self._host_rules is None:
-            return authority.is_loopback()
+            return is_loopback(authority.host)
         port = port if authority.port is None else authority.port
         # A Host without a port stands for the default port of a scheme that is not known here.
         ports = tuple(_DEFAULT_PORTS.values()) if port is None else (port,)

@@ -28,6 +28,8 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _NOT_URI = re.compile(r"[^A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=%]|%(?![0-9A-Fa-f]{2})")
 _IP_LITERAL = re.compile(r"\[[0-9A-Za-z:.\-_~!$&'()*+,;=]+\]")
 _MAX_CANDIDATES = 1000
+_MAX_COMPARED = 100
+_MAX_WORK = 200_000  # characters of the name times those of all names it is compared with
 _MAX_NAME = 128
 
 
@@ -134,15 +136,35 @@ def _check_delimiters(shown: str, rest: str) -> None:
 def closest(name: str, candidates: Iterable[str]) -> str | None:
     """The candidate that was probably meant, or None.
 
-    Looks at no more than 1,000 candidates and at no name over 128 characters: the question comes from a peer.
+    Looks at no more than 1,000 candidates and at no name over 128 characters, and compares the name in full with no
+    more than 100 of them, fewer if they are long: the question comes from a peer.
 
     >>> closest("serach", ["search", "fetch"])
     'search'
     """
-    if len(name) > _MAX_NAME:
+    if not 0 < len(name) <= _MAX_NAME:
         return None
-    pool = [candidate for candidate in islice(candidates, _MAX_CANDIDATES) if len(candidate) <= _MAX_NAME]
+    pool = [candidate for candidate in islice(candidates, _MAX_CANDIDATES) if _is_as_long(name, candidate)]
+    if len(pool) * len(name) ** 2 > _MAX_WORK or len(pool) > _MAX_COMPARED:
+        kept = max(1, min(_MAX_COMPARED, _MAX_WORK // len(name) ** 2))
+        pool = sorted(pool, key=lambda candidate: _shared_ends(name, candidate), reverse=True)[:kept]
     import difflib  # only needed for a mistake
 
     found = difflib.get_close_matches(name, pool, n=1)
     return found[0] if found else None
+
+
+def _is_as_long(name: str, candidate: str) -> bool:
+    """Whether two names are close enough in length to be 60 % alike, as `difflib` counts."""
+    both = len(name) + len(candidate)
+    return len(candidate) <= _MAX_NAME and 2 * min(len(name), len(candidate)) >= 0.6 * both
+
+
+def _shared_ends(name: str, candidate: str) -> int:
+    """How many characters two names have in common at their beginnings and ends: cheap, and mistakes are short."""
+    return _shared_beginning(name, candidate) + _shared_beginning(name[::-1], candidate[::-1])
+
+
+def _shared_beginning(one: str, other: str) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))

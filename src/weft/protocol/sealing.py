@@ -66,7 +66,6 @@ class KeyRing:
         if isinstance(secrets, str | bytes):
             raise UsageError("The secrets of a KeyRing come as a list, also when there is one: KeyRing([secret]).")
         self._secrets = [secret.encode() if isinstance(secret, str) else bytes(secret) for secret in secrets]
-        self.is_ephemeral = False  # whether the secret dies with this process, and no other worker has it
         if not self._secrets:
             raise UsageError(f"A KeyRing needs at least one secret, and there is none. {_REMEDY}")
         for number, secret in enumerate(self._secrets, 1):
@@ -77,14 +76,12 @@ class KeyRing:
                 )
 
     def __repr__(self) -> str:
-        return f"<KeyRing of {len(self._secrets)}{', ephemeral' if self.is_ephemeral else ''}>"  # never a secret
+        return f"<KeyRing of {len(self._secrets)}>"  # never a secret
 
     @classmethod
     def ephemeral(cls) -> KeyRing:
         """A ring of one random secret, for one process: what it seals, nobody else can open."""
-        ring = cls([os.urandom(32)])
-        ring.is_ephemeral = True
-        return ring
+        return cls([os.urandom(32)])
 
     @classmethod
     def from_environment(cls, value: str) -> KeyRing:

@@ -17,23 +17,26 @@ from weft.errors import UsageError
 from weft.jsonrpc import Frame
 from weft.limits import DEFAULT_LIMITS, Limits
 from weft.protocol.headers import Headers
+from weft.protocol.names import closest
 from weft.protocol.revisions import METHODS, Method
 from weft.protocol.sealing import KeyRing
 from weft.server import telemetry
 from weft.server.call import Call
 from weft.server.changes import Change, Changes
 from weft.server.completions import Completions
-from weft.server.dispatch import Dispatcher, Handler, Middleware
-from weft.server.extensions import Extension
+from weft.server.dispatch import Check, Dispatcher, Handler, Middleware
+from weft.server.extensions import Extension, check_extensions
 from weft.server.faults import show_mistakes_plainly
 from weft.server.lifespan import Lifespan, LifespanFactory
 from weft.server.pages import DEFAULT_PAGE_SIZE, CachePolicy
 from weft.server.prompts import Prompts
 from weft.server.resources import Resources
 from weft.server.rounds import InputRequired
+from weft.server.spent import SpentStates
 from weft.server.subscriptions import Subscriptions
 from weft.server.threads import Threads
 from weft.server.tools import ToolOptions, Tools
+from weft.server.where import caller
 from weft.types.base import SERVER_INFO_KEY, Annotations, Icon, Implementation
 from weft.types.capabilities import ListChangedCapability, ResourcesCapability, ServerCapabilities
 from weft.types.lifecycle import DiscoverResult
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["CacheList", "Server"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+PROMPT_OPTIONS = ("name", "title", "description", "icons", "meta")
 CacheList = Literal["discover", "tools", "resources", "templates", "prompts"]
 
 
@@ -94,7 +98,8 @@ class Server:
                 yields in `ctx.lifespan`.
             middleware: Called around every call, the first outermost.
             extensions: Additions to the protocol.
-            cache: How long clients may keep what they read or list; not at all if not said.
+            cache: How long clients may keep what they read or list; not at all if not said. Lists may be shared between
+                users and what is read may not, unless its scope says otherwise.
             list_cache: The same for single lists.
             page_size: How many entries a page of a list has.
             limits: The bounds it lives in.
@@ -131,14 +136,14 @@ class Server:
         self.prompts = Prompts(self.changes, policies.get("prompts", policy), page_size, limits)
         self.completions = Completions(self.prompts, self.resources)
         self.extensions = tuple(extensions)
-        for extension in self.extensions:
-            extension.check()
-        self._middleware: list[Middleware] = [*telemetry.middleware(), *middleware]
+        check_extensions(self.extensions)
+        self._middleware: list[Middleware] = list(middleware)
         self._dispatcher: Dispatcher | None = None
         self._offer: Offer | None = None
         self.changes.subscribe(self._forget_offer)
         self.state_keys = _key_ring(state_keys)
         self.subscriptions = Subscriptions(self)
+        self.spent_states = SpentStates(limits.ask_seconds)
 
     @property
     def name(self) -> str:
@@ -163,6 +168,8 @@ class Server:
         icons: list[Icon] | None = None,
         meta: dict[str, Any] | None = None,
         timeout: float | None = None,
+        single_use: bool = False,
+        needs: Sequence[str] = (),
     ) -> Callable[[F], F]: ...
     def tool(self, fn: Any = None, /, **options: Any) -> Any:
         """Register a function as a tool: `@server.tool`, or `@server.tool(title=...)`.
@@ -170,10 +177,11 @@ class Server:
         The input schema comes from the signature, the output schema from the return annotation, the description from
         the docstring. Plain functions run in a thread.
         """
-        return _decorate(fn, lambda function: self.add_tool(function, **options), "@server.tool(name=...)")
+        return _decorate(fn, lambda function: self.add_tool(function, **options), "tool")
 
     def add_tool(self, fn: Callable[..., Any], **options: Any) -> None:
         """Register a tool by a call. The options are those of `tool`."""
+        _check_options("tool", options, ToolOptions.__struct_fields__)
         self.tools.add(fn, ToolOptions(**options))
 
     def remove_tool(self, name: str) -> None:
@@ -213,7 +221,7 @@ class Server:
         }
         if not isinstance(uri, str):  # pyright: ignore[reportUnnecessaryIsInstance] - the decorator without arguments
             raise UsageError("@server.resource needs the URI: write @server.resource('scheme://path').")
-        return lambda fn: _decorate(fn, lambda function: self.add_resource(uri, function, **options), "")
+        return lambda fn: _decorate(fn, lambda function: self.add_resource(uri, function, **options), "resource")
 
     def add_resource(self, uri: str, content: Callable[..., Any] | str | bytes, **options: Any) -> None:
         """Register a resource by a call: a function that reads it, or what is in it."""
@@ -238,10 +246,11 @@ class Server:
     ) -> Callable[[F], F]: ...
     def prompt(self, fn: Any = None, /, **options: Any) -> Any:
         """Register a function as a prompt: `@server.prompt`, or `@server.prompt(title=...)`."""
-        return _decorate(fn, lambda function: self.add_prompt(function, **options), "@server.prompt(name=...)")
+        return _decorate(fn, lambda function: self.add_prompt(function, **options), "prompt")
 
     def add_prompt(self, fn: Callable[..., Any], **options: Any) -> None:
         """Register a prompt by a call. The options are those of `prompt`."""
+        _check_options("prompt", options, PROMPT_OPTIONS)
         self.prompts.add(fn, **options)
 
     def remove_prompt(self, name: str) -> None:
@@ -309,7 +318,8 @@ class Server:
             methods: dict[str, Method] = {
                 name: method
                 for name, method in METHODS.items()
-                if method.capability is None or method.capability in declared
+                if any(name in era.methods for era in self._eras)
+                and (method.capability is None or method.capability in declared)
             }
             for extension in self.extensions:
                 methods.update({method.name: method for method, _ in extension.methods()})
@@ -333,11 +343,15 @@ class Server:
                 "completion/complete": self.completions.complete,
                 "subscriptions/listen": self.subscriptions.listen,
             }
+            checks: dict[str, Check] = {"tools/call": self.tools.check}
             around = list(self._middleware)
             for extension in self.extensions:
-                handlers.update(extension.handlers())
+                handlers.update({method.name: handler for method, handler in extension.methods()})
+                checks.update({method.name: extension.require for method, _ in extension.methods()})
                 around.extend(extension.middleware())
-            self._dispatcher = Dispatcher(self, handlers, around)
+            self._dispatcher = Dispatcher(
+                self, handlers, middleware=around, tracing=telemetry.middleware(), checks=checks
+            )
             if self.debug:
                 from weft.server.development import watch_for_blocking
 
@@ -367,7 +381,7 @@ class Server:
             capabilities=self.capabilities,
             instructions=self.instructions,
             ttl_ms=self._discover_cache.ttl_ms,
-            cache_scope=self._discover_cache.scope,
+            cache_scope=self._discover_cache.list_scope,
         )
 
     def _forget_offer(self, change: Change) -> None:
@@ -396,7 +410,6 @@ class Server:
         """Serve until stopped: on stdio, or over HTTP with `host`, `port`, `path`, `workers`, `allowed_hosts`."""
         from weft.server.running import run
 
-        self.completions.check()
         run(self, transport, **options)
 
 
@@ -407,12 +420,30 @@ def _key_ring(secrets: Sequence[str | bytes] | None) -> KeyRing:
     return KeyRing.from_environment(given) if given else KeyRing.ephemeral()
 
 
-def _decorate(fn: Any, register: Callable[[Any], None], remedy: str) -> Any:
+def _check_options(kind: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
+    for name in options:
+        if name not in known:
+            near = closest(name, known)
+            meant = f"Did you mean {near!r}? " if near else ""
+            raise UsageError(
+                f"A {kind} has no option {name!r} ({caller()}). {meant}The options are: {', '.join(known)}."
+            )
+
+
+def _decorate(fn: Any, register: Callable[[Any], None], kind: str) -> Any:
     """Register now when the decorator stands alone, or later when it has arguments; the function stays what it is."""
 
     def decorator(function: Any) -> Any:
+        if isinstance(function, str):
+            raise UsageError(
+                f"@server.{kind}({function!r}) is not possible ({caller()}): the name is an option. "
+                f"Write @server.{kind}(name={function!r})."
+            )
         if not callable(function):
-            raise UsageError(f"{remedy or 'A decorator'} registers a function, not {type(function).__name__}.")
+            raise UsageError(
+                f"@server.{kind} registers a function, not {type(function).__name__} ({caller()}). "
+                "Write it above a `def`."
+            )
         register(function)
         return function
 

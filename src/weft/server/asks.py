@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from weft.errors import InvalidParams, MissingCapability, UsageError
+from weft.protocol.hosts import is_loopback
 from weft.server.call import Call
 from weft.types.capabilities import ClientCapabilities, ElicitationCapability, RootsCapability, SamplingCapability
 from weft.types.content import TextContent
@@ -92,8 +93,8 @@ def ask_form(message: str, schema: type[Any] | Mapping[str, Any]) -> InputReques
 def ask_url(message: str, url: str) -> InputRequest:
     """The question whether the user will visit a page."""
     parts = urlsplit(url)
-    local = parts.hostname in ("localhost", "127.0.0.1", "::1")
-    if not parts.hostname or not (parts.scheme == "https" or (parts.scheme == "http" and local)):  # ELI-08, ELI-21
+    host = parts.hostname or ""
+    if not host or not (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host))):  # ELI-08, ELI-21
         raise UsageError(f"The user cannot be sent to {url[:100]!r}: use an https URL, or http on this machine.")
     return InputRequest("elicitation/create", ElicitParams(message=message, mode="url", url=url))
 
@@ -154,7 +155,7 @@ async def _ask(call: Call, request: InputRequest, answer: type[T], key: str | No
 
 def check_request(call: Call, request: InputRequest) -> None:
     """Ask only what the client declared for this very call (MRTR-07, ELI-03, SAM-02)."""
-    needed, purpose = _needed(request, call.envelope.client_capabilities)
+    needed, purpose = _needed(request)
     if call.connection.check_capability(needed):
         return
     required = cast("dict[str, Any]", msgspec.to_builtins(needed))
@@ -163,7 +164,7 @@ def check_request(call: Call, request: InputRequest) -> None:
     raise MissingCapability(f"To {purpose}, the client must declare the capability `{name}{part}`.", required=required)
 
 
-def _needed(request: InputRequest, declared: ClientCapabilities) -> tuple[ClientCapabilities, str]:
+def _needed(request: InputRequest) -> tuple[ClientCapabilities, str]:
     """The capability a question needs, and what it is for."""
     params = request.params
     if request.method == "roots/list":
@@ -174,10 +175,7 @@ def _needed(request: InputRequest, declared: ClientCapabilities) -> tuple[Client
         return ClientCapabilities(sampling=SamplingCapability(context, tools)), "ask the client's model"
     if params.mode == "url":
         return ClientCapabilities(elicitation=ElicitationCapability(url={})), "send the user to a page"
-    elicitation = declared.elicitation
-    by_form = elicitation is not None and (elicitation.form is not None or elicitation.url is None)  # ELI-01
-    form: dict[str, Any] | None = None if by_form else {}
-    return ClientCapabilities(elicitation=ElicitationCapability(form=form)), "ask the user"
+    return ClientCapabilities(elicitation=ElicitationCapability(form={})), "ask the user"
 
 
 def _check_tool_results(messages: Sequence[SamplingMessage]) -> None:

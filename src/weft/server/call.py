@@ -64,6 +64,7 @@ class Call:
         "_connection",
         "_context",
         "asked",
+        "blamed",
         "envelope",
         "era",
         "headers",
@@ -93,6 +94,7 @@ class Call:
         self.headers = headers  # None where there are none: stdio
         self.peer = peer  # whom limits are counted for: an address, or "" for the only one
         self.asked: Asker | None = None  # there once the call has asked, or has brought answers back
+        self.blamed: str | None = None  # what of the user's an exception came out of, where that is known
         self._connection = connection  # the session's, or made of the envelope
         self._cancellation: Cancellation | None = None
         self._context: Context | None = None

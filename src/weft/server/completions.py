@@ -70,7 +70,11 @@ class RegisteredCompletion:
         kwargs: dict[str, Any] = dict(zip(self.parameters, (value, arguments), strict=False))
         if self.signature.injected is not None:
             kwargs[self.signature.injected] = call.context
-        return to_completion(await call.server.invoke(self.fn, self.signature.is_async, kwargs))
+        try:
+            return to_completion(await call.server.invoke(self.fn, self.signature.is_async, kwargs))
+        except BaseException:
+            call.blamed = f"The completion of {self.signature.name!r} ({self.where})"
+            raise
 
 
 class Completions:

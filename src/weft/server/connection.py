@@ -17,10 +17,11 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from weft.errors import NoBackChannelError
+from weft.protocol.schema import is_array, is_object
 from weft.types.base import Implementation, LogLevel, RequestId
 from weft.types.capabilities import ClientCapabilities
 
-__all__ = ["NO_CHANNEL", "Cancellation", "Connection", "NoChannel", "Outbound"]
+__all__ = ["NO_CHANNEL", "Cancellation", "Connection", "NoChannel", "Outbound", "declared"]
 
 log = logging.getLogger("weft.connection")
 
@@ -227,7 +228,7 @@ class Connection:
         >>> connection.check_capability(ClientCapabilities(roots=RootsCapability()))
         True
         """
-        return _covers(msgspec.to_builtins(self.client_capabilities), msgspec.to_builtins(capability))
+        return _covers(declared(self.client_capabilities), msgspec.to_builtins(capability))
 
     async def send_raw_request(
         self, method: str, params: Mapping[str, Any] | None = None, *, timeout: float | None = None
@@ -264,14 +265,27 @@ class Connection:
 async def _unwind(stack: AsyncExitStack) -> None:
     try:
         await stack.aclose()
-    except Exception:
+    except BaseException:  # R1: clean-up is the user's code, and its SystemExit ends no process
         log.exception("cleaning up a connection failed")
 
 
+def declared(capabilities: ClientCapabilities) -> dict[str, Any]:
+    """What a client declared, as plain JSON in which everything is said: `elicitation: {}` means by form (ELI-01).
+
+    >>> from weft.types.capabilities import ElicitationCapability
+    >>> declared(ClientCapabilities(elicitation=ElicitationCapability()))
+    {'elicitation': {'form': {}}}
+    """
+    found: dict[str, Any] = msgspec.to_builtins(capabilities)
+    if found.get("elicitation") == {}:
+        found["elicitation"] = {"form": {}}
+    return found
+
+
 def _covers(declared: Any, wanted: Any) -> bool:
-    """Whether every key that `wanted` has is in `declared` too, all the way down."""
-    if not isinstance(wanted, dict):
-        return True
-    if not isinstance(declared, dict):
-        return False
-    return all(key in declared and _covers(declared[key], value) for key, value in wanted.items())  # pyright: ignore[reportUnknownVariableType] - plain JSON
+    """Whether `declared` is at least `wanted`, all the way down: what is wanted as false need not be there."""
+    if is_object(wanted):
+        return is_object(declared) and all(_covers(declared.get(key), value) for key, value in wanted.items())
+    if is_array(wanted):
+        return is_array(declared) and all(item in declared for item in wanted)
+    return wanted is False or (declared == wanted and type(declared) is type(wanted))

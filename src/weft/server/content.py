@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
+from types import CoroutineType
 from typing import Any, NoReturn, cast
 
 import msgspec
@@ -45,6 +46,7 @@ __all__ = [
     "contents_of",
     "guess_mime_type",
     "is_text",
+    "refuse_unawaited",
     "to_block",
     "to_blocks",
     "to_json_text",
@@ -132,9 +134,9 @@ class _Media:
     def __init__(
         self,
         data: bytes | str | os.PathLike[str],
+        mime_type: str | None = None,
         *,
         format: str | None = None,
-        mime_type: str | None = None,
         annotations: Annotations | None = None,
         meta: Meta | None = None,
     ) -> None:
@@ -204,9 +206,9 @@ class File(_Media):
     def __init__(
         self,
         data: bytes | str | os.PathLike[str],
+        mime_type: str | None = None,
         *,
         uri: str | None = None,
-        mime_type: str | None = None,
         annotations: Annotations | None = None,
         meta: Meta | None = None,
     ) -> None:
@@ -326,7 +328,19 @@ def _check_numbers(data: bytes, value: Any) -> None:
     json.loads(data, parse_constant=refuse)
 
 
+def refuse_unawaited(value: Any, place: tuple[str, ...] = ()) -> None:
+    """Tell who forgot an `await`; and let the coroutine go, or Python would complain of it once more, later."""
+    if isinstance(value, CoroutineType):
+        coroutine = cast("CoroutineType[Any, Any, Any]", value)
+        coroutine.close()
+        raise Unserialisable(
+            f"The returned value{_at(place)} is the coroutine of {coroutine.__name__!r}, which was not awaited. "
+            f"Write `await {coroutine.__name__}(...)`."
+        ) from None
+
+
 def _refuse(culprit: Any, place: tuple[str, ...], remedy: str = _REMEDY) -> NoReturn:
+    refuse_unawaited(culprit, place)
     raise Unserialisable(
         f"The returned value{_at(place)} is of type {_type_name(culprit)}, which is not JSON. {remedy}"
     ) from None

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import math
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, overload
 
 import msgspec
 
-from weft.errors import InvalidParams
+from weft.errors import InvalidParams, UsageError
 from weft.jsonrpc import encode_notification
 from weft.server import asks
 from weft.server.asks import Elicitation
 from weft.server.call import Call
-from weft.server.connection import Connection
+from weft.server.connection import Connection, declared
+from weft.server.content import Unserialisable, to_json_text
 from weft.types.base import Implementation, LogLevel, RequestId
 from weft.types.capabilities import ClientCapabilities
 from weft.types.interaction import CreateMessageParams, CreateMessageResult, InputRequest, Root, SamplingMessage
@@ -30,6 +32,7 @@ T = TypeVar("T")
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _NONE: Mapping[str, Any] = MappingProxyType({})
+_LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)
 
 
 class TokenInfo(msgspec.Struct, frozen=True):
@@ -141,8 +144,10 @@ class Context:
         `"elicitation"`, `"elicitation.url"`, `"sampling.tools"`, `"roots"`, `"extensions.com.example/thing"`.
         """
         head, _, rest = capability.partition(".")
-        part: Any = msgspec.to_builtins(self.client_capabilities).get(head)
-        return part is not None and (not rest or rest in part or (capability == "elicitation.form" and not part))
+        part: Any = declared(self.client_capabilities).get(head)
+        if part is not None and rest:
+            part = part.get(rest)
+        return part is not None and part is not False
 
     # How it goes on.
 
@@ -158,6 +163,11 @@ class Context:
 
     async def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Tell how far the call has come. Nothing is sent if the client gave no token, or if it is no progress."""
+        for name, number in (("progress", progress), ("total", total)):
+            if number is not None and not math.isfinite(number):
+                raise UsageError(
+                    f"report_progress({name}={number}) is not possible: JSON has no such number. Give a finite one."
+                )
         token = self._call.envelope.progress_token
         if token is None or self._is_silent or (self._progress is not None and progress <= self._progress):
             return
@@ -166,11 +176,16 @@ class Context:
         await self._call.reply.notify(encode_notification("notifications/progress", params))
 
     async def log(self, level: LogLevel, data: Any, *, logger: str | None = None) -> None:
-        """Send a log message to the client, if it asked for messages of this level."""
+        """Send a log message to the client, if it asked for messages of this level.
+
+        `data` is anything that a tool may return as JSON: text, numbers, dictionaries, dataclasses, pydantic models.
+        """
+        if level not in _LEVELS:  # told also when nobody listens, or the mistake would show with the first who does
+            raise UsageError(f"There is no log level {level!r}; the levels are {', '.join(_LEVELS)}.")
         call = self._call
         if not call.era.may_log(level, call.envelope.log_level) or self._is_silent:
             return
-        params = LogMessageParams(level=level, data=data, logger=logger)
+        params = LogMessageParams(level=level, data=_log_data(data), logger=logger)
         await call.reply.notify(encode_notification("notifications/message", params))
 
     async def debug(self, data: Any, *, logger: str | None = None) -> None:
@@ -193,11 +208,27 @@ class Context:
         """Log at level error."""
         await self.log("error", data, logger=logger)
 
+    async def critical(self, data: Any, *, logger: str | None = None) -> None:
+        """Log at level critical."""
+        await self.log("critical", data, logger=logger)
+
+    async def alert(self, data: Any, *, logger: str | None = None) -> None:
+        """Log at level alert."""
+        await self.log("alert", data, logger=logger)
+
+    async def emergency(self, data: Any, *, logger: str | None = None) -> None:
+        """Log at level emergency."""
+        await self.log("emergency", data, logger=logger)
+
     def wait(self, awaitable: Awaitable[T]) -> T:
         """From a plain function: do something of this context and wait for it.
 
         `ctx.wait(ctx.report_progress(1, 3))`. An async function awaits it instead.
         """
+        if _running_loop() is self._loop:  # waiting here would stop the loop that is to do it
+            if isinstance(awaitable, Coroutine):
+                awaitable.close()
+            raise UsageError("ctx.wait(...) is for plain functions; in an async function write `await ...` instead.")
         return asyncio.run_coroutine_threadsafe(_as_coroutine(awaitable), self._loop).result()
 
     # What the user, or the client's model, is asked.
@@ -298,6 +329,20 @@ def _read(data: bytes, type: type[T], what: str) -> T:
         return TypeAdapter(type).validate_json(data)
     except ValueError:
         raise InvalidParams(f"Invalid params: {what} does not have the expected shape.") from None
+
+
+def _log_data(data: Any) -> msgspec.Raw:
+    try:
+        return msgspec.Raw(to_json_text(data).encode())
+    except Unserialisable as error:
+        raise UsageError(str(error).replace("The returned", "The logged", 1)) from None
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:  # a worker thread has none
+        return None
 
 
 async def _as_coroutine(awaitable: Awaitable[T]) -> T:

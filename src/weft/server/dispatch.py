@@ -12,7 +12,7 @@ from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from weft.errors import InternalError, MethodNotFound, ProtocolError
+from weft.errors import InternalError, MethodNotFound, ProtocolError, UsageError
 from weft.jsonrpc import encode_error, encode_result
 from weft.server.call import Call
 from weft.server.context import Context
@@ -25,35 +25,47 @@ from weft.types.request import InputParams
 if TYPE_CHECKING:
     from weft.server.app import Server
 
-__all__ = ["Answer", "Dispatcher", "Handler", "Middleware", "Next"]
+__all__ = ["Answer", "Check", "Dispatcher", "Handler", "Middleware", "Next"]
 
 Answer: TypeAlias = tuple[int, bytes]  # an HTTP status and an encoded response
 Handler: TypeAlias = Callable[[Call], Awaitable[Result | Encoded]]
+Check: TypeAlias = Callable[[Call], None]
 Next: TypeAlias = Callable[[], Awaitable[Result]]
 Middleware: TypeAlias = Callable[[Context, Next], Awaitable[Result]]
 
+CORE_TYPES = frozenset({"complete", "input_required"})
+
 
 class Dispatcher:
-    """The method table of one server, composed with its middleware once."""
+    """The method table of one server, composed with its middleware once.
 
-    def __init__(self, server: Server, handlers: Mapping[str, Handler], middleware: Sequence[Middleware]) -> None:
+    `checks` are what a request must pass before anything of the user's runs, middleware included: what they refuse must
+    still find the response unsent, for its HTTP status (ledger 0.2, steps 10 and 11).
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        handlers: Mapping[str, Handler],
+        *,
+        middleware: Sequence[Middleware] = (),
+        tracing: Sequence[Middleware] = (),
+        checks: Mapping[str, Check] | None = None,
+    ) -> None:
         self._server = server
-        self._handlers = {method: _compose(handler, middleware) for method, handler in handlers.items()}
+        self._handlers = {method: _compose(handler, middleware, tracing) for method, handler in handlers.items()}
+        self._checks = dict(checks or {})
 
     async def run(self, call: Call) -> Answer:
         """Serve one call."""
         try:
-            params = call.envelope.params
-            if isinstance(params, InputParams) and params.request_state is not None:
-                _ = call.asker  # opens the state: one that is not ours is refused before anything runs (MRTR-10)
-            handler = self._handlers.get(call.envelope.method.name)
-            if handler is None:
-                raise MethodNotFound("Method not found")
-            result = await handler(call)
+            result = await self._admit(call)(call)
             if call.asked is not None:
                 result = _settle(call, result)
             if isinstance(result, Encoded):
                 return 200, encode_result(call.id, result.body)
+            if result.result_type is not None:
+                self._check_type(call, result.result_type)
             return 200, encode_result(call.id, call.era.seal(result, self._server.offer))
         except ProtocolError as error:
             return self.refuse(call, error)
@@ -62,15 +74,41 @@ class Dispatcher:
             if task is None or task.cancelling():
                 raise
             # Nobody cancelled this call: the handler raised it, or awaited something that was cancelled (R1).
-            return self.refuse(call, InternalError(report(call.method, error, debug=self._server.debug)))
+            return self.refuse(call, self._fault(call, error))
         except BaseException as error:  # noqa: BLE001 - R1: nothing a handler raises ends the process
             signal = signal_in(error)
             if isinstance(signal, InputRequired):
                 return self._ask(call, signal)
-            return self.refuse(call, signal or InternalError(report(call.method, error, debug=self._server.debug)))
+            return self.refuse(call, signal or self._fault(call, error))
         finally:
             if (connection := call.ends_connection) is not None:
                 await connection.close()
+
+    def _admit(self, call: Call) -> Handler:
+        """The handler of a call that has passed everything it must pass before anything runs."""
+        name, params = call.envelope.method.name, call.envelope.params
+        if isinstance(params, InputParams) and params.request_state is not None:
+            _ = call.asker  # opens the state: one that is not ours is refused (MRTR-10)
+        check = self._checks.get(name)
+        if check is not None:
+            check(call)
+        handler = self._handlers.get(name)
+        if handler is None:
+            raise MethodNotFound("Method not found")
+        return handler
+
+    def _check_type(self, call: Call, result_type: str) -> None:
+        """A client gets results of the core's types and of extensions that it declared for this call (JRPC-10)."""
+        declared = (extension for extension in self._server.extensions if extension.declared_by(call))
+        if result_type in CORE_TYPES or any(result_type in extension.result_types for extension in declared):
+            return
+        raise UsageError(
+            f"{call.described} returned a result of type {result_type!r}, which is neither the core's nor of an "
+            "extension that the client declared. Check Extension.declared_by(call) before returning one."
+        )
+
+    def _fault(self, call: Call, error: BaseException) -> InternalError:
+        return InternalError(report(call.blamed or call.method, error, debug=self._server.debug))
 
     def _ask(self, call: Call, signal: InputRequired) -> Answer:
         """The answer that asks, in place of a result."""
@@ -102,12 +140,10 @@ def _settle(call: Call, result: Result | Encoded) -> Result | Encoded:
     return result
 
 
-def _compose(handler: Handler, middleware: Sequence[Middleware]) -> Handler:
+def _compose(handler: Handler, middleware: Sequence[Middleware], tracing: Sequence[Middleware]) -> Handler:
     """The middleware around a handler, the first outermost; the bare handler when there is none."""
-    if not middleware:
-        return handler
-    chain: Callable[[Call], Awaitable[Result]] = partial(_plain, handler)
-    for layer in reversed(middleware):
+    chain: Handler = partial(_plain, handler) if middleware else handler
+    for layer in (*reversed(middleware), *reversed(tracing)):  # tracing looks on and changes nothing
         chain = partial(_step, layer, chain)
     return chain
 
@@ -118,6 +154,10 @@ async def _plain(handler: Handler, call: Call) -> Result:
     return copy(result.result) if isinstance(result, Encoded) else result
 
 
-async def _step(layer: Middleware, chain: Callable[[Call], Awaitable[Result]], call: Call) -> Result:
-    following: Callable[[], Any] = partial(chain, call)
-    return await layer(call.context, following)
+async def _step(layer: Middleware, chain: Handler, call: Call) -> Result | Encoded:
+    following: Any = partial(chain, call)
+    result: Any = await layer(call.context, following)
+    if not isinstance(result, Result | Encoded):
+        name = getattr(layer, "__name__", layer)
+        raise UsageError(f"The middleware {name!r} returned no result. Write `return await next()`.")
+    return result

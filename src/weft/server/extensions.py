@@ -11,13 +11,11 @@ from typing import Any, ClassVar
 
 from weft.errors import MissingCapability, RegistrationError
 from weft.protocol.names import check_extension_id
-from weft.protocol.revisions import Method
+from weft.protocol.revisions import METHODS, Method
 from weft.server.call import Call
 from weft.server.dispatch import Handler, Middleware
-from weft.server.pages import Encoded
-from weft.types.base import Result
 
-__all__ = ["Extension"]
+__all__ = ["Extension", "check_extensions"]
 
 
 class Extension:
@@ -49,23 +47,30 @@ class Extension:
         """Whether the client declared this extension for this call."""
         return self.id in (call.envelope.client_capabilities.extensions or {})
 
-    def handlers(self) -> dict[str, Handler]:
-        """The methods' handlers, each behind the check that the client declared the extension."""
-        return {method.name: self._guarded(handler) for method, handler in self.methods()}
+    def require(self, call: Call) -> None:
+        """Refuse a call of this extension's methods by a client that did not declare it (VER-06)."""
+        if not self.declared_by(call):
+            raise MissingCapability(
+                f"The client must declare the extension {self.id!r}.", required={"extensions": {self.id: {}}}
+            )
 
-    def _guarded(self, handler: Handler) -> Handler:
-        async def guarded(call: Call) -> Result | Encoded:
-            if not self.declared_by(call):
-                raise MissingCapability(
-                    f"The client must declare the extension {self.id!r}.", required={"extensions": {self.id: {}}}
-                )
-            return await handler(call)
 
-        return guarded
-
-    def check(self) -> None:
-        """Refuse an identifier that is not one (VER-05)."""
+def check_extensions(extensions: Sequence[Extension]) -> None:
+    """Refuse an identifier that is not one (VER-05), and what is there twice or belongs to the core."""
+    taken: dict[str, str] = dict.fromkeys(METHODS, "the core protocol")
+    seen: set[str] = set()
+    for extension in extensions:
+        name = type(extension).__name__
         try:
-            check_extension_id(self.id)
+            check_extension_id(extension.id)
         except ValueError as error:
-            raise RegistrationError(f"{type(self).__name__}.id is {self.id!r}: {error}") from None
+            raise RegistrationError(f"{name}.id is {extension.id!r}: {error}") from None
+        if extension.id in seen:
+            raise RegistrationError(f"The extension {extension.id!r} is given twice; once is enough.")
+        seen.add(extension.id)
+        for method, _ in extension.methods():
+            if method.name in taken:
+                raise RegistrationError(
+                    f"{name} adds the method {method.name!r}, which belongs to {taken[method.name]}. Name it otherwise."
+                )
+            taken[method.name] = extension.id

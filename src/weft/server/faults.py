@@ -1,7 +1,8 @@
 """What becomes of an exception that nobody expected: logged once, masked for the peer.
 
 In development the peer is told what happened; otherwise it gets a reference by which the log entry is found. And what
-becomes of a mistake in the program itself (`UsageError`) that ends it: shown with the user's own lines only.
+becomes of a mistake in the program itself (`UsageError`) that ends it: shown with the user's own lines only. And of the
+one refusal that whoever runs the server has to know of: a client that speaks another version.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ from traceback import StackSummary, TracebackException
 from types import TracebackType
 from typing import cast
 
-from weft.errors import UsageError
+from weft.errors import ProtocolError, UnsupportedVersion, UsageError
 from weft.server.where import is_users, user_frames
 
-__all__ = ["record", "report", "show_mistakes_plainly"]
+__all__ = ["note_refusal", "record", "report", "show_mistakes_plainly"]
 
 log = logging.getLogger("weft.faults")
 
 MOST_FRAMES = 6
+MOST_VERSIONS = 32  # a peer may make them up; what it makes up must not fill the log
+
+_refused_versions: set[str] = set()
 
 
 def report(what: str, error: BaseException, *, debug: bool) -> str:
@@ -45,6 +49,17 @@ def record(text: str, frames: Sequence[str] = (), *, debug: bool) -> str:
         return f"Internal error. The server's log has it under error {reference}."
     place = f" ({frames[-1].strip().splitlines()[0]})" if frames else ""
     return f"{text}{place} [error {reference}]"
+
+
+def note_refusal(error: ProtocolError) -> None:
+    """Warn, once for each version, that a client was turned away because of its version; say nothing of the rest."""
+    if not isinstance(error, UnsupportedVersion):
+        return
+    requested = "".join(char if char.isprintable() else "?" for char in error.data["requested"])
+    if requested not in _refused_versions and len(_refused_versions) < MOST_VERSIONS:
+        _refused_versions.add(requested)
+        spoken = ", ".join(error.data["supported"])
+        log.warning("A client asked for protocol version %s; this server speaks %s only.", requested, spoken)
 
 
 def show_mistakes_plainly() -> None:

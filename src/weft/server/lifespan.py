@@ -61,13 +61,43 @@ class Lifespan:
             async with self._factory(self._server) as self.value:
                 self.started = True
                 ready.set_result(None)
-                await stop.wait()
-        except Exception as error:
+                cancelled = await _cancelled_before(stop)
+            if cancelled is not None:
+                raise cancelled
+        except BaseException as error:
             if ready.done():
                 raise
-            ready.set_exception(error)
+            ready.set_exception(_failure(error))  # whatever it is: requests wait for this (R1)
+            if _is_cancelled():
+                raise
         finally:
             # Left without `stop`: the start failed, or the loop shuts down. The next request enters it anew.
             if self._ready is ready:
                 self._ready = None
                 self.started = False
+
+
+async def _cancelled_before(stop: asyncio.Event) -> asyncio.CancelledError | None:
+    """Wait for the end. One that comes as a cancellation, when the loop shuts down, is handed back and not raised:
+
+    what a lifespan does after its `yield` is done then too, also without `try` and `finally` around it.
+    """
+    try:
+        await stop.wait()
+    except asyncio.CancelledError as error:
+        return error
+    return None
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _failure(error: BaseException) -> Exception:
+    """The failure of a start as those who wait for it get it: a cancellation or an exit is not theirs to obey."""
+    if isinstance(error, Exception):
+        return error
+    failure = RuntimeError(f"The lifespan raised {type(error).__name__} before it yielded; raise an Exception instead.")
+    failure.__cause__ = error
+    return failure.with_traceback(error.__traceback__)

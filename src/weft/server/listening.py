@@ -1,4 +1,4 @@
-"""Where a server listens: the options, the socket, and who may reach it.
+"""Where a server listens: the options, the socket, who may reach it, and what to try there.
 
 Owns the checks before a server starts over HTTP; each has a sentence with a remedy. It serves nothing.
 """
@@ -8,21 +8,39 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
+import shutil
 import socket
-from collections.abc import Sequence
-from ipaddress import ip_address
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import date
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from weft.errors import StartError
+from weft.protocol.hosts import is_loopback
+from weft.protocol.schema import compile_schema, is_array, is_object
 
 if TYPE_CHECKING:
     from weft.server.app import Server
+    from weft.server.tools import RegisteredTool
 
-__all__ = ["BACKLOG", "HttpOptions", "bind", "check_exposure", "is_loopback", "try_line", "url_of"]
+__all__ = ["BACKLOG", "HttpOptions", "bind", "check_exposure", "example_of", "try_line", "url_of"]
 
 BACKLOG = 2048
+MOST_DEPTH = 16  # schemas refer to themselves
+DAY = date(2030, 1, 31).isoformat()
+FORMATS = {
+    "date": DAY,
+    "date-time": f"{DAY}T12:00:00Z",
+    "duration": "PT1H",
+    "email": "someone@example.com",
+    "time": "12:00:00Z",
+    "uri": "https://example.com/",
+    "uuid": "00000000-0000-4000-8000-000000000000",
+}
 
 
 class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,16 +64,6 @@ def check_exposure(options: HttpOptions) -> None:
         "allowed_hosts=['api.example.com'] (--allow-host api.example.com). Use '*' for any name if a proxy in front "
         "checks it, or stay on this machine with host='127.0.0.1'."
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host is this machine as seen from itself."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -107,27 +115,114 @@ def _free_port(host: str, taken: int) -> int:
 
 
 def url_of(options: HttpOptions, listener: socket.socket) -> str:
-    """Where clients find a server."""
-    host = options.host.strip("[]")
+    """Where clients find a server: under the first name that it answers to, if it says so, else at its address."""
+    named = next((entry for entry in options.allowed_hosts or () if not entry.startswith("*")), None)
+    host = named or options.host.strip("[]")
     if host in ("0.0.0.0", "::", ""):  # noqa: S104 - compared, not bound
         host = "127.0.0.1"
-    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}{options.path}"
+    if host.count(":") > 1 and not host.startswith("["):
+        host = f"[{host}]"
+    has_port = ":" in host.rpartition("]")[2]
+    return f"http://{host}{'' if has_port else f':{listener.getsockname()[1]}'}{options.path}"
 
 
 def try_line(server: Server, url: str) -> str | None:
-    """A command that calls a tool of this server, if it has one."""
-    tool = next(iter(server.tools), None)
-    if tool is None:
-        return None
-    properties = tool.definition.input_schema.get("properties", {})
-    arguments = {name: _example(schema) for name, schema in properties.items()}
-    return f"weft call {url} {tool.name} '{msgspec.json.encode(arguments).decode()}'"
+    """A command that calls a tool of this server and succeeds as it stands, if there is one.
+
+    A tool that needs no arguments is preferred, and one that does not take a Context: it cannot ask back.
+    """
+    tools = sorted(server.tools, key=lambda tool: (_is_risky(tool), _needs(tool), tool.signature.injected is not None))
+    for tool in tools:
+        arguments = example_of(tool.definition.input_schema)
+        if not _needs(tool) or _fits(tool, arguments):
+            words = ["call", url, tool.name, *([msgspec.json.encode(arguments).decode()] if arguments else [])]
+            return f"{_command()} {shlex.join(words)}"
+    return f"{_command()} {shlex.join(['list', url])}" if tools else None
 
 
-def _example(schema: Any) -> Any:
-    """A value that fits a simple schema, as a start."""
-    if not isinstance(schema, dict):
+def _is_risky(tool: RegisteredTool) -> bool:
+    hints = tool.definition.annotations
+    return hints is not None and bool(hints.destructive_hint)
+
+
+def _needs(tool: RegisteredTool) -> bool:
+    return bool(tool.definition.input_schema.get("required"))
+
+
+def _fits(tool: RegisteredTool, arguments: Any) -> bool:
+    return not compile_schema(tool.definition.input_schema).problems(arguments)
+
+
+def _command() -> str:
+    """The `weft` of this environment as it can be typed here."""
+    own = Path(sys.argv[0])
+    if own.stem != "weft":  # `python server.py`, or a child of `weft run --reload`
+        own = Path(sys.executable).with_name("weft")
+    found = shutil.which("weft")
+    if found and own.exists() and Path(found).samefile(own):
+        return "weft"
+    return shlex.quote(str(own)) if own.is_file() else f"{shlex.quote(sys.executable)} -m weft.cli"
+
+
+# Example values: the common keywords only; `_fits` makes sure.
+
+
+def example_of(schema: Any, root: Mapping[str, Any] | None = None, depth: int = 0) -> Any:
+    """A value that fits a schema, required properties only.
+
+    >>> example_of({"required": ["n"], "properties": {"n": {"type": "integer", "minimum": 5}, "m": {}}})
+    {'n': 5}
+    """
+    if not is_object(schema) or depth > MOST_DEPTH:
         return None
-    known: dict[str, Any] = {"integer": 1, "number": 1.5, "string": "text", "boolean": True, "array": [], "object": {}}
-    facts: dict[str, Any] = schema  # pyright: ignore[reportUnknownVariableType] - plain JSON
-    return facts.get("default", facts.get("enum", [known.get(str(facts.get("type")))])[0])
+    root = schema if root is None else root
+    for known in ("default", "const"):
+        if known in schema:
+            return schema[known]
+    for several in ("examples", "enum"):
+        if is_array(schema.get(several)) and schema[several]:
+            return schema[several][0]
+    if "$ref" in schema:
+        return example_of(_referred(str(schema["$ref"]), root), root, depth + 1)
+    for several in ("anyOf", "oneOf", "allOf"):
+        if is_array(schema.get(several)) and schema[several]:
+            return example_of(schema[several][0], root, depth + 1)
+    return _of_type(schema, root, depth)
+
+
+def _of_type(schema: dict[str, Any], root: Mapping[str, Any], depth: int) -> Any:
+    kind = schema.get("type", "object" if "properties" in schema else "string")
+    kind = kind[0] if is_array(kind) else kind
+    if kind == "object":
+        properties: dict[str, Any] = schema.get("properties", {})
+        return {name: example_of(properties.get(name, {}), root, depth + 1) for name in schema.get("required", ())}
+    if kind == "array":
+        first: list[Any] = [example_of(one, root, depth + 1) for one in schema.get("prefixItems", ())]
+        more = range(len(first), int(schema.get("minItems", 0)))
+        return first + [example_of(schema.get("items"), root, depth + 1) for _ in more]
+    if kind in ("integer", "number"):
+        return _number(schema, whole=kind == "integer")
+    if kind == "string":
+        text = FORMATS.get(str(schema.get("format")), "text")
+        return text.ljust(int(schema.get("minLength", 0)), "x")[: schema.get("maxLength")]
+    return True if kind == "boolean" else None
+
+
+def _number(schema: dict[str, Any], *, whole: bool) -> float:
+    """A number at a bound, or a step within a bound that is itself left out; else one step."""
+    step: float = schema.get("multipleOf", 1 if whole else 0.5)
+    if "minimum" in schema:
+        return schema["minimum"]
+    if "exclusiveMinimum" in schema:
+        return schema["exclusiveMinimum"] + step
+    if "maximum" in schema:
+        return schema["maximum"]
+    return schema["exclusiveMaximum"] - step if "exclusiveMaximum" in schema else step
+
+
+def _referred(reference: str, root: Mapping[str, Any]) -> Any:
+    """What a `$ref` within the schema names."""
+    found: Any = root
+    for part in reference.removeprefix("#").split("/")[1:]:
+        found = found.get(part.replace("~1", "/").replace("~0", "~")) if is_object(found) else None
+    return found

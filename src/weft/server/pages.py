@@ -4,7 +4,9 @@ This module owns the order, the cursors and the encoded bytes. It knows nothing 
 the function that makes a result of some items. It never calls user code and never awaits.
 
 A cursor names the item after which the next page begins, and that item's serial number. It means the same to every
-worker that registered the same features, and goes on at the right place when items came or went in between (PAG-04).
+worker that registered the same features, and goes on at the right place when items came or went in between (PAG-04): as
+a rule after the item of that name, for a worker that registered in another order has other numbers. Where the item
+went, or went and came again at the end, it goes on by the number.
 """
 
 from __future__ import annotations
@@ -13,20 +15,23 @@ import base64
 import binascii
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Iterator
-from typing import Generic, TypeVar, get_args
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Generic, TypeVar, cast, get_args
 
 import msgspec
 
 from weft.errors import InvalidParams, RegistrationError, UsageError
-from weft.types.base import CacheScope, Result, Struct
+from weft.protocol.names import check_meta_key, closest
+from weft.types.base import CacheScope, Meta, Result, Struct
 
-__all__ = ["DEFAULT_PAGE_SIZE", "CachePolicy", "Encoded", "Pages", "check_definition"]
+__all__ = ["DEFAULT_PAGE_SIZE", "CachePolicy", "Encoded", "Pages", "check_definition", "nothing_to_remove"]
 
 DEFAULT_PAGE_SIZE = 250
 
 _MAX_CURSOR = 16 * 1024  # a URI of the longest kind, escaped and in base64, fits
 _MAX_KEYS = 8  # eras and revisions that have pages of their own; more are served without a cache
+
+_MAX_WENT = 1000  # names that were taken out and are remembered
 
 T = TypeVar("T")
 
@@ -36,14 +41,16 @@ _encode = msgspec.json.Encoder().encode
 class CachePolicy(msgspec.Struct, frozen=True):
     """How long a client may keep a result, and whether it may share it between users.
 
-    `public` says that anybody may be shown it, also when it was fetched with a token (CACHE-16).
+    `public` says that anybody may be shown it, also when it was fetched with a token (CACHE-16). If no scope is given,
+    lists are public, for they are the same for all callers; what is read from a resource is private, for it may depend
+    on who reads it.
 
     >>> CachePolicy(ttl_ms=60_000, scope="private").ttl_ms
     60000
     """
 
     ttl_ms: int = 0
-    scope: CacheScope = "public"
+    scope: CacheScope | None = None
 
     def __post_init__(self) -> None:
         # CACHE-02, CACHE-03: told where it is written, not where it is sent.
@@ -52,11 +59,21 @@ class CachePolicy(msgspec.Struct, frozen=True):
                 f"CachePolicy(ttl_ms={self.ttl_ms!r}) is not possible: ttl_ms is a whole number of milliseconds, "
                 "0 (do not keep) or more."
             )
-        if self.scope not in get_args(CacheScope):
+        if self.scope is not None and self.scope not in get_args(CacheScope):
             raise UsageError(
                 f"CachePolicy(scope={self.scope!r}) is not possible: use 'public' for what all users may see, "
                 "or 'private' for what belongs to one."
             )
+
+    @property
+    def list_scope(self) -> CacheScope:
+        """The scope of a list."""
+        return self.scope or "public"
+
+    @property
+    def read_scope(self) -> CacheScope:
+        """The scope of what is read from a resource."""
+        return self.scope or "private"
 
 
 class Encoded:
@@ -101,7 +118,7 @@ class Pages(Generic[T]):
     (['A', 'B', 'C'], 'B')
     """
 
-    __slots__ = ("_entries", "_kind", "_lock", "_next", "_page_size", "_snapshot")
+    __slots__ = ("_entries", "_kind", "_lock", "_next", "_page_size", "_snapshot", "_went")
 
     def __init__(self, kind: str, page_size: int = DEFAULT_PAGE_SIZE) -> None:
         if type(page_size) is not int or page_size < 1:
@@ -110,6 +127,7 @@ class Pages(Generic[T]):
         self._page_size = page_size
         self._entries: dict[str, tuple[int, T]] = {}
         self._next = 0
+        self._went: dict[str, int] = {}  # the serials of what was taken out, for cursors that still name it
         self._lock = threading.RLock()  # features come and go from worker threads as well
         self._snapshot: _Snapshot[T] | None = None
 
@@ -144,6 +162,11 @@ class Pages(Generic[T]):
         """Take an item out and return it; None when there is none."""
         with self._lock:
             entry = self._entries.pop(name, None)
+            if entry is not None:
+                self._went.pop(name, None)
+                self._went[name] = entry[0]
+                if len(self._went) > _MAX_WENT:
+                    del self._went[next(iter(self._went))]
             self._snapshot = None
         return None if entry is None else entry[1]
 
@@ -191,9 +214,9 @@ class Pages(Generic[T]):
         """Where the page begins: after the item that the cursor names, or where that item was."""
         name, serial = self._read(cursor)
         place = snapshot.position.get(name)
-        if place is not None:
-            return place + 1
-        return bisect_right(snapshot.serials, serial)
+        if place is None or self._went.get(name) == serial:
+            return bisect_right(snapshot.serials, serial)
+        return place + 1
 
     def _read(self, cursor: str) -> tuple[str, int]:
         try:
@@ -215,7 +238,12 @@ class Pages(Generic[T]):
 
 
 def check_definition(definition: Struct, what: str, where: str) -> None:
-    """Refuse at registration what could not be listed: metadata or annotations that are not JSON."""
+    """Refuse at registration what may not be listed: what is not JSON, and malformed keys of `_meta` (META-11)."""
+    try:
+        for key in cast("Meta", getattr(definition, "meta", None) or {}):
+            check_meta_key(str(key))
+    except ValueError as error:
+        raise RegistrationError(f"{what} cannot be registered ({where}): meta= has a wrong key. {error}") from None
     try:
         _encode(definition)
     except (TypeError, ValueError, RecursionError) as error:
@@ -223,6 +251,13 @@ def check_definition(definition: Struct, what: str, where: str) -> None:
             f"{what} cannot be registered ({where}): its definition is not JSON: {_clause(error)}. "
             "Use strings, numbers, booleans, None, lists and dictionaries with string keys in it."
         ) from None
+
+
+def nothing_to_remove(kind: str, name: str, known: Sequence[str]) -> UsageError:
+    """The mistake of removing what is not there."""
+    near = closest(name, known)
+    hint = f"Did you mean {near!r}?" if near else f"There are: {', '.join(known[:10]) or 'none'}."
+    return UsageError(f"There is no {kind} {name!r} to remove. {hint}")
 
 
 def _clause(error: Exception) -> str:

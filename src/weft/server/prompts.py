@@ -18,9 +18,9 @@ from weft.limits import Limits
 from weft.protocol.names import closest
 from weft.server.call import Call
 from weft.server.changes import Change, Changes
-from weft.server.content import BLOCKS, HELPERS, Unserialisable, to_block
+from weft.server.content import BLOCKS, HELPERS, Unserialisable, refuse_unawaited, to_block
 from weft.server.context import Context
-from weft.server.pages import CachePolicy, Encoded, Pages, check_definition
+from weft.server.pages import CachePolicy, Encoded, Pages, check_definition, nothing_to_remove
 from weft.server.signature import ArgumentsError, read_signature
 from weft.server.where import location
 from weft.types.base import Icon, Meta, Result, Struct
@@ -73,6 +73,7 @@ def _message(value: Any) -> PromptMessage:
         return value
     if isinstance(value, (str, dict, *BLOCKS, *HELPERS)):
         return UserMessage(value)
+    refuse_unawaited(value)
     raise Unserialisable(
         f"A prompt returns text, messages, content blocks, or a list of these, not {type(value).__name__}. "
         "Return a string, UserMessage(...) or AssistantMessage(...)."
@@ -123,10 +124,14 @@ class RegisteredPrompt:
             raise InvalidParams(f"Invalid params: {error.tell(self._limits)}") from None
         if self.signature.injected is not None:
             kwargs[self.signature.injected] = call.context
-        value = await call.server.invoke(self.fn, self.signature.is_async, kwargs)
-        if isinstance(value, Result):
-            return copy(value)
-        return GetPromptResult(messages=to_messages(value), description=self.definition.description)
+        try:
+            value = await call.server.invoke(self.fn, self.signature.is_async, kwargs)
+            if isinstance(value, Result):
+                return copy(value)
+            return GetPromptResult(messages=to_messages(value), description=self.definition.description)
+        except BaseException:
+            call.blamed = f"Prompt {self.definition.name!r} ({self.where})"
+            raise
 
 
 def _takes_text(schema: Mapping[str, Any]) -> bool:
@@ -192,9 +197,9 @@ class Prompts:
         self._changes.publish(Change("prompts"))
 
     def remove(self, name: str) -> None:
-        """Take a prompt out; listeners hear of it. KeyError when there is none."""
+        """Take a prompt out; listeners hear of it. UsageError when there is none."""
         if self._pages.remove(name) is None:
-            raise KeyError(name)
+            raise nothing_to_remove("prompt", name, self._pages.names())
         self._changes.publish(Change("prompts"))
 
     def find(self, name: str) -> RegisteredPrompt:
@@ -216,7 +221,7 @@ class Prompts:
             prompts=[prompt.definition for prompt in prompts],
             next_cursor=next_cursor,
             ttl_ms=self._cache.ttl_ms,
-            cache_scope=self._cache.scope,
+            cache_scope=self._cache.list_scope,
         )
 
     async def list(self, call: Call) -> Encoded:

@@ -7,8 +7,7 @@ names: only what was registered can be read (RES-13, RES-15).
 from __future__ import annotations
 
 import base64
-import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from copy import copy
 from typing import Any, cast
 
@@ -20,9 +19,9 @@ from weft.server.call import Call
 from weft.server.changes import Change, Changes
 from weft.server.content import HELPERS, File, Unserialisable, check_mime_type, check_text, to_json_text
 from weft.server.context import Context
-from weft.server.pages import CachePolicy, Encoded, Pages, check_definition
+from weft.server.pages import CachePolicy, Encoded, Pages, check_definition, nothing_to_remove
 from weft.server.signature import ArgumentsError, Signature, read_signature
-from weft.server.where import location, short_path
+from weft.server.where import caller, location
 from weft.types.base import Annotations, Icon, Meta, Result, Struct
 from weft.types.content import ResourceContents
 from weft.types.request import PaginatedParams
@@ -99,6 +98,11 @@ class RegisteredResource:
             _check_no_parameters(self.signature, definition, where)
             definition.description = definition.description or self.signature.description or None
 
+    @property
+    def described(self) -> str:
+        """What it is and where, for messages to the developer."""
+        return f"Resource {self.definition.uri!r} ({self.where})"
+
     async def read(self, call: Call) -> Any:
         """What is in it now."""
         if self.fn is None or self.signature is None:
@@ -120,6 +124,11 @@ class RegisteredTemplate:
         self.signature = read_signature(fn, injected=(Context,), opaque=_OPAQUE, kind="resource", name=definition.name)
         _check_variables(self.template, self.signature, where)
         definition.description = definition.description or self.signature.description or None
+
+    @property
+    def described(self) -> str:
+        """What it is and where, for messages to the developer."""
+        return f"Resource {self.definition.uri_template!r} ({self.where})"
 
     def match(self, uri: str) -> dict[str, Any] | None:
         """The arguments for this URI; None when it is none of this family, a wrong type included."""
@@ -200,7 +209,7 @@ class Resources:
         A URI with `{` in it is a template, which needs a function.
         """
         fn = cast("Callable[..., Any]", content) if callable(content) else None
-        where = where or (location(fn) if fn is not None else _caller())
+        where = where or (location(fn) if fn is not None else caller())
         name = name or _default_name(uri, fn)
         if mime_type is not None:
             check_mime_type(mime_type, f"Resource {uri!r} cannot be registered ({where})")
@@ -227,9 +236,9 @@ class Resources:
         self._changes.publish(Change("resources"))
 
     def remove(self, uri: str) -> None:
-        """Take a resource or a template out; listeners hear of it. KeyError when there is none."""
+        """Take a resource or a template out; listeners hear of it. UsageError when there is none."""
         if self._resources.remove(uri) is None and self._templates.remove(uri) is None:
-            raise KeyError(uri)
+            raise nothing_to_remove("resource", uri, [*self._resources.names(), *self._templates.names()])
         self._changes.publish(Change("resources"))
 
     def _check_uri(self, uri: str, where: str) -> None:
@@ -254,13 +263,23 @@ class Resources:
         """`resources/read`: the resource of this URI, else the first template that fits it."""
         uri = cast("ReadResourceParams", call.envelope.params).uri
         self._check_requested(uri)
+        entry, reading = self._start_reading(call, uri)
+        try:
+            return _result(await reading, uri, entry)
+        except BaseException:
+            call.blamed = entry.described
+            raise
+
+    def _start_reading(
+        self, call: Call, uri: str
+    ) -> tuple[RegisteredResource | RegisteredTemplate, Coroutine[Any, Any, Any]]:
         resource = self._resources.get(uri)
         if resource is not None:
-            return _result(await resource.read(call), uri, resource)
+            return resource, resource.read(call)
         for template in self._templates:
             kwargs = template.match(uri)
             if kwargs is not None:
-                return _result(await template.read(call, kwargs), uri, template)
+                return template, template.read(call, kwargs)
         raise ResourceNotFound(uri)
 
     def _check_requested(self, uri: str) -> None:
@@ -281,7 +300,7 @@ class Resources:
             resource_templates=[entry.definition for entry in entries],
             next_cursor=next_cursor,
             ttl_ms=self._templates_cache.ttl_ms,
-            cache_scope=self._templates_cache.scope,
+            cache_scope=self._templates_cache.list_scope,
         )
 
     def _resources_page(self, entries: list[RegisteredResource], next_cursor: str | None) -> Result:
@@ -289,7 +308,7 @@ class Resources:
             resources=[entry.definition for entry in entries],
             next_cursor=next_cursor,
             ttl_ms=self._list_cache.ttl_ms,
-            cache_scope=self._list_cache.scope,
+            cache_scope=self._list_cache.list_scope,
         )
 
     async def list(self, call: Call) -> Encoded:
@@ -316,7 +335,7 @@ def _result(value: Any, uri: str, entry: RegisteredResource | RegisteredTemplate
     if result.ttl_ms is None:
         result.ttl_ms = entry.cache.ttl_ms
     if result.cache_scope is None:
-        result.cache_scope = entry.cache.scope
+        result.cache_scope = entry.cache.read_scope
     return result
 
 
@@ -375,11 +394,3 @@ def _names(names: Iterable[str]) -> str:
 
 def _default_name(uri: str, fn: Callable[..., Any] | None) -> str:
     return getattr(fn, "__name__", None) or uri.rstrip("/").rpartition("/")[2] or uri
-
-
-def _caller() -> str:
-    """Where the user's code called into Weft, for a resource that has no function to point at."""
-    frame = inspect.currentframe()
-    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "weft":
-        frame = frame.f_back
-    return "an unknown place" if frame is None else f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 
 import msgspec
@@ -25,6 +26,7 @@ from weft.errors import InvalidParams, ProtocolError, UsageError
 from weft.protocol.journal import Answer, Journal, Keys, digest
 from weft.protocol.sealing import binding
 from weft.server.asks import check_request
+from weft.server.signature_plain import is_hashable
 from weft.types.interaction import InputRequest, InputRequiredResult
 from weft.types.request import InputParams
 
@@ -290,6 +292,11 @@ def _plain(value: Any) -> Any:
 
 
 def _adapter(type: Any) -> TypeAdapter[Any]:
+    return _known_adapter(type) if is_hashable(type) else _known_adapter.__wrapped__(type)
+
+
+@lru_cache(maxsize=512)  # making one takes far longer than using it
+def _known_adapter(type: Any) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter  # here, because most servers start sooner without it
 
     return TypeAdapter(type)

@@ -71,6 +71,7 @@ def start(server: Server, transport: _Transport, options: HttpOptions, target: s
     `target` is the `FILE:OBJECT` that workers load; without it the main script is searched.
     """
     set_up_logging(options.log_level)
+    server.completions.check()
     if transport == "stdio":
         _run_stdio(server)
     elif transport == "http":
@@ -93,7 +94,14 @@ def _run_stdio(server: Server) -> None:
     if os.isatty(0):  # a person, not a client
         say(f"Weft serves {server.name!r} on stdio: an MCP client starts this command and talks to it. Ctrl-C stops.")
         say("To serve over HTTP instead: weft run FILE --http")
-    _run_loop(server, serve_stdio(server))
+
+    async def serve() -> None:
+        try:
+            await serve_stdio(server)
+        finally:
+            await server.lifespan.stop()
+
+    _run_loop(server, serve())
 
 
 def serve_http(server: Server, options: HttpOptions, listener: socket.socket, started: Callable[[], None]) -> None:

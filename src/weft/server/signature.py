@@ -39,7 +39,8 @@ class Signature(msgspec.Struct, frozen=True):
     `input_schema` and `output_schema` are JSON Schema 2020-12 (`output_schema` is None when the return type promises
     nothing worth checking), `injected` the name of the parameter
     that takes the Context, `returns` the evaluated return annotation (`inspect.Signature.empty` when there is none),
-    `description` the docstring without its parameter section; `dump_output` turns a return value into JSON values.
+    `description` the docstring without its parameter section; `dump_output` turns a return value into JSON values;
+    `require_text`, there when the return type is text, raises OutputError for anything else.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Signature(msgspec.Struct, frozen=True):
     injected: str | None
     returns: Any
     dump_output: Callable[[Any], Any]
+    require_text: Callable[[Any], None] | None
     _params: Params
 
     def __repr__(self) -> str:
@@ -80,7 +82,7 @@ class Signature(msgspec.Struct, frozen=True):
             )
         problems: list[Any] = strict.errors(include_url=False)
         if len(raw) <= _LARGE:
-            problems = [problem for problem in problems if _mixes_bool_and_number(problem)]
+            problems = [problem for problem in problems if _is_too_far(problem)]
             try:
                 bound = self._params.validate_json(raw)
             except ValidationError as error:
@@ -141,12 +143,18 @@ def read_signature(
         injected=params.injected,
         returns=params.returns,
         dump_output=output.dump,
+        require_text=output.require_text,
         _params=params,
     )
 
 
-def _mixes_bool_and_number(problem: Mapping[str, Any]) -> bool:
-    given = problem["input"]
+def _is_too_far(problem: Mapping[str, Any]) -> bool:
+    """Whether a value must not be taken for what was asked, though the lenient pass would."""
+    given, place = problem["input"], problem["loc"]
     if problem["type"] == "bool_type":
+        if isinstance(given, str):
+            # One member of a union says nothing of the others, which may take the text.
+            in_union = len(place) > 1 and place[-1] == "bool"
+            return not in_union and given.lower() not in ("true", "false")
         return isinstance(given, (int, float))
     return problem["type"] in _NUMERIC and isinstance(given, bool)

@@ -13,7 +13,7 @@ from weft.errors import WeftError
 from weft.limits import DEFAULT_LIMITS, Limits
 from weft.protocol.schema import is_array, is_object, json_type
 
-__all__ = ["ArgumentsError", "explain"]
+__all__ = ["ArgumentsError", "expectation", "explain"]
 
 _MAX_ISSUE = 350
 
@@ -95,7 +95,7 @@ def explain(
         elif kind in {"extra_forbidden", "unexpected_keyword_argument", "no_such_attribute"}:
             extra.append(path)
         else:
-            words = _expectation(problem)
+            words = expectation(problem)
             known = wrong.setdefault(path, [])
             if words not in known:
                 known.append(words)
@@ -136,7 +136,7 @@ def _extra(path: _Path, missing: list[_Path], schema: Mapping[str, Any]) -> str:
     return f"{_name(path)} is not known; remove it. The arguments are: {', '.join(siblings[:20])}."
 
 
-def _expectation(problem: Mapping[str, Any]) -> str:
+def expectation(problem: Mapping[str, Any]) -> str:
     """What a problem asks for, without anything that came in."""
     kind: str = problem["type"]
     context: Mapping[str, Any] = problem.get("ctx") or {}

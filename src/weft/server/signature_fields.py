@@ -6,7 +6,7 @@ parameter may then have any name, and one that is absent takes the function's ow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import Parameter
 from typing import Annotated, Any, NotRequired, Required, get_args
 
@@ -16,12 +16,16 @@ from pydantic_core import SchemaValidator
 from typing_extensions import TypedDict
 
 from weft.errors import RegistrationError
+from weft.protocol.headers import find_mirrors
+from weft.protocol.schema import is_array
 from weft.server.docstrings import Docstring
 from weft.server.signature_plain import Arguments, is_hashable, shown_default, stopping_early
 from weft.server.signature_schema import inline, schema_of
-from weft.server.signature_words import reason, type_name
+from weft.server.signature_words import reason, remedy, type_name
 
 __all__ = ["read_fields"]
+
+_HOLDERS = ("dataclass-args", "model-fields", "typed-dict")  # the core schemas that have fields
 
 
 def read_fields(parameters: Sequence[Parameter], doc: Docstring, refuse: Callable[..., RegistrationError]) -> Arguments:
@@ -47,8 +51,10 @@ class _Fields:
             schema = schema_of(adapter, "validation")
         except Exception as error:  # noqa: BLE001  # whatever a type's own hooks raise, the remedy is the same
             raise self.blame(error) from None
+        schema = self.describe(schema, doc)
+        self.check_mirrored(schema, adapter.core_schema)
         return Arguments(
-            schema=self.describe(schema, doc),
+            schema=schema,
             validate_json=adapter.validator.validate_json,
             validate_large=_fail_fast(adapter).validate_json,
         )
@@ -103,6 +109,22 @@ class _Fields:
         schema["properties"] = {name: _hoist_header(shown) for name, shown in schema["properties"].items()}
         return {"type": "object", **schema}
 
+    def check_mirrored(self, schema: dict[str, Any], core: Any) -> None:
+        """R8: a mirrored argument has one name, or it could be sent by another that no header is compared with."""
+        try:
+            mirrors = find_mirrors(schema)
+        except ValueError:  # told where tools are registered
+            return
+        for mirror in mirrors:
+            loose = _loose_name(core, mirror.path)
+            if loose is not None:
+                raise self.refuse(
+                    f"{'.'.join(mirror.path)!r} is repeated in the header {mirror.header}, but {loose!r} may be sent "
+                    "by several names.",
+                    "give it one name: no AliasChoices, no AliasPath, and no populate_by_name beside an alias.",
+                    why="the header is compared with the argument of that one name; by another it would go unchecked.",
+                )
+
     def blame(self, error: Exception) -> RegistrationError:
         """Find the parameter that alone fails as all together did."""
         for name, field in self.fields.items():
@@ -115,8 +137,11 @@ class _Fields:
     def not_json(self, name: str, annotation: Any, error: Exception) -> RegistrationError:
         return self.refuse(
             f"parameter {name!r} has the type {type_name(annotation)}, which cannot be read from JSON.",
-            "use a type made of JSON values (a dataclass, a pydantic model, a TypedDict, list, dict, numbers, text), "
-            "or make the value inside the function.",
+            remedy(
+                error,
+                "use a type made of JSON values (a dataclass, a pydantic model, a TypedDict, list, dict, numbers, "
+                "text), or make the value inside the function.",
+            ),
             why=reason(error),
         )
 
@@ -144,6 +169,39 @@ def _outer_name(name: str, field: Any) -> str:
     info = _field_info(get_args(field)[0])
     alias = info.validation_alias or info.alias
     return alias if isinstance(alias, str) else name
+
+
+def _loose_name(core: Any, path: Sequence[str]) -> str | None:
+    """The first name on the way to an argument that is not the only one pydantic takes there; None if there is none."""
+    definitions: dict[str, Any] = {}
+    for name in path:
+        by_name = _takes_names(core)
+        while core["type"] not in _HOLDERS:
+            definitions |= {each["ref"]: each for each in core.get("definitions", ())}
+            core = definitions[core["schema_ref"]] if core["type"] == "definition-ref" else core.get("schema")
+            if core is None:  # a type that describes itself
+                return None
+            by_name = by_name or _takes_names(core)
+        core = next((inner for alias, inner in _fields_in(core, by_name=by_name) if alias == name), None)
+        if core is None:
+            return name
+    return None
+
+
+def _fields_in(core: Any, *, by_name: bool) -> Iterator[tuple[str, Any]]:
+    """The fields that are taken by one name only, each with its schema."""
+    fields: Any = core["fields"]
+    if is_array(fields):
+        fields = {field["name"]: field for field in fields}
+    for own, field in fields.items():
+        alias: Any = field.get("validation_alias", own)
+        if isinstance(alias, str) and (alias == own or not by_name):
+            yield alias, field["schema"]
+
+
+def _takes_names(core: Any) -> bool:
+    config: Any = core.get("config") or {}
+    return bool(config.get("validate_by_name") or config.get("populate_by_name"))
 
 
 def _hoist_header(shown: dict[str, Any]) -> dict[str, Any]:

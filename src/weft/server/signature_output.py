@@ -1,7 +1,7 @@
 """What a function returns: its output schema, and the way from a return value to plain JSON values.
 
 Owns the promise that both agree. A value that does not fit, or that JSON cannot carry, is an OutputError; its `repr`
-is never sent instead.
+is never sent instead. Text has no schema, but what is annotated as text is held to it all the same.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Annotated, Any, Never, NoReturn, Union, get_args, get_origin
 
 import msgspec
 import pydantic_core
-from pydantic_core import SchemaSerializer, SchemaValidator, ValidationError
+from pydantic_core import PydanticSerializationError, SchemaSerializer, SchemaValidator, ValidationError
 
 from weft.errors import RegistrationError, WeftError
 from weft.protocol.schema import is_array, is_object
+from weft.server.signature_errors import expectation
 from weft.server.signature_plain import plain_type
-from weft.server.signature_words import reason, type_name
+from weft.server.signature_words import reason, remedy, type_name
 from weft.server.where import location
 
 __all__ = ["Output", "OutputError", "read_output"]
@@ -32,32 +33,40 @@ class OutputError(WeftError):
 
 
 class Output(msgspec.Struct, frozen=True):
-    """The schema of the return values, if there is one, and the function that turns a value into JSON values."""
+    """The schema of the return values, if there is one, and the function that turns a value into JSON values.
+
+    `require_text`, for return types that are text, refuses what is not.
+    """
 
     schema: dict[str, Any] | None
     dump: Callable[[Any], Any]
+    require_text: Callable[[Any], None] | None = None
 
 
 def read_output(fn: Callable[..., Any], returns: Any, *, opaque: tuple[type, ...], kind: str, name: str) -> Output:
     """Read a return annotation that is evaluated already; RegistrationError when it cannot be described."""
-    subject = f"{kind} {name!r} ({location(fn)})"
+    subject = f"{kind.capitalize()} {name!r} ({location(fn)})"
     if _is_silent(returns) or _contains(returns, (*opaque, bytes)):
-        return Output(None, _plain_dump(subject))
+        return Output(None, _plain_dump(subject), _text_requirement(returns, subject))
     try:
         promised = _promise(returns)
     except Exception as error:  # noqa: BLE001  # whatever a type's own hooks raise, the remedy is the same
         raise RegistrationError(
             f"{kind.capitalize()} {name!r} at {location(fn)}: its return type {type_name(returns)} cannot be "
             f"described as JSON.\n  Why: {reason(error)}\n"
-            "  What to do: return a type made of JSON values (a dataclass, a pydantic model, a TypedDict, list, dict, "
-            "numbers, text), or annotate `-> Any` to promise nothing."
+            "  What to do: "
+            + remedy(
+                error,
+                "return a type made of JSON values (a dataclass, a pydantic model, a TypedDict, list, dict, "
+                "numbers, text), or annotate `-> Any` to promise nothing.",
+            )
         ) from None
     return Output(promised.schema, _checked_dump(promised, returns, subject))
 
 
 class _Promise(msgspec.Struct, frozen=True):
     schema: dict[str, Any]
-    validate: Callable[[Any], Any]
+    validate: Callable[..., Any]
     to_python: Callable[..., Any]
 
 
@@ -87,18 +96,61 @@ def _checked_dump(promised: _Promise, returns: Any, subject: str) -> Callable[[A
         try:
             dumped = to_python(validate(value), mode="json", by_alias=True, warnings="error")
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-            place = "".join(f"[{step!r}]" for step in first["loc"])
-            raise OutputError(
-                f"{subject} returned a value of type {type_name(type(value))}, which does not fit its return type "
-                f"{expected}{f' at {place}' if place else ''}: {first['msg']}. "
-                "Return what the annotation says, or correct the annotation."
-            ) from None
+            raise _misfit(subject, value, expected, error) from None
+        except PydanticSerializationError as error:
+            if (misfit := _inner_misfit(promised, value)) is not None:
+                raise _misfit(subject, value, expected, misfit) from None
+            raise _not_json(subject, value, error) from None
         except (ValueError, RecursionError) as error:
             raise _not_json(subject, value, error) from None
         return _finite(dumped, subject, value)
 
     return dump
+
+
+def _misfit(subject: str, value: object, expected: str, error: ValidationError | None = None) -> OutputError:
+    because = ""
+    if error is not None:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = "".join(f"[{step!r}]" for step in first["loc"])
+        because = f"{f' at {place}' if place else ''}: {expectation(first)}"
+    return OutputError(
+        f"{subject} returned a value of type {type_name(type(value))}, which does not fit its return type "
+        f"{expected}{because}. Return what the annotation says, or correct the annotation."
+    )
+
+
+def _inner_misfit(promised: _Promise, value: Any) -> ValidationError | None:
+    """What is wrong inside an instance of the right class, whose fields nobody checked: it is read from its parts."""
+    try:
+        parts = promised.to_python(value, round_trip=True, warnings=False)
+        promised.validate(parts, by_alias=True, by_name=True)
+    except ValidationError as error:
+        return error
+    except (TypeError, ValueError, RecursionError):  # has no parts, or this pydantic does not know `by_name`
+        return None
+    return None
+
+
+def _text_requirement(returns: Any, subject: str) -> Callable[[Any], None] | None:
+    """Other values would be sent as some text as well, or as none: nobody would see the mistake."""
+    kinds = _text_kinds(returns)
+    if str not in kinds or not {str, type(None)}.issuperset(kinds):
+        return None
+
+    def check(value: Any) -> None:
+        if not isinstance(value, kinds):
+            raise _misfit(subject, value, type_name(returns))
+
+    return check
+
+
+def _text_kinds(annotation: Any) -> tuple[Any, ...]:
+    if get_origin(annotation) is Annotated:
+        return _text_kinds(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return tuple(kind for part in get_args(annotation) for kind in _text_kinds(part))
+    return (annotation,) if isinstance(annotation, type) else (object,)
 
 
 def _plain_dump(subject: str) -> Callable[[Any], Any]:

@@ -136,7 +136,10 @@ class _Reader:
                 )
             raise self.refuse(
                 f"parameter {name!r} has no type.",
-                f"annotate it, such as `{name}: str`, or use `{name}: Any` to accept anything.",
+                f"annotate it, such as `{name}: str`, or use `{name}: Any` to accept anything."
+                if name not in ("ctx", "context")
+                else f"if it is the call's context, annotate it `{name}: Context`, with `from weft import Context`; "
+                f"if clients are to send it, give it the type of what they send.",
                 why="clients are told the type of every argument, and what they send is checked against it.",
             )
         return self.evaluate(name, parameter.annotation, f"parameter {name!r}")

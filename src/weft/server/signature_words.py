@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from typing import Annotated, Any, Union, get_args, get_origin
 
-__all__ = ["reason", "type_name"]
+__all__ = ["reason", "remedy", "type_name"]
 
 
 def type_name(annotation: Any) -> str:
@@ -31,9 +31,16 @@ def reason(error: BaseException) -> str:
     if isinstance(error, PydanticSchemaGenerationError):
         return "it has a class whose contents are not known: neither a dataclass, a model, nor a TypedDict."
     if isinstance(error, PydanticUserError) and error.code == "typed-dict-version":
-        return "on this Python, import TypedDict from typing_extensions instead of typing."
+        return "on this Python, a TypedDict of `typing` does not say which of its keys are required."
     if isinstance(error, PydanticUserError) and error.code == "invalid-for-json-schema":
         return "it has a part, such as a callable, that has no form in JSON."
     lines = str(error).strip().splitlines()
     text = lines[0].strip() if lines else type(error).__name__
     return text if text.endswith(".") else text + "."
+
+
+def remedy(error: BaseException, otherwise: str) -> str:
+    """What to do about a type that cannot be used: what this error asks for, else what helps in general."""
+    if getattr(error, "code", None) == "typed-dict-version":
+        return "import TypedDict from typing_extensions instead of typing."
+    return otherwise

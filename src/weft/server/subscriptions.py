@@ -101,11 +101,13 @@ class Subscriptions:
         call.reply.epilogue(encode_notification("notifications/cancelled", CancelledParams(request_id=call.id)))
         return EmptyResult(meta={SUBSCRIPTION_ID_KEY: listener.id})
 
-    def close(self) -> None:
-        """End all streams that are open, gracefully. The server is going away."""
-        for listener in self._listeners:
+    def close(self, peer: str | None = None) -> int:
+        """End the open streams gracefully, all or those of one peer, as one of the ends goes away. How many it were."""
+        ending = [one for one in self._listeners if not one.ended and (peer is None or one.peer == peer)]
+        for listener in ending:
             listener.ended = True
             listener.rouse()
+        return len(ending)
 
     async def _tell(self, listener: Listener, call: Call) -> None:
         loop = asyncio.get_running_loop()

@@ -1,13 +1,19 @@
-"""Where plain (not async) functions run: a bounded pool of threads, so that they do not block the loop."""
+"""Where plain (not async) functions run: a bounded pool of threads, so that they do not block the loop.
+
+A thread cannot be stopped. A call that is given up while its function runs leaves the thread behind, which counts until
+it has ended; one that is given up while it waits for a thread leaves nothing behind.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import inspect
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
+from weakref import WeakKeyDictionary
 
 __all__ = ["Threads"]
 
@@ -28,19 +34,43 @@ class Threads:
     def __init__(self, size: int) -> None:
         self._size = size
         self._pool: ThreadPoolExecutor | None = None
+        # Who waits for a thread waits here and not in the pool's queue, which has no end and forgets nobody (D9).
+        self._permits: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     async def run(self, fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> Any:
         """Call `fn` in a thread, with the caller's context variables."""
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._size, thread_name_prefix="weft")
         context = contextvars.copy_context()
         loop = asyncio.get_running_loop()
-        outcome = await loop.run_in_executor(self._pool, lambda: context.run(_outcome, fn, kwargs))
+        permits = self._permits.get(loop)
+        if permits is None:
+            permits = self._permits[loop] = asyncio.Semaphore(self._size)
+        await permits.acquire()
+        work = self._submit(lambda: context.run(_outcome, fn, kwargs), permits, loop)
+        outcome = await asyncio.wrap_future(work, loop=loop)
         if outcome.error is not None:
             raise outcome.error
         if inspect.isawaitable(outcome.value):  # a plain function around an async one
             return await outcome.value
         return outcome.value
+
+    def _submit(
+        self, work: Callable[[], _Outcome], permits: asyncio.Semaphore, loop: asyncio.AbstractEventLoop
+    ) -> Future[_Outcome]:
+        """Give work to the pool, with a permit that comes back when its thread is free, whoever still waits for it."""
+
+        def give_back(_: Future[_Outcome]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and its permits with it
+                loop.call_soon_threadsafe(permits.release)
+
+        try:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._size, thread_name_prefix="weft")
+            future = self._pool.submit(work)
+        except BaseException:
+            permits.release()
+            raise
+        future.add_done_callback(give_back)
+        return future
 
     def stop(self) -> None:
         """Let go of the threads; work that has not begun is dropped."""

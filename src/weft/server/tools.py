@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from weft.errors import InvalidParams, ProtocolError, RegistrationError, ToolError
+from weft.errors import InvalidParams, MissingCapability, ProtocolError, RegistrationError, ToolError
 from weft.protocol.headers import Mirror, check_mirrors, find_mirrors
 from weft.protocol.names import check_tool_name, closest
 from weft.protocol.schema import SchemaError, Validator, check_object_schema, compile_schema
+from weft.protocol.sealing import StateRefused
 from weft.server.call import Call
 from weft.server.changes import Change, Changes
-from weft.server.content import Audio, File, Image, Unserialisable, to_blocks, to_json_text
+from weft.server.content import Audio, File, Image, Unserialisable, refuse_unawaited, to_blocks, to_json_text
 from weft.server.context import Context
 from weft.server.faults import record, report
-from weft.server.pages import CachePolicy, Encoded, Pages, check_definition
+from weft.server.pages import CachePolicy, Encoded, Pages, check_definition, nothing_to_remove
 from weft.server.rounds import InputRequired, signal_in
 from weft.server.signature import ArgumentsError, OutputError, Signature, read_signature
 from weft.server.threads import Threads
@@ -30,6 +32,8 @@ from weft.types.request import PaginatedParams
 from weft.types.tools import CallToolParams, CallToolResult, ListToolsResult, Tool, ToolAnnotations
 
 __all__ = ["RegisteredTool", "ToolOptions", "Tools"]
+
+log = logging.getLogger("weft.tools")
 
 CONTENT_TYPES = (TextContent, ImageContent, AudioContent, ResourceLink, EmbeddedResource, Image, Audio, File)
 OPAQUE_TYPES = (*CONTENT_TYPES, CallToolResult, InputRequired)
@@ -49,6 +53,8 @@ class ToolOptions(msgspec.Struct, kw_only=True, frozen=True):
     icons: list[Icon] | None = None
     meta: dict[str, Any] | None = None
     timeout: float | None = None  # seconds
+    single_use: bool = False  # a `requestState` of this tool is accepted once (MRTR-14)
+    needs: Sequence[str] = ()  # client capabilities without which the call is refused before it begins
 
 
 class RegisteredTool:
@@ -63,7 +69,9 @@ class RegisteredTool:
         "fn",
         "mirrors",
         "name",
+        "needs",
         "signature",
+        "single_use",
         "timeout",
         "where",
     )
@@ -83,6 +91,8 @@ class RegisteredTool:
         schema = self.signature.input_schema if raw is None else dict(raw)
         self.mirrors: tuple[Mirror, ...] = self._check(lambda: find_mirrors(schema))
         self.timeout = options.timeout
+        self.needs = tuple(options.needs)
+        self.single_use = options.single_use
         self._threads = threads
         self.definition = Tool(
             name=self.name,
@@ -126,7 +136,10 @@ class RegisteredTool:
     async def invoke(self, call: Call, params: CallToolParams) -> Result:
         """Bind the arguments, call the function, make a result of what it returns."""
         try:
-            kwargs = self._bind(NO_ARGUMENTS if params.arguments is UNSET else bytes(params.arguments))
+            raw = NO_ARGUMENTS if params.arguments is UNSET else bytes(params.arguments)
+            if raw[:1] != b"{":  # TOOL-14: not arguments that do not fit, but no arguments at all
+                raise InvalidParams("Invalid params: `arguments` must be an object.")
+            kwargs = self._bind(raw)
             if self.signature.injected is not None:
                 kwargs[self.signature.injected] = call.context
             if self.timeout is not None:
@@ -158,7 +171,10 @@ class RegisteredTool:
     def _bind(self, raw: bytes) -> dict[str, Any]:
         if self._input is None:
             return self.signature.bind_json(raw)
-        arguments = msgspec.json.decode(raw)
+        try:
+            arguments = msgspec.json.decode(raw)
+        except msgspec.DecodeError:  # a number that no float can hold
+            raise ArgumentsError(["A number is too large."], subject=f"The arguments of {self.name!r}") from None
         if problems := self._input.problems(arguments):
             raise ArgumentsError([str(problem) for problem in problems], subject=f"The arguments of {self.name!r}")
         return {} if self._whole is None else {self._whole: arguments}
@@ -173,18 +189,33 @@ class RegisteredTool:
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise ToolError(f"The tool took longer than its {self.timeout:g} s and was stopped.") from None
+            # A thread cannot be stopped: what runs there runs on, and only its result is not waited for.
+            end = "was stopped" if self.signature.is_async else "was given up"
+            log.warning("%s took longer than its %g s and %s.", self._described, self.timeout, end)
+            raise ToolError(f"The tool took longer than its {self.timeout:g} s and {end}.") from None
 
     def _result(self, value: Any) -> Result:
-        if isinstance(value, CallToolResult):
-            return copy(value)
+        if isinstance(value, Result):
+            return self._full(value)
         if isinstance(value, InputRequired):
             raise value
+        refuse_unawaited(value)
         if self.definition.output_schema is None:
+            if self.signature.require_text is not None:
+                self.signature.require_text(value)
             return CallToolResult(content=to_blocks(value))
         structured = self.signature.dump_output(value) if self._output is None else self._conforming(value)
         # TOOL-11: clients that do not know structured content read the same as text.
         return CallToolResult(content=[TextContent(to_json_text(structured))], structured_content=structured)
+
+    def _full(self, value: Result) -> Result:
+        """A result the tool made itself: a copy, for it will be sealed, and held to what the tool has declared."""
+        result = copy(value)
+        if isinstance(result, CallToolResult):
+            result.content = to_blocks(list(result.content))
+            if self._output is not None and not result.is_error:
+                result.structured_content = self._conforming(result.structured_content)
+        return result
 
     def _conforming(self, value: Any) -> Any:
         """TOOL-12: what is declared is what is sent."""
@@ -236,9 +267,9 @@ class Tools:
         return tool
 
     def remove(self, name: str) -> None:
-        """Take a tool out; listeners hear of it. KeyError when there is none."""
+        """Take a tool out; listeners hear of it. UsageError when there is none."""
         if self._pages.remove(name) is None:
-            raise KeyError(name)
+            raise nothing_to_remove("tool", name, self._pages.names())
         self._changes.publish(Change("tools"))
 
     async def list(self, call: Call) -> Encoded:
@@ -254,7 +285,7 @@ class Tools:
             tools=[tool.definition for tool in tools],
             next_cursor=next_cursor,
             ttl_ms=self._cache.ttl_ms,
-            cache_scope=self._cache.scope,
+            cache_scope=self._cache.list_scope,
         )
 
     async def call(self, call: Call) -> Result:
@@ -263,14 +294,35 @@ class Tools:
         tool = self._pages.get(params.name)
         if tool is None:
             raise self._unknown(params.name)
+        return await tool.invoke(call, params)
+
+    def check(self, call: Call) -> None:
+        """What a call must pass before anything runs: headers that repeat its arguments, capabilities it needs."""
+        params = cast("CallToolParams", call.envelope.params)
+        tool = self._pages.get(params.name)
+        if tool is None:
+            return
         if tool.mirrors and call.headers is not None:
             check_mirrors(tool.mirrors, call.headers, _decoded(params.arguments))
-        return await tool.invoke(call, params)
+        state = params.request_state if tool.single_use else None
+        if state is not None and not call.server.spent_states.spend(state):
+            raise StateRefused
+        for capability in tool.needs:
+            if not call.context.client_supports(capability):
+                raise MissingCapability(
+                    f"To call this tool, the client must declare the capability `{capability}`.",
+                    required=_nested(capability),
+                )
 
     def _unknown(self, name: str) -> InvalidParams:
         near = closest(name, self._pages.names())
         hint = f"Did you mean {near!r}?" if near else "tools/list names them all."
         return InvalidParams(f"Unknown tool. {hint}")
+
+
+def _nested(capability: str) -> dict[str, Any]:
+    head, _, rest = capability.partition(".")
+    return {head: {rest: {}} if rest else {}}
 
 
 def _decoded(arguments: msgspec.Raw | UnsetType) -> Mapping[str, Any]:

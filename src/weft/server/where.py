@@ -14,7 +14,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, cast
 
-__all__ = ["describe", "enclosing_locals", "is_users", "location", "short_path", "target", "user_frames"]
+__all__ = ["caller", "describe", "enclosing_locals", "is_users", "location", "short_path", "target", "user_frames"]
 
 
 def target(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,6 +46,14 @@ def location(fn: Callable[..., Any]) -> str:
     return f"module {module}"
 
 
+def caller() -> str:
+    """Where the user's code called into Weft, for what has no function to point at."""
+    frame = inspect.currentframe()
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "weft":
+        frame = frame.f_back
+    return "an unknown place" if frame is None else f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
 def describe(fn: Callable[..., Any]) -> str:
     """The name of a function with its place: `book (server.py:12)`."""
     name = getattr(target(fn), "__name__", None) or type(fn).__name__
@@ -62,7 +70,7 @@ def short_path(filename: str) -> str:
     try:
         return str(path.resolve().relative_to(Path.cwd()))
     except (OSError, ValueError):
-        return "/".join(path.parts[-2:])
+        return str(Path(*path.parts[-2:]))
 
 
 def user_frames(error: BaseException) -> list[str]:
@@ -96,14 +104,14 @@ def is_users(filename: str) -> bool:
     """Whether a file is the user's own: not Weft's, nor the standard library's, nor an installed package's."""
     if filename.startswith("<") or filename.endswith(".pyx"):  # made up, or compiled
         return False
-    path = str(Path(filename).resolve())
-    return not path.startswith(_not_users())
+    path = Path(filename).resolve()
+    return not any(path.is_relative_to(room) for room in _not_users())
 
 
 @functools.cache
-def _not_users() -> tuple[str, ...]:
+def _not_users() -> tuple[Path, ...]:
     """The directories of Weft, the standard library and installed packages: only looked for once something failed."""
     import sysconfig  # slow to load, and few programs fail
 
     libraries = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return tuple(f"{Path(room).resolve()}/" for room in (Path(__file__).resolve().parent.parent, *libraries))
+    return (Path(__file__).resolve().parent.parent, *(Path(room).resolve() for room in libraries))

@@ -1,7 +1,8 @@
-"""Our side of uvicorn's HTTP connections: the head of a request comes whole, soon and small, or not at all (D5, D6).
+"""Our side of uvicorn's HTTP connections: heads come whole, soon and small (D5, D6), and answers are read (D10).
 
 uvicorn waits for ever for the end of a head. This ends such a connection, and one that goes on sending after it was
-answered. A connection whose requests come in one piece, as nearly all do, never needs the timer.
+answered. A connection whose requests come in one piece, as nearly all do, never needs the timer. And uvicorn waits for
+ever for a peer to read what was written, also when it has closed the connection; this cuts it off.
 """
 
 from __future__ import annotations
@@ -35,19 +36,26 @@ class _Trailers(list[Any]):
 _TRAILERS = _Trailers()
 
 
-class _OneWrite:
-    """A transport that writes the head of a response together with the beginning of its body.
+class _Outlet:
+    """A transport that writes the head of a response with the beginning of its body, for a peer that reads.
 
     uvicorn writes them one after the other, each by a call to the kernel, which is a good part of what a short answer
     costs. A head whose body is not there at once goes out by itself in the next turn of the loop.
+
+    One timer runs while there is something to write, and at most every `patience` seconds. A peer that has taken
+    nothing between two looks, though something waited for it, is cut off.
     """
 
-    __slots__ = ("_head", "_loop", "_transport")
+    __slots__ = ("_head", "_loop", "_patience", "_taken", "_timer", "_transport", "_written")
 
-    def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop, patience: float) -> None:
         self._transport = transport
         self._loop = loop
+        self._patience = patience
         self._head: bytes | None = None
+        self._written = 0  # bytes, ever
+        self._taken = 0  # of them, at the last look
+        self._timer: asyncio.TimerHandle | None = None  # until the next look
 
     def write(self, data: bytes) -> None:
         """Keep a head; write anything else, after the head that was kept."""
@@ -57,17 +65,42 @@ class _OneWrite:
             self._head = data
             self._loop.call_soon(self._flush)
             return
-        self._transport.write(data)
+        self._put(data)
 
     def close(self) -> None:
         """Close, once everything is written."""
         self._flush()
         self._transport.close()
 
+    def lost(self) -> None:
+        """The connection is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def _flush(self) -> None:
         if self._head is not None:
             data, self._head = self._head, None
-            self._transport.write(data)
+            self._put(data)
+
+    def _put(self, data: bytes) -> None:
+        self._transport.write(data)
+        if self._timer is None and not self._transport.is_closing():
+            self._taken = self._written
+            self._timer = self._loop.call_later(self._patience, self._look)
+        self._written += len(data)
+
+    def _look(self) -> None:
+        waiting = self._transport.get_write_buffer_size()
+        taken = self._written - waiting
+        if not waiting:
+            self._timer = None
+        elif taken == self._taken:
+            self._timer = None
+            self._transport.abort()
+        else:
+            self._taken = taken
+            self._timer = self._loop.call_later(self._patience, self._look)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -86,11 +119,13 @@ class _HeadGuard(asyncio.Protocol):
     _head_bytes = 0  # received of a head that is not complete
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(cast("asyncio.BaseTransport", _OneWrite(transport, self.loop)))
+        outlet = _Outlet(transport, self.loop, self.limits.write_seconds)
+        super().connection_made(cast("asyncio.BaseTransport", outlet))
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self.transport.lost()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

@@ -20,6 +20,7 @@ from weft.server.inline import Deadline, Suspended
 from weft.server.transports.asgi import Message, Receive, Scope, Send
 from weft.server.transports.http_reply import Accepts, HttpReply, Refusal, read_accept
 from weft.server.transports.http_stateless import exchange
+from weft.server.transports.load import busy, is_full
 
 if TYPE_CHECKING:
     from weft.server.app import Server
@@ -27,12 +28,14 @@ if TYPE_CHECKING:
 __all__ = ["HttpApp"]
 
 _MOST_PASSES = 1024
+_MOST_BYTES = 512  # of the headers in one of them
 
 
 class HttpApp:
     """One MCP endpoint. Run it under any ASGI server, or mount it: the parent's lifespan is not needed.
 
-    `app.mount("/mcp", server.asgi())` and `Route("/mcp", server.asgi())` both work, whatever `path` says.
+    `app.mount("/mcp", server.asgi())` and `Route("/mcp", server.asgi())` both work, whatever `path` says; below
+    `app.mount("/", ...)` and below a prefix, `path` is where it is found.
     """
 
     def __init__(
@@ -58,28 +61,25 @@ class HttpApp:
             await self._serve_other(scope, receive, send)
             return
         server = self.server
-        reply = HttpReply(send, server.limits.write_seconds)
+        reply = HttpReply(send, server.limits)
         try:
             headers = read(
                 scope["headers"], max_fields=server.limits.header_fields, max_bytes=server.limits.header_bytes
             )
             reply.accepts = self._guard(scope, headers)
-            body = await self._read_body(receive, headers)
-            frame = decode(body, server.limits)
-            if server.in_flight - len(server.subscriptions) >= server.limits.in_flight:
-                raise Refusal(503, f"The server is busy with {server.limits.in_flight} requests. Try again later.")
+            if is_full(server):  # before a body takes up memory
+                error = busy(server.limits.in_flight)
+                raise Refusal(503, error.message, code=error.code)
         except Refusal as refusal:
             await reply.refuse(refusal)
             return
         except HeaderFault as fault:
             await reply.refuse(Refusal(fault.status, str(fault)))
             return
-        except ProtocolError as error:
-            await reply.answer(400, encode_error(error.request_id, error.code, error.message, error.data))
-            return
         server.in_flight += 1
         try:
-            if server.lifespan.started or await self._start(frame, reply):
+            frame = await self._read_frame(receive, headers, reply)
+            if frame is not None and (server.lifespan.started or await self._start(frame, reply)):
                 await exchange(server, frame, headers, receive, reply, scope.get("client"))
         finally:
             server.in_flight -= 1
@@ -120,7 +120,7 @@ class HttpApp:
         self._check_content_type(content_type)
         self._check_encoding(known.get(b"content-encoding", b"identity"))
         accepts = read_accept(accept)
-        if len(self._passes) < _MOST_PASSES:
+        if len(self._passes) < _MOST_PASSES and sum(len(fact or b"") for fact in facts) < _MOST_BYTES:
             self._passes[facts] = accepts
         return accepts
 
@@ -129,8 +129,9 @@ class HttpApp:
         path: str = scope["path"]
         root: str = scope.get("root_path", "")
         inner = path[len(root) :] if root and path.startswith(root) else path
-        # A Mount also names us as the endpoint, and says so by the root it has added: there the path decides.
-        routed = scope.get("endpoint") is self and scope.get("app_root_path", root) == root
+        # A Mount names us as the endpoint too, for every path below it: there the path decides. It is told from a Route
+        # by what it leaves in the scope, for one at "/" adds nothing to the root.
+        routed = scope.get("endpoint") is self and "app_root_path" not in scope
         return inner in self._paths or (bool(root) and inner in ("", "/")) or routed
 
     def _check_content_type(self, value: bytes | None) -> None:
@@ -145,6 +146,16 @@ class HttpApp:
     def _check_encoding(self, value: bytes) -> None:
         if value.strip().lower() != b"identity":
             raise Refusal(415, "The body must not be compressed: leave Content-Encoding out.")
+
+    async def _read_frame(self, receive: Receive, headers: Headers, reply: HttpReply) -> Frame | None:
+        """The message; None if there is none to be had, which is answered."""
+        try:
+            return decode(await self._read_body(receive, headers), self.server.limits)
+        except Refusal as refusal:
+            await reply.refuse(refusal)
+        except ProtocolError as error:
+            await reply.answer(400, encode_error(error.request_id, error.code, error.message, error.data))
+        return None
 
     async def _read_body(self, receive: Receive, headers: Headers) -> bytes:
         """The whole body, within its bounds of size and time."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from enum import Flag
 
-from weft.errors import WeftError
+from weft.errors import InvalidRequest, WeftError
 from weft.jsonrpc import encode_error
+from weft.limits import Limits
 from weft.protocol.sse import COMMENT
 from weft.protocol.sse import encode as encode_event
 from weft.server.connection import Cancellation
@@ -33,9 +34,10 @@ class Accepts(Flag):
 class Refusal(WeftError):
     """A request refused by HTTP itself, before it is a message."""
 
-    def __init__(self, status: int, message: str, *, headers: RawHeaders = ()) -> None:
+    def __init__(self, status: int, message: str, *, code: int = InvalidRequest.code, headers: RawHeaders = ()) -> None:
         super().__init__(message)
         self.status = status
+        self.code = code
         self.headers = headers
 
 
@@ -56,14 +58,31 @@ def read_accept(value: bytes | None) -> Accepts:
 
 
 class HttpReply:
-    """Writes one response. Nothing is sent before the first notification or the answer: errors keep their status."""
+    """Writes one response. Nothing is sent before the first notification or the answer: errors keep their status.
 
-    __slots__ = ("_lock", "_send", "_write_seconds", "accepts", "cancellation", "finished", "streaming")
+    A client that is gone is no error of whoever has something to tell it: nothing is raised, and the call is cancelled.
+    """
 
-    def __init__(self, send: Send, write_seconds: float) -> None:
+    __slots__ = (
+        "_beat",
+        "_limits",
+        "_lock",
+        "_send",
+        "_sign",
+        "_silent",
+        "accepts",
+        "cancellation",
+        "finished",
+        "streaming",
+    )
+
+    def __init__(self, send: Send, limits: Limits) -> None:
         self._send = send
-        self._write_seconds = write_seconds
+        self._limits = limits
         self._lock: asyncio.Lock | None = None  # made with the stream: the answer must not overtake a notification
+        self._beat: asyncio.TimerHandle | None = None  # runs while a stream is open
+        self._silent = False  # nothing was sent since the last beat
+        self._sign: asyncio.Task[None] | None = None  # of life, under way
         self.cancellation: Cancellation | None = None  # of the call that is answered here, once there is one
         self.accepts = Accepts.BOTH
         self.streaming = False
@@ -88,22 +107,29 @@ class HttpReply:
         """A comment on an open stream: proxies and clients see that it lives (HTTP-20)."""
         if self.streaming and not self.finished and self._lock is not None:
             async with self._lock:
-                await self._event(COMMENT, last=False)
+                if not self.finished:
+                    await self._event(COMMENT, last=False)
+
+    def close(self) -> None:
+        """Nothing more is sent: the call is over, whether it was answered or not."""
+        self.finished = True
+        if self._beat is not None:
+            self._beat.cancel()
+            self._beat = None
 
     def epilogue(self, message: bytes) -> None:
         """Not needed: the stream ends with the answer."""
 
     async def answer(self, status: int, body: bytes) -> None:
         """Send the answer; the response is over."""
+        if self.finished:  # cut off
+            return
+        self.close()
         if self.streaming or (Accepts.JSON not in self.accepts and status == 200):
-            self.finished = True
             async with self._lock or asyncio.Lock():
                 await self._event(encode_event(body), last=True)
-            return
-        self.finished = True
-        headers = [_JSON, (b"content-length", b"%d" % len(body))]
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body})
+        else:
+            await self._whole(status, [_JSON, (b"content-length", b"%d" % len(body))], body)
 
     async def accept(self) -> None:
         """A notification was taken: 202, and no body (HTTP-11)."""
@@ -112,24 +138,46 @@ class HttpReply:
 
     async def refuse(self, refusal: Refusal) -> None:
         """Send a refusal, with an error that has no id."""
-        body = encode_error(None, -32600, str(refusal))
+        body = encode_error(None, refusal.code, str(refusal))
         self.finished = True
         await self._whole(refusal.status, [_JSON, (b"content-length", b"%d" % len(body)), *refusal.headers], body)
 
     async def _whole(self, status: int, headers: RawHeaders, body: bytes) -> None:
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body})
+        try:
+            await self._send({"type": "http.response.start", "status": status, "headers": headers})
+            await self._send({"type": "http.response.body", "body": body})
+        except OSError:  # how an ASGI server may say that the client is gone
+            pass
 
     async def _event(self, event: bytes, *, last: bool) -> None:
         """One SSE event. A peer that does not read it in time is cut off."""
         start = not self.streaming
         self.streaming = True
+        self._silent = False
+        if start and not last:
+            self._beat = asyncio.get_running_loop().call_later(self._limits.keep_alive_seconds, self._on_beat)
         try:
-            async with asyncio.timeout(self._write_seconds):
+            async with asyncio.timeout(self._limits.write_seconds):
                 if start:
                     await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM})
                 await self._send({"type": "http.response.body", "body": event, "more_body": not last})
         except TimeoutError:
-            self.finished = True
-            if self.cancellation is not None:
-                self.cancellation.cancel("the client does not read")
+            await self._cut("the client does not read", last=last)
+        except OSError:  # how an ASGI server may say that the client is gone
+            await self._cut("the client disconnected", last=last)
+
+    async def _cut(self, reason: str, *, last: bool) -> None:
+        self.close()
+        if last:  # there is nothing left to cancel
+            return
+        if self.cancellation is not None:
+            self.cancellation.cancel(reason)
+        await asyncio.sleep(0)  # so that it is cancelled here: a handler that only tells need not wait ever again
+
+    def _on_beat(self) -> None:
+        """A stream that was silent for a whole beat gives a sign of life, while its handler does whatever it does."""
+        loop = asyncio.get_running_loop()
+        if self._silent and (self._sign is None or self._sign.done()):
+            self._sign = loop.create_task(self.keep_alive(), name="weft-keep-alive")
+        self._silent = True
+        self._beat = loop.call_later(self._limits.keep_alive_seconds, self._on_beat)

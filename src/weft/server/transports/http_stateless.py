@@ -7,7 +7,8 @@ Nobody watches for that while the handler does not wait; from when it first wait
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
@@ -17,6 +18,7 @@ from weft.protocol.headers import Headers
 from weft.server.call import Call
 from weft.server.connection import Cancellation
 from weft.server.dispatch import Answer
+from weft.server.faults import note_refusal
 from weft.server.inline import Suspended
 from weft.server.transports.asgi import Receive
 from weft.server.transports.http_reply import HttpReply
@@ -44,6 +46,7 @@ async def exchange(
     try:
         envelope = era.open(frame, headers, server.offer, None)
     except ProtocolError as error:
+        note_refusal(error)
         wire = era.refuse(error, opened=False)
         await reply.answer(wire.status, encode_error(request_id, wire.code, wire.message, wire.data))
         return
@@ -63,17 +66,35 @@ async def _watched(call: Call, running: Suspended[Answer], receive: Receive, rep
     """The answer of a call that waits; None if its client went away or does not read."""
     cancellation = reply.cancellation = call.cancellation
     task = cancellation.task = asyncio.current_task()
+    if reply.finished:  # cut off before there was anything to cancel
+        cancellation.cancel("the client disconnected")
     watcher = asyncio.get_running_loop().create_task(_watch(cancellation, receive))
+    answer = None
     try:
         answer = await running
     except asyncio.CancelledError:
-        if task is None or not cancellation.cancelled:
+        if not cancellation.cancelled:
             raise
-        task.uncancel()  # nothing is sent, and the task goes on to its end
-        return None
     finally:
         watcher.cancel()
-    return None if cancellation.cancelled else answer
+        if answer is None or cancellation.cancelled:
+            reply.close()
+    if not cancellation.cancelled:
+        return answer
+    if task is not None:
+        await _absorb(task)
+    return None
+
+
+async def _absorb(task: asyncio.Task[Any]) -> None:
+    """Take back the one cancellation that was ours. Nothing is sent, and the task goes on to its end.
+
+    The handler may have swallowed it, or ended before it could arrive: then it arrives here.
+    """
+    with suppress(asyncio.CancelledError):
+        await asyncio.sleep(0)
+    if task.uncancel():  # somebody else wants it to end as well
+        raise asyncio.CancelledError
 
 
 async def _watch(cancellation: Cancellation, receive: Receive) -> None:

@@ -203,15 +203,14 @@ class LineWriter:
         self._lines.clear()
         if self._queued == 0 and len(data) <= AT_ONCE and _takes_at_once(self._fd):
             try:
-                os.write(self._fd, data)
+                data = data[os.write(self._fd, data) :]  # not all of it, where a parent has made the pipe non-blocking
             except BlockingIOError:
                 pass
             except OSError:
                 self._broken()
                 return
-            else:
-                return
-        self._enqueue(data)
+        if data:
+            self._enqueue(data)
 
     def _enqueue(self, data: bytes) -> None:
         if self._thread is None:

@@ -14,6 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext, suppress
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,8 +23,9 @@ from weft.errors import InternalError, InvalidRequest, ParseError, ProtocolError
 from weft.jsonrpc import Frame, decode, encode_error
 from weft.server.call import Call
 from weft.server.connection import Cancellation, Connection
-from weft.server.faults import report
+from weft.server.faults import note_refusal, report
 from weft.server.transports.lines import Line, LineReader, LineWriter
+from weft.server.transports.load import busy, is_full
 from weft.types.base import RequestId
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ __all__ = ["check_pipes", "serve_stdio"]
 
 log = logging.getLogger("weft.stdio")
 
+_pipes = count(1)  # a name for each, by which its listen streams are told from those of others
+
 PATIENCE = 5  # turns of the loop that requests get to finish before the next one is refused
 LAST_WORDS = 0.5  # seconds that requests get to finish when the input has ended; the client still waits for them
 
@@ -41,13 +45,11 @@ async def serve_stdio(server: Server, stdin: int | None = None, stdout: int | No
     """Serve one client until its end of the pipe is closed.
 
     `stdin` and `stdout` are file descriptors of another pair of pipes; without them, those of the process are used.
+    The lifespan is started if it was not; it is not stopped here, for another pipe may be served as well.
     """
     with _process_pipes() if stdin is None or stdout is None else nullcontext((stdin, stdout)) as (source, sink):
         await server.lifespan.start()
-        try:
-            await _Pipe(server, source, sink).serve()
-        finally:
-            await server.lifespan.stop()
+        await _Pipe(server, source, sink).serve()
 
 
 class _CancelledParams(msgspec.Struct, rename="camel"):
@@ -93,7 +95,7 @@ class _Pipe:
     def __init__(self, server: Server, source: int, sink: int) -> None:
         self._server = server
         self._limits = server.limits
-        self._most = min(server.limits.in_flight_per_connection, server.limits.in_flight)
+        self._peer = f"pipe {next(_pipes)}"
         self._loop = asyncio.get_running_loop()
         self._reader = LineReader(os.dup(source), server.limits.line_bytes, self._deliver)
         self._writer = LineWriter(sink, self._break)
@@ -112,7 +114,7 @@ class _Pipe:
         try:
             await self._over.wait()
             if not self._output_broken and (tasks := self._tasks()):
-                self._server.subscriptions.close()  # or their streams would be waited for in vain
+                self._server.subscriptions.close(self._peer)  # or their streams would be waited for in vain
                 await asyncio.wait(tasks, timeout=LAST_WORDS)
         finally:
             await self._stop()
@@ -120,9 +122,9 @@ class _Pipe:
     async def _stop(self) -> None:
         """Nobody waits for what is still running (STDIO-12)."""
         self._reader.stop()
-        if len(self._server.subscriptions) and not self._output_broken:
-            self._server.subscriptions.close()
-            await asyncio.wait(self._tasks(), timeout=LAST_WORDS)
+        ended = self._server.subscriptions.close(self._peer)
+        if ended and not self._output_broken and (tasks := self._tasks()):
+            await asyncio.wait(tasks, timeout=LAST_WORDS)
         for cancellation in list(self._in_flight.values()):
             cancellation.cancel("the client is gone")
         if tasks := self._tasks():
@@ -148,7 +150,7 @@ class _Pipe:
     def _pump(self) -> None:
         """Look at the lines. Where the limit is met, quick requests get the chance to finish before one is refused."""
         while self._backlog:
-            full = len(self._in_flight) + len(self._unwinding) >= self._most
+            full = self._full()
             if full and self._waited < PATIENCE:
                 self._waited += 1
                 self._loop.call_soon(self._pump)
@@ -162,11 +164,17 @@ class _Pipe:
         else:
             self._reader.resume()
 
+    def _full(self) -> int:
+        """The limit that is met, of this pipe or of the process; 0 if none is."""
+        if len(self._in_flight) + len(self._unwinding) >= self._limits.in_flight_per_connection:
+            return self._limits.in_flight_per_connection
+        return self._limits.in_flight if is_full(self._server) else 0
+
     async def _resume_later(self) -> None:
         await self._writer.drained()
         self._reader.resume()
 
-    def _receive(self, line: Line, *, full: bool) -> None:
+    def _receive(self, line: Line, *, full: int) -> None:
         """One line. Whatever it is, the next one is looked at as well (R1)."""
         frame = None
         try:
@@ -183,7 +191,7 @@ class _Pipe:
             text = report("Reading a message", error, debug=self._server.debug)
             self._writer.send(encode_error(frame and frame.reply_id, InternalError.code, text))
 
-    def _take(self, frame: Frame, *, full: bool) -> None:
+    def _take(self, frame: Frame, *, full: int) -> None:
         if frame.is_request:
             self._start(frame, full=full)
         elif frame.method == "notifications/cancelled":
@@ -191,7 +199,7 @@ class _Pipe:
         else:  # a server of this era asks nothing, so a response answers nothing (JRPC-24)
             log.debug("%s ignored: nothing waits for it", frame.method or "a response")
 
-    def _start(self, frame: Frame, *, full: bool) -> None:
+    def _start(self, frame: Frame, *, full: int) -> None:
         request_id = frame.id
         assert isinstance(request_id, int | str)  # `decode` has checked it
         era = self._server.choose_era(frame)
@@ -199,12 +207,10 @@ class _Pipe:
             if request_id in self._in_flight:  # D9, JRPC-05
                 raise InvalidRequest("Invalid request: a request with this id is still being served.")
             if full:
-                raise InternalError(
-                    f"The server is busy: {self._most} requests are being served on this connection. "
-                    "Send this one again when one of them is answered."
-                )
+                raise busy(full)
             envelope = era.open(frame, None, self._server.offer, None)
         except ProtocolError as error:
+            note_refusal(error)
             wire = era.refuse(error, opened=False)
             self._writer.send(encode_error(request_id, wire.code, wire.message, wire.data))
             return
@@ -212,9 +218,14 @@ class _Pipe:
             envelope.revision.version, envelope.client_info, envelope.client_capabilities, in_flight=self._in_flight
         )
         reply = _LineReply(self._writer)
-        call = Call(self._server, request_id, envelope, era, reply, connection=connection)
+        call = Call(self._server, request_id, envelope, era, reply, connection=connection, peer=self._peer)
         reply.cancellation = self._in_flight[request_id] = call.cancellation
+        self._server.in_flight += 1
         call.cancellation.task = self._loop.create_task(self._serve(call, reply))
+        call.cancellation.task.add_done_callback(self._count_out)  # also of a task that is cancelled before it begins
+
+    def _count_out(self, _: asyncio.Task[Any]) -> None:
+        self._server.in_flight -= 1
 
     async def _serve(self, call: Call, reply: _LineReply) -> None:
         try:

@@ -1,0 +1,25 @@
+"""How much is served at once, on whatever transport: the count, and the sentence for one request too many (D9).
+
+The same answer everywhere; only how it is sent differs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weft.errors import InternalError
+
+if TYPE_CHECKING:
+    from weft.server.app import Server
+
+__all__ = ["busy", "is_full"]
+
+
+def is_full(server: Server) -> bool:
+    """Whether the process serves as many requests as it may. Listen streams have a limit of their own."""
+    return server.in_flight - len(server.subscriptions) >= server.limits.in_flight
+
+
+def busy(most: int) -> InternalError:
+    """The refusal of one request more than `most`."""
+    return InternalError(f"The server is busy with {most} requests. Send this one again when one of them is answered.")

@@ -1,0 +1,235 @@
+"""What a replay does not do again, what it must do again, and handlers that keep count of their rounds themselves."""
+
+import asyncio
+import logging
+import time
+from typing import Annotated, Any
+
+import pydantic
+import pytest
+from pydantic import BaseModel
+
+from support.rounds import WORD, call, play, text, word, worker
+from weft import Context, InputRequired, ask_form, ask_roots
+from weft.errors import UsageError
+from weft.types.interaction import ElicitResult
+
+# --- once
+
+
+class Receipt(BaseModel):
+    number: int
+    items: tuple[str, ...]
+
+
+async def test_once_returns_the_same_in_the_first_run_and_in_each_replay() -> None:
+    seen: list[Any] = []
+    calls: list[str] = []
+
+    def charge(item: str) -> Receipt:
+        calls.append(item)
+        return Receipt(number=len(calls), items=(item,))
+
+    async def run(ctx: Context) -> str:
+        seen.append(await ctx.once("charge", charge, "book"))
+        seen.append(await ctx.once("draw", lambda: (1, 2)))
+        return await word(ctx, "a") + await word(ctx, "b")
+
+    assert text((await play(worker(run)))[0]) == "AB"
+    assert calls == ["book"]
+    assert seen == [Receipt(number=1, items=("book",)), [1, 2]] * 3
+
+
+async def test_once_reads_its_result_as_the_type_that_is_given() -> None:
+    async def run(ctx: Context) -> str:
+        return repr(await ctx.once("draw", lambda: (1, 2), type=tuple[int, int])) + await word(ctx, "a")
+
+    assert text((await play(worker(run)))[0]) == "(1, 2)A"
+
+
+async def test_what_once_did_is_not_lost_to_a_question_asked_meanwhile() -> None:
+    charged: list[str] = []
+
+    async def slow() -> int:
+        await asyncio.sleep(0.02)
+        charged.append("async")
+        return 1
+
+    def slow_in_thread() -> int:
+        time.sleep(0.02)
+        charged.append("thread")
+        return 2
+
+    async def run(ctx: Context) -> str:
+        return str(
+            await asyncio.gather(word(ctx, "a"), ctx.once("s", slow), ctx.once("t", slow_in_thread), word(ctx, "b"))
+        )
+
+    result, rounds = await play(worker(run))
+    assert text(result) == "['A', 1, 2, 'B']"
+    assert rounds == [["a", "b"]]
+    assert sorted(charged) == ["async", "thread"]
+
+
+async def test_one_key_is_one_call_also_when_it_comes_twice_at_the_same_time() -> None:
+    charged: list[int] = []
+
+    async def charge(amount: int) -> int:
+        charged.append(amount)
+        await asyncio.sleep(0.005)
+        return amount
+
+    async def run(ctx: Context) -> str:
+        return f"{await asyncio.gather(ctx.once('k', charge, 1), ctx.once('k', charge, 2))} {await word(ctx, 'a')}"
+
+    assert text((await play(worker(run)))[0]) == "[1, 1] A"
+    assert charged == [1]
+
+
+async def test_what_once_failed_at_is_tried_again() -> None:
+    tries: list[int] = []
+
+    def flaky() -> str:
+        tries.append(1)
+        if len(tries) == 1:
+            raise OSError("not now")
+        return "done"
+
+    async def run(ctx: Context) -> str:
+        await word(ctx, "a")
+        try:
+            return await ctx.once("k", flaky)
+        except OSError:
+            return await ctx.once("k", flaky)
+
+    assert text((await play(worker(run)))[0]) == "done"
+    assert len(tries) == 2
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+async def test_what_is_called_once_cannot_ask(in_thread: bool, caplog: Any) -> None:
+    async def run(ctx: Context) -> str:
+        async def asks() -> str:
+            return await word(ctx, "which")
+
+        return await ctx.once("k", (lambda: ctx.wait(word(ctx, "which"))) if in_thread else asks)
+
+    async with asyncio.timeout(5):  # it would wait for itself
+        result = (await call(worker(run)())).result
+    assert result["isError"]
+    assert "Ask first, and give it the answer as argument" in caplog.text
+
+
+# --- the same again
+
+
+@pytest.mark.mistake("a replay that asks other questions")
+@pytest.mark.parametrize("debug", [True, False])
+async def test_a_replay_that_asks_other_questions_is_warned_of_in_development(debug: bool, caplog: Any) -> None:
+    turns = iter(["at 9:00?", "at 9:01?", "at 9:01?"])
+
+    async def run(ctx: Context) -> str:
+        return await word(ctx, next(turns))
+
+    with caplog.at_level(logging.WARNING, "weft.asks"):
+        await play(worker(run, debug=debug))
+    said = [record.getMessage() for record in caplog.records if record.name == "weft.asks"]
+    assert bool(said) is debug
+    if debug:
+        assert "tools/call 'run' asked other questions than in the round before" in said[0]
+        assert "put what changes (time, random values, what was read elsewhere) into ctx.once" in said[0]
+
+
+async def test_a_replay_that_asks_the_same_is_not_warned_of(caplog: Any) -> None:
+    async def run(ctx: Context) -> str:
+        moment = await ctx.once("now", time.time_ns)
+        return await word(ctx, f"at {moment}?") + await word(ctx, "sure?")
+
+    await play(worker(run, debug=True))
+    assert caplog.records == []
+
+
+# --- the explicit form
+
+
+class Draft(BaseModel):
+    step: int
+
+
+@pytest.mark.spec("MRTR-04", "MRTR-16")
+async def test_a_handler_returns_its_questions_itself() -> None:
+    seen: list[Any] = []
+
+    async def run(ctx: Context) -> Any:
+        draft = ctx.request_state_as(Draft)
+        seen.append((ctx.is_retry, ctx.request_state, sorted(ctx.input_responses), ctx.has_input_response("name")))
+        if draft is None:
+            return InputRequired({"name": ask_form("name", WORD)}, state={"step": 1})
+        answer = ctx.input_response("name", ElicitResult)
+        if draft.step == 1:
+            return InputRequired({"more": ask_form("more", WORD)}, state=Draft(step=2))
+        return f"{answer.content} {ctx.input_response('more', dict)['action']}"
+
+    result, rounds = await play(worker(run))
+    assert text(result) == "{'word': 'NAME'} accept"
+    assert rounds == [["name"], ["more"]]
+    assert seen == [
+        (False, None, [], False),
+        (True, {"step": 1}, ["name"], True),
+        (True, {"step": 2}, ["more", "name"], True),
+    ]
+
+
+@pytest.mark.spec("MRTR-04")
+async def test_a_state_without_questions() -> None:
+    async def run(ctx: Context) -> Any:
+        return "done" if ctx.request_state == [1] else InputRequired(state=[1])
+
+    make = worker(run)
+    first = (await call(make())).result
+    assert "inputRequests" not in first
+    assert text((await call(make(), {"requestState": first["requestState"]})).result) == "done"
+
+
+async def test_an_answer_that_is_not_there_or_does_not_fit_is_the_clients_fault() -> None:
+    async def run(ctx: Context) -> Any:
+        if not ctx.is_retry:
+            return InputRequired({"a": ask_roots(), "b": ask_roots()})
+        return str(ctx.input_response("b", ElicitResult))
+
+    make = worker(run)
+    state = (await call(make())).result["requestState"]
+    for responses, said in (({"a": {"roots": []}}, "has no 'b'"), ({"b": {"roots": []}}, "expected shape")):
+        response = await call(make(), {"inputResponses": responses, "requestState": state})
+        assert response.error["code"] == -32602
+        assert said in response.error["message"]
+
+
+async def test_how_a_result_is_read_is_found_out_once_for_each_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counted(BaseModel):
+        n: int
+
+    unhashable = Annotated[int, []]
+    made: list[Any] = []
+
+    class Recorded(pydantic.TypeAdapter[Any]):
+        def __init__(self, type: Any) -> None:
+            made.append(type)
+            super().__init__(type)
+
+    def count() -> Counted:
+        return Counted(n=3)
+
+    async def run(ctx: Context) -> str:
+        first, second = await ctx.once("a", count), await ctx.once("b", count)
+        return f"{first.n + second.n + await ctx.once('c', int, type=unhashable)}"
+
+    monkeypatch.setattr(pydantic, "TypeAdapter", Recorded)
+    for _ in range(2):
+        assert text((await call(worker(run)())).result) == "6"
+    assert made == [Counted, unhashable, unhashable]
+
+
+def test_asking_for_nothing_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"InputRequired needs questions, a state, or both"):
+        InputRequired()
