@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
+import select
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -17,6 +17,11 @@ from weft import Limits, Server
 from weft.server.transports.lines import LineWriter
 from weft.server.transports.load import busy
 from weft.server.transports.stdio import serve_stdio
+
+
+async def read(fd: int) -> bytes:
+    assert (await asyncio.to_thread(select.select, [fd], [], [], 5))[0], "nothing came"
+    return os.read(fd, 1 << 16)
 
 
 class Pipe:
@@ -36,7 +41,7 @@ class Pipe:
 
     async def next(self) -> dict[str, Any]:
         while b"\n" not in self._rest:
-            self._rest += await asyncio.wait_for(asyncio.to_thread(os.read, self._in, 1 << 16), 5)
+            self._rest += await read(self._in)
         line, _, self._rest = self._rest.partition(b"\n")
         return json.loads(line)
 
@@ -69,6 +74,12 @@ async def listen(pipe: Pipe) -> None:
     assert (await pipe.next())["method"] == "notifications/subscriptions/acknowledged"
 
 
+async def in_flight(server: Server, count: int) -> None:
+    async with asyncio.timeout(5):
+        while server.in_flight < count:  # noqa: ASYNC110 - a number, not an event
+            await asyncio.sleep(0.001)
+
+
 def make(**options: Any) -> Server:
     server = Server("piped", **options)
 
@@ -83,7 +94,6 @@ def make(**options: Any) -> Server:
     return server
 
 
-@pytest.mark.spec("SUB-12")
 async def test_the_streams_of_one_pipe_do_not_end_with_another() -> None:
     server = make()
     async with pipes(server) as (first, second):
@@ -145,8 +155,7 @@ async def test_requests_on_all_pipes_count_together_and_streams_do_not() -> None
         await listen(first)
         first.tool("wait", id=1)
         second.tool("wait", id=1)
-        while server.in_flight < 3:  # noqa: ASYNC110 - a number, not an event
-            await asyncio.sleep(0.001)
+        await in_flight(server, 3)
         second.send("tools/list", id=2)
         refused = await second.next()
         assert (refused["id"], refused["error"]["code"], refused["error"]["message"]) == (2, -32603, busy(2).message)
@@ -163,30 +172,28 @@ async def test_requests_on_a_pipe_count_for_http_too() -> None:
     server = make(limits=Limits(in_flight=1))
     async with pipes(server, 1) as (pipe,):
         pipe.tool("wait")
-        while not server.in_flight:  # noqa: ASYNC110 - a number, not an event
-            await asyncio.sleep(0.001)
+        await in_flight(server, 1)
         with serve(server) as live:
             response = await asyncio.to_thread(live.call, "tools/list")
             assert response.refusal == (503, -32603)
             assert response.error["message"] == busy(1).message
 
 
-async def test_what_a_non_blocking_pipe_does_not_take_at_once_follows() -> None:
-    listener = socket.create_server(("127.0.0.1", 0))
-    ours = socket.create_connection(listener.getsockname())
-    theirs, _ = listener.accept()
-    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    theirs.setblocking(False)
-    writer = LineWriter(theirs.fileno(), lambda: None)
-    sent = [b"%d " % number + b"x" * 3000 for number in range(2000)]
+async def test_what_a_non_blocking_terminal_does_not_take_at_once_follows() -> None:
+    pty, tty = pytest.importorskip("pty"), pytest.importorskip("tty")
+    ours, theirs = pty.openpty()  # a pipe takes a short line whole or not at all; this takes a part
+    tty.setraw(theirs)
+    os.set_blocking(theirs, False)
+    writer = LineWriter(theirs, lambda: None)
+    sent = [b"%d " % number + b"x" * 4000 for number in range(20)]
     for line in sent:
         writer.send(line)
         writer.flush()
     closing = asyncio.create_task(writer.close(10))
     received = b""
     while received.count(b"\n") < len(sent):
-        received += await asyncio.wait_for(asyncio.to_thread(ours.recv, 1 << 20), 5)
+        received += await read(ours)
     await closing
     assert received.split(b"\n")[:-1] == sent
-    for one in (listener, ours, theirs):
-        one.close()
+    os.close(ours)
+    os.close(theirs)

@@ -39,6 +39,8 @@ async def give_up(tasks: list[asyncio.Task[None]]) -> None:
 async def test_calls_that_are_given_up_while_they_wait_leave_nothing_behind() -> None:
     threads, gate = Threads(2), Gate()
     await give_up(await start(threads, gate, 100))
+    assert threads._pool is not None
+    assert threads._pool._work_queue.empty()
     gate.open.set()
     assert await asyncio.wait_for(threads.run(lambda: "next", {}), 5) == "next"
     assert gate.entered == 2
