@@ -132,6 +132,4 @@ class ClientEra(Protocol):
 
 def choose(eras: Sequence[ServerEra], frame: Frame, headers: Headers | None, peer: Peer | None = None) -> ServerEra:
     """The era of a message: the first that speaks it, else the last, whose refusal names what is served."""
-    if len(eras) == 1:
-        return eras[0]
     return next((era for era in eras if era.speaks(frame, headers, peer)), eras[-1])

@@ -48,6 +48,7 @@ NEWEST = STATELESS_2026_07_28
 _HANDSHAKE = "initialize"  # what a client of the session era says first
 _VERSION_HEADER = b"mcp-protocol-version"
 _METHOD_HEADER = b"mcp-method"
+_NAME_HEADER = b"mcp-name"
 
 # The codes of this revision, and the HTTP status each demands wherever it arises. The rest is 400 while the request is
 # being read and 200 once a handler has it (C5).
@@ -90,7 +91,9 @@ class StatelessServer:
         if method is None:
             raise MethodNotFound("Method not found")
         if headers is not None and method.mirrored is not None:
-            check_name(headers.get(b"mcp-name"), getattr(params, method.mirrored))
+            expected: str = getattr(params, method.mirrored)
+            if headers.known.get(_NAME_HEADER) != expected.encode():
+                check_name(headers.get(_NAME_HEADER), expected)
         return Envelope(
             revision,
             method,

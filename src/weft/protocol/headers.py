@@ -21,7 +21,6 @@ import msgspec
 from weft.errors import HeaderMismatch, WeftError
 
 __all__ = [
-    "KNOWN",
     "HeaderFault",
     "Headers",
     "Mirror",
@@ -36,18 +35,11 @@ __all__ = [
     "render",
 ]
 
-KNOWN = frozenset(
-    b"accept authorization content-encoding content-length content-type host last-event-id mcp-method "
-    b"mcp-name mcp-protocol-version mcp-session-id origin traceparent tracestate".split()
-)
-"""The header names that Weft itself decides by."""
-
-# Several fields of these mean one comma-separated list (RFC 9110 5.3).
+_UNIQUE = frozenset({b"authorization", b"content-length", b"content-type", b"host", b"origin"})  # and all of mcp-*
 _LISTS = frozenset({b"accept", b"content-encoding", b"tracestate"})
-_LAST_WINS = frozenset({b"last-event-id", b"traceparent"})
 _SECRET = frozenset({b"authorization", b"cookie", b"proxy-authorization"})
+_PARAM = b"mcp-param-"
 _OWS = b" \t"  # RFC 9110 optional whitespace
-_NO_PARAMS: Mapping[bytes, bytes] = MappingProxyType({})
 
 
 class HeaderFault(WeftError):
@@ -62,34 +54,28 @@ class HeaderFault(WeftError):
 class Headers:
     """The headers of one request.
 
-    `known` holds the fields named in `KNOWN` and every other `mcp-*` field, `params` the `mcp-param-*`
-    fields, both by lower-case name with the value as it arrived; `raw` is the list itself.
+    `known` holds the fields by lower-case name, each with its value as it arrived; `raw` is the list itself.
     """
 
-    __slots__ = ("known", "params", "raw")
+    __slots__ = ("known", "raw")
 
-    def __init__(
-        self,
-        known: Mapping[bytes, bytes],
-        params: Mapping[bytes, bytes],
-        raw: Sequence[tuple[bytes, bytes]],
-    ) -> None:
+    def __init__(self, known: Mapping[bytes, bytes], raw: Sequence[tuple[bytes, bytes]]) -> None:
         self.known = known
-        self.params = params
         self.raw = raw
 
+    @property
+    def params(self) -> Mapping[bytes, bytes]:
+        """The `mcp-param-*` fields."""
+        return {name: value for name, value in self.known.items() if name.startswith(_PARAM)}
+
     def get(self, name: bytes) -> str | None:
-        """The value of a field in `known` or `params` without surrounding blanks (HDR-12), or None.
+        """The value of a field without surrounding blanks (HDR-12), or None.
 
         >>> read([(b"mcp-method", b" tools/list ")]).get(b"mcp-method")
         'tools/list'
         """
         value = self.known.get(name)
-        if value is None:
-            value = self.params.get(name)
-            if value is None:
-                return None
-        return value.strip(_OWS).decode("latin-1")
+        return None if value is None else value.strip(_OWS).decode("latin-1")
 
     def mapping(self) -> Mapping[str, str]:
         """All fields as a read-only mapping, repeated ones joined, without credentials.
@@ -117,31 +103,25 @@ def read(raw: Iterable[tuple[bytes, bytes]], *, max_fields: int = 128, max_bytes
     fields = raw if isinstance(raw, (list, tuple)) else tuple(raw)
     if len(fields) > max_fields:
         raise HeaderFault(f"The request has more than {max_fields} header fields; send fewer.", status=431)
-    known: dict[bytes, bytes] = {}
-    params: dict[bytes, bytes] | None = None
-    size = 0
-    for name, value in fields:
-        size += len(name) + len(value)
-        if name in KNOWN:
-            known[name] = _merge(name, known[name], value) if name in known else value
-        elif name[:4] == b"mcp-":
-            if params is None:
-                params = {}
-            group = params if name[:10] == b"mcp-param-" else known
-            if name in group:
-                raise _repeated(name)
-            group[name] = value
-    if size > max_bytes:
+    known = dict(fields)
+    if len(known) != len(fields):
+        known = _joined(fields)
+    if sum(map(len, known)) + sum(map(len, known.values())) > max_bytes:
         raise HeaderFault(f"The request's headers exceed {max_bytes} bytes; send less in them.", status=431)
-    return Headers(known, params or _NO_PARAMS, fields)
+    return Headers(known, fields)
 
 
-def _merge(name: bytes, first: bytes, second: bytes) -> bytes:
-    if name in _LISTS:
-        return first + b", " + second
-    if name in _LAST_WINS:
-        return second
-    raise _repeated(name)
+def _joined(fields: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """The fields where some name is there twice: joined if that is allowed, refused if it must be unique (R14)."""
+    known: dict[bytes, bytes] = {}
+    for name, value in fields:
+        if name not in known:
+            known[name] = value
+        elif name in _UNIQUE or name.startswith(b"mcp-"):
+            raise _repeated(name)
+        else:
+            known[name] = known[name] + b", " + value if name in _LISTS else value
+    return known
 
 
 def _repeated(name: bytes) -> HeaderFault:

@@ -360,7 +360,7 @@ class Server:
 
     def choose_era(self, frame: Frame, headers: Headers | None = None, peer: Peer | None = None) -> ServerEra:
         """The era of a message."""
-        return choose(self._eras, frame, headers, peer)
+        return self._eras[0] if len(self._eras) == 1 else choose(self._eras, frame, headers, peer)
 
     async def invoke(self, fn: Callable[..., Any], is_async: bool, kwargs: Mapping[str, Any]) -> Any:  # noqa: FBT001 - a fact of `fn`, not an option
         """Call a user's function: here if it is async, else in a thread."""

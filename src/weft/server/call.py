@@ -59,21 +59,6 @@ class Call:
     What not every call needs is made when it is asked for.
     """
 
-    __slots__ = (
-        "_cancellation",
-        "_connection",
-        "_context",
-        "asked",
-        "blamed",
-        "envelope",
-        "era",
-        "headers",
-        "id",
-        "peer",
-        "reply",
-        "server",
-    )
-
     def __init__(
         self,
         server: Server,
@@ -82,9 +67,9 @@ class Call:
         era: ServerEra,
         reply: Reply,
         headers: Headers | None = None,
+        peer: str = "",
         *,
         connection: Connection | None = None,
-        peer: str = "",
     ) -> None:
         self.server = server
         self.id = id

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import math
 import os
@@ -128,9 +129,19 @@ def serve_http(server: Server, options: HttpOptions, listener: socket.socket, st
 
     async def serve() -> None:
         await server.lifespan.start()  # here, so that its failure is told like any other
+        _calm_collector()
         await http.serve(sockets=[listener])
 
     _run_loop(server, serve())
+
+
+def _calm_collector() -> None:
+    """Look for garbage less often. What is loaded by now stays, and a request leaves next to nothing to search for:
+    at Python's default of 700 objects, the search is a twentieth of the time that a busy server spends.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -141,9 +152,10 @@ def _is_news(record: logging.LogRecord) -> bool:
 def _uvicorn_config(server: Server, options: HttpOptions) -> Config:
     import uvicorn
 
-    from weft.server.transports.head_guard import guarded_protocol
+    from weft.server.transports.head_guard import guarded_protocol, respond_at_once
 
     app = server.asgi(options.path, allowed_hosts=options.allowed_hosts, allowed_origins=options.allowed_origins)
+    app.respond = respond_at_once
     return uvicorn.Config(
         app,  # type: ignore[arg-type] - an ASGI app by its own spelling of the types
         http=guarded_protocol(server.limits),

@@ -239,6 +239,8 @@ class Tools:
         self._threads = threads
         self._cache = cache
         self._pages: Pages[RegisteredTool] = Pages("tools", page_size)
+        self._tools: dict[str, RegisteredTool] = {}  # the same, for the quickest look-up there is
+        self._guarded: dict[str, RegisteredTool] = {}  # those whose calls must pass a check first
         self.used = False  # once there was a tool, the capability stays declared
 
     def __len__(self) -> int:
@@ -262,6 +264,9 @@ class Tools:
                 "Give one of them another name with @server.tool(name=...)."
             )
         self._pages.add(tool.name, tool)
+        self._tools[tool.name] = tool
+        if tool.mirrors or tool.needs or tool.single_use:
+            self._guarded[tool.name] = tool
         self.used = True
         self._changes.publish(Change("tools"))
         return tool
@@ -270,6 +275,8 @@ class Tools:
         """Take a tool out; listeners hear of it. UsageError when there is none."""
         if self._pages.remove(name) is None:
             raise nothing_to_remove("tool", name, self._pages.names())
+        del self._tools[name]
+        self._guarded.pop(name, None)
         self._changes.publish(Change("tools"))
 
     async def list(self, call: Call) -> Encoded:
@@ -291,7 +298,7 @@ class Tools:
     async def call(self, call: Call) -> Result:
         """`tools/call`."""
         params = cast("CallToolParams", call.envelope.params)
-        tool = self._pages.get(params.name)
+        tool = self._tools.get(params.name)
         if tool is None:
             raise self._unknown(params.name)
         return await tool.invoke(call, params)
@@ -299,7 +306,7 @@ class Tools:
     def check(self, call: Call) -> None:
         """What a call must pass before anything runs: headers that repeat its arguments, capabilities it needs."""
         params = cast("CallToolParams", call.envelope.params)
-        tool = self._pages.get(params.name)
+        tool = self._guarded.get(params.name)
         if tool is None:
             return
         if tool.mirrors and call.headers is not None:

@@ -7,8 +7,8 @@ JSON-RPC error that has no id. The order is fixed (ledger 0.2): where the reques
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
 
 from weft.errors import InternalError, ProtocolError, UsageError
 from weft.jsonrpc import Frame, decode, encode_error
@@ -17,7 +17,7 @@ from weft.protocol.hosts import HostPolicy
 from weft.protocol.hosts import refusal as refused
 from weft.server.faults import report
 from weft.server.inline import Deadline, Suspended
-from weft.server.transports.asgi import Message, Receive, Scope, Send
+from weft.server.transports.asgi import Message, Receive, Respond, Scope, Send
 from weft.server.transports.http_reply import Accepts, HttpReply, Refusal, read_accept
 from weft.server.transports.http_stateless import exchange
 from weft.server.transports.load import busy, is_full
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HttpApp"]
 
+_LARGE = 256 * 1024
 _MOST_PASSES = 1024
 _MOST_BYTES = 512  # of the headers in one of them
 
@@ -52,6 +53,7 @@ class HttpApp:
         self.path = path
         self._paths = frozenset({path, path.rstrip("/"), path.rstrip("/") + "/"})
         self._policy = HostPolicy(allowed_hosts, allowed_origins)
+        self.respond: Respond | None = None  # a quicker way out, set by whoever runs us and has one
         # What the guards found of headers that came before. Clients repeat themselves: the next check is one look-up.
         self._passes: dict[tuple[bytes | None, ...], Accepts] = {}
 
@@ -62,12 +64,14 @@ class HttpApp:
             return
         server = self.server
         reply = HttpReply(send, server.limits)
+        if self.respond is not None:
+            reply.respond = self.respond
         try:
             headers = read(
                 scope["headers"], max_fields=server.limits.header_fields, max_bytes=server.limits.header_bytes
             )
             reply.accepts = self._guard(scope, headers)
-            if is_full(server):  # before a body takes up memory
+            if server.in_flight >= server.limits.in_flight and is_full(server):  # before a body takes up memory
                 error = busy(server.limits.in_flight)
                 raise Refusal(503, error.message, code=error.code)
         except Refusal as refusal:
@@ -78,9 +82,21 @@ class HttpApp:
             return
         server.in_flight += 1
         try:
-            frame = await self._read_frame(receive, headers, reply)
-            if frame is not None and (server.lifespan.started or await self._start(frame, reply)):
+            body = self._take_body(receive, headers)
+            if not isinstance(body, bytes):
+                body = await body
+            # Reading a large message takes long enough that others would notice: it is done beside the loop.
+            frame = (
+                decode(body, server.limits)
+                if len(body) < _LARGE
+                else await asyncio.to_thread(decode, body, server.limits)
+            )
+            if server.lifespan.started or await self._start(frame, reply):
                 await exchange(server, frame, headers, receive, reply, scope.get("client"))
+        except Refusal as refusal:
+            await reply.refuse(refusal)
+        except ProtocolError as error:
+            await reply.answer(400, encode_error(error.request_id, error.code, error.message, error.data))
         finally:
             server.in_flight -= 1
 
@@ -147,18 +163,8 @@ class HttpApp:
         if value.strip().lower() != b"identity":
             raise Refusal(415, "The body must not be compressed: leave Content-Encoding out.")
 
-    async def _read_frame(self, receive: Receive, headers: Headers, reply: HttpReply) -> Frame | None:
-        """The message; None if there is none to be had, which is answered."""
-        try:
-            return decode(await self._read_body(receive, headers), self.server.limits)
-        except Refusal as refusal:
-            await reply.refuse(refusal)
-        except ProtocolError as error:
-            await reply.answer(400, encode_error(error.request_id, error.code, error.message, error.data))
-        return None
-
-    async def _read_body(self, receive: Receive, headers: Headers) -> bytes:
-        """The whole body, within its bounds of size and time."""
+    def _take_body(self, receive: Receive, headers: Headers) -> bytes | Coroutine[Any, Any, bytes]:
+        """The whole body, within its bounds of size and time; to be awaited if it is not there at once."""
         limits = self.server.limits
         declared = headers.known.get(b"content-length")
         if declared is not None and (not declared.isdigit() or len(declared) > 15 or int(declared) > limits.body_bytes):
@@ -172,8 +178,8 @@ class HttpApp:
                 body: bytes = message.get("body", b"")
                 if len(body) <= limits.body_bytes:
                     return body
-            return await self._read_rest(receive, message)
-        return await self._read_rest(receive, Suspended(receiving, awaited))
+            return self._read_rest(receive, message)
+        return self._read_rest(receive, Suspended(receiving, awaited))
 
     async def _read_rest(self, receive: Receive, first: Message | Suspended[Message]) -> bytes:
         """A body that does not come at once, or not in one piece."""

@@ -11,7 +11,7 @@ from weft.limits import Limits
 from weft.protocol.sse import COMMENT
 from weft.protocol.sse import encode as encode_event
 from weft.server.connection import Cancellation
-from weft.server.transports.asgi import RawHeaders, Send
+from weft.server.transports.asgi import RawHeaders, Respond, Send
 
 __all__ = ["Accepts", "HttpReply", "Refusal", "read_accept"]
 
@@ -63,30 +63,20 @@ class HttpReply:
     A client that is gone is no error of whoever has something to tell it: nothing is raised, and the call is cancelled.
     """
 
-    __slots__ = (
-        "_beat",
-        "_limits",
-        "_lock",
-        "_send",
-        "_sign",
-        "_silent",
-        "accepts",
-        "cancellation",
-        "finished",
-        "streaming",
-    )
+    # What most responses never need is here, on the class.
+    respond: Respond | None = None  # where our own runner offers it
+    cancellation: Cancellation | None = None  # of the call that is answered here, once there is one
+    accepts = Accepts.BOTH
+    streaming = False
+    finished = False
+    _lock: asyncio.Lock | None = None  # made with the stream: the answer must not overtake a notification
+    _beat: asyncio.TimerHandle | None = None  # runs while a stream is open
+    _silent = False  # nothing was sent since the last beat
+    _sign: asyncio.Task[None] | None = None  # of life, under way
 
     def __init__(self, send: Send, limits: Limits) -> None:
         self._send = send
         self._limits = limits
-        self._lock: asyncio.Lock | None = None  # made with the stream: the answer must not overtake a notification
-        self._beat: asyncio.TimerHandle | None = None  # runs while a stream is open
-        self._silent = False  # nothing was sent since the last beat
-        self._sign: asyncio.Task[None] | None = None  # of life, under way
-        self.cancellation: Cancellation | None = None  # of the call that is answered here, once there is one
-        self.accepts = Accepts.BOTH
-        self.streaming = False
-        self.finished = False
 
     @property
     def can_stream(self) -> bool:
@@ -125,11 +115,18 @@ class HttpReply:
         if self.finished:  # cut off
             return
         self.close()
-        if self.streaming or (Accepts.JSON not in self.accepts and status == 200):
+        if self.streaming or (self.accepts is Accepts.STREAM and status == 200):
             async with self._lock or asyncio.Lock():
                 await self._event(encode_event(body), last=True)
-        else:
-            await self._whole(status, [_JSON, (b"content-length", b"%d" % len(body))], body)
+            return
+        if self.respond is not None and self.respond(self._send, status, body):
+            return
+        headers = [_JSON, (b"content-length", b"%d" % len(body))]
+        try:
+            await self._send({"type": "http.response.start", "status": status, "headers": headers})
+            await self._send({"type": "http.response.body", "body": body})
+        except OSError:  # how an ASGI server may say that the client is gone
+            pass
 
     async def accept(self) -> None:
         """A notification was taken: 202, and no body (HTTP-11)."""

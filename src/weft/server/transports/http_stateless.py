@@ -40,7 +40,7 @@ async def exchange(
     """Serve one message. `client` is the address it comes from."""
     era = server.choose_era(frame, headers)
     request_id = frame.id
-    if frame.method is UNSET or not isinstance(request_id, int | str):
+    if frame.method is UNSET or not isinstance(request_id, (int, str)):
         await _take(frame, reply)
         return
     try:
@@ -50,7 +50,7 @@ async def exchange(
         wire = era.refuse(error, opened=False)
         await reply.answer(wire.status, encode_error(request_id, wire.code, wire.message, wire.data))
         return
-    call = Call(server, request_id, envelope, era, reply, headers, peer=client[0] if client else "")
+    call = Call(server, request_id, envelope, era, reply, headers, client[0] if client else "")
     running = server.dispatcher.run(call)
     try:
         awaited = running.send(None)
