@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["free_port", "http_server", "pinned", "processor_seconds", "resident_mib", "wall_seconds"]
+__all__ = ["free_port", "here", "http_server", "pinned", "processor_seconds", "resident_mib", "wall_seconds"]
 
 SERVER_CORE, LOAD_CORE = 0, 1
 CAN_PIN = shutil.which("taskset") is not None and (os.cpu_count() or 1) > 1
@@ -21,6 +21,20 @@ def pinned(command: list[str], *, load: bool = False) -> list[str]:
     """The command on the servers' core, or on the load generator's, where there are two cores to part."""
     core = LOAD_CORE if load else SERVER_CORE
     return ["taskset", "-c", str(core), *command] if CAN_PIN else command
+
+
+@contextmanager
+def here(*, load: bool) -> Iterator[None]:
+    """This process on the load generator's core, or on the servers'."""
+    if not CAN_PIN:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {LOAD_CORE if load else SERVER_CORE})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def free_port() -> int:

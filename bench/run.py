@@ -86,10 +86,12 @@ def measure_http() -> list[Measure]:
 def measure_stdio() -> list[Measure]:
     """Calls over the pipes of a child, and how soon the first is answered."""
     single = interleave(SDKS, ROUNDS, lambda subject: one_by_one(subject.command(), SECONDS))
+    apart = interleave(SDKS, ROUNDS, lambda subject: one_by_one(subject.command(), SECONDS, two_cores=True))
     many = interleave(SDKS, ROUNDS, lambda subject: pipelined(subject.command(), SECONDS))
     first = interleave(SDKS, ROUNDS, lambda subject: first_answer_seconds(subject.command()))
     return [
         Measure("stdio tools/call, one by one", "calls/s", single, [Target(MCP.name, 10)]),
+        Measure("stdio tools/call, one by one, client on another core", "calls/s", apart),
         Measure(f"stdio tools/call, {WINDOW} in flight", "calls/s", many, [Target(MCP.name, 15)]),
         Measure("start to first answer over stdio", "s", first, digits=3),
     ]
