@@ -76,8 +76,8 @@ def verify(lines: list[bytes], sent: int) -> None:
 def one_by_one(command: list[str], seconds: float, *, two_cores: bool = False) -> float:
     """Calls per second when each waits for the one before.
 
-    The client is on the server's core: one of the two always waits, so they need no more. On two cores this measures, in
-    a virtual machine at least, how long a core that fell asleep takes to wake up, twice per call.
+    The client is on the server's core: one of the two always waits, so they need no more. On two cores this measures,
+    in a virtual machine at least, how long a core that fell asleep takes to wake up, twice per call.
     """
     with server(command) as pipes, here(load=two_cores):
         lines: list[bytes] = []
