@@ -297,3 +297,56 @@ async def test_a_question_that_is_never_answered_leaves_nothing_behind() -> None
     assert server.in_flight == 0
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_prompt_that_makes_something_else_of_the_signal_still_asks() -> None:
+    server = Server("s")
+
+    @server.prompt
+    async def greet(ctx: Context) -> str:
+        form = {"type": "object", "properties": {"name": {"type": "string"}}}
+        (answer,) = await asyncio.gather(ctx.elicit("Who?", form, key="who"), return_exceptions=True)
+        return answer.value["name"]
+
+    meta = {"io.modelcontextprotocol/clientCapabilities": {"elicitation": {}}}
+    result = (await ask(server, "prompts/get", {"name": "greet"}, meta=meta)).result
+    assert result["resultType"] == "input_required"
+    assert list(result["inputRequests"]) == ["who"]
+
+
+async def test_more_questions_than_answers_are_read_is_the_developers_mistake(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = Server("s", limits=Limits(input_responses=2))
+
+    @server.tool
+    async def nosy(ctx: Context) -> str:
+        form = {"type": "object", "properties": {"name": {"type": "string"}}}
+        await asyncio.gather(*(ctx.elicit(f"Who {n}?", form) for n in range(3)))
+        return "done"
+
+    meta = {"io.modelcontextprotocol/clientCapabilities": {"elicitation": {}}}
+    assert (await ask(server, "tools/call", {"name": "nosy"}, meta=meta)).error["code"] == -32603
+    assert "raise Limits(input_responses=...)" in caplog.text
+
+
+async def test_a_changed_question_under_the_same_key_is_warned_of_in_development(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = Server("s", debug=True, state_keys=["a secret of enough bytes"])
+    runs: list[int] = []
+
+    @server.tool
+    async def fickle(ctx: Context) -> str:
+        runs.append(1)
+        form = {"type": "object", "properties": {"name": {"type": "string"}}}
+        await ctx.elicit(f"Question {len(runs)}?", form, key="k")
+        return "done"
+
+    meta = {"io.modelcontextprotocol/clientCapabilities": {"elicitation": {}}}
+    first = (await ask(server, "tools/call", {"name": "fickle"}, meta=meta)).result
+    answer = {"k": {"action": "accept", "content": {"name": "x"}}}
+    params = {"name": "fickle", "requestState": first["requestState"], "inputResponses": answer}
+    again = (await ask(server, "tools/call", params, meta=meta)).result
+    assert again["resultType"] == "input_required"
+    assert "asked other questions than in the round before" in caplog.text

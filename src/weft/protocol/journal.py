@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -118,9 +118,9 @@ class Journal:
         recorded = self.answers.get(key)
         return recorded.value if recorded is not None and recorded.question == question else None
 
-    def unasked(self, asked: Collection[str]) -> list[str]:
-        """The keys of recorded answers that a run did not ask for: a sign that it does not run the same way twice."""
-        return [key for key in self.answers if key not in asked]
+    def unasked(self, asked: Mapping[str, str]) -> list[str]:
+        """The keys of recorded answers whose questions were not asked in this run. `asked` are digests by key."""
+        return [key for key, answer in self.answers.items() if asked.get(key) != answer.question]
 
 
 class Keys:

@@ -79,6 +79,8 @@ class Dispatcher:
             signal = signal_in(error)
             if isinstance(signal, InputRequired):
                 return self._ask(call, signal)
+            if call.round is not None and call.round.is_over:  # the handler made something else of the signal
+                return self._ask(call, None)
             return self.refuse(call, signal or self._fault(call, error))
         finally:
             if (connection := call.ends_connection) is not None:
@@ -110,7 +112,7 @@ class Dispatcher:
     def _fault(self, call: Call, error: BaseException) -> InternalError:
         return InternalError(report(call.blamed or call.method, error, debug=self._server.debug))
 
-    def _ask(self, call: Call, signal: InputRequired) -> Answer:
+    def _ask(self, call: Call, signal: InputRequired | None) -> Answer:
         """The answer that asks, in place of a result."""
         try:
             result = questions(call, signal)

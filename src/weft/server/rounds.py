@@ -82,7 +82,7 @@ class Round:
             raise UsageError("Only tools, prompts and reads of resources can ask; this is neither.")
         self._call = call
         self._keys = Keys()
-        self._asked: list[str] = []  # all questions of this run, answered or not
+        self._asked: dict[str, str] = {}  # all questions of this run, answered or not, by key: their digests
         self._questions: dict[str, InputRequest] = {}  # those without an answer
         self._waiters: list[asyncio.Future[msgspec.Raw]] = []
         self._running = 0  # `once` calls under way
@@ -104,7 +104,7 @@ class Round:
             raise UsageError("A function given to ctx.once cannot ask. Ask first, and give it the answer as argument.")
         question = digest(method, params)
         name = self._keys.name(key, question)
-        self._asked.append(name)
+        self._asked[name] = question
         answer = self.journal.answer(name, question) or self._volunteered(name, question)
         if answer is not None:
             return answer
@@ -149,6 +149,12 @@ class Round:
     def result(self) -> InputRequiredResult:
         """The result that asks: the questions, and the journal sealed."""
         self.warn_if_changed()
+        most = self._call.server.limits.input_responses
+        if len(self._questions) > most:
+            raise UsageError(
+                f"{self._call.described} asks {len(self._questions)} questions at once, but only {most} answers are "
+                "read. Ask fewer at a time, put them into one form, or raise Limits(input_responses=...)."
+            )
         return InputRequiredResult(
             result_type="input_required", input_requests=self._questions or None, request_state=self._seal()
         )
@@ -266,13 +272,14 @@ class _Once:
         return adapter.validate_json(bytes(self._results[key]))
 
 
-def questions(call: Call, signal: InputRequired) -> InputRequiredResult:
+def questions(call: Call, signal: InputRequired | None) -> InputRequiredResult:
     """What a call is answered with that ended with `signal`: the questions and the sealed journal."""
-    for request in signal.requests.values():
-        check_request(call, request)
     round = call.asker
     assert isinstance(round, Round)
-    round.add(signal)
+    if signal is not None:
+        for request in signal.requests.values():
+            check_request(call, request)
+        round.add(signal)
     return round.result()
 
 

@@ -311,15 +311,15 @@ class Tools:
             return
         if tool.mirrors and call.headers is not None:
             check_mirrors(tool.mirrors, call.headers, _decoded(params.arguments))
-        state = params.request_state if tool.single_use else None
-        if state is not None and not call.server.spent_states.spend(state):
-            raise StateRefused
         for capability in tool.needs:
             if not call.context.client_supports(capability):
                 raise MissingCapability(
                     f"To call this tool, the client must declare the capability `{capability}`.",
                     required=_nested(capability),
                 )
+        state = params.request_state if tool.single_use else None
+        if state is not None and not call.server.spent_states.spend(state):
+            raise StateRefused
 
     def _unknown(self, name: str) -> InvalidParams:
         near = closest(name, self._pages.names())
