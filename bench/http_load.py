@@ -12,7 +12,7 @@ from typing import Any
 from processes import pinned
 from wire import HEADERS, LIST_HEADERS, asking_lua, call, call_lua, is_right, listing
 
-__all__ = ["CONNECTIONS", "bookings", "check", "list_milliseconds", "throughput"]
+__all__ = ["CONNECTIONS", "bookings", "check", "list_milliseconds", "throughput", "wrk"]
 
 CONNECTIONS = 32
 WORK = Path(__file__).resolve().parent.parent / ".cache" / "bench"
@@ -31,12 +31,12 @@ def check(port: int, name: str) -> None:
         raise RuntimeError(f"{name} answers {answer}; there is no point in measuring that.")
 
 
-def wrk(port: int, name: str, script: str, seconds: float) -> dict[str, float]:
+def wrk(port: int, name: str, script: str, seconds: float, *, connections: int = CONNECTIONS) -> dict[str, float]:
     """What wrk counted with this script."""
     WORK.mkdir(parents=True, exist_ok=True)
     path = WORK / f"{name}.lua"
     path.write_text(script)
-    command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{max(1, round(seconds))}s", "-s", str(path)]
+    command = ["wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "-s", str(path)]
     done = subprocess.run(
         pinned([*command, f"http://127.0.0.1:{port}/mcp"], load=True), capture_output=True, text=True, check=True
     )

@@ -9,12 +9,30 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 
-__all__ = ["free_port", "here", "http_server", "pinned", "processor_seconds", "resident_mib", "wall_seconds"]
+__all__ = [
+    "Placement",
+    "free_port",
+    "here",
+    "http_server",
+    "pinned",
+    "processor_seconds",
+    "resident_mib",
+    "wall_seconds",
+]
 
 SERVER_CORE, LOAD_CORE = 0, 1
 CAN_PIN = shutil.which("taskset") is not None and (os.cpu_count() or 1) > 1
+
+
+class Placement(Enum):
+    """Where a server and the client that waits for it run."""
+
+    FREE = "not pinned"
+    ONE_CORE = "both on one core"
+    TWO_CORES = "on two cores"
 
 
 def pinned(command: list[str], *, load: bool = False) -> list[str]:
@@ -90,8 +108,8 @@ def resident_mib(pid: int) -> float:
     return own + sum(resident_mib(child) for child in children(pid))
 
 
-def wall_seconds(command: list[str]) -> float:
+def wall_seconds(command: list[str], *, load: bool = False) -> float:
     """How long a program takes from start to exit."""
     started = time.perf_counter()
-    subprocess.run(pinned(command), check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(pinned(command, load=load), check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - started

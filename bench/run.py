@@ -17,13 +17,23 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
+from client_load import AT_ONCE, calls_here, calls_over_http, first_call_seconds, import_seconds, instant_server
 from http_load import CONNECTIONS, bookings, check, list_milliseconds, throughput
 from listen_load import STREAMS, measure_streams
 from measures import Ceiling, Measure, Target, interleave
-from processes import free_port, http_server, pinned, processor_seconds, resident_mib, wall_seconds
+from processes import (
+    Placement,
+    free_port,
+    http_server,
+    pinned,
+    processor_seconds,
+    resident_mib,
+    wall_seconds,
+)
 from report import write_markdown, write_picture
+from session_load import IDLE, SESSIONS, idle_kib, openings, sessions_of, throughput_of
 from stdio_load import WINDOW, first_answer_seconds, one_by_one, pipelined
-from subjects import BARE, FASTMCP, MCP, WEFT, Subject, asking, tuned
+from subjects import BARE, BARE_STDIO, FASTMCP, MCP, WEFT, Subject, asking, keeping_sessions, tuned
 
 __all__ = ["main"]
 
@@ -85,13 +95,25 @@ def measure_http() -> list[Measure]:
 
 def measure_stdio() -> list[Measure]:
     """Calls over the pipes of a child, and how soon the first is answered."""
-    single = interleave(SDKS, ROUNDS, lambda subject: one_by_one(subject.command(), SECONDS))
-    apart = interleave(SDKS, ROUNDS, lambda subject: one_by_one(subject.command(), SECONDS, two_cores=True))
-    many = interleave(SDKS, ROUNDS, lambda subject: pipelined(subject.command(), SECONDS))
+    subjects = [*SDKS, BARE_STDIO]
+    single = {
+        placement: interleave(
+            subjects, ROUNDS, lambda subject, at=placement: one_by_one(subject.command(), SECONDS, at)
+        )
+        for placement in Placement
+    }
+    many = interleave(subjects, ROUNDS, lambda subject: pipelined(subject.command(), SECONDS))
     first = interleave(SDKS, ROUNDS, lambda subject: first_answer_seconds(subject.command()))
     return [
-        Measure("stdio tools/call, one by one", "calls/s", single, [Target(MCP.name, 10)]),
-        Measure("stdio tools/call, one by one, client on another core", "calls/s", apart),
+        *(
+            Measure(
+                f"stdio tools/call, one by one, {placement.value}",
+                "calls/s",
+                samples,
+                [Target(MCP.name, 10)] if placement is Placement.FREE else [],
+            )
+            for placement, samples in single.items()
+        ),
         Measure(f"stdio tools/call, {WINDOW} in flight", "calls/s", many, [Target(MCP.name, 15)]),
         Measure("start to first answer over stdio", "s", first, digits=3),
     ]
@@ -127,6 +149,72 @@ def measure_listening() -> list[Measure]:
     return [
         Measure("memory of an idle listen stream", "KiB", memory, [ceiling], digits=1),
         Measure(f"one change told to {STREAMS:,} listen streams", "ms", milliseconds),
+    ]
+
+
+def measure_session_calls() -> list[Measure]:
+    """Calls of clients that opened with a handshake, in sessions that are there already."""
+    subjects = [keeping_sessions(subject) for subject in (*SDKS, tuned(MCP), tuned(FASTMCP))]
+    ports = {subject.name: free_port() for subject in subjects}
+    sessions: dict[str, list[str]] = {}
+    with ExitStack() as stack:
+        for subject in subjects:
+            port = ports[subject.name]
+            stack.enter_context(http_server(subject.command("--http", str(port)), port, subject.environment))
+            sessions[subject.name] = sessions_of(port)
+            throughput_of(port, sessions[subject.name], 1)  # warm
+        samples = interleave(
+            subjects,
+            ROUNDS,
+            lambda subject: throughput_of(ports[subject.name], sessions[subject.name], SECONDS)["per_second"],
+        )
+    title = f"HTTP tools/call in {SESSIONS} sessions"
+    everything = Measure(title, "calls/s", samples)
+    installed = {subject.name: subject.name for subject in SDKS}
+    at_best = {WEFT.name: WEFT.name, **{tuned(peer).name: peer.name for peer in (MCP, FASTMCP)}}
+    return [
+        everything.narrowed(f"{title}, as installed by their own run()", installed, [Target(MCP.name, 10)]),
+        everything.narrowed(f"{title}, peers tuned", at_best),
+    ]
+
+
+def measure_sessions() -> list[Measure]:
+    """How fast sessions are opened, and what one weighs that is not used; each time on a server that has none."""
+    subjects = [keeping_sessions(subject) for subject in SDKS]
+
+    def opened(subject: Subject) -> float:
+        port = free_port()
+        with http_server(subject.command("--http", str(port)), port):
+            sessions_of(port)  # warm
+            return openings(port, SECONDS)
+
+    def weighed(subject: Subject) -> float:
+        port = free_port()
+        with http_server(subject.command("--http", str(port)), port) as process:
+            return idle_kib(port, process.pid)
+
+    opening = interleave(subjects, ROUNDS, opened)
+    idle = interleave(subjects, min(ROUNDS, 3), weighed)
+    return [
+        Measure("HTTP sessions opened", "sessions/s", opening, [Target(MCP.name, 8)]),
+        Measure(f"memory of an idle session, of {IDLE:,}", "KiB", idle, [Ceiling(6, "KiB")], digits=1),
+    ]
+
+
+def measure_clients() -> list[Measure]:
+    """The clients: over HTTP against a server that answers at once, in one process with a server, and their import."""
+    with instant_server() as url:
+        single = interleave(SDKS, ROUNDS, lambda subject: calls_over_http(subject, url, 1, SECONDS))
+        many = interleave(SDKS, ROUNDS, lambda subject: calls_over_http(subject, url, AT_ONCE, SECONDS))
+        first = interleave(SDKS, ROUNDS, lambda subject: first_call_seconds(subject, url))
+    here = interleave(SDKS, ROUNDS, lambda subject: calls_here(subject, SECONDS))
+    imported = interleave(SDKS, ROUNDS + 2, import_seconds)
+    return [
+        Measure("client: HTTP tools/call, one by one", "calls/s", single, [Target(MCP.name, 3)]),
+        Measure(f"client: HTTP tools/call, {AT_ONCE} at once", "calls/s", many, [Target(MCP.name, 6)]),
+        Measure("client: tools/call of a server in the same process", "calls/s", here, [Target(MCP.name, 10)]),
+        Measure("client: start to first answer over HTTP", "s", first, digits=3),
+        Measure("client: import", "s", imported, [Target(MCP.name, 0.25, at_least=False)], digits=3),
     ]
 
 
@@ -173,6 +261,7 @@ def main() -> int:
             sys.exit("The peers are not installed: run 'make bench', which fetches them.")
     if not shutil.which("wrk"):
         sys.exit("wrk is not installed: run 'make bench' as root, or 'apt-get install wrk'.")
+    load = os.getloadavg()[0]  # before this run adds its own
     say(f"{ROUNDS} rounds of {SECONDS:g} s a sample; the servers run as {' '.join(pinned(['python']))}")
     say("HTTP ...")
     measures = measure_http()
@@ -182,12 +271,18 @@ def main() -> int:
     measures.append(measure_asking())
     say(f"{STREAMS} listen streams ...")
     measures += measure_listening()
+    say(f"{SESSIONS} sessions ...")
+    measures += measure_session_calls()
+    say(f"opening sessions, {IDLE} idle ones ...")
+    measures += measure_sessions()
+    say("clients ...")
+    measures += measure_clients()
     say("import ...")
     measures.append(measure_import())
     say(f"{MANY} tools ...")
     flatness = measure_flatness()
     here = Path(__file__).resolve().parent
-    verdicts = write_markdown(here / "RESULTS.md", measures, flatness, flatness_target(flatness))
+    verdicts = write_markdown(here / "RESULTS.md", measures, flatness, flatness_target(flatness), load)
     write_picture(here / "results.svg", measures)
     say((here / "RESULTS.md").read_text())
     return int(not all(verdicts))

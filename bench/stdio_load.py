@@ -7,9 +7,9 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
-from processes import here, pinned
+from processes import Placement, here, pinned
 from wire import call, is_right
 
 __all__ = ["first_answer_seconds", "one_by_one", "pipelined"]
@@ -47,14 +47,16 @@ class Pipes:
 
 
 @contextmanager
-def server(command: list[str]) -> Iterator[Pipes]:
-    """The server as a child, asked to end by closing its input."""
+def server(command: list[str], placement: Placement = Placement.TWO_CORES) -> Iterator[Pipes]:
+    """The server as a child, asked to end by closing its input; this process is placed beside it meanwhile."""
+    free = placement is Placement.FREE
     process = subprocess.Popen(
-        pinned(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        command if free else pinned(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     assert process.stdin is not None
     try:
-        yield Pipes(process)
+        with nullcontext() if free else here(load=placement is Placement.TWO_CORES):
+            yield Pipes(process)
     finally:
         process.stdin.close()
         try:
@@ -73,13 +75,13 @@ def verify(lines: list[bytes], sent: int) -> None:
         raise RuntimeError(f"A call was answered wrongly: {next(a for a in answers if not is_right(a))}.")
 
 
-def one_by_one(command: list[str], seconds: float, *, two_cores: bool = False) -> float:
+def one_by_one(command: list[str], seconds: float, placement: Placement) -> float:
     """Calls per second when each waits for the one before.
 
-    The client is on the server's core: one of the two always waits, so they need no more. On two cores this measures,
-    in a virtual machine at least, how long a core that fell asleep takes to wake up, twice per call.
+    One of the two always waits, so the time to wake the other up is in every call, twice: little on one core; on two,
+    in a virtual machine at least, more than everything else, for a core that fell asleep has to be woken up as well.
     """
-    with server(command) as pipes, here(load=two_cores):
+    with server(command, placement) as pipes:
         lines: list[bytes] = []
         while len(lines) < WARM_UP:
             pipes.send(len(lines), 1)

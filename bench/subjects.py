@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-__all__ = ["BARE", "FASTMCP", "MCP", "WEFT", "Subject", "asking", "tuned"]
+__all__ = ["BARE", "BARE_STDIO", "FASTMCP", "MCP", "WEFT", "Subject", "asking", "keeping_sessions", "tuned"]
 
 HERE = Path(__file__).resolve().parent
 PEERS = HERE.parent / ".cache" / "peers"
@@ -64,6 +64,7 @@ FASTMCP = Subject(
     "async def add(a: int, b: int) -> int: return a + b",
 )
 BARE = Subject("bare uvicorn + msgspec", WEFT.python, "bare_server.py", "uvicorn", "pass")
+BARE_STDIO = Subject("bare os.read + msgspec", WEFT.python, "bare_stdio.py", "msgspec")
 
 
 def tuned(peer: Subject) -> Subject:
@@ -75,3 +76,8 @@ def tuned(peer: Subject) -> Subject:
 def asking(subject: Subject) -> Subject:
     """The same SDK with the server that asks, and tells of changes."""
     return replace(subject, script=subject.script.replace("_server", "_asking"))
+
+
+def keeping_sessions(subject: Subject) -> Subject:
+    """The same SDK with the server that remembers its clients."""
+    return replace(subject, script=subject.script.replace("_server", "_sessions"))

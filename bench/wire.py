@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = [
     "HEADERS",
+    "INITIALIZED",
     "LIST_HEADERS",
+    "SESSION_HEADER",
+    "SESSION_HEADERS",
+    "SESSION_REVISION",
     "asking_lua",
     "call",
     "call_lua",
     "change",
+    "handshake",
     "headers_of",
     "is_right",
     "listen",
     "listing",
+    "opening_lua",
+    "session_call",
+    "session_call_lua",
 ]
 
 REVISION = "2026-07-28"
+SESSION_REVISION = "2025-11-25"  # the last one that has sessions
+SESSION_HEADER = "Mcp-Session-Id"
 META = {
     "io.modelcontextprotocol/protocolVersion": REVISION,
     "io.modelcontextprotocol/clientInfo": {"name": "bench", "version": "1.0"},
@@ -70,6 +80,28 @@ def change(id: int) -> bytes:
     return request(id, "tools/call", {"name": "change", "arguments": {}})
 
 
+# What a client of the session era sends: it introduces itself once, and names its session from then on.
+SESSION_HEADERS = {
+    "Content-Type": "application/json",
+    "Accept": "application/json, text/event-stream",
+    "MCP-Protocol-Version": SESSION_REVISION,
+}
+INITIALIZED = json.dumps({"jsonrpc": "2.0", "method": "notifications/initialized"}).encode()
+
+
+def handshake(id: int) -> bytes:
+    """The request that opens a session."""
+    info = {"name": "bench", "version": "1.0"}
+    params = {"protocolVersion": SESSION_REVISION, "capabilities": {}, "clientInfo": info}
+    return json.dumps({"jsonrpc": "2.0", "id": id, "method": "initialize", "params": params}).encode()
+
+
+def session_call(id: int) -> bytes:
+    """A tools/call of `add(2, 3)` in a session."""
+    params = {"name": "add", "arguments": {"a": 2, "b": 3}}
+    return json.dumps({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params}).encode()
+
+
 def is_right(answer: Any) -> bool:
     """Whether a decoded answer is the result of the call, and says 5."""
     content = answer.get("result", {}).get("content") or [{}]
@@ -84,6 +116,15 @@ SUMMARY = """
         summary.requests, completed, summary.duration / 1e6, errors.status,
         errors.connect + errors.read + errors.write + errors.timeout,
         latency:percentile(50) / 1e3, latency:percentile(99) / 1e3))
+"""
+
+# The end of a script whose `response` counts in the global `completed` what came to a right end.
+COUNTED = f"""local thread
+function setup(one) thread = one end
+function done(summary, latency, requests)
+    local completed = thread:get("completed")
+{SUMMARY}
+end
 """
 
 
@@ -132,10 +173,53 @@ function response(status, headers, body)
         completed = completed + 1
     end
 end
-local thread
-function setup(one) thread = one end
-function done(summary, latency, requests)
-    local completed = thread:get("completed")
-{SUMMARY}
+{COUNTED}"""
+
+
+def session_call_lua(sessions: Sequence[str]) -> str:
+    """The script that makes wrk send calls of these sessions in turn, each with an id of its own, and count the right
+    answers."""
+    first = 1_000_000  # all ids have as many digits: the length of a request never changes
+    return f"""wrk.method = "POST"
+{lua_headers(SESSION_HEADERS)}
+local sessions, first = {{{", ".join(map(json.dumps, sessions))}}}, "{first}"
+local before, after, sent = {{}}, {{}}, 0
+completed = 0
+function init(args)
+    for number, session in ipairs(sessions) do
+        wrk.headers["{SESSION_HEADER}"] = session
+        local whole = wrk.format(nil, nil, nil, [[{session_call(first).decode()}]])
+        local from, to = whole:find('"id": ' .. first, 1, true)
+        before[number], after[number] = whole:sub(1, to - #first), whole:sub(to + 1)
+    end
 end
-"""
+function request()
+    local number = sent % #sessions + 1
+    sent = sent + 1
+    return before[number] .. ({first} + sent) .. after[number]
+end
+function response(status, headers, body)
+    if status == 200 and body:find('"text":%s*"{EXPECTED_TEXT}"') then completed = completed + 1 end
+end
+{COUNTED}"""
+
+
+def opening_lua() -> str:
+    """The script that makes wrk open sessions: the handshake, then the notification that ends it; counts the latter."""
+    return f"""wrk.method = "POST"
+{lua_headers(SESSION_HEADERS)}
+local answered = {{}}
+completed = 0
+function request()
+    local session = table.remove(answered)
+    wrk.headers["{SESSION_HEADER}"] = session
+    return wrk.format(nil, nil, nil, session and [[{INITIALIZED.decode()}]] or [[{handshake(1).decode()}]])
+end
+function response(status, headers, body)
+    if status == 202 then
+        completed = completed + 1
+    elseif status == 200 and body:find("serverInfo", 1, true) then
+        answered[#answered + 1] = headers["mcp-session-id"] or headers["{SESSION_HEADER}"]
+    end
+end
+{COUNTED}"""

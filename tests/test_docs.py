@@ -1,8 +1,9 @@
 """Everything the documentation says in code is run: the pages' examples, the docstrings' examples, the tables.
 
 In a page, every `python` block is executed, in order, in one module; a `text` block right after it is what it prints.
-Every `console` block is typed at a terminal, against the page's own `server`, listening on a real socket. A `dialogue`
-block is played with that server: see `Dialogue`. A `requests` block has lines of METHOD PARAMS -> RESULT.
+The URL in it leads to the page's own `server`, listening on a real socket. Every `console` block is typed at a
+terminal, against the same server. A `dialogue` block is played with it: see `Dialogue`. A `requests` block has lines of
+METHOD PARAMS -> RESULT.
 """
 
 import contextlib
@@ -27,9 +28,11 @@ from typing import Any, get_overloads
 import pytest
 
 import weft
+import weft.client
+import weft.sync
 from support import CLIENT_CAPABILITIES_KEY, Live, encode, headers_for, message, serve, start_request
-from weft import Context, Server, errors
-from weft.limits import DEFAULT_LIMITS, Limits
+from weft import Client, Context, Server, errors
+from weft.limits import DEFAULT_CLIENT_LIMITS, DEFAULT_LIMITS, ClientLimits, Limits
 from weft.protocol.schema import DIALECTS
 from weft.server.listening import HttpOptions
 
@@ -157,7 +160,10 @@ class Page:
                 Dialogue(self.served(), self.stack).play(block.text)
 
     def execute(self, block: Block) -> str:
-        code = compile("\n" * block.line + block.text, str(self.path), "exec")
+        text = (
+            block.text.replace(URL, f"http://127.0.0.1:{self.served().port}/mcp") if URL in block.text else block.text
+        )
+        code = compile("\n" * block.line + text, str(self.path), "exec")
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(code, self.module.__dict__)
         return printed.getvalue()
@@ -255,9 +261,11 @@ def test_docstring_examples(name: str, tmp_path: Path, monkeypatch: pytest.Monke
 # --- tables that repeat what the code says
 
 
-def rows_of(page: str, columns: int) -> list[list[str]]:
-    """The rows of all tables of a page, without heads; code marks taken off."""
-    lines = [line for line in (ROOT / "docs" / page).read_text().splitlines() if line.startswith("| `")]
+def rows_of(page: str, columns: int, *, after: str = "", before: str = "\0") -> list[list[str]]:
+    """The rows of all tables of a page, or of a part of it, without heads; code marks taken off."""
+    text = (ROOT / "docs" / page).read_text()
+    part = text[text.index(after) :].partition(before)[0]
+    lines = [line for line in part.splitlines() if line.startswith("| `")]
     rows = [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines]
     return [row for row in rows if len(row) == columns]
 
@@ -269,8 +277,10 @@ def number(text: str) -> float:
 
 @pytest.mark.security("R12")
 def test_the_page_of_limits_names_every_limit_and_its_default():
-    told = {row[0]: number(row[1]) for row in rows_of("limits.md", 3)}
+    told = {row[0]: number(row[1]) for row in rows_of("limits.md", 3, before="## A client\n")}
     assert told == {name: getattr(DEFAULT_LIMITS, name) for name in Limits.__annotations__}
+    told = {row[0]: number(row[1]) for row in rows_of("limits.md", 3, after="## A client\n")}
+    assert told == {name: getattr(DEFAULT_CLIENT_LIMITS, name) for name in ClientLimits.__annotations__}
 
 
 def test_the_page_of_errors_names_every_code():
@@ -294,7 +304,10 @@ def written(name: str, member: Any) -> str:
     return name + str(inspect.Signature([one.replace(annotation=inspect.Parameter.empty) for one in parameters]))
 
 
-@pytest.mark.parametrize(("page", "cls"), [("reference/server.md", Server), ("reference/context.md", Context)])
+@pytest.mark.parametrize(
+    ("page", "cls"),
+    [("reference/server.md", Server), ("reference/context.md", Context), ("reference/client.md", Client)],
+)
 def test_a_reference_page_names_every_member(page: str, cls: type):
     told = [row[0] for row in rows_of(page, 2)]
     known = [written(name, member) for name, member in vars(cls).items() if not name.startswith("_")]
@@ -308,23 +321,36 @@ def keywords(fn: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("title", "known"),
+    ("page", "title", "known"),
     [
-        ("## `Server`", keywords(Server)),
-        ("### `tool`", keywords(get_overloads(Server.tool)[1])),
-        ("### `resource`", keywords(Server.resource)),
-        ("### `prompt`", keywords(get_overloads(Server.prompt)[1])),
-        ("### `run`", keywords(HttpOptions)),
+        ("server.md", "## `Server`", keywords(Server) | {"limits": "DEFAULT_LIMITS"}),
+        ("server.md", "### `tool`", keywords(get_overloads(Server.tool)[1])),
+        ("server.md", "### `resource`", keywords(Server.resource)),
+        ("server.md", "### `prompt`", keywords(get_overloads(Server.prompt)[1])),
+        ("server.md", "### `run`", keywords(HttpOptions)),
+        ("client.md", "## `Client`", keywords(Client) | {"limits": "DEFAULT_CLIENT_LIMITS"}),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_the_page_of_the_server_names_every_option_and_its_default(title: str, known: dict[str, str]):
-    text = (ROOT / "docs" / "reference" / "server.md").read_text()
+def test_a_reference_page_names_every_option_and_its_default(page: str, title: str, known: dict[str, str]):
+    text = (ROOT / "docs" / "reference" / page).read_text()
     section = re.split(r"^#", text.partition(f"{title}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
     rows = [
         [cell.strip().strip("`") for cell in line.split("|")[1:3]] for line in section.splitlines() if "| `" in line
     ]
-    told = {name: default.replace('"', "'") for name, default in rows}
-    assert told == known | ({"limits": "DEFAULT_LIMITS"} if "limits" in known else {})
+    assert {name: default.replace('"', "'") for name, default in rows} == known
+
+
+def test_the_page_of_the_client_names_all_that_a_client_gets():
+    told = {row[0].partition("(")[0].partition(".")[0] for row in rows_of("reference/client.md", 3)}
+    assert set(weft.client.__all__) - {"Change"} <= told
+    for name in ("ToolResult", "FormQuestion", "UrlQuestion", "InputNeeded"):
+        assert name in told
+
+
+def test_the_client_that_waits_has_all_that_the_other_has():
+    known = {name for name in vars(Client) if not name.startswith("_")}
+    assert known - set(vars(weft.sync.Client)) == set()
 
 
 def preflight(live: Live, origin: str) -> http.client.HTTPResponse:

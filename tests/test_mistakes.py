@@ -360,7 +360,8 @@ def test_a_completion_that_raises_is_named(folder: Folder):
 def test_a_client_of_another_version_is_told_of_once(folder: Folder):
     ask = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": "2025-11-25\n" + "x" * 99}}
     other = {**ask, "id": 3, "params": {"protocolVersion": "2024-11-05"}}
-    session = folder.run(SHOP, ask, {**ask, "id": 2}, other)
+    source = f"server = Server('shop', eras=('stateless',))\n{SHOP}"
+    session = folder.run(source, ask, {**ask, "id": 2}, other)
     assert [answer["error"]["code"] for answer in session.answers.values()] == [-32022] * 3
     first, second = session.terminal.splitlines()
     assert first.endswith(

@@ -7,12 +7,16 @@ import pytest
 import weft
 
 NAMES = [
-    "Annotations", "AssistantMessage", "Audio", "AudioContent", "CachePolicy", "CallToolResult", "Completion",
+    "Annotations", "AskFailed", "AssistantMessage", "Audio", "AudioContent", "CachePolicy", "CallToolResult", "Client",
+    "ClientLimits", "Completion", "ConnectionFailed", "InvalidAnswer", "RemoteError", "RequestTimeout",
+    "ResourceMissing", "VersionMismatch",
     "Connection", "Context", "EMAIL", "Elicitation", "EmbeddedResource", "Extension", "File", "GetPromptResult",
     "Icon", "Image", "ImageContent", "InputRequired", "InvalidParams", "Limits", "Middleware", "MirroredHeader",
-    "Next", "PromptMessage", "ProtocolError", "ReadResourceResult", "RegistrationError", "ResourceContents",
-    "ResourceLink", "ResourceNotFound", "Server", "TextContent", "Titles", "TokenInfo", "ToolAnnotations",
-    "ToolError", "UserMessage", "WeftError", "__version__", "ask_form", "ask_model", "ask_roots", "ask_url",
+    "Next", "PromptMessage", "ProtocolError", "QuestionFailed", "ReadResourceResult", "RegistrationError",
+    "ResourceContents", "ResourceLink", "ResourceNotFound", "Server", "TextContent", "Titles", "TokenInfo",
+    "ToolAnnotations", "ToolError", "UrlElicitationRequired", "UserMessage", "WeftError", "__version__", "ask_form",
+    "ask_model", "ask_roots", "ask_url",
+    "AuthorizationFailed", "BearerToken", "ClientCredentials", "EnterpriseManaged", "OAuth", "WorkloadIdentity",
 ]  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Fetches what the tests, the conformance run and the benchmark drive but Weft does not ship.
 
-    python tools/setup_peers.py [--required] node mcp fastmcp wrk nginx
+    python tools/setup_peers.py [--required] node mcp1 mcp fastmcp servers wrk nginx
 
 Everything lands in .cache (Debian packages excepted) with a stamp that holds its pins, so a second run is
 quick and a changed pin sets up anew. What cannot be had is named in one line together with what is left out
@@ -26,14 +26,21 @@ CACHE = ROOT / ".cache"
 MISSING = CACHE / "missing.json"
 NPM_PINS = [ROOT / "tools" / "npm" / "package.json", ROOT / "tools" / "npm" / "package-lock.json"]
 
-PYTHON_PINS = {"mcp": ["mcp==2.3.*"], "fastmcp": ["fastmcp==4.1.*"]}
+PYTHON_PINS = {
+    "mcp1": ["mcp==1.30.*"],
+    "mcp": ["mcp==2.3.*"],
+    "fastmcp": ["fastmcp==4.1.*"],
+    "servers": ["mcp-server-time==2026.10.19", "mcp-server-git==2026.10.19"],
+}
 # What makes a peer's uvicorn quicker than its own dependencies do; apart, to measure the peers both ways.
 ENGINE_PINS = ["uvloop", "httptools"]
 
 LEFT_OUT = {
-    "node": "tests/interop (the TypeScript client) and make conformance",
-    "mcp": "tests/interop (the official Python client) and make bench",
-    "fastmcp": "make bench",
+    "node": "tests/interop (the TypeScript clients and servers) and make conformance",
+    "mcp1": "tests/interop (the official Python client and server of the session era)",
+    "mcp": "tests/interop (the official Python client and server) and make bench",
+    "fastmcp": "tests/interop (FastMCP's client and server) and make bench",
+    "servers": "tests/interop (mcp-server-time and mcp-server-git)",
     "engine": "make bench",
     "nginx": "tests/interop (two processes behind a proxy)",
     "weft": "make bench",

@@ -13,8 +13,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from weft.errors import InvalidParams, ProtocolError, RegistrationError, ResourceNotFound, ToolError, WeftError
-    from weft.limits import Limits
+    from weft.client.auth import BearerToken, ClientCredentials, EnterpriseManaged, OAuth, WorkloadIdentity
+    from weft.client.client import Client
+    from weft.errors import (
+        AskFailed,
+        AuthorizationFailed,
+        ConnectionFailed,
+        InvalidAnswer,
+        InvalidParams,
+        ProtocolError,
+        QuestionFailed,
+        RegistrationError,
+        RemoteError,
+        RequestTimeout,
+        ResourceMissing,
+        ResourceNotFound,
+        ToolError,
+        VersionMismatch,
+        WeftError,
+    )
+    from weft.limits import ClientLimits, Limits
     from weft.protocol.forms import EMAIL, Titles
     from weft.server.app import Server
     from weft.server.asks import Elicitation, ask_form, ask_model, ask_roots, ask_url
@@ -25,7 +43,7 @@ if TYPE_CHECKING:
     from weft.server.extensions import Extension
     from weft.server.pages import CachePolicy
     from weft.server.prompts import AssistantMessage, UserMessage
-    from weft.server.rounds import InputRequired
+    from weft.server.rounds import InputRequired, UrlElicitationRequired
     from weft.server.signature import MirroredHeader
     from weft.types import (
         Annotations,
@@ -49,16 +67,24 @@ __version__ = "0.1.0"
 __all__ = [
     "EMAIL",
     "Annotations",
+    "AskFailed",
     "AssistantMessage",
     "Audio",
     "AudioContent",
+    "AuthorizationFailed",
+    "BearerToken",
     "CachePolicy",
     "CallToolResult",
+    "Client",
+    "ClientCredentials",
+    "ClientLimits",
     "Completion",
     "Connection",
+    "ConnectionFailed",
     "Context",
     "Elicitation",
     "EmbeddedResource",
+    "EnterpriseManaged",
     "Extension",
     "File",
     "GetPromptResult",
@@ -66,17 +92,23 @@ __all__ = [
     "Image",
     "ImageContent",
     "InputRequired",
+    "InvalidAnswer",
     "InvalidParams",
     "Limits",
     "Middleware",
     "MirroredHeader",
     "Next",
+    "OAuth",
     "PromptMessage",
     "ProtocolError",
+    "QuestionFailed",
     "ReadResourceResult",
     "RegistrationError",
+    "RemoteError",
+    "RequestTimeout",
     "ResourceContents",
     "ResourceLink",
+    "ResourceMissing",
     "ResourceNotFound",
     "Server",
     "TextContent",
@@ -84,8 +116,11 @@ __all__ = [
     "TokenInfo",
     "ToolAnnotations",
     "ToolError",
+    "UrlElicitationRequired",
     "UserMessage",
+    "VersionMismatch",
     "WeftError",
+    "WorkloadIdentity",
     "__version__",
     "ask_form",
     "ask_model",
@@ -95,15 +130,26 @@ __all__ = [
 
 # Where each public name lives. Importing `weft` is nearly free; a name is imported when it is first used.
 _HOMES = {
+    "weft.client.auth": ("BearerToken", "ClientCredentials", "EnterpriseManaged", "OAuth", "WorkloadIdentity"),
+    "weft.client.client": ("Client",),
     "weft.errors": (
+        "AskFailed",
+        "AuthorizationFailed",
+        "ConnectionFailed",
+        "InvalidAnswer",
         "InvalidParams",
         "ProtocolError",
+        "QuestionFailed",
         "RegistrationError",
+        "RemoteError",
+        "RequestTimeout",
+        "ResourceMissing",
         "ResourceNotFound",
         "ToolError",
+        "VersionMismatch",
         "WeftError",
     ),
-    "weft.limits": ("Limits",),
+    "weft.limits": ("ClientLimits", "Limits"),
     "weft.server.app": ("Server",),
     "weft.protocol.forms": ("EMAIL", "Titles"),
     "weft.server.asks": ("Elicitation", "ask_form", "ask_model", "ask_roots", "ask_url"),
@@ -114,7 +160,7 @@ _HOMES = {
     "weft.server.extensions": ("Extension",),
     "weft.server.pages": ("CachePolicy",),
     "weft.server.prompts": ("AssistantMessage", "UserMessage"),
-    "weft.server.rounds": ("InputRequired",),
+    "weft.server.rounds": ("InputRequired", "UrlElicitationRequired"),
     "weft.server.signature": ("MirroredHeader",),
     "weft.types": (
         "Annotations",

@@ -13,23 +13,38 @@
      │    │    ├── MissingCapability     -32021  the client did not declare what is needed
      │    │    └── UnsupportedVersion    -32022  this revision is not served
      │    ├── ToolError                  answered as a tool result with `isError`
+     │    │    └── QuestionFailed        the client refused a question of the server, or took too long
      │    ├── NoBackChannelError         nothing can be sent to this peer on its own
+     │    ├── RemoteError                the peer refused a request of ours, with a code
+     │    │    └── ResourceMissing       it has no such resource
+     │    ├── RequestTimeout             the peer did not answer a request of ours in time
+     │    ├── ConnectionFailed           the peer cannot be reached, or is gone
+     │    ├── InvalidAnswer              the peer answered, but not as the protocol or its own schema demands
+     │    ├── AskFailed                  a question of the peer, on which its answer depends, was not answered by us
+     │    ├── AuthorizationFailed        the server wants a login, and it did not succeed
+     │    ├── VersionMismatch            the two sides share no revision of the protocol
      │    └── UsageError                 the program that uses Weft is wrong; raised before serving
      │         ├── RegistrationError     a tool, resource or prompt cannot be registered
      │         └── StartError            the server cannot be started as asked
 
-"They erred" is a `ProtocolError`; "you erred" is a `UsageError`; the two never mix. Which code a ProtocolError has on
-the wire of a given revision is the era's decision (`weft.eras`); the codes here are those of the newest.
+"They erred" is a `ProtocolError`; "you erred" is a `UsageError`; the two never mix. A `RemoteError` is what a peer
+answered to a request of ours; what we found out by ourselves (a timeout, a lost connection) never looks like one
+(JRPC-22). Which code a ProtocolError has on the wire of a given revision is the era's decision (`weft.eras`); the codes
+here are those of the newest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = [
+    "AskFailed",
+    "AuthorizationFailed",
+    "ConnectionFailed",
     "HeaderMismatch",
     "InternalError",
+    "InvalidAnswer",
     "InvalidParams",
     "InvalidRequest",
     "MethodNotFound",
@@ -37,12 +52,17 @@ __all__ = [
     "NoBackChannelError",
     "ParseError",
     "ProtocolError",
+    "QuestionFailed",
     "RegistrationError",
+    "RemoteError",
+    "RequestTimeout",
+    "ResourceMissing",
     "ResourceNotFound",
     "StartError",
     "ToolError",
     "UnsupportedVersion",
     "UsageError",
+    "VersionMismatch",
     "WeftError",
 ]
 
@@ -145,11 +165,84 @@ class ToolError(WeftError):
     """
 
 
+class QuestionFailed(ToolError):
+    """The client did not answer a question (`ctx.elicit`, `ctx.sample`, `ctx.list_roots`) that a handler asked.
+
+    `code` is that of the error it answered with; None if it did not answer in time.
+    """
+
+    def __init__(self, message: str, code: int | None = None, data: Any = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.data = data
+
+
 class NoBackChannelError(WeftError):
     """There is no channel on which a request could be sent to this peer."""
 
     def __init__(self, method: str) -> None:
         super().__init__(f"{method!r} cannot be sent: this peer has no channel for requests from the server.")
+
+
+class RemoteError(WeftError):
+    """The peer answered a request of ours with an error: its `code`, its `message` and its `data`.
+
+    >>> raise RemoteError(-32602, "Unknown tool: brew")
+    Traceback (most recent call last):
+    ...
+    weft.errors.RemoteError: Unknown tool: brew (-32602)
+    """
+
+    def __init__(self, code: int, message: str, data: Any = None) -> None:
+        super().__init__(f"{message} ({code})")
+        self.code = code
+        self.message = message
+        self.data = data
+
+
+class ResourceMissing(RemoteError):
+    """The server has no resource of the URI that was asked for. Its code depends on the revision."""
+
+
+class RequestTimeout(WeftError):
+    """The peer did not answer a request of ours in time. Whether it acted on it is not known."""
+
+
+class ConnectionFailed(WeftError):
+    """The peer cannot be reached, does not speak the protocol, or is gone. The message says what was tried."""
+
+
+class InvalidAnswer(WeftError):
+    """The peer answered, but not as the protocol, or the schema it published itself, demands."""
+
+
+class AskFailed(WeftError):
+    """The peer needs an answer before it can go on, and this side did not give one: it cannot, or the user refused."""
+
+
+class AuthorizationFailed(WeftError):
+    """The server wants authorization, and it could not be had. `tried` lists what was done, in order.
+
+    The message names what to do next; neither it nor `tried` holds a token, a code or a secret.
+    """
+
+    def __init__(self, message: str, tried: Sequence[str] = ()) -> None:
+        super().__init__(message if not tried else f"{message} Tried: {'; '.join(tried)}.")
+        self.message = message
+        self.tried = list(tried)
+
+
+class VersionMismatch(WeftError):
+    """No revision of the protocol is spoken by both sides. `ours` and `theirs` list what each speaks."""
+
+    def __init__(self, *, where: str, ours: Sequence[str], theirs: Sequence[str]) -> None:
+        self.ours = list(ours)
+        self.theirs = list(theirs)
+        super().__init__(
+            f"{where} speaks no protocol version that this client may use: it speaks "
+            f"{', '.join(self.theirs) or 'none it names'}, this client {', '.join(self.ours)}. Update whichever is "
+            "older, or take away what pins the version here (`version=`, `mode=`)."
+        )
 
 
 class UsageError(WeftError):

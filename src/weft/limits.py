@@ -1,13 +1,14 @@
 """Every bound of Weft, with its default and its reason, in one place.
 
-A limit that exists is enforced, and a test goes one past it. Give `Server(limits=Limits(...))` to change one.
+A limit that exists is enforced, and a test goes one past it. Give `Server(limits=Limits(...))` or
+`Client(limits=ClientLimits(...))` to change one.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-__all__ = ["DEFAULT_LIMITS", "Limits"]
+__all__ = ["DEFAULT_CLIENT_LIMITS", "DEFAULT_LIMITS", "ClientLimits", "Limits"]
 
 MIB = 1024 * 1024
 
@@ -39,11 +40,22 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     # How much at once.
     in_flight: int = 1000  # requests in the process
-    in_flight_per_connection: int = 100  # requests on one stdio pipe
+    in_flight_per_connection: int = 100  # requests on one stdio pipe, or of one session
     threads: int = 40  # plain (not async) handlers running at the same time
     listen_streams: int = 1024  # open `subscriptions/listen` streams
     listen_streams_per_peer: int = 16  # of one principal or address
-    listen_uris: int = 1024  # resources one stream listens to
+    listen_uris: int = 1024  # resources one stream listens to, or one session subscribes to
+    batch: int = 100  # messages in one array, where the revision has them
+    input_rounds: int = 32  # times that a handler is run again for a client that is asked on the way
+
+    # Sessions, of clients that open with a handshake.
+    sessions: int = 10_000  # then the one that was idle longest ends
+    sessions_per_peer: int = 100  # of one principal or address
+    session_unused_seconds: float = 60.0  # opened, and nothing followed
+    session_idle_seconds: float = 1800.0  # nothing under way, no stream open
+    replay_seconds: float = 300.0  # how long what was sent on a stream can be asked for again
+    replay_events: int = 256  # of one stream
+    replay_bytes: int = 64 * MIB  # of all streams together
 
     # What a handler's questions may carry from round to round.
     state_bytes: int = 16 * 1024  # the sealed journal
@@ -55,3 +67,39 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 DEFAULT_LIMITS = Limits()
+
+
+class ClientLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """The bounds a client lives in, whatever a server does.
+
+    >>> ClientLimits(request_seconds=5).request_seconds
+    5
+    """
+
+    # How long things may take, in seconds.
+    connect_seconds: float = 10.0  # a connection, TLS included
+    probe_seconds: float = 5.0  # the first question to a server that may know nothing of it
+    request_seconds: float = 60.0  # one request; progress starts it anew
+    total_seconds: float = 600.0  # one request, whatever progress there is
+    ask_seconds: float = 600.0  # a question of the server, answered by your function
+    silence_seconds: float = 60.0  # a stream that gave signs of life, and gives none any more: it is taken for lost
+    close_seconds: float = 2.0  # a farewell at the end; also each step of ending a child process
+
+    # What one message may be.
+    message_bytes: int = 64 * MIB  # an answer, unpacked; a line of a child process
+    event_bytes: int = 16 * MIB  # one server-sent event
+
+    # How many.
+    pages: int = 250  # of one list
+    rounds: int = 10  # of questions before a call is answered
+    input_requests: int = 64  # questions in one round
+    asks_at_once: int = 16  # questions of the server that are being answered at the same time
+    asks_waiting: int = 256  # and those in line behind them; more are not taken
+    redirects: int = 3  # all on the same origin
+    resumptions: int = 5  # reconnections in a row without a new event, of a stream that broke
+    changes_kept: int = 1024  # changes heard and not read yet; then the oldest are lost
+    cache_entries: int = 1024
+    cache_bytes: int = 16 * MIB
+
+
+DEFAULT_CLIENT_LIMITS = ClientLimits()

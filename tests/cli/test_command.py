@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -261,6 +263,9 @@ def test_run_for_other_machines_needs_allowed_hosts(folder: Path) -> None:
     [
         (["--port", "1"], "--port is for HTTP; add --http, or leave it out to serve on stdio."),
         (["--allow-host", "x"], "--allow-host is for HTTP; add --http, or leave it out to serve on stdio."),
+        (["--sse"], "--sse is for HTTP; add --http, or leave it out to serve on stdio."),
+        (["--sse", "/old"], "--sse is for HTTP; add --http, or leave it out to serve on stdio."),
+        (["--workers", "2"], "--workers is for HTTP; add --http, or leave it out to serve on stdio."),
         (["--reload"], "--reload is for HTTP; add --http, or leave it out to serve on stdio."),
         (
             ["--http", "--reload", "--workers", "2"],
@@ -428,9 +433,8 @@ prompts:
     ],
 )
 def test_list_writes_arguments_in_a_line(tmp_path: Path, schema: Any, said: str | None) -> None:
-    tools = {"tools": [{"name": "t", "inputSchema": schema}], "capabilities": {"tools": {}}}
-    body = json.dumps({"jsonrpc": "2.0", "id": 1, "result": tools}).encode()
-    with other_server("application/json", body, 200) as url:
+    tools = {"tools": [{"name": "t", "inputSchema": schema}]}
+    with other_server("application/json", lambda request: result_of(request, tools), 200) as url:
         done = run_weft("list", url, cwd=tmp_path)
     assert done.stdout == "tools:\n  t\n" + (f"    {said}\n" if said else ""), done.stderr
 
@@ -478,35 +482,49 @@ def test_a_server_that_does_not_answer(tmp_path: Path) -> None:
 
 
 @contextlib.contextmanager
-def other_server(content_type: str, body: bytes, status: int = 404, location: str | None = None):
-    """A web server that is not one of MCP."""
+def other_server(content_type: str, body: bytes | Answer, status: int = 404, location: str | None = None):
+    """A web server that is not one of MCP, unless its body is made so."""
 
-    class Answer(BaseHTTPRequestHandler):
+    class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             moved = location is not None and self.path != "/there"
             self.send_response(status if moved or location is None else 200)
             self.send_header("Content-Type", content_type)
             if moved:
                 self.send_header("Location", location)
             self.end_headers()
-            self.wfile.write(body)
+            self.wfile.write(body if isinstance(body, bytes) else body(request))
 
         def log_message(self, *_: Any) -> None:
             pass
 
-    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/wrong"
         server.shutdown()
 
 
-RESULT = b'{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"ok"}]}}'
+Answer = Callable[[dict[str, Any]], bytes]
+DISCOVERED = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "ttlMs": 0, "cacheScope": "public"}
+
+
+def result_of(request: dict[str, Any], result: dict[str, Any]) -> bytes:
+    """The answer to a request: this result, or what the server is."""
+    found = DISCOVERED if request["method"] == "server/discover" else result
+    return json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": {"resultType": "complete", **found}}).encode()
+
+
+ASKS = {"resultType": "input_required", "requestState": "s"}
+
+
+def ok(request: dict[str, Any]) -> bytes:
+    return result_of(request, {"content": [{"type": "text", "text": "ok"}]})
 
 
 @pytest.mark.parametrize("status", [307, 308])
 def test_a_redirect_on_the_same_host_is_followed(tmp_path: Path, status: int) -> None:
-    with other_server("application/json", RESULT, status, "/there") as url:
+    with other_server("application/json", ok, status, "/there") as url:
         done = run_weft("call", url, "any", cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ok\n", "")
 
@@ -516,7 +534,7 @@ def test_a_redirect_on_the_same_host_is_followed(tmp_path: Path, status: int) ->
     ("status", "location"), [(307, "http://127.0.0.2:1/there"), (308, "https://example.com/"), (302, "/there")]
 )
 def test_a_redirect_to_elsewhere_is_named(tmp_path: Path, status: int, location: str) -> None:
-    with other_server("application/json", RESULT, status, location) as url:
+    with other_server("application/json", ok, status, location) as url:
         done = run_weft("call", url, "any", cwd=tmp_path)
     place = url.replace("/wrong", location) if location == "/there" else location
     assert done.returncode == 1
@@ -524,7 +542,7 @@ def test_a_redirect_to_elsewhere_is_named(tmp_path: Path, status: int, location:
 
 
 def test_a_redirect_in_a_circle_ends(tmp_path: Path) -> None:
-    with other_server("application/json", RESULT, 307, "/wrong") as url:
+    with other_server("application/json", ok, 307, "/wrong") as url:
         done = run_weft("call", url, "any", cwd=tmp_path)
     assert done.returncode == 1
     assert "redirects again and again" in done.stderr
@@ -535,15 +553,16 @@ def test_a_server_that_fails_is_not_blamed_on_the_path(tmp_path: Path) -> None:
         done = run_weft("list", url, cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr == (
-        f"weft: {url} answered 502 Bad Gateway, but not as an MCP server does; "
-        "look into its log, and into that of a proxy in front of it.\n"
+        f"weft: {url} does not answer as an MCP server does. Tried: server/discover: HTTP 502 (<p>no); initialize: "
+        "HTTP 502 (<p>no). Look into its log, and into that of a proxy before it.\n"
     )
 
 
 def test_a_wrong_path_of_a_server_is_told(url: str, tmp_path: Path) -> None:
     done = run_weft("list", url.removesuffix("/mcp"), cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stderr.endswith("There is nothing at this path. (-32600); check the path, which is usually /mcp.\n")
+    assert "Tried: server/discover: There is nothing at this path. (-32600); initialize: " in done.stderr
+    assert "Check the address (its path is usually /mcp)" in done.stderr
 
 
 @pytest.mark.mistake("server not running")
@@ -554,22 +573,87 @@ def test_a_wrong_path_of_a_server_is_told(url: str, tmp_path: Path) -> None:
 def test_something_else_is_running(tmp_path: Path, content_type: str, body: bytes) -> None:
     with other_server(content_type, body) as url:
         done = run_weft("list", url, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"weft: {url} does not answer as an MCP server does. Tried: server/discover: ")
+    assert "Check the address (its path is usually /mcp)" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_call_reads_a_stream_to_its_answer(tmp_path: Path, is_complete: bool) -> None:
+    said = b'data: {"jsonrpc":"2.0","method":"notifications/message","params":{"data":"hm"}}\n\n'
+
+    def events(request: dict[str, Any]) -> bytes:
+        answer = b"event: message\ndata: " + ok(request) + b"\n\n"
+        if request["method"] != "tools/call":
+            return answer
+        return said + answer if is_complete else said
+
+    with other_server("text/event-stream", events, 200) as url:
+        done = run_weft("call", url, "any", cwd=tmp_path)
+    heard, _, rest = done.stderr.partition("\n")
+    assert heard == 'notifications/message: {"data":"hm"}'
+    if is_complete:
+        assert (done.returncode, done.stdout, rest) == (0, "ok\n", "")
+    else:
+        assert done.returncode == 1
+        assert "ended the stream before its answer was complete" in rest
+
+
+# servers of the session era, and commands
+
+
+def test_the_commands_reach_a_server_that_only_has_sessions(folder: Path) -> None:
+    (folder / "server.py").write_text(SERVER.replace('Server("shop")', 'Server("shop", eras=("session",))'))
+    with serving(folder, "server.py", "--port", "0") as (_, url, _):
+        assert run_weft("call", url, "price", '{"item": "tea"}', cwd=folder).stdout == "tea: 3\n"
+        assert run_weft("read", url, "stock://apples", cwd=folder).stdout == "7\n"
+        assert run_weft("list", url, cwd=folder).stdout.startswith("tools:\n  price  What something costs.\n")
+
+
+def test_sse_serves_clients_of_that_transport(folder: Path) -> None:
+    with serving(folder, "server.py", "--port", "0", "--sse", "/old") as (_, url, _):
+        done = run_weft("call", url.replace("/mcp", "/old"), "price", '{"item": "tea"}', cwd=folder)
+        assert (done.returncode, done.stdout) == (0, "tea: 3\n"), done.stderr
+        assert run_weft("call", url, "price", '{"item": "tea"}', cwd=folder).returncode == 0
+
+
+def test_the_commands_start_a_server_by_a_command(folder: Path) -> None:
+    command = f"{shlex.quote(sys.executable)} -m weft.cli run server.py"
+    done = run_weft("call", "--stdio", command, "price", '{"item": "tea"}', cwd=folder)
+    assert (done.returncode, done.stdout) == (0, "tea: 3\n"), done.stderr
+    assert "printed while loading" in done.stderr  # what the server says, the person at the terminal reads
+    done = run_weft("prompt", "--stdio", command, "haggle", '{"item": "tea"}', cwd=folder)
+    assert (done.returncode, done.stdout) == (0, "user: tea, calm\n")
+    done = run_weft("call", "--stdio", command, "prize", cwd=folder)
+    assert done.returncode == 1
+    assert f"weft: {command} refused tools/call: " in done.stderr
+
+
+@pytest.mark.mistake("server not running")
+@pytest.mark.parametrize(
+    ("command", "code", "sentence"),
+    [
+        ("no-such-program server.py", 1, "there is no such program on the PATH; install it, or give its full path."),
+        (f"{sys.executable} no-such-file.py", 1, "ended with the exit code 2"),
+        ("python server.py | tee log", 2, "The command has '|', which only a shell understands, and there is none"),
+        ("", 2, "The command is empty"),
+    ],
+)
+def test_a_command_that_starts_no_server(tmp_path: Path, command: str, code: int, sentence: str) -> None:
+    done = run_weft("list", "--stdio", command, cwd=tmp_path)
+    assert done.returncode == code
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_tool_that_asks_back_is_named(folder: Path) -> None:
+    with other_server("application/json", lambda request: result_of(request, ASKS), 200) as url:
+        done = run_weft("call", url, "any", cwd=folder)
     assert (done.returncode, done.stderr) == (
         1,
-        f"weft: {url} answered 404 Not Found, but not as an MCP server does; check the path, which is usually /mcp.\n",
+        "weft: tools/call asks back (input_required), which this command cannot answer; use a client that can.\n",
     )
-
-
-def test_call_reads_a_stream_to_its_answer(tmp_path: Path) -> None:
-    events = b'data: {"jsonrpc":"2.0","method":"notifications/message","params":{"data":"hm"}}\n\n'
-    answer = b'event: message\ndata: {"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"ok"}]}}\n\n'
-    with other_server("text/event-stream", events + answer) as url:
-        done = run_weft("call", url, "any", cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "ok\n", 'notifications/message: {"data":"hm"}\n')
-    with other_server("text/event-stream", events) as url:
-        done = run_weft("call", url, "any", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "ended its answer before it was complete" in done.stderr
 
 
 @pytest.mark.security("R11")

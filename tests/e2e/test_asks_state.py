@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.routing import Mount
 
-from support import CLIENT_CAPABILITIES_KEY, CLIENT_INFO_KEY, Response, ask
-from weft import Context, Limits, Server
-from weft.server.call import Call
-from weft.server.rounds import Round
+from support import CLIENT_CAPABILITIES_KEY, CLIENT_INFO_KEY, Live, Response, ask, serve
+from weft import Context, Limits, Server, TokenInfo
 
 WORD = {"type": "object", "properties": {"word": {"type": "string"}}}
 META = {CLIENT_CAPABILITIES_KEY: {"elicitation": {}}}
@@ -181,29 +182,95 @@ async def test_the_keys_come_from_the_environment(monkeypatch: pytest.MonkeyPatc
     assert is_refused(await go_on(alone, state, params=params))
 
 
+class Login:
+    """An app that knows its callers: here by a header, which stands for a verified token."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        said = dict(scope.get("headers", [])).get(b"x-caller")
+        if said is not None:
+            issuer, client, subject = (part or None for part in said.decode().split("|"))
+            scope["weft.token_info"] = TokenInfo(subject, client, issuer=issuer)
+        await self.app(scope, receive, send)
+
+
+def behind_login(server: Server) -> Any:
+    return Login(server.asgi())
+
+
+def mounted_behind_login(server: Server) -> Any:
+    return Starlette(routes=[Mount("/", server.asgi("/mcp"))], middleware=[Middleware(Login)])
+
+
+def as_caller(live: Live, caller: str | None, state: str | None = None) -> Response:
+    answers = {"seat": {"action": "accept", "content": {"word": "12A"}}}
+    retry = {} if state is None else {"inputResponses": answers, "requestState": state}
+    said = {CLIENT_INFO_KEY: {"name": "ann", "version": "1"}}  # what a client says of itself proves nothing
+    return live.call("tools/call", {**BOOK, **retry}, meta={**META, **said}, headers={"x-caller": caller})
+
+
 @pytest.mark.spec("MRTR-11", "ELI-15", "ELI-16", "ELI-25")
 @pytest.mark.security("R5")
-async def test_state_of_another_principal_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    server, caller = make(), {"principal": "ann"}
-    monkeypatch.setattr(Call, "principal", property(lambda call: caller["principal"]))
-    state = await begin(server)
-    for other in ("bob", "", None):
-        caller["principal"] = other
-        said = {"name": "ann", "version": "1"}  # what a client says of itself proves nothing
-        assert is_refused(await go_on(server, state, **{CLIENT_INFO_KEY: said}))
-    caller["principal"] = "ann"
-    assert completed(await go_on(server, state))
+@pytest.mark.parametrize("around", [behind_login, mounted_behind_login])
+def test_state_of_another_principal_is_refused_exactly_as_a_tampered_one(around: Any) -> None:
+    server = make()
+    with serve(around(server)) as live:
+        state = as_caller(live, "https://id|app|ann").result["requestState"]
+        ran = len(server.ran)  # type: ignore[attr-defined] - see make
+        tampered = as_caller(live, "https://id|app|ann", state[:-2] + ("AA" if state[-2:] != "AA" else "BB"))
+        assert is_refused(tampered)
+        others = [
+            "https://id|app|bob", "https://id|app|Ann", "https://other|app|ann", "https://id|another|ann", None,
+            "|app|ann", "https://id||ann", "||ann", "https://idapp||ann", "https://id||appann",
+        ]  # fmt: skip
+        for other in others:
+            refused = as_caller(live, other, state)
+            assert (refused.status, refused.body) == (tampered.status, tampered.body), other
+        assert len(server.ran) == ran  # type: ignore[attr-defined] - refused before anything ran
+        assert completed(as_caller(live, "https://id|app|ann", state))
+
+
+@pytest.mark.spec("MRTR-11")
+@pytest.mark.security("R5")
+def test_state_of_nobody_known_is_not_good_for_somebody() -> None:
+    with serve(behind_login(make())) as live:
+        state = as_caller(live, None).result["requestState"]
+        assert is_refused(as_caller(live, "||ann", state))
+        assert completed(as_caller(live, None, state))
+
+
+def test_a_principal_names_all_that_is_known_and_nothing_twice() -> None:
+    people = [
+        TokenInfo("ann"), TokenInfo("bob"), TokenInfo("ann", issuer="x"), TokenInfo("ann", "x"), TokenInfo("ann", ""),
+        TokenInfo("nn", "xa"), TokenInfo("ann", "x", issuer="y"), TokenInfo("-ann"), TokenInfo("3:ann"),
+    ]  # fmt: skip
+    assert len({one.principal for one in people}) == len(people)
+    assert TokenInfo("ann", issuer="x").principal == TokenInfo("ann", claims={"iss": "x"}).principal
+    assert TokenInfo("ann", scopes=frozenset({"a"})).principal == TokenInfo("ann").principal
 
 
 @pytest.mark.spec("ELI-25")
-async def test_who_is_calling_is_not_what_the_client_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    principals = []
-    opened = Round.__init__
-    monkeypatch.setattr(
-        Round, "__init__", lambda self, call: (principals.append(call.principal), opened(self, call))[1]
-    )
-    await begin(make(), **{CLIENT_INFO_KEY: {"name": "ann", "version": "1"}, "com.example/user": "ann"})
-    assert principals == [None]
+def test_who_is_calling_is_not_what_the_client_says() -> None:
+    server = Server("asked")
+    seen: list[TokenInfo | None] = []
+
+    @server.middleware
+    async def look(ctx: Context, next: Any) -> Any:
+        seen.append(ctx.token_info)
+        return await next()
+
+    @server.tool
+    async def who(ctx: Context) -> str:
+        seen.append(ctx.token_info)
+        return "done"
+
+    meta = {CLIENT_INFO_KEY: {"name": "ann", "version": "1"}, "com.example/user": "ann", "weft.token_info": "ann"}
+    with serve(behind_login(server)) as live:
+        live.tool("who", meta=meta, headers={"weft.token_info": "ann"})
+        live.tool("who", headers={"x-caller": "|app|ann"})
+    assert seen == [None, None, TokenInfo("ann", "app"), TokenInfo("ann", "app")]
 
 
 @pytest.mark.spec("MRTR-09")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support import CLIENT_CAPABILITIES_KEY, PNG, VERSION, Live, make_server, serve
+from support import CLIENT_CAPABILITIES_KEY, PNG, VERSIONS, Live, make_server, serve
 from weft import CachePolicy, EmbeddedResource, ProtocolError, ResourceContents, ResourceLink, Server, UserMessage
 from weft.server.content import Audio, File, Image
 
@@ -30,7 +30,7 @@ def test_discover(live: Live) -> None:
         "ttlMs",
         "cacheScope",
     }
-    assert result["supportedVersions"] == [VERSION]
+    assert result["supportedVersions"] == VERSIONS
     assert result["capabilities"].keys() == {"logging", "completions", "prompts", "resources", "tools"}
     assert result["instructions"] == "Try it."
 

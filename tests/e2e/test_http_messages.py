@@ -10,6 +10,8 @@ import pytest
 from support import (
     ACCEPT_BOTH,
     SERVER_INFO,
+    VERSION,
+    VERSIONS,
     Live,
     encode,
     headers_for,
@@ -20,6 +22,7 @@ from support import (
     until,
 )
 
+NOTIFICATIONS = ["notifications/cancelled", "notifications/initialized", "notifications/unheard/of"]
 IDS = [0, 1, -1, 2**53, -(2**53), "", "0", "1", "a b", "\u00e9\U0001f600", "x" * 256]
 
 
@@ -104,12 +107,35 @@ def test_a_message_that_is_not_one_keeps_its_id_where_that_is_readable(live: Liv
 
 
 @pytest.mark.spec("JRPC-23", "HTTP-11")
-@pytest.mark.parametrize("method", ["notifications/cancelled", "notifications/initialized", "notifications/unheard/of"])
-@pytest.mark.parametrize("header", [None, "2026-07-28"])
-def test_a_notification_is_taken_and_not_answered(live: Live, method: str, header: str | None) -> None:
+@pytest.mark.parametrize("method", NOTIFICATIONS)
+@pytest.mark.parametrize("header", [None, VERSION])
+def test_a_notification_is_taken_and_not_answered(alone: Live, method: str, header: str | None) -> None:
+    body = {"jsonrpc": "2.0", "method": method, "params": {"requestId": 1}}
+    response = alone.post(body, {"MCP-Protocol-Version": header})
+    assert (response.status, response.body) == (202, b"")
+
+
+@pytest.mark.spec("JRPC-23", "HTTP-11")
+@pytest.mark.parametrize(
+    ("method", "header"),
+    [("notifications/cancelled", None), *((method, VERSION) for method in NOTIFICATIONS)],
+)
+def test_so_it_is_beside_sessions(live: Live, method: str, header: str | None) -> None:
     body = {"jsonrpc": "2.0", "method": method, "params": {"requestId": 1}}
     response = live.post(body, {"MCP-Protocol-Version": header})
     assert (response.status, response.body) == (202, b"")
+
+
+@pytest.mark.spec("HTTP-12", "L11-23")
+@pytest.mark.parametrize(
+    ("method", "header"),
+    [(NOTIFICATIONS[1], None), (NOTIFICATIONS[2], None), *((method, VERSIONS[1]) for method in NOTIFICATIONS)],
+)
+def test_a_notification_of_a_session_needs_one(live: Live, method: str, header: str | None) -> None:
+    body = {"jsonrpc": "2.0", "method": method, "params": {"requestId": 1}}
+    response = live.post(body, {"MCP-Protocol-Version": header, "Mcp-Method": None})
+    assert response.refusal == (400, -32600)
+    assert "Mcp-Session-Id" in response.error["message"]
 
 
 @pytest.mark.spec("CAN-10", "CAN-07")
@@ -137,18 +163,42 @@ def test_a_response_from_a_client_is_refused(live: Live, member: dict) -> None:
 
 @pytest.mark.spec("HTTP-01")
 @pytest.mark.parametrize("verb", ["GET", "DELETE", "PUT", "PATCH", "OPTIONS", "HEAD"])
-def test_only_post_is_served(live: Live, verb: str) -> None:
-    response = live.send(b"", headers_for(message("tools/list")), verb=verb)
+def test_only_post_is_served(alone: Live, verb: str) -> None:
+    response = alone.send(b"", headers_for(message("tools/list")), verb=verb)
     assert response.status == 405
     assert response.headers["allow"] == "POST"
 
 
+@pytest.mark.spec("HTTP-01")
+@pytest.mark.parametrize("verb", ["PUT", "PATCH", "OPTIONS", "HEAD"])
+def test_sessions_have_two_verbs_more(live: Live, verb: str) -> None:
+    response = live.send(b"", headers_for(message("tools/list")), verb=verb)
+    assert response.status == 405
+    assert response.headers["allow"] == "POST, GET, DELETE"
+
+
+@pytest.mark.spec("L11-23", "L11-24")
+@pytest.mark.parametrize("verb", ["GET", "DELETE"])
+@pytest.mark.parametrize(("session", "status"), [(None, 400), ("s1", 404), ("x" * 500, 404)])
+def test_these_need_a_session(live: Live, verb: str, session: str | None, status: int) -> None:
+    headers = [("Accept", ACCEPT_BOTH), *([] if session is None else [("Mcp-Session-Id", session)])]
+    assert live.send(b"", headers, verb=verb).status == status
+
+
 @pytest.mark.spec("COMPAT-17", "COMPAT-18", "COMPAT-19")
-def test_there_are_no_sessions_here(live: Live) -> None:
+def test_there_are_no_sessions_here(alone: Live) -> None:
+    response = alone.call("tools/list", headers={"Mcp-Session-Id": "s1", "Last-Event-ID": "7"})
+    assert response.status == 200
+    assert "mcp-session-id" not in response.headers
+    assert alone.send(b"", [("Mcp-Session-Id", "s1")], verb="DELETE").status == 405
+
+
+@pytest.mark.spec("COMPAT-02")
+def test_a_request_that_says_everything_has_no_session(live: Live) -> None:
+    """Whatever its headers say: also beside sessions, none is looked for, minted or repeated."""
     response = live.call("tools/list", headers={"Mcp-Session-Id": "s1", "Last-Event-ID": "7"})
     assert response.status == 200
     assert "mcp-session-id" not in response.headers
-    assert live.send(b"", [("Mcp-Session-Id", "s1")], verb="DELETE").status == 405
 
 
 @pytest.mark.spec("HTTP-01")

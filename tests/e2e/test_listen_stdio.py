@@ -183,7 +183,7 @@ async def test_why_a_stream_was_cancelled_is_logged(caplog: pytest.LogCaptureFix
     server = Server("changing")
     source, client_out = os.pipe()
     client_in, sink = os.pipe()
-    with caplog.at_level(logging.DEBUG, "weft.stdio"):
+    with caplog.at_level(logging.DEBUG, "weft.pipe"):
         serving = asyncio.create_task(serve_stdio(server, source, sink))
         os.write(client_out, encode(message("subscriptions/listen", {"notifications": {}}, id=5)) + b"\n")
         assert ACK.encode() in await asyncio.to_thread(os.read, client_in, 1000)

@@ -310,28 +310,107 @@ server.run("http", port={port})
 """
 
 
+@contextlib.contextmanager
+def running(program: str, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A program with a server in a process of its own, and the port it serves."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    (tmp_path / "program.py").write_text(program.format(port=port))
+    child = subprocess.Popen([sys.executable, str(tmp_path / "program.py")], stderr=subprocess.PIPE)
+    try:
+        while b"http" not in (line := child.stderr.readline()):
+            assert line, "it did not start"
+        yield child, port
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def opened(port: int) -> Stream:
+    body = message("subscriptions/listen", {"notifications": ALL})
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    start_request(connection, encode(body), headers_for(body))
+    stream = Stream(connection)
+    assert stream.next()["method"] == ACK
+    return stream
+
+
 @pytest.mark.spec("SUB-12")
 @pytest.mark.security("D15")
 def test_a_server_that_is_stopped_ends_its_streams_first(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    (tmp_path / "program.py").write_text(PROGRAM.format(port=port))
-    child = subprocess.Popen([sys.executable, str(tmp_path / "program.py")], stderr=subprocess.PIPE)
-    try:
-        assert b"http" in child.stderr.readline()
-        body = message("subscriptions/listen", {"notifications": ALL})
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-        start_request(connection, encode(body), headers_for(body))
-        stream = Stream(connection)
-        assert stream.next()["method"] == ACK
+    with running(PROGRAM, tmp_path) as (child, port):
+        stream = opened(port)
         child.send_signal(signal.SIGTERM)
         assert stream.next()["result"]["_meta"][TAG] == 1
         assert stream.next() is None
         stream.close()
         assert child.wait(10) == 0
-    finally:
-        child.kill()
-        child.communicate()
+
+
+@pytest.mark.spec("SUB-12")
+@pytest.mark.security("D15")
+def test_a_stream_that_is_asked_for_while_the_server_stops_is_ended_at_once(tmp_path: Path) -> None:
+    with running(PROGRAM, tmp_path) as (child, port):
+        early = opened(port)
+        body = message("subscriptions/listen", {"notifications": ALL}, id=2)
+        data = encode(body)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        head = [*headers_for(body), ("Content-Length", str(len(data)))]
+        start_request(connection, data[:-1], head)  # begun before the end
+        opened(port).close()  # by now it has been read
+        child.send_signal(signal.SIGTERM)
+        assert "result" in early.next()
+        connection.send(data[-1:])
+        late = Stream(connection)
+        assert late.next()["method"] == ACK
+        assert late.next()["result"]["_meta"][TAG] == 2
+        assert late.next() is None
+        late.close()
+        early.close()
+        assert child.wait(4) == 0  # and not only after `drain_seconds`
+
+
+MOUNTED = """
+import contextlib, signal
+import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from weft import Server
+
+server = Server("program")
+server.add_tool(lambda: "x", name="x")
+mcp = server.asgi("/mcp")
+
+@contextlib.asynccontextmanager
+async def lifespan(app):
+    before = {{number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}}
+
+    def stop(number, frame):
+        mcp.close_streams()
+        before[number](number, frame)
+
+    for number in before:
+        signal.signal(number, stop)
+    yield
+
+app = Starlette(routes=[Mount("/", mcp)], lifespan=lifespan)
+uvicorn.run(app, port={port}, loop="{loop}", log_level="info")
+"""
+
+
+@pytest.mark.spec("SUB-12")
+@pytest.mark.parametrize(("loop", "number"), [("asyncio", signal.SIGTERM), ("uvloop", signal.SIGINT)])
+def test_under_another_server_the_app_ends_its_streams_when_it_is_told_to(
+    tmp_path: Path, loop: str, number: signal.Signals
+) -> None:
+    with running(MOUNTED.replace("{loop}", loop), tmp_path) as (child, port):
+        streams = [opened(port) for _ in range(3)]
+        child.send_signal(number)
+        for stream in streams:
+            assert stream.next()["result"]["_meta"][TAG] == 1
+            assert stream.next() is None
+            stream.close()
+        child.wait(10)  # with whatever code uvicorn has for that
 
 
 # --- bounds

@@ -215,6 +215,32 @@ def test_an_accepted_form_is_checked_before_the_handler_sees_it(asking: Live) ->
         assert "soap" not in response.error["message"]
 
 
+@pytest.mark.spec("ELI-26")
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", ["SECRET"]),
+        ("name", {"first": "SECRET"}),
+        ("mail", "SECRET"),
+        ("mail", None),
+        ("seats", "5"),
+        ("seats", True),
+        ("price", "SECRET"),
+        ("window", 1),
+        ("extras", ["bag", "bag"]),
+        ("extras", [{"SECRET": 1}]),
+    ],
+)
+def test_an_answer_that_does_not_fit_is_refused_by_its_field_and_not_quoted(
+    asking: Live, field: str, value: Any
+) -> None:
+    content = {"name": "Ann", "mail": "ann@example.com", field: value}
+    response = answered(asking, "form", {"action": "accept", "content": content})
+    assert response.error["code"] == -32602
+    assert f"does not fit the form. '{field}': it should " in response.error["message"]
+    assert b"SECRET" not in response.body
+
+
 @pytest.mark.spec("ELI-14")
 @pytest.mark.parametrize(
     ("answer", "seen"),
@@ -247,11 +273,32 @@ def test_a_page_has_a_message_and_a_url_and_no_id(asking: Live) -> None:
         "",
         "https://",
         "ftp://x",
+        "https://[",
+        "http://example.com/SECRET?SECRET",
     ],
 )
 def test_a_page_that_is_not_safe_to_visit_is_refused(url: str) -> None:
-    with pytest.raises(UsageError, match="https"):
+    with pytest.raises(UsageError, match="https") as caught:
         ask_url("Go there", url)
+    assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.spec("ELI-19")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://ann:SECRET@example.com/",
+        "https://SECRET@example.com/",
+        "https://:SECRET@example.com/",
+        "https://@example.com/",
+        "http://ann:SECRET@127.0.0.1:8000/",
+    ],
+)
+def test_a_page_that_a_url_logs_in_to_is_refused(url: str) -> None:
+    with pytest.raises(UsageError, match="let the user log in on the page") as caught:
+        ask_url("Go there", url)
+    assert "SECRET" not in str(caught.value)
+    assert ask_url("Go there", "https://example.com/@ann?to=a@b.c").params.url  # elsewhere it means nothing
 
 
 @pytest.mark.spec("ELI-21")

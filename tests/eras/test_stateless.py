@@ -3,9 +3,19 @@
 import msgspec
 import pytest
 
-from support import CLIENT_CAPABILITIES_KEY, LOG_LEVEL_KEY, PROTOCOL_VERSION_KEY, VERSION, encode, headers_for, message
+from support import (
+    CLIENT_CAPABILITIES_KEY,
+    CLIENT_INFO_KEY,
+    LOG_LEVEL_KEY,
+    PROTOCOL_VERSION_KEY,
+    VERSION,
+    encode,
+    headers_for,
+    message,
+)
 from weft.eras.base import Offer, choose, log_level_reached
-from weft.eras.stateless import STATELESS, StatelessClient
+from weft.eras.stateless import NEWEST, STATELESS
+from weft.eras.stateless_client import StatelessClient
 from weft.errors import InternalError, InvalidParams, MethodNotFound, MissingCapability, ProtocolError, ResourceNotFound
 from weft.jsonrpc import decode
 from weft.protocol.headers import Headers, read
@@ -13,7 +23,7 @@ from weft.protocol.revisions import METHODS
 from weft.types.base import EmptyResult, Implementation
 from weft.types.capabilities import ClientCapabilities, RootsCapability
 
-OFFER = Offer(METHODS, {"who": "me"}, (VERSION,))
+OFFER = Offer({"stateless": METHODS}, {"who": "me"}, (VERSION,))
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 
 
@@ -166,9 +176,9 @@ def test_statuses(error: ProtocolError, code: int, status: int) -> None:
 
 @pytest.mark.spec("JRPC-07", "META-07")
 def test_sealing() -> None:
-    sealed = msgspec.to_builtins(STATELESS.seal(EmptyResult(), OFFER))
+    sealed = msgspec.to_builtins(STATELESS.seal(EmptyResult(), OFFER, NEWEST))
     assert sealed == {"resultType": "complete", "_meta": {"who": "me"}}
-    own = STATELESS.seal(EmptyResult(meta={"a": 1}, result_type="task"), OFFER)
+    own = STATELESS.seal(EmptyResult(meta={"a": 1}, result_type="task"), OFFER, NEWEST)
     assert (own.meta, own.result_type) == ({"who": "me", "a": 1}, "task")
     assert OFFER.result_meta == {"who": "me"}
 
@@ -189,6 +199,22 @@ def test_which_messages_are_of_this_era() -> None:
     assert not STATELESS.speaks(old, None, None)
     assert not STATELESS.speaks(old, http(body, {"MCP-Protocol-Version": "2025-11-25"}), None)
     assert choose([STATELESS], old, None) is STATELESS
+
+
+def test_either_of_its_keys_marks_a_request() -> None:
+    """What lacks the other is told so, rather than taken for a session's; a version header of that era decides."""
+    old = {"MCP-Protocol-Version": "2025-11-25"}
+    both = (PROTOCOL_VERSION_KEY, CLIENT_CAPABILITIES_KEY)
+    for missing in both:
+        body = message("tools/list", meta={missing: None})
+        frame = decode(encode(body))
+        assert STATELESS.speaks(frame, None, None)
+        assert STATELESS.speaks(frame, http(body, {"MCP-Protocol-Version": None}), None)
+        assert STATELESS.speaks(frame, http(body, old), None) is (missing != PROTOCOL_VERSION_KEY)
+    foreign = message(
+        "tools/list", meta={**dict.fromkeys(both), CLIENT_INFO_KEY: None, "io.modelcontextprotocol/related-task": {}}
+    )
+    assert not STATELESS.speaks(decode(encode(foreign)), None, None)
 
 
 @pytest.mark.spec("META-01", "HDR-01", "HDR-02", "HDR-06", "HDR-07", "HDR-08")

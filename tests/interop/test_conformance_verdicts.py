@@ -83,4 +83,32 @@ def test_an_exception_for_no_scenario_fails(runner: ModuleType) -> None:
 
 
 def test_only_tasks_are_excepted(runner: ModuleType) -> None:
-    assert all(entry.startswith("tasks-") for entry in runner.read_exceptions().reasons)
+    assert all(entry.startswith("tasks-") for run in runner.RUNS for entry in runner.read_exceptions(run).reasons)
+
+
+def test_an_exception_for_one_status_excuses_no_other(runner: ModuleType) -> None:
+    exceptions = runner.Exceptions({"ping:other:SKIPPED": "not for us"})
+    assert runner.judge("ping", checks(ping="SUCCESS", other="SKIPPED"), exceptions).word == "excepted"
+    assert runner.judge("ping", checks(ping="SUCCESS", other="FAILURE"), exceptions).word == "FAILED"
+    assert runner.judge("ping", checks(ping="SUCCESS", other="SUCCESS"), exceptions).word == "FAILED"
+
+
+@pytest.mark.parametrize(("said", "word"), [("ended well", "passed"), ("", "FAILED")])
+def test_a_client_that_does_not_end_well_fails_its_scenario(
+    runner: ModuleType, tmp_path: Path, said: str, word: str
+) -> None:
+    folder = tmp_path / "auth" / "dpop-2026-11-15T11-42-33-298Z"
+    folder.mkdir(parents=True)
+    (folder / "checks.json").write_text('[{"id": "dpop", "status": "SUCCESS"}]')
+    (folder / "stdout.txt").write_text(said)
+    (folder / "stderr.txt").write_text("RemoteError: no")
+    results = runner.read_results(tmp_path, "client")
+    verdict = runner.judge("auth/dpop", results["auth/dpop"], runner.Exceptions({}))
+    assert verdict.word == word
+    assert all("RemoteError: no" in problem for problem in verdict.problems)
+
+
+def test_every_side_and_revision_has_its_run(runner: ModuleType) -> None:
+    names = [run.name for run in runner.RUNS]
+    assert len(names) == len(set(names))
+    assert {"client 2026-07-28", "client 2025-11-25", "client 2025-03-26"} <= set(names)

@@ -372,6 +372,7 @@ def test_a_property_that_is_not_for_forms_is_refused_by_name(field: Any, said: s
         ({"type": "object", "properties": {"x": {"type": "string", "title": 5}}}, "properties/x/title"),
         ({"type": "object", "properties": {"x": {"type": "integer", "default": "7"}}}, "default of property 'x'"),
         ({"type": "object", "properties": {"x": {"type": "string", "enum": ["a"], "default": "b"}}}, "property 'x'"),
+        ({"type": "object", "properties": {"x": {"type": "string", "format": "date", "default": ""}}}, "property 'x'"),
         ({"type": "object", "properties": {"x": {"type": "string", "default": object()}}}, "made of dicts"),
     ],
 )
@@ -405,8 +406,8 @@ def test_an_answer_becomes_an_instance():
 
 def test_options_dates_and_sets_become_what_the_model_says():
     model = create_model("Form", color=(Annotated[Color, BRIGHT], ...), day=(date, ...), tags=(set[Color], ...))
-    answer = parse_form(model, {"color": "red", "day": "2024-02-29", "tags": ["red", "red"]})
-    assert (answer.color, answer.day, answer.tags) == (Color.RED, date(2024, 2, 29), {Color.RED})
+    answer = parse_form(model, {"color": "red", "day": "2024-02-29", "tags": ["red", "blue"]})
+    assert (answer.color, answer.day, answer.tags) == (Color.RED, date(2024, 2, 29), {Color.RED, Color.BLUE})
 
 
 SCHEMA = {

@@ -10,7 +10,8 @@ from typing import Any, Literal
 import pytest
 
 from weft import Completion, Context, Server
-from weft.eras.stateless import NEWEST, STATELESS, StatelessClient
+from weft.eras.stateless import NEWEST, STATELESS
+from weft.eras.stateless_client import StatelessClient
 from weft.errors import MethodNotFound, RegistrationError
 from weft.jsonrpc import decode, encode_request
 from weft.server.call import Call

@@ -26,8 +26,10 @@ class Channel:
     def __init__(self, answer: Any = None, error: Exception | None = None) -> None:
         self.answer, self.error, self.sent = answer, error, []
 
-    async def send_raw_request(self, method: str, params: Any, *, timeout: float | None = None) -> Any:
-        self.sent.append((method, params, timeout))
+    async def send_raw_request(
+        self, method: str, params: Any, *, timeout: float | None = None, on_progress: Any = None
+    ) -> Any:
+        self.sent.append((method, params, timeout, on_progress))
         return self.answer
 
     async def notify(self, method: str, params: Any = None) -> None:
@@ -143,8 +145,9 @@ async def test_with_a_channel() -> None:
     assert connection.has_standalone_channel
     answer = await connection.send_request("roots/list", {"a": 1}, ListRootsResult, timeout=3)
     assert answer.roots == [Root("file:///a")]
+    await connection.send_raw_request("x", None, on_progress=print)
     await connection.notify("n", {"b": 2})
-    assert channel.sent == [("roots/list", {"a": 1}, 3), ("n", {"b": 2})]
+    assert channel.sent == [("roots/list", {"a": 1}, 3, None), ("x", None, None, print), ("n", {"b": 2})]
 
 
 async def test_notify_never_raises(caplog: pytest.LogCaptureFixture) -> None:

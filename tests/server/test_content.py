@@ -17,6 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support import ask
+from weft import Server
 from weft.errors import UsageError
 from weft.server.content import Audio, File, Image, Unserialisable, is_text, to_blocks, to_json_text
 from weft.types.content import AudioContent, EmbeddedResource, ImageContent, ResourceLink, TextContent
@@ -204,6 +206,21 @@ def test_cycles_and_lone_surrogates_are_refused() -> None:
         to_blocks("\ud800")
     with pytest.raises(Unserialisable):
         to_json_text({"a": "\ud800"})
+
+
+@pytest.mark.parametrize("annotation", [None, Any, list, list[Any], tuple[Any, ...]])
+async def test_a_tool_that_returns_a_list_of_anything_may_return_pictures_and_files(annotation: Any) -> None:
+    async def mixed():
+        return ["text", Image(PNG), File(b"a,b", uri="data://table.csv")]
+
+    if annotation is not None:
+        mixed.__annotations__["return"] = annotation
+    server = Server("mixed")
+    server.add_tool(mixed)
+    result = (await ask(server, "tools/call", {"name": "mixed"})).result
+    assert [block["type"] for block in result["content"]] == ["text", "image", "resource"]
+    assert "structuredContent" not in result
+    assert "outputSchema" not in (await ask(server, "tools/list")).result["tools"][0]
 
 
 JSON = st.recursive(

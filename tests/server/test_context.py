@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from support import CLIENT_CAPABILITIES_KEY, CLIENT_INFO_KEY, LOG_LEVEL_KEY, VERSION, ask
-from weft import Context, Server
+from weft import Context, Server, TokenInfo
 from weft.errors import UsageError
 from weft.server.asks import ask_roots
 from weft.server.rounds import InputRequired
@@ -286,3 +286,16 @@ async def test_a_first_round_has_none() -> None:
 )
 async def test_an_answer_that_does_not_fit_is_the_clients_fault(look: Any) -> None:
     assert (await second_round(look, {"roots": []}))["code"] == -32602
+
+
+async def test_nobody_can_say_later_who_is_calling() -> None:
+    server = Server("s")
+
+    @server.middleware
+    async def pretend(ctx: Context, next: Any) -> Any:
+        with pytest.raises(AttributeError):
+            ctx.token_info = TokenInfo("ann")  # type: ignore[misc] - that is what is tried
+        return await next()
+
+    server.add_tool(lambda: "x", name="run")
+    assert (await ask(server, "tools/call", {"name": "run"})).result["content"][0]["text"] == "x"

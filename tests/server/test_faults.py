@@ -1,10 +1,11 @@
 """What whoever runs the server is told of the clients that were turned away."""
 
 import logging
+from typing import Any
 
 import pytest
 
-from support import PROTOCOL_VERSION_KEY, VERSION, ask
+from support import PROTOCOL_VERSION_KEY, VERSION, VERSIONS, ask
 from weft import Server
 from weft.errors import InvalidParams, UnsupportedVersion
 from weft.server import faults
@@ -15,14 +16,19 @@ def nothing_refused_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faults, "_refused_versions", set())
 
 
-async def test_a_version_that_is_not_spoken_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    server = Server("s")
+@pytest.mark.parametrize(
+    ("eras", "served"), [(("stateless",), VERSION), (("stateless", "session"), ", ".join(VERSIONS))]
+)
+async def test_a_version_that_is_not_spoken_is_logged_once(
+    eras: tuple[Any, ...], served: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server("s", eras=eras)
     for version in ("1999-01-01", "1999-01-01", "1999-01-02"):
         headers, meta = {"MCP-Protocol-Version": version}, {PROTOCOL_VERSION_KEY: version}
         response = await ask(server, "tools/list", headers=headers, meta=meta)
         assert response.refusal == (400, -32022)
     assert [(record.levelno, record.getMessage()) for record in caplog.records] == [
-        (logging.WARNING, f"A client asked for protocol version {version}; this server speaks {VERSION} only.")
+        (logging.WARNING, f"A client asked for protocol version {version}; this server speaks {served} only.")
         for version in ("1999-01-01", "1999-01-02")
     ]
 

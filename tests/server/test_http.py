@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from support import ask, encode, headers_for, make_server, message
-from weft import Context, Limits, Server
+from weft import Context, Limits, Server, TokenInfo
 from weft.errors import UsageError
 from weft.server.connection import Cancellation
 from weft.server.transports.http_reply import Accepts, HttpReply, Refusal, read_accept
@@ -168,7 +168,8 @@ async def test_headers_that_passed_once_do_not_open_other_doors() -> None:
     app = make_server().asgi()
     for _ in range(2):
         assert (await ask(app, "tools/list")).status == 200
-        assert (await ask(app, "tools/list", scope={"method": "GET"})).status == 405
+        assert (await ask(app, "tools/list", scope={"method": "GET"})).status == 400  # there is no session
+        assert (await ask(app, "tools/list", scope={"method": "PUT"})).status == 405
         assert (await ask(app, "tools/list", scope={"path": "/other"})).status == 404
         assert (await ask(app, "tools/list", headers={"Origin": "http://evil.example"})).status == 403
         assert (await ask(app, "tools/list", headers={"Content-Encoding": "gzip"})).status == 415
@@ -323,3 +324,40 @@ async def test_no_signs_of_life_for_a_call_that_does_not_stream_or_is_given_up()
         await asyncio.wait_for(server.asgi()(wire.scope, lambda asked=asked: next(asked), wire.send), 5)
         await asyncio.sleep(0.1)
         assert len(wire.sent) <= most
+
+
+class Lookalike:
+    subject = "a secret"
+
+
+@pytest.mark.parametrize(
+    "value", [{"subject": "a secret"}, "a secret", Lookalike(), False, TokenInfo(""), TokenInfo(5)]
+)
+@pytest.mark.mistake("a caller that is no TokenInfo")
+async def test_a_caller_of_another_kind_is_the_fault_of_whoever_says_so(value: Any, caplog: Any) -> None:
+    ran: list[int] = []
+    server = Server("s")
+    server.add_tool(lambda: ran.append(1), name="run")
+    response = await ask(server, "tools/call", {"name": "run"}, id=7, scope={"weft.token_info": value})
+    assert (response.refusal, response.json["id"], ran) == ((500, -32603), 7, [])
+    assert "scope['weft.token_info'] holds" in caplog.text
+    assert "Put weft.TokenInfo(subject=...) there" in caplog.text
+    assert "secret" not in caplog.text + response.body.decode()
+    assert (await ask(server, "tools/call", {"name": "run"}, scope={"weft.token_info": None})).status == 200
+
+
+async def test_so_it_is_of_sessions(caplog: pytest.LogCaptureFixture) -> None:
+    app, scope = Server("s").asgi(), {"weft.token_info": "a secret"}
+    hello = encode({"jsonrpc": "2.0", "id": 7, "method": "initialize", "params": {}})
+    headers = {"MCP-Protocol-Version": None, "Mcp-Method": None}
+    greeted = await ask(app, "initialize", headers=headers, scope=scope, body=hello)
+    assert (greeted.refusal, greeted.json["id"]) == ((500, -32603), 7)
+    for verb in ("GET", "DELETE"):
+        refused = await ask(app, "x", headers={"Mcp-Session-Id": "s1"}, scope={**scope, "method": verb})
+        assert refused.refusal == (500, -32603)
+        assert "id" not in refused.json
+    batch = await ask(app, "x", headers=headers, scope=scope, body=b"[" + hello + b"]")
+    assert batch.refusal == (500, -32603)
+    assert caplog.text.count("Put weft.TokenInfo(subject=...) there") == 4
+    assert not app.server.sessions
+    assert app.server.in_flight == 0

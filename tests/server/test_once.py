@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import re
 import time
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import pydantic
@@ -10,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from support.rounds import WORD, call, play, text, word, worker
-from weft import Context, InputRequired, ask_form, ask_roots
+from weft import Context, InputRequired, ToolError, ask_form, ask_roots
 from weft.errors import UsageError
 from weft.types.interaction import ElicitResult
 
@@ -120,6 +122,69 @@ async def test_what_is_called_once_cannot_ask(in_thread: bool, caplog: Any) -> N
     assert "Ask first, and give it the answer as argument" in caplog.text
 
 
+class Opaque:
+    pass
+
+
+@dataclass
+class Unfinished:
+    part: "Nowhere"  # noqa: F821 - a name that leads nowhere
+
+
+@pytest.mark.mistake("a result that ctx.once cannot keep")
+@pytest.mark.parametrize("options", [{}, {"type": Opaque}, {"type": Unfinished}, {"type": list[Unfinished]}])
+async def test_a_type_that_cannot_be_kept_is_refused_before_anything_happens(options: Any, caplog: Any) -> None:
+    called: list[int] = []
+
+    def charge() -> Opaque:
+        called.append(1)
+        return Opaque()
+
+    async def run(ctx: Context) -> str:
+        with pytest.raises(UsageError, match=r"ctx\.once\('card'\) cannot keep .*(Opaque|Unfinished)\]?, so nothing"):
+            await ctx.once("card", charge, **options)
+        return "refused"
+
+    assert text((await call(worker(run)())).result) == "refused"
+    assert called == []
+
+
+@pytest.mark.mistake("a result that ctx.once cannot keep")
+@pytest.mark.parametrize(
+    ("fn", "said"),
+    [
+        (Opaque, r"has called its function, but cannot keep the Opaque that it returned"),
+        (lambda: [Opaque()], r"cannot keep the list that it returned"),
+        (lambda: b"\xff", r"cannot keep the bytes that it returned"),
+        (lambda: "\ud800", r"cannot keep the str that it returned"),
+    ],
+)
+async def test_a_result_that_cannot_be_kept_is_named_with_its_key(fn: Any, said: str, caplog: Any) -> None:
+    async def run(ctx: Context) -> str:
+        return await ctx.once("card", fn)
+
+    result = (await call(worker(run)())).result
+    assert result["isError"]
+    assert re.search(r"ctx\.once\('card'\) .*" + said, caplog.text)
+    assert "so the next round would call it again" in caplog.text
+
+
+async def test_a_result_of_another_type_than_was_promised_is_kept_and_not_made_again(caplog: Any) -> None:
+    called: list[int] = []
+
+    def charge() -> int:
+        called.append(1)
+        return "R1"  # type: ignore[return-value] - the mistake
+
+    async def run(ctx: Context) -> str:
+        with pytest.raises(UsageError, match=r"What ctx\.once\('card'\) has kept cannot be read as int"):
+            await ctx.once("card", charge)
+        return await word(ctx, "a")
+
+    assert text((await play(worker(run)))[0]) == "A"
+    assert called == [1]
+
+
 # --- the same again
 
 
@@ -147,6 +212,47 @@ async def test_a_replay_that_asks_the_same_is_not_warned_of(caplog: Any) -> None
 
     await play(worker(run, debug=True))
     assert caplog.records == []
+
+
+@pytest.mark.mistake("a replay that asks other questions")
+async def test_a_replay_that_asks_nothing_at_all_is_warned_of(caplog: Any) -> None:
+    turns = iter([True, False])
+
+    async def run(ctx: Context) -> str:
+        return await word(ctx, "sure?", key="sure") if next(turns) else "done"
+
+    assert text((await play(worker(run, debug=True)))[0]) == "done"
+    said = [record.getMessage() for record in caplog.records if record.name == "weft.asks"]
+    assert len(said) == 1
+    assert "sure was answered and not asked again" in said[0]
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+async def test_questions_that_a_handler_returned_are_not_to_be_asked_again(mixed: bool, caplog: Any) -> None:
+    async def run(ctx: Context) -> Any:
+        before = await word(ctx, "before") if mixed else ""
+        if not ctx.has_input_response("one"):
+            return InputRequired({"one": ask_form("one", WORD)})
+        if not ctx.has_input_response("two"):
+            return InputRequired({"two": ask_form("two", WORD)})
+        return "done" + before
+
+    result, rounds = await play(worker(run, debug=True))
+    assert rounds == [["before"]] * mixed + [["one"], ["two"]]
+    assert text(result).startswith("done")
+    assert caplog.records == []
+
+
+async def test_a_replay_that_failed_before_it_could_ask_is_not_warned_of(caplog: Any) -> None:
+    turns = iter([True, False])
+
+    async def run(ctx: Context) -> str:
+        if not next(turns):
+            raise ToolError("The line is down.")
+        return await word(ctx, "sure?")
+
+    assert (await play(worker(run, debug=True)))[0]["isError"]
+    assert [record for record in caplog.records if record.name == "weft.asks"] == []
 
 
 # --- the explicit form

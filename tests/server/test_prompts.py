@@ -11,7 +11,8 @@ import pytest
 from pydantic import Field
 
 from weft import Context, Server
-from weft.eras.stateless import NEWEST, STATELESS, StatelessClient
+from weft.eras.stateless import NEWEST, STATELESS
+from weft.eras.stateless_client import StatelessClient
 from weft.errors import InvalidParams, ProtocolError, RegistrationError, UsageError
 from weft.jsonrpc import decode, encode_request
 from weft.server.call import Call

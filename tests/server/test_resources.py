@@ -9,7 +9,8 @@ from typing import Any, Literal
 import pytest
 
 from weft import Context, Server
-from weft.eras.stateless import NEWEST, STATELESS, StatelessClient
+from weft.eras.stateless import NEWEST, STATELESS
+from weft.eras.stateless_client import StatelessClient
 from weft.errors import ProtocolError, RegistrationError, ResourceNotFound, UsageError
 from weft.jsonrpc import decode, encode_request
 from weft.limits import Limits

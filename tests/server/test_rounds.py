@@ -350,3 +350,36 @@ async def test_a_changed_question_under_the_same_key_is_warned_of_in_development
     again = (await ask(server, "tools/call", params, meta=meta)).result
     assert again["resultType"] == "input_required"
     assert "asked other questions than in the round before" in caplog.text
+
+
+@pytest.mark.security("D13", "R12")
+async def test_answers_that_outgrow_the_journal_are_the_clients_to_shorten(caplog: Any) -> None:
+    async def run(ctx: Context, stored: int = 0) -> str:
+        first = await word(ctx, "first", key="first")
+        await ctx.once("much", lambda: "x" * stored)
+        return f"{len(first)} {await word(ctx, 'second', key='second')}"
+
+    make = worker(run, limits=Limits(state_bytes=1000))
+    first = (await call(make())).result
+    long = {"inputResponses": {"first": accept("y" * 1000)}, "requestState": first["requestState"]}
+    refused = await call(make(), long)
+    assert refused.error["code"] == -32602
+    assert "the 1000 bytes allowed" in refused.error["message"]
+    assert "yyy" not in refused.body.decode()
+    assert caplog.records == []
+    second = await call(make(), {**long, "inputResponses": {"first": accept("y" * 300)}})
+    last = retry_of(second.result, lambda _: accept("z" * 1000))  # no state has to carry the last answer
+    assert text((await call(make(), last)).result) == f"300 {'z' * 1000}"
+
+
+async def test_what_the_handler_stored_is_its_own_fault_also_beside_a_long_answer(caplog: Any) -> None:
+    async def run(ctx: Context) -> str:
+        await word(ctx, "first", key="first")
+        await ctx.once("much", lambda: "x" * 1000)
+        return await word(ctx, "second")
+
+    make = worker(run, limits=Limits(state_bytes=1000))
+    first = (await call(make())).result
+    refused = await call(make(), retry_of(first, lambda _: accept("y" * 1000)))
+    assert refused.error["code"] == -32603
+    assert "more than the 1000 allowed" in caplog.text

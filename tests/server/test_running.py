@@ -291,7 +291,7 @@ def test_the_second_interrupt_ends_it_at_once(start) -> None:
 
 
 def raw_call(tool: str) -> bytes:
-    from weft.eras.stateless import StatelessClient
+    from weft.eras.stateless_client import StatelessClient
     from weft.jsonrpc import encode_request
     from weft.types.base import Implementation
     from weft.types.capabilities import ClientCapabilities

@@ -7,6 +7,7 @@ import datetime as dt
 import decimal
 import enum
 import uuid
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
 import pytest
@@ -136,10 +137,20 @@ def test_a_model_is_described_as_it_is_sent():
         Image | str,
         tuple[str, list[Image]],
         list[bytes],
+        list,
+        list[Any],
+        list[object] | None,
+        tuple[Any, ...],
+        Sequence[Any],
     ],
 )
 def test_what_promises_nothing_has_no_schema(annotation):
     assert returning(annotation).output_schema is None
+
+
+@pytest.mark.parametrize("annotation", [list[int], list[str], dict[str, Any], tuple[Any, int], list[list[Any]]])
+def test_what_promises_something_has_one(annotation):
+    assert returning(annotation).output_schema is not None
 
 
 def test_no_annotation_has_no_schema():

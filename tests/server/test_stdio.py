@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from weft.limits import Limits
-from weft.server.transports.lines import AT_ONCE, QUEUED_BYTES, LineReader, LineSplitter, LineWriter
+from weft.server.transports.lines import AT_ONCE, CHUNK, QUEUED_BYTES, LineReader, LineSplitter, LineWriter
 
 META = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
@@ -532,6 +532,19 @@ def test_a_splitter_holds_no_more_than_its_limit() -> None:
     assert LineSplitter(limit=3).finish() == []
 
 
+def test_a_splitter_takes_a_chunk_that_is_one_line_or_looks_like_it() -> None:
+    splitter = LineSplitter(limit=3)
+    assert splitter.feed(b"abc\n") == [b"abc"]
+    assert splitter.feed(b"\n") == [b""]
+    assert splitter.feed(b"abcd\n") == [None]
+    assert splitter.feed(b"a") == []
+    assert splitter.feed(b"b\n") == [b"ab"]  # the end of one that has begun
+    assert splitter.feed(b"abcd") == []
+    assert splitter.feed(b"e\n") == [None]  # the end of one that is too long
+    assert splitter.feed(b"a\nb\n") == [b"a", b"b"]
+    assert splitter.finish() == []
+
+
 async def test_a_paused_reader_reads_nothing_until_resumed() -> None:
     source, sink = os.pipe()
     chunks: list[Any] = []
@@ -555,18 +568,74 @@ async def test_a_paused_reader_reads_nothing_until_resumed() -> None:
 async def test_a_writer_is_congested_until_the_other_end_has_caught_up() -> None:
     source, sink = os.pipe()
     writer = LineWriter(sink, lambda: None)
-    writer.send(b"x" * (QUEUED_BYTES + 1))
+    writer.send(b"x" * (QUEUED_BYTES + CHUNK))  # the pipe takes at most a chunk of it
     writer.send(b"y" * AT_ONCE)
     writer.flush()
     assert writer.congested
     got = 0
-    while writer.congested or got < QUEUED_BYTES + AT_ONCE + 3:
+    while writer.congested or got < QUEUED_BYTES + CHUNK + AT_ONCE + 2:
         got += len(await asyncio.to_thread(os.read, source, 1 << 20))
     await asyncio.wait_for(writer.drained(), 5)
     await writer.close(5)
     os.close(source)
     os.close(sink)
-    assert got == QUEUED_BYTES + 1 + AT_ONCE + 2
+    assert got == QUEUED_BYTES + CHUNK + AT_ONCE + 2
+
+
+async def test_a_held_writer_gathers_until_it_is_flushed() -> None:
+    source, sink = os.pipe()
+    os.set_blocking(source, False)
+    writer = LineWriter(sink, lambda: None)
+    writer.hold()
+    writer.send(b"one")
+    writer.send_now(b"two", b"three")
+    await asyncio.sleep(0.02)
+    with pytest.raises(BlockingIOError):
+        os.read(source, 100)
+    writer.flush()
+    assert os.read(source, 100) == b"one\ntwo\nthree\n"
+    writer.send_now(b"four")  # no longer held
+    assert os.read(source, 100) == b"four\n"
+    await writer.close(5)
+    os.close(source)
+    os.close(sink)
+
+
+@pytest.mark.parametrize("end", ["close", "release"])
+async def test_a_writer_leaves_the_descriptor_as_it_was_and_nothing_else_open(end: str) -> None:
+    source, sink = os.pipe()
+    writer = LineWriter(sink, lambda: None)
+    writer.send_now(b"x" * (2 * CHUNK))  # more than the pipe takes at once
+    assert os.get_blocking(sink)
+    got = b""
+    while len(got) < 2 * CHUNK + 1:
+        got += await asyncio.to_thread(os.read, source, CHUNK)
+    if end == "close":
+        await writer.close(5)
+    else:
+        writer.release()
+    os.close(sink)
+    assert await asyncio.wait_for(asyncio.to_thread(os.read, source, 1), 5) == b""  # nobody has it open any more
+    os.close(source)
+
+
+async def test_a_writer_where_a_pipe_cannot_be_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> int:
+        raise PermissionError
+
+    source, sink = os.pipe()
+    with monkeypatch.context() as patch:
+        patch.setattr("weft.server.transports.lines.os.open", refuse)
+        writer = LineWriter(sink, lambda: None)
+    writer.send_now(b"short")
+    assert os.read(source, 100) == b"short\n"
+    writer.send_now(b"x" * (2 * CHUNK))
+    got = b""
+    while len(got) < 2 * CHUNK + 1:
+        got += await asyncio.to_thread(os.read, source, CHUNK)
+    await writer.close(5)
+    os.close(source)
+    os.close(sink)
 
 
 async def test_a_writer_says_when_nobody_reads() -> None:

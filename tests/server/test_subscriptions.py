@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from support import encode, headers_for, message, parse_sse
-from weft import Limits, Server
+from weft import Limits, Server, TokenInfo
 from weft.server.changes import Change
 from weft.server.subscriptions import Listener
 from weft.types.subscriptions import SubscriptionFilter
@@ -26,11 +26,14 @@ def make(**options: Any) -> Server:
 class Stream:
     """One listen request given to the ASGI app; `sent` is what came of it."""
 
-    def __init__(self, server: Server, wish: dict[str, Any], id: Any = 1, client: Any = ("10.0.0.1", 1)) -> None:
+    def __init__(
+        self, server: Server, wish: dict[str, Any], id: Any = 1, client: Any = ("10.0.0.1", 1), scope: Any = None
+    ) -> None:
         body = message("subscriptions/listen", {"notifications": wish}, id=id)
         pairs = [("host", "127.0.0.1"), *headers_for(body)]
         headers = [(name.lower().encode(), value.encode()) for name, value in pairs]
         scope = {
+            **(scope or {}),
             "type": "http",
             "method": "POST",
             "path": "/mcp",
@@ -222,3 +225,85 @@ def test_changes_without_a_loop_or_after_its_end_are_no_matter() -> None:
         asyncio.run(listen())
         server.add_prompt(lambda: "x", name="new")
         server.remove_prompt("new")
+
+
+@pytest.mark.spec("SUB-12")
+async def test_a_stream_that_comes_after_the_end_is_acknowledged_and_ended_at_once() -> None:
+    server = make()
+    server.subscriptions.close()
+    stream = Stream(server, {"toolsListChanged": True})
+    await asyncio.wait_for(stream.task, 5)
+    assert stream.methods == ["notifications/subscriptions/acknowledged", ""]
+    assert stream.messages[-1]["result"]["resultType"] == "complete"
+    assert len(server.subscriptions) == 0
+
+
+async def test_the_end_of_one_peers_streams_is_not_the_end_of_all() -> None:
+    server = make()
+    server.subscriptions.close("pipe 1")
+    stream = Stream(server, {"toolsListChanged": True})
+    async with streams(stream):
+        assert len(server.subscriptions) == 1
+
+
+def test_a_server_that_serves_again_in_another_loop_has_streams_again() -> None:
+    server = make()
+
+    async def closed() -> None:
+        server.asgi().close_streams()
+        await settle()
+        late = Stream(server, {"toolsListChanged": True})
+        await asyncio.wait_for(late.task, 5)
+
+    async def anew() -> None:
+        stream = Stream(server, {"toolsListChanged": True})
+        async with streams(stream):
+            assert len(server.subscriptions) == 1
+
+    asyncio.run(closed())
+    asyncio.run(anew())
+    server.asgi().close_streams()  # nobody listens, and no loop runs
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+async def test_the_app_ends_the_streams_from_any_thread(in_thread: bool) -> None:
+    server = make()
+    app, stream = server.asgi(), Stream(server, {"toolsListChanged": True})
+    await settle()
+    if in_thread:
+        await asyncio.to_thread(app.close_streams)
+    else:
+        app.close_streams()
+    await asyncio.wait_for(stream.task, 5)
+    assert stream.messages[-1]["result"]["resultType"] == "complete"
+
+
+async def test_the_end_of_the_lifespan_ends_the_streams() -> None:
+    server, told = make(), asyncio.Queue[Any]()
+    sent: list[str] = []
+
+    async def send(part: Any) -> None:
+        sent.append(part["type"])
+
+    life = asyncio.create_task(server.asgi()({"type": "lifespan"}, told.get, send))
+    told.put_nowait({"type": "lifespan.startup"})
+    stream = Stream(server, {"toolsListChanged": True})
+    await settle()
+    told.put_nowait({"type": "lifespan.shutdown"})
+    await asyncio.wait_for(asyncio.gather(stream.task, life), 5)
+    assert "result" in stream.messages[-1]
+    assert sent[-1] == "lifespan.shutdown.complete"
+
+
+@pytest.mark.security("D10")
+async def test_streams_are_counted_by_principal_where_there_is_one() -> None:
+    server = make(limits=Limits(listen_streams_per_peer=1))
+    ann, bob = {"weft.token_info": TokenInfo("ann")}, {"weft.token_info": TokenInfo("bob")}
+    wish = {"toolsListChanged": True}
+    opened = [Stream(server, wish, scope=ann), Stream(server, wish, scope=bob), Stream(server, wish)]
+    async with streams(*opened):
+        assert len(server.subscriptions) == 3  # all of one address
+        again = Stream(server, wish, client=("10.0.0.2", 1), scope=ann)  # the same person from elsewhere
+        await asyncio.wait_for(again.task, 5)
+        assert "You have 1 streams open already" in b"".join(part.get("body", b"") for part in again.sent).decode()
+    assert server.subscriptions._per_peer == {}

@@ -25,6 +25,7 @@ from weft.protocol.headers import encode_value
 from weft.types.request import CLIENT_CAPABILITIES_KEY, CLIENT_INFO_KEY, PROTOCOL_VERSION_KEY
 
 VERSION = NEWEST.version
+VERSIONS = [VERSION, "2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"]  # of a server that serves both eras
 SERVER_INFO = "io.modelcontextprotocol/serverInfo"
 ACCEPT_BOTH = "application/json, text/event-stream"
 
@@ -69,7 +70,7 @@ def parse_sse(body: bytes) -> list[Any]:
     return [
         json.loads("\n".join(line[5:].strip() for line in event.split("\n") if line.startswith("data:")))
         for event in events
-        if any(line.startswith("data:") for line in event.split("\n"))
+        if any(line.startswith("data:") and line[5:].strip() for line in event.split("\n"))  # else it primes the stream
     ]
 
 

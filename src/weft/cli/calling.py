@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from weft.cli.command import WrongCommand
-from weft.cli.peer import CallFailed, Peer
+from weft.cli.peer import Peer
 from weft.protocol.schema import is_array, is_object
 
 __all__ = ["call", "list_all", "prompt", "read"]
@@ -21,10 +21,9 @@ __all__ = ["call", "list_all", "prompt", "read"]
 NESTING = 4  # of types that are written out
 
 
-def call(url: str, tool: str, arguments: str, timeout: float) -> int:
+def call(peer: Peer, tool: str, arguments: str) -> int:
     """Call a tool and print what it answers. 1 if that is an error."""
-    given = _read_arguments(arguments)
-    result = _complete(Peer(url, timeout).call_tool(tool, given), tool)
+    result = peer.call_tool(tool, _read_arguments(arguments))
     failed = bool(result.get("isError"))
     stream = sys.stderr if failed else sys.stdout
     blocks = _objects(result.get("content"))
@@ -35,9 +34,9 @@ def call(url: str, tool: str, arguments: str, timeout: float) -> int:
     return 1 if failed else 0
 
 
-def read(url: str, uri: str, timeout: float) -> int:
+def read(peer: Peer, uri: str) -> int:
     """Read a resource and print it: text as text, anything else as the bytes it is."""
-    result = _complete(Peer(url, timeout).request("resources/read", {"uri": uri}), uri)
+    result = peer.request("resources/read", {"uri": uri})
     for part in _objects(result.get("contents")):
         if "blob" not in part:
             print(part.get("text", ""))
@@ -49,23 +48,18 @@ def read(url: str, uri: str, timeout: float) -> int:
     return 0
 
 
-def prompt(url: str, name: str, arguments: str, timeout: float) -> int:
+def prompt(peer: Peer, name: str, arguments: str) -> int:
     """Get a prompt and print its messages, each with its role."""
-    params = {"name": name, "arguments": _read_arguments(arguments)}
-    result = _complete(Peer(url, timeout).request("prompts/get", params), name)
+    result = peer.request("prompts/get", {"name": name, "arguments": _read_arguments(arguments)})
     for message in _objects(result.get("messages")):
         print(f"{message.get('role')}: {_show(_object(message.get('content')))}")
     return 0
 
 
-def list_all(url: str, timeout: float) -> int:
+def list_all(peer: Peer) -> int:
     """Print what a server offers."""
-    peer = Peer(url, timeout)
-    offered = peer.request("server/discover", {}).get("capabilities", {})
-    for title, capability, method, key, describe in _LISTS:
-        if capability not in offered:
-            continue
-        items = peer.pages(method, key)
+    found = peer.lists([(capability, method, key) for _, capability, method, key, _ in _LISTS])
+    for (title, _, _, _, describe), items in zip(_LISTS, found, strict=True):
         if items:
             print(f"{title}:")
         for item in items:
@@ -135,13 +129,6 @@ def _objects(value: Any) -> list[dict[str, Any]]:
 
 def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
-
-
-def _complete(result: dict[str, Any], what: str) -> dict[str, Any]:
-    kind = result.get("resultType", "complete")
-    if kind != "complete":
-        raise CallFailed(f"{what} asks back ({kind}), which this command cannot answer; use a client that can.")
-    return result
 
 
 def _read_arguments(text: str) -> dict[str, Any]:

@@ -9,9 +9,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from weft import __version__
 from weft.errors import UsageError, WeftError
+
+if TYPE_CHECKING:
+    from weft.cli.peer import Peer
 
 __all__ = ["WrongCommand", "main"]
 
@@ -59,6 +63,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", help="the address to listen on (127.0.0.1)")
     parser.add_argument("--port", type=_port, help="the port to listen on (8000; 0 takes a free one)")
     parser.add_argument("--path", help="the path of the endpoint (/mcp)")
+    parser.add_argument(
+        "--sse", dest="sse_path", nargs="?", const="/sse", metavar="PATH", help="also serve HTTP+SSE clients (/sse)"
+    )
     parser.add_argument("--workers", type=int, metavar="N", help="how many processes serve (1)")
     parser.add_argument("--allow-host", action="append", metavar="NAME", help="a Host that is served; repeatable")
     parser.add_argument(
@@ -104,7 +111,8 @@ def _add_prompt(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_server(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("url", metavar="URL", help="where the server is, such as http://127.0.0.1:8000/mcp")
+    parser.add_argument("server", metavar="SERVER", help="its URL, such as http://127.0.0.1:8000/mcp")
+    parser.add_argument("--stdio", action="store_true", help="SERVER is a command to start, such as 'python server.py'")
     parser.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="how long to wait (60)")
 
 
@@ -113,13 +121,14 @@ def _run(parsed: argparse.Namespace) -> int:
         "host": parsed.host,
         "port": parsed.port,
         "path": parsed.path,
+        "sse_path": parsed.sse_path,
         "workers": parsed.workers,
         "allowed_hosts": parsed.allow_host,
         "allowed_origins": parsed.allow_origin,
     }
     options = {name: value for name, value in given.items() if value is not None}
     if not parsed.http and (options or parsed.reload):
-        wrong = "reload" if parsed.reload else next(iter(options)).replace("allowed_", "allow-").removesuffix("s")
+        wrong = "reload" if parsed.reload else _spelled(next(iter(options)))
         raise WrongCommand(f"--{wrong} is for HTTP; add --http, or leave it out to serve on stdio.")
     if parsed.reload and parsed.workers not in (None, 1):
         raise WrongCommand("--reload is for development with one process; leave --workers out.")
@@ -130,28 +139,41 @@ def _run(parsed: argparse.Namespace) -> int:
     return serving.run(parsed.target, http=parsed.http, debug=parsed.debug, log_level=parsed.log_level, options=options)
 
 
+def _spelled(option: str) -> str:
+    """How an option is typed."""
+    if option.startswith("allowed_"):
+        return option.replace("allowed_", "allow-").removesuffix("s")
+    return option.removesuffix("_path")
+
+
 def _call(parsed: argparse.Namespace) -> int:
     from weft.cli import calling
 
-    return calling.call(parsed.url, parsed.tool, parsed.arguments, parsed.timeout)
+    return calling.call(_peer(parsed), parsed.tool, parsed.arguments)
 
 
 def _list(parsed: argparse.Namespace) -> int:
     from weft.cli import calling
 
-    return calling.list_all(parsed.url, parsed.timeout)
+    return calling.list_all(_peer(parsed))
 
 
 def _read(parsed: argparse.Namespace) -> int:
     from weft.cli import calling
 
-    return calling.read(parsed.url, parsed.uri, parsed.timeout)
+    return calling.read(_peer(parsed), parsed.uri)
 
 
 def _prompt(parsed: argparse.Namespace) -> int:
     from weft.cli import calling
 
-    return calling.prompt(parsed.url, parsed.name, parsed.arguments, parsed.timeout)
+    return calling.prompt(_peer(parsed), parsed.name, parsed.arguments)
+
+
+def _peer(parsed: argparse.Namespace) -> Peer:
+    from weft.cli.peer import Peer
+
+    return Peer(parsed.server, parsed.timeout, is_command=parsed.stdio)
 
 
 def _version(_parsed: argparse.Namespace) -> int:

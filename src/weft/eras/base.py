@@ -20,11 +20,24 @@ from weft.errors import ProtocolError
 from weft.jsonrpc import Frame
 from weft.protocol.headers import Headers
 from weft.protocol.revisions import Method, Revision
-from weft.types.base import Implementation, LogLevel, Meta, ProgressToken, Result
-from weft.types.capabilities import ClientCapabilities
+from weft.types.base import Implementation, LogLevel, Meta, NotificationParams, ProgressToken, Result
+from weft.types.capabilities import ClientCapabilities, ServerCapabilities
 from weft.types.request import RequestParams
+from weft.types.subscriptions import SubscriptionFilter
 
-__all__ = ["ClientEra", "Envelope", "Offer", "Peer", "ServerEra", "WireError", "choose", "log_level_reached"]
+__all__ = [
+    "ClientEra",
+    "Envelope",
+    "Judgement",
+    "ListenPlan",
+    "Offer",
+    "Peer",
+    "ServerEra",
+    "Welcome",
+    "WireError",
+    "choose",
+    "log_level_reached",
+]
 
 _LEVELS = {
     level: rank
@@ -42,7 +55,7 @@ def log_level_reached(level: LogLevel, minimum: LogLevel) -> bool:
 
 
 class Envelope(msgspec.Struct, gc=False):
-    """What one request says about itself, checked by its era."""
+    """What one request says about itself, or its session about it, checked by its era."""
 
     revision: Revision
     method: Method
@@ -65,28 +78,29 @@ class WireError(msgspec.Struct):
 class Peer(Protocol):
     """What an era may know of the other side from before: facts of a handshake. Absent in the stateless era."""
 
+    protocol_version: str  # agreed on
+    client_capabilities: ClientCapabilities
+    client_info: Implementation | None
+    log_level: LogLevel | None
+
     @property
-    def protocol_version(self) -> str:
-        """The version agreed on."""
+    def handshake_done(self) -> bool:
+        """Whether the handshake was answered; a second one is refused."""
         ...
 
     @property
-    def client_capabilities(self) -> ClientCapabilities:
-        """What the client declared."""
-        ...
-
-    @property
-    def initialize_accepted(self) -> bool:
-        """Whether requests may come in."""
+    def is_ready(self) -> bool:
+        """Whether the client has said that the handshake is over for it too."""
         ...
 
 
 class Offer(msgspec.Struct):
     """What a server offers, as far as reading and sealing messages needs to know."""
 
-    methods: Mapping[str, Method]  # those whose capability is declared, and those of extensions
+    methods: Mapping[str, Mapping[str, Method]]  # by era: those whose capability is declared, and those of extensions
     result_meta: Meta  # goes on every result of the stateless era
     versions: Sequence[str]  # all versions served, newest first
+    require_initialized: bool = False  # a session is served only from when the client has confirmed the handshake
 
 
 class ServerEra(Protocol):
@@ -94,8 +108,11 @@ class ServerEra(Protocol):
 
     name: str
     is_stateless: bool
+    remembers: bool  # a peer introduces itself once, and what it said then holds for what follows
     asks_by_rounds: bool  # a question ends the call and is answered with the next; else it is sent and awaited
+    mirrors_params: bool  # over HTTP, headers repeat annotated arguments
     methods: frozenset[str]  # what its revisions have, extensions aside
+    versions: Sequence[str]  # of its revisions, newest first
 
     def speaks(self, frame: Frame, headers: Headers | None, peer: Peer | None) -> bool:
         """Whether this message belongs to this era."""
@@ -105,8 +122,16 @@ class ServerEra(Protocol):
         """Check a request and read it. Raises the `ProtocolError` the ledger names."""
         ...
 
-    def seal(self, result: Result, offer: Offer) -> Result:
+    def seal(self, result: Result, offer: Offer, revision: Revision) -> Result:
         """Complete a fresh result for the wire, or take out what the revision does not have."""
+        ...
+
+    def notice(self, params: NotificationParams, revision: Revision) -> NotificationParams:
+        """The params of a notification as the revision has them."""
+        ...
+
+    def question(self, method: str, params: Any, revision: Revision) -> Any:
+        """The params of a question as the revision has them. Raises `ProtocolError` where it cannot be put so."""
         ...
 
     def may_log(self, level: LogLevel, minimum: LogLevel | None) -> bool:
@@ -118,18 +143,108 @@ class ServerEra(Protocol):
         ...
 
 
+class Welcome(msgspec.Struct):
+    """What a server says of itself when a client comes."""
+
+    versions: Sequence[str]  # those it speaks; after a handshake the one agreed on
+    capabilities: ServerCapabilities
+    server_info: Implementation | None = None
+    instructions: str | None = None
+
+
+class Judgement(msgspec.Struct):
+    """What a refused greeting tells about the server."""
+
+    is_ours: bool  # it speaks this era, and meant what it said
+    supported: list[str] | None = None  # the versions it named, of whatever era
+
+
+class ListenPlan(msgspec.Struct):
+    """How changes are heard: by a request that stays open, or by requests before and after."""
+
+    stream: tuple[str, dict[str, Any]] | None = None
+    begin: list[tuple[str, dict[str, Any]]] = []
+    end: list[tuple[str, dict[str, Any]]] = []
+
+
 class ClientEra(Protocol):
-    """The questions a client asks about a message."""
+    """The questions a client asks about a message. A value: what is agreed on makes a new one."""
 
     name: str
+    versions: Sequence[str]  # all that it may speak, newest first
+    version: str  # that of its requests
+    methods: frozenset[str]  # the requests that its revisions have, extensions aside
+    confirmation: str | None  # the notification that ends the greeting
+    answers_requests: bool  # a server may send requests of its own; else it asks by rounds
+    closing_cancels: bool  # where a request has a stream of its own, closing it cancels the request
+    resumes: bool  # a stream that broke off can be taken up again
+    mirrors_params: bool  # over HTTP, headers repeat annotated arguments
+    keeps_stream: bool  # over HTTP, the server speaks up on a stream of its own
+
+    def pinned(self, version: str) -> ClientEra | None:
+        """This era, with one version only; None when it is not one of its own."""
+        ...
+
+    def greeting(self, info: Implementation, capabilities: ClientCapabilities) -> tuple[str, dict[str, Any]]:
+        """The request by which one finds out whether a server speaks this era, not yet stamped."""
+        ...
+
+    def read_welcome(self, result: bytes) -> Welcome:
+        """The answer to it. InvalidAnswer when it is none."""
+        ...
+
+    def agreed(self, welcome: Welcome, headers: Mapping[str, str]) -> ClientEra | None:
+        """The era to go on with; None when there is no common version."""
+        ...
+
+    def judge(self, code: int | None, data: Any) -> Judgement:
+        """What a refusal of the greeting means: its JSON-RPC code, None where there was none, and its data."""
+        ...
+
+    def is_over(self, status: int, code: int | None, data: Any) -> bool:
+        """Whether an HTTP refusal of a later request means that what was agreed on is not so any more."""
+        ...
+
+    def is_missing(self, code: int, data: Any) -> bool:
+        """Whether an error means that there is no such resource."""
+        ...
+
+    def pages(self, code: int | None, data: Any) -> list[Any] | None:
+        """The pages that the user has to visit before the request is served; None where an error says no such thing."""
+        ...
 
     def stamp(
-        self, method: str, params: Mapping[str, Any], *, info: Implementation, capabilities: ClientCapabilities
+        self,
+        method: str,
+        params: Mapping[str, Any],
+        *,
+        info: Implementation,
+        capabilities: ClientCapabilities,
+        log_level: LogLevel | None = None,
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """The params and the HTTP headers of a request."""
+        ...
+
+    def headers(self, method: str | None = None) -> dict[str, str]:
+        """The HTTP headers of a notification; of what is none and no request, without a method."""
+        ...
+
+    def farewell(self) -> dict[str, str] | None:
+        """The headers with which a session is ended; None when there is none to end."""
+        ...
+
+    def log_request(self, level: LogLevel) -> tuple[str, dict[str, Any]] | None:
+        """The request that sets the log level; None where every request says it."""
+        ...
+
+    def listen(self, wish: SubscriptionFilter) -> ListenPlan:
+        """How such changes are heard."""
         ...
 
 
 def choose(eras: Sequence[ServerEra], frame: Frame, headers: Headers | None, peer: Peer | None = None) -> ServerEra:
     """The era of a message: the first that speaks it, else the last, whose refusal names what is served."""
-    return next((era for era in eras if era.speaks(frame, headers, peer)), eras[-1])
+    for era in eras:
+        if era.speaks(frame, headers, peer):
+            return era
+    return eras[-1]

@@ -13,7 +13,7 @@ itself, and the name's header.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import msgspec
@@ -29,26 +29,24 @@ from weft.errors import (
     UnsupportedVersion,
 )
 from weft.jsonrpc import Frame
-from weft.protocol.headers import Headers, check_name, encode_value
+from weft.protocol.headers import Headers, check_name
 from weft.protocol.revisions import STATELESS_2026_07_28, Method, Revision
-from weft.types.base import Implementation, LogLevel, Result
-from weft.types.capabilities import ClientCapabilities
-from weft.types.request import (
-    CLIENT_CAPABILITIES_KEY,
-    CLIENT_INFO_KEY,
-    PROTOCOL_VERSION_KEY,
-    RequestParams,
-)
+from weft.types.base import LogLevel, NotificationParams, Result
+from weft.types.request import CLIENT_CAPABILITIES_KEY, PROTOCOL_VERSION_KEY, RequestParams
 
-__all__ = ["STATELESS", "StatelessClient", "StatelessServer"]
+__all__ = ["STATELESS", "StatelessServer"]
 
 REVISIONS: Mapping[str, Revision] = {STATELESS_2026_07_28.version: STATELESS_2026_07_28}
 NEWEST = STATELESS_2026_07_28
+OLDEST = min(REVISIONS)
 
 _HANDSHAKE = "initialize"  # what a client of the session era says first
 _VERSION_HEADER = b"mcp-protocol-version"
 _METHOD_HEADER = b"mcp-method"
 _NAME_HEADER = b"mcp-name"
+_SESSION_HEADER = b"mcp-session-id"  # not of this era
+_NOTIFICATIONS = frozenset({"notifications/cancelled"})  # that a client may send
+_MARK = b"io.modelcontextprotocol"  # in every request of this era, and hardly ever in another's
 
 # The codes of this revision, and the HTTP status each demands wherever it arises. The rest is 400 while the request is
 # being read and 200 once a handler has it (C5).
@@ -63,21 +61,33 @@ class StatelessServer:
 
     name = "stateless"
     is_stateless = True
+    remembers = False
     asks_by_rounds = True
+    mirrors_params = True
     methods = NEWEST.methods
+    versions: Sequence[str] = tuple(REVISIONS)
 
     def speaks(self, frame: Frame, headers: Headers | None, peer: Peer | None) -> bool:
         """A request is of this era when it carries this era's `_meta`, or its version header does (ledger 0.2, 3)."""
-        if headers is not None and headers.get(_VERSION_HEADER) in REVISIONS:
-            return True
+        stated = None if headers is None else headers.get(_VERSION_HEADER)
+        if headers is not None:
+            if stated is not None and stated >= OLDEST and stated.isascii() and stated[0].isdigit():
+                return True
+            if frame.method in _NOTIFICATIONS and frame.id is UNSET and stated is None:  # C2: with or without headers
+                return _SESSION_HEADER not in headers.known
+        if frame.params is UNSET or _MARK not in bytes(frame.params):  # most of the other era's end here
+            return False
         marks = _read_marks(frame)
-        return marks is not None and marks.version is not None
+        if marks is None:
+            return False
+        # Where no header says otherwise, either of its keys is enough: that the other is missing is then what to say.
+        return marks.version is not None or (stated is None and marks.capabilities is not None)
 
     def open(self, frame: Frame, headers: Headers | None, offer: Offer, peer: Peer | None = None) -> Envelope:
         """Check one request, in the order of the ledger (0.2, steps 4 to 10)."""
         name = frame.method
         assert isinstance(name, str)
-        method = offer.methods.get(name)
+        method = offer.methods[self.name].get(name)
         try:
             params: RequestParams = (method or _envelope_only).decode(frame.params)
         except (msgspec.DecodeError, TypeError) as error:
@@ -104,12 +114,20 @@ class StatelessServer:
             meta.progress_token,
         )
 
-    def seal(self, result: Result, offer: Offer) -> Result:
+    def seal(self, result: Result, offer: Offer, revision: Revision) -> Result:
         """Every result says what it is and who made it (JRPC-07, META-07)."""
         if result.result_type is None:
             result.result_type = "complete"
         result.meta = offer.result_meta if result.meta is None else {**offer.result_meta, **result.meta}
         return result
+
+    def notice(self, params: NotificationParams, revision: Revision) -> NotificationParams:
+        """Notifications are written as the newest revision has them."""
+        return params
+
+    def question(self, method: str, params: Any, revision: Revision) -> Any:
+        """Questions are written as the newest revision has them."""
+        return params
 
     def may_log(self, level: LogLevel, minimum: LogLevel | None) -> bool:
         """Only what the request itself asked for (LOG-02, LOG-03)."""
@@ -151,7 +169,7 @@ class StatelessServer:
         assert isinstance(frame.method, str)
         if headers is not None:
             _check_method_header(headers, frame.method)
-        if frame.method not in offer.methods:
+        if frame.method not in offer.methods[self.name]:
             raise MethodNotFound("Method not found")
         raise InvalidParams(f"Invalid params: {_reason(error)}")
 
@@ -175,12 +193,15 @@ class _MarkedParams(msgspec.Struct):
     meta: _Marks | None = msgspec.field(name="_meta", default=None)
 
 
+_decode_marked = msgspec.json.Decoder(_MarkedParams).decode
+
+
 def _read_marks(frame: Frame) -> _Marks | None:
     """What marks a request as of this era; None when its `_meta` is no object, or is not there."""
     if frame.params is UNSET:
         return None
     try:
-        return msgspec.json.decode(frame.params, type=_MarkedParams).meta
+        return _decode_marked(frame.params).meta
     except msgspec.ValidationError:
         return None
 
@@ -191,7 +212,7 @@ def _is_of_session_era(frame: Frame, stated: str | None) -> bool:
     The version header decides: one that names this era's first revision or a later one makes the request modern, and
     then the `_meta` is what is missing. Without the header only a handshake is known for what it is (COMPAT-03).
     """
-    return frame.method == _HANDSHAKE if stated is None else stated < min(REVISIONS)
+    return frame.method == _HANDSHAKE if stated is None else stated < OLDEST
 
 
 def _required_version(marks: _Marks | None) -> str:
@@ -221,28 +242,6 @@ def _requested_version(frame: Frame) -> str:
         return msgspec.json.decode(frame.params or b"{}", type=_HandshakeParams).protocol_version
     except (msgspec.ValidationError, TypeError):
         return "unknown"
-
-
-class StatelessClient:
-    """The client's side of the era."""
-
-    name = "stateless"
-
-    def stamp(
-        self, method: str, params: Mapping[str, Any], *, info: Implementation, capabilities: ClientCapabilities
-    ) -> tuple[dict[str, Any], dict[str, str]]:
-        """Give a request its envelope, and the headers that repeat it (META-01, HDR-01, HDR-06, HDR-07)."""
-        meta = {
-            **params.get("_meta", {}),
-            PROTOCOL_VERSION_KEY: NEWEST.version,
-            CLIENT_INFO_KEY: info,
-            CLIENT_CAPABILITIES_KEY: capabilities,
-        }
-        headers = {"MCP-Protocol-Version": NEWEST.version, "Mcp-Method": method}
-        name = params.get("uri" if method == "resources/read" else "name")
-        if isinstance(name, str):
-            headers["Mcp-Name"] = encode_value(name)
-        return {**params, "_meta": meta}, headers
 
 
 STATELESS = StatelessServer()

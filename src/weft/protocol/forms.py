@@ -15,6 +15,10 @@ what is asked, `parse_form` checks what was answered.
 Options have titles by `Titles`; fields have theirs, and descriptions, by `Field(title=, description=)`. What a form
 cannot say of a field, such as a pattern, is left out of the schema, and checked in the answer all the same.
 
+An answer is checked against the schema that was sent, strictly (`answers`), and then by the model. Fields that were not
+asked for are left out, whatever the model would take; a model or schema that forbids them (`extra="forbid"`,
+`"additionalProperties": false`) has them refused.
+
 Owns what a form may be. It asks nobody, and knows nothing of how questions travel.
 """
 
@@ -31,12 +35,13 @@ from pydantic import Field, GetJsonSchemaHandler, PydanticUserError, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import CoreSchema
 
-from weft.protocol.schema import SchemaError, Validator, compile_schema, is_array, is_object
+from weft.protocol.answers import Issue, check_answer, options_of
+from weft.protocol.schema import SchemaError, compile_schema, is_array, is_object
 
 __all__ = ["EMAIL", "Titles", "check_form", "form_schema", "parse_form"]
 
 EMAIL = Field(json_schema_extra={"format": "email"})
-"""Marks text as an email address: `Annotated[str, EMAIL]`. The client checks it, and nothing else needs installing."""
+"""Marks text as an email address: `Annotated[str, EMAIL]`. Nothing else needs installing."""
 
 _FORMATS = ("email", "uri", "date", "date-time")
 _SELECT = {"enum", "enumNames", "oneOf"}
@@ -126,19 +131,21 @@ def check_form(schema: Mapping[str, Any]) -> dict[str, Any]:
     for name, field in form["properties"].items():
         if wrong := _wrong(field):
             raise ValueError(f"Property {name!r} cannot be asked in a form: {wrong}. {_ALLOWED}")
-    _compiled(_key(form))  # is it JSON Schema at all?
+    _check_json_schema(_key(form))
     for name in form.get("required", ()):
         if name not in form["properties"]:
             raise ValueError(f"{name!r} is required and not among the properties of the form; add it there.")
-    _check_defaults(form["properties"])
+    for name, field in form["properties"].items():
+        if wrong := _wrong_default(field):
+            raise ValueError(f"The default of property {name!r} does not fit it: {wrong}")
     return form
 
 
 def parse_form(model: type | Mapping[str, Any], content: Mapping[str, Any] | None) -> Any:
     """The checked answer: an instance of the model, or a dict if the form was a schema; ValueError if it does not fit.
 
-    Defaults of the model are filled in; fields that the form does not have are left out. The text of the error names
-    fields and never quotes what was answered.
+    Defaults of the model are filled in; fields that the form does not have are left out, or refused where the model or
+    schema forbids them. The text of the error names fields and never quotes what was answered.
 
     >>> @dataclass
     ... class Seat:
@@ -147,19 +154,34 @@ def parse_form(model: type | Mapping[str, Any], content: Mapping[str, Any] | Non
     >>> parse_form(Seat, {"row": 12})
     Seat(row=12, note=None)
     """
-    given = dict(content or {})
+    given = content or {}
     if isinstance(model, Mapping):
-        form = check_form(model)
-        answer = {name: given[name] for name in form["properties"] if name in given}
-        problems = _compiled(_key(form)).problems(answer, _MAX_ISSUES)
-        if problems:
-            raise _misfit([(str(problem.path[0]) if problem.path else None, problem.message) for problem in problems])
-        return answer
+        return _checked(check_form(model), given, forbids_others=model.get("additionalProperties") is False)
     form = _form(model)
+    empty = {name for name in form.may_be_none if given.get(name) is None}  # left out, or null: the same to the model
+    filled = {name: value for name, value in given.items() if name not in empty}
+    answer = _checked(form.schema, filled, forbids_others=form.forbids_others)
+    nulls = {name: None for name in empty if name in given or name in form.nullable}
     try:
-        return form.adapter.validate_python({**dict.fromkeys(form.nullable), **given})
+        # As JSON: there a date is text also to a model that is strict.
+        return form.adapter.validate_json(json.dumps({**answer, **nulls}))
     except ValidationError as error:
         raise _misfit([_issue(problem) for problem in error.errors(include_input=False, include_url=False)]) from None
+
+
+def _checked(form: Mapping[str, Any], given: Mapping[str, Any], *, forbids_others: bool) -> dict[str, Any]:
+    """What was asked for, of what was answered, with whole numbers as such; ValueError if it does not fit."""
+    fields = form["properties"]
+    issues: list[Issue] = check_answer(form, given)
+    if forbids_others:
+        issues += [(name, "it was not asked for.") for name in given if name not in fields]
+    if issues:
+        raise _misfit(issues)
+    return {
+        name: int(given[name]) if field["type"] == "integer" else given[name]
+        for name, field in fields.items()
+        if name in given
+    }
 
 
 # --- from a model to a form
@@ -170,7 +192,9 @@ class _Form:
     adapter: TypeAdapter[Any]
     schema: dict[str, Any]
     encoded: bytes
-    nullable: list[str]  # fields without a default that may be left out, and then are None
+    may_be_none: list[str]
+    nullable: list[str]  # those of them without a default: left out, they are None
+    forbids_others: bool
 
 
 @lru_cache(maxsize=512)
@@ -183,16 +207,19 @@ def _form(model: type) -> _Form:
             f"{_type_name(model)} is not a form; write a class with a field for each thing that is asked. {_ALLOWED}"
         )
     fields: dict[str, Any] = {}
-    nullable: list[str] = []
+    may_be_none: list[str] = []
     for name, described in schema["properties"].items():
-        fields[name], may_be_none = _field(described, definitions)
+        fields[name], is_optional = _field(described, definitions)
         if wrong := _wrong(fields[name]):
             raise ValueError(_refusal(model, name, wrong))
-        if may_be_none and name in schema.get("required", ()):
-            nullable.append(name)
+        if _wrong_default(fields[name]):
+            del fields[name]["default"]  # as a mark of what was left out; nobody should be shown it, and send it back
+        if is_optional:
+            may_be_none.append(name)
+    nullable = [name for name in schema.get("required", ()) if name in may_be_none]
     required = [name for name in schema.get("required", ()) if name not in nullable]
     form = {"type": "object", "properties": fields, **({"required": required} if required else {})}
-    return _Form(adapter, form, _key(form), nullable)
+    return _Form(adapter, form, _key(form), may_be_none, nullable, schema.get("additionalProperties") is False)
 
 
 def _described(model: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
@@ -352,20 +379,19 @@ def _is_titled(option: Any) -> bool:
 
 
 def _options(field: dict[str, Any]) -> list[Any]:
-    titled: list[Any] = field.get("oneOf", field.get("anyOf", []))
-    options = field.get("enum", [option["const"] for option in titled])
+    options = options_of(field)
     return options if is_array(options) else []
 
 
-def _check_defaults(fields: dict[str, Any]) -> None:
-    defaults = {name: field["default"] for name, field in fields.items() if "default" in field}
-    if not defaults:
-        return
-    for problem in _compiled(_key({"type": "object", "properties": fields})).problems(defaults, 1):
-        raise ValueError(f"The default of property {problem.path[0]!r} does not fit it: {problem.message}")
+def _wrong_default(field: dict[str, Any]) -> str | None:
+    """Why the default of a field is no answer to it; None when it is, or there is none."""
+    if "default" not in field:
+        return None
+    issues = check_answer({"properties": {"": field}}, {"": field["default"]})
+    return issues[0][1] if issues else None
 
 
-# --- checking against a schema
+# --- schemas as JSON, and what is told of an answer
 
 
 def _plain(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -380,9 +406,9 @@ def _key(schema: dict[str, Any]) -> bytes:
     return msgspec.json.encode(schema)
 
 
-@lru_cache(maxsize=512)
-def _compiled(schema: bytes) -> Validator:
-    return compile_schema(msgspec.json.decode(schema))
+@lru_cache(maxsize=512)  # the same form is asked again and again
+def _check_json_schema(schema: bytes) -> None:
+    compile_schema(msgspec.json.decode(schema))
 
 
 def _issue(problem: Mapping[str, Any]) -> tuple[str | None, str]:

@@ -23,6 +23,7 @@ __all__ = ["Answer", "Journal", "Keys", "digest"]
 
 _MAX_RESPONSES = 64  # D13
 _DIGEST_BYTES = 16
+_NOTHING = Raw(b"null")
 
 
 def digest(method: str, params: Any) -> str:
@@ -49,6 +50,7 @@ class _Record(msgspec.Struct, frozen=True, array_like=True):
     once: dict[str, Raw]
     pending: dict[str, str]
     state: list[Raw]
+    by_hand: list[str] = []
 
 
 _read = msgspec.json.Decoder(_Record).decode
@@ -67,7 +69,7 @@ class Journal:
     b'{"roots":[]}'
     """
 
-    __slots__ = ("answers", "once", "pending", "state")
+    __slots__ = ("answers", "by_hand", "once", "pending", "state")
 
     def __init__(
         self, answers: dict[str, Answer], once: dict[str, Raw], pending: dict[str, str], state: Raw | None
@@ -76,6 +78,7 @@ class Journal:
         self.once = once  # results of `ctx.once`, by key
         self.pending = pending  # what the last round asked: key to digest of the question
         self.state = state  # the user's own, of the explicit form; None when there is none
+        self.by_hand: set[str] = set()  # keys of questions of the explicit form, which a run does not ask again
 
     @classmethod
     def empty(cls) -> Journal:
@@ -91,11 +94,21 @@ class Journal:
             raise ValueError("These bytes are not a journal; decode only what `Journal.encode` wrote.") from None
         if len(record.state) > 1:
             raise ValueError("These bytes are not a journal: it has one state at most.")
-        return cls(record.answers, record.once, record.pending, record.state[0] if record.state else None)
+        journal = cls(record.answers, record.once, record.pending, record.state[0] if record.state else None)
+        journal.by_hand.update(record.by_hand)
+        return journal
 
     def encode(self) -> bytes:
         """The journal as bytes."""
-        return _write(_Record(self.answers, self.once, self.pending, [] if self.state is None else [self.state]))
+        return self._encode(self.answers)
+
+    def encode_own(self) -> bytes:
+        """The same without what the client answered: what this side has put into it."""
+        return self._encode({key: Answer(answer.question, _NOTHING) for key, answer in self.answers.items()})
+
+    def _encode(self, answers: dict[str, Answer]) -> bytes:
+        fields = (answers, self.once, self.pending, [] if self.state is None else [self.state])
+        return _write((*fields, sorted(self.by_hand)) if self.by_hand else fields)  # a `_Record`, none of it in vain
 
     def accept(self, responses: Mapping[str, Raw], *, limit: int = _MAX_RESPONSES) -> None:
         """Record the answers to what the last round asked; nothing is pending afterwards.
@@ -119,8 +132,13 @@ class Journal:
         return recorded.value if recorded is not None and recorded.question == question else None
 
     def unasked(self, asked: Mapping[str, str]) -> list[str]:
-        """The keys of recorded answers whose questions were not asked in this run. `asked` are digests by key."""
-        return [key for key, answer in self.answers.items() if asked.get(key) != answer.question]
+        """The keys of recorded answers whose questions were not asked in this run, and should have been.
+
+        `asked` are digests by key. Questions of the explicit form are asked once by design.
+        """
+        return [
+            key for key, answer in self.answers.items() if key not in self.by_hand and asked.get(key) != answer.question
+        ]
 
 
 class Keys:

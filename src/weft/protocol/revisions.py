@@ -12,13 +12,23 @@ from typing import Any
 
 import msgspec
 
+from weft.types.lifecycle import InitializeParams, SetLevelParams
 from weft.types.prompts import CompleteParams, GetPromptParams
 from weft.types.request import PaginatedParams, RequestParams
-from weft.types.resources import ReadResourceParams
+from weft.types.resources import ReadResourceParams, SubscribeParams
 from weft.types.subscriptions import ListenParams
 from weft.types.tools import CallToolParams
 
-__all__ = ["METHODS", "STATELESS_2026_07_28", "Method", "Revision"]
+__all__ = [
+    "METHODS",
+    "SESSION_2024_11_05",
+    "SESSION_2025_03_26",
+    "SESSION_2025_06_18",
+    "SESSION_2025_11_25",
+    "STATELESS_2026_07_28",
+    "Method",
+    "Revision",
+]
 
 
 class Revision(msgspec.Struct, frozen=True):
@@ -26,6 +36,8 @@ class Revision(msgspec.Struct, frozen=True):
 
     version: str
     methods: frozenset[str]  # requests a client may send, extensions aside
+    batches: bool = False  # messages may come in arrays (L03-01)
+    polling: bool = False  # the server may end a stream early and be asked for the rest (L11-15)
 
     def __str__(self) -> str:
         return self.version
@@ -55,20 +67,35 @@ class Method:
         return msgspec.json.Decoder(self.params).decode
 
 
-METHODS: Mapping[str, Method] = {
-    method.name: method
-    for method in (
-        Method("server/discover", RequestParams),
-        Method("tools/list", PaginatedParams, capability="tools"),
-        Method("tools/call", CallToolParams, mirrored="name", capability="tools"),
-        Method("resources/list", PaginatedParams, capability="resources"),
-        Method("resources/templates/list", PaginatedParams, capability="resources"),
-        Method("resources/read", ReadResourceParams, mirrored="uri", capability="resources"),
-        Method("prompts/list", PaginatedParams, capability="prompts"),
-        Method("prompts/get", GetPromptParams, mirrored="name", capability="prompts"),
-        Method("subscriptions/listen", ListenParams),
-        Method("completion/complete", CompleteParams, capability="completions"),
-    )
-}
+_FEATURES = (
+    Method("tools/list", PaginatedParams, capability="tools"),
+    Method("tools/call", CallToolParams, mirrored="name", capability="tools"),
+    Method("resources/list", PaginatedParams, capability="resources"),
+    Method("resources/templates/list", PaginatedParams, capability="resources"),
+    Method("resources/read", ReadResourceParams, mirrored="uri", capability="resources"),
+    Method("prompts/list", PaginatedParams, capability="prompts"),
+    Method("prompts/get", GetPromptParams, mirrored="name", capability="prompts"),
+    Method("completion/complete", CompleteParams, capability="completions"),
+)
+_STATELESS = (
+    Method("server/discover", RequestParams),
+    Method("subscriptions/listen", ListenParams),
+)
+_SESSION = (
+    Method("initialize", InitializeParams),
+    Method("ping", RequestParams),
+    Method("logging/setLevel", SetLevelParams, capability="logging"),
+    Method("resources/subscribe", SubscribeParams, capability="resources"),
+    Method("resources/unsubscribe", SubscribeParams, capability="resources"),
+)
 
-STATELESS_2026_07_28 = Revision("2026-07-28", frozenset(METHODS))
+METHODS: Mapping[str, Method] = {method.name: method for method in (*_FEATURES, *_STATELESS, *_SESSION)}
+
+_stateless_names = frozenset(method.name for method in (*_FEATURES, *_STATELESS))
+_session_names = frozenset(method.name for method in (*_FEATURES, *_SESSION))
+
+STATELESS_2026_07_28 = Revision("2026-07-28", _stateless_names)
+SESSION_2025_11_25 = Revision("2025-11-25", _session_names, polling=True)
+SESSION_2025_06_18 = Revision("2025-06-18", _session_names)
+SESSION_2025_03_26 = Revision("2025-03-26", _session_names, batches=True)
+SESSION_2024_11_05 = Revision("2024-11-05", _session_names)

@@ -60,6 +60,9 @@ _CHILDREN = (
     "unevaluatedProperties",
 )
 
+_MULTIPLYING = (*_CHILDREN, "patternProperties", "propertyNames")  # looks at every part of a value
+_SMALL = 500  # parts of a schema that is never worth counting
+
 _APPLICATORS = frozenset({
     *_IN_PLACE, *_IN_PLACE_ONE, *_REFERENCES, *_CHILDREN, "dependencies", "dependentSchemas", "patternProperties",
     "prefixItems", "properties", "propertyNames",
@@ -84,15 +87,16 @@ class Problem(msgspec.Struct, frozen=True):
 class Validator:
     """A compiled schema; make one with `compile_schema`."""
 
-    __slots__ = ("_engine", "_names")
+    __slots__ = ("_engine", "_is_small", "_names")
 
     def __init__(self, schema: dict[str, Any], engine: jsonschema_rs.Validator) -> None:
         self._names = _Names(schema)
         self._engine = engine
+        self._is_small = _is_small(schema)
 
     def problems(self, value: Any, limit: int = 10) -> list[Problem]:
         """What is wrong with a value of plain JSON types; empty when it fits. The value itself is never quoted."""
-        work = _work(self._names, value)
+        work = 0 if self._is_small else _work(self._names, value)
         if work > _MAX_WORK:
             return [Problem((), "It is too large to be checked against this schema; send less.")]
         try:
@@ -287,6 +291,21 @@ class _Names:
             else:
                 node = _get(node, step)
         return self.root if node is None else node
+
+
+def _is_small(schema: dict[str, Any]) -> bool:
+    """Whether little is to be done whatever the value: no part of the schema is met more than once."""
+    pending: list[Any] = [schema]
+    for _ in range(_SMALL):
+        if not pending:
+            return True
+        node = pending.pop()
+        pending += _inside(node)
+        if is_object(node) and any(is_object(node.get(word)) or is_array(node.get(word)) for word in _MULTIPLYING):
+            return False
+        if is_object(node) and not node.keys().isdisjoint(_REFERENCES):
+            return False
+    return False
 
 
 _Meeting = tuple[Any, Any, frozenset[str]]  # a part of the schema, a part of the value, references followed here

@@ -5,38 +5,42 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import msgspec
 
-from weft.eras.base import Offer, Peer, ServerEra, choose
-from weft.eras.stateless import REVISIONS, STATELESS
+from weft.backends.base import Backend
+from weft.backends.memory import MemoryBackend
+from weft.eras.base import Offer
 from weft.errors import UsageError
-from weft.jsonrpc import Frame
 from weft.limits import DEFAULT_LIMITS, Limits
-from weft.protocol.headers import Headers
-from weft.protocol.names import closest
-from weft.protocol.revisions import METHODS, Method
 from weft.protocol.sealing import KeyRing
 from weft.server import telemetry
+from weft.server.auth.checks import scope_checks
+from weft.server.auth.resource import ResourceServer
+from weft.server.background import Background
 from weft.server.call import Call
 from weft.server.changes import Change, Changes
 from weft.server.completions import Completions
+from weft.server.connection import Connection
+from weft.server.decorating import check_options, decorate
 from weft.server.dispatch import Check, Dispatcher, Handler, Middleware
 from weft.server.extensions import Extension, check_extensions
 from weft.server.faults import show_mistakes_plainly
+from weft.server.handshake import HANDLERS
 from weft.server.lifespan import Lifespan, LifespanFactory
+from weft.server.offering import offered, read_eras
 from weft.server.pages import DEFAULT_PAGE_SIZE, CachePolicy
 from weft.server.prompts import Prompts
 from weft.server.resources import Resources
 from weft.server.rounds import InputRequired
+from weft.server.sessions import Sessions
 from weft.server.spent import SpentStates
 from weft.server.subscriptions import Subscriptions
 from weft.server.threads import Threads
 from weft.server.tools import ToolOptions, Tools
-from weft.server.where import caller
 from weft.types.base import SERVER_INFO_KEY, Annotations, Icon, Implementation
 from weft.types.capabilities import ListChangedCapability, ResourcesCapability, ServerCapabilities
 from weft.types.lifecycle import DiscoverResult
@@ -44,11 +48,14 @@ from weft.types.tools import ToolAnnotations
 
 if TYPE_CHECKING:
     from weft.server.transports.http import HttpApp
+    from weft.server.transports.memory import MemoryPipe
 
-__all__ = ["CacheList", "Server"]
+__all__ = ["CacheList", "EraName", "RootsChanged", "Server"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-PROMPT_OPTIONS = ("name", "title", "description", "icons", "meta")
+PROMPT_OPTIONS = ("name", "title", "description", "icons", "meta", "scopes")
+EraName = Literal["stateless", "session"]
+RootsChanged = Callable[[Connection], Coroutine[Any, Any, None]]
 CacheList = Literal["discover", "tools", "resources", "templates", "prompts"]
 
 
@@ -82,6 +89,10 @@ class Server:
         page_size: int = DEFAULT_PAGE_SIZE,
         limits: Limits = DEFAULT_LIMITS,
         state_keys: Sequence[str | bytes] | None = None,
+        eras: Sequence[EraName] = ("stateless", "session"),
+        require_initialized: bool = False,
+        backend: Backend | None = None,
+        auth: ResourceServer | None = None,
         debug: bool | None = None,
     ) -> None:
         """Make a server without features.
@@ -106,6 +117,11 @@ class Server:
             state_keys: Secrets that seal what a question carries from one round to the next; the first seals, all open.
                 Workers that serve the same clients need the same. The environment variable WEFT_STATE_KEY, comma
                 separated, is the default; without it a key is made that dies with the process.
+            eras: Which clients are served: those that say everything with each request ("stateless"), those that open
+                with a handshake ("session"), or both.
+            require_initialized: Serve a session only from when its client has confirmed the handshake.
+            backend: What workers share; a memory of this process's own if not said.
+            auth: What protects it over HTTP: who issues tokens, and who verifies them. Everybody is served if not said.
             debug: Tell clients what went wrong inside, and watch for blocking calls. The environment variable
                 WEFT_DEBUG=1 is the default.
         """
@@ -120,7 +136,10 @@ class Server:
         self.threads = Threads(limits.threads)
         self.lifespan = Lifespan(lifespan, self, self.threads)
         self.in_flight = 0  # calls being served in this process, whatever their transport
-        self._eras: tuple[ServerEra, ...] = (STATELESS,)
+        self.eras = read_eras(eras)
+        self.backend: Backend = backend or MemoryBackend()
+        self.auth = auth
+        self._require_initialized = require_initialized
         policy = cache or CachePolicy()
         policies = list_cache or {}
         self._discover_cache = policies.get("discover", policy)
@@ -138,11 +157,14 @@ class Server:
         self.extensions = tuple(extensions)
         check_extensions(self.extensions)
         self._middleware: list[Middleware] = list(middleware)
+        self._roots_changed: list[RootsChanged] = []
+        self.background = Background(self)
         self._dispatcher: Dispatcher | None = None
         self._offer: Offer | None = None
         self.changes.subscribe(self._forget_offer)
         self.state_keys = _key_ring(state_keys)
         self.subscriptions = Subscriptions(self)
+        self.sessions = Sessions(self)
         self.spent_states = SpentStates(limits.ask_seconds)
 
     @property
@@ -170,6 +192,7 @@ class Server:
         timeout: float | None = None,
         single_use: bool = False,
         needs: Sequence[str] = (),
+        scopes: Sequence[str] = (),
     ) -> Callable[[F], F]: ...
     def tool(self, fn: Any = None, /, **options: Any) -> Any:
         """Register a function as a tool: `@server.tool`, or `@server.tool(title=...)`.
@@ -177,11 +200,11 @@ class Server:
         The input schema comes from the signature, the output schema from the return annotation, the description from
         the docstring. Plain functions run in a thread.
         """
-        return _decorate(fn, lambda function: self.add_tool(function, **options), "tool")
+        return decorate(fn, lambda function: self.add_tool(function, **options), "tool")
 
     def add_tool(self, fn: Callable[..., Any], **options: Any) -> None:
         """Register a tool by a call. The options are those of `tool`."""
-        _check_options("tool", options, ToolOptions.__struct_fields__)
+        check_options("tool", options, ToolOptions.__struct_fields__)
         self.tools.add(fn, ToolOptions(**options))
 
     def remove_tool(self, name: str) -> None:
@@ -202,6 +225,7 @@ class Server:
         icons: list[Icon] | None = None,
         meta: dict[str, Any] | None = None,
         cache: CachePolicy | None = None,
+        scopes: Sequence[str] = (),
     ) -> Callable[[F], F]:
         """Register a function that reads a resource, or all resources of an RFC 6570 template.
 
@@ -218,10 +242,11 @@ class Server:
             "icons": icons,
             "meta": meta,
             "cache": cache,
+            "scopes": scopes,
         }
         if not isinstance(uri, str):  # pyright: ignore[reportUnnecessaryIsInstance] - the decorator without arguments
             raise UsageError("@server.resource needs the URI: write @server.resource('scheme://path').")
-        return lambda fn: _decorate(fn, lambda function: self.add_resource(uri, function, **options), "resource")
+        return lambda fn: decorate(fn, lambda function: self.add_resource(uri, function, **options), "resource")
 
     def add_resource(self, uri: str, content: Callable[..., Any] | str | bytes, **options: Any) -> None:
         """Register a resource by a call: a function that reads it, or what is in it."""
@@ -243,14 +268,15 @@ class Server:
         description: str | None = None,
         icons: list[Icon] | None = None,
         meta: dict[str, Any] | None = None,
+        scopes: Sequence[str] = (),
     ) -> Callable[[F], F]: ...
     def prompt(self, fn: Any = None, /, **options: Any) -> Any:
         """Register a function as a prompt: `@server.prompt`, or `@server.prompt(title=...)`."""
-        return _decorate(fn, lambda function: self.add_prompt(function, **options), "prompt")
+        return decorate(fn, lambda function: self.add_prompt(function, **options), "prompt")
 
     def add_prompt(self, fn: Callable[..., Any], **options: Any) -> None:
         """Register a prompt by a call. The options are those of `prompt`."""
-        _check_options("prompt", options, PROMPT_OPTIONS)
+        check_options("prompt", options, PROMPT_OPTIONS)
         self.prompts.add(fn, **options)
 
     def remove_prompt(self, name: str) -> None:
@@ -275,6 +301,19 @@ class Server:
         self._middleware.append(fn)
         self._dispatcher = None
         return fn
+
+    def on_roots_changed(self, fn: RootsChanged) -> RootsChanged:
+        """Have a function called when a client with a session says that its roots changed: `async def f(connection)`.
+
+        `await connection.send_raw_request("roots/list")` asks for the new ones.
+        """
+        self._roots_changed.append(fn)
+        return fn
+
+    def roots_changed(self, connection: Connection) -> None:
+        """The client at the other end of `connection` says that its roots changed."""
+        for fn in self._roots_changed:
+            self.background.start(fn(connection), f"{getattr(fn, '__name__', 'on_roots_changed')!r}")
 
     # Saying that something changed. From anywhere: also outside a call, also from a thread. Adding and removing
     # features says so by itself.
@@ -315,16 +354,10 @@ class Server:
         """What reading and sealing messages needs to know of this server."""
         if self._offer is None:
             declared: Mapping[str, Any] = msgspec.to_builtins(self.capabilities)
-            methods: dict[str, Method] = {
-                name: method
-                for name, method in METHODS.items()
-                if any(name in era.methods for era in self._eras)
-                and (method.capability is None or method.capability in declared)
-            }
-            for extension in self.extensions:
-                methods.update({method.name: method for method, _ in extension.methods()})
+            methods = {era.name: offered(era, declared, self.extensions) for era in self.eras}
             meta = {SERVER_INFO_KEY: msgspec.to_builtins(self.info)}
-            self._offer = Offer(methods, meta, tuple(REVISIONS))
+            versions = [version for era in self.eras for version in era.versions]
+            self._offer = Offer(methods, meta, versions, self._require_initialized)
         return self._offer
 
     @property
@@ -342,8 +375,9 @@ class Server:
                 "prompts/get": self.prompts.get_prompt,
                 "completion/complete": self.completions.complete,
                 "subscriptions/listen": self.subscriptions.listen,
+                **HANDLERS,
             }
-            checks: dict[str, Check] = {"tools/call": self.tools.check}
+            checks: dict[str, Check] = {"tools/call": self.tools.check, **scope_checks(self)}
             around = list(self._middleware)
             for extension in self.extensions:
                 handlers.update({method.name: handler for method, handler in extension.methods()})
@@ -357,10 +391,6 @@ class Server:
 
                 watch_for_blocking(asyncio.get_running_loop())
         return self._dispatcher
-
-    def choose_era(self, frame: Frame, headers: Headers | None = None, peer: Peer | None = None) -> ServerEra:
-        """The era of a message."""
-        return self._eras[0] if len(self._eras) == 1 else choose(self._eras, frame, headers, peer)
 
     async def invoke(self, fn: Callable[..., Any], is_async: bool, kwargs: Mapping[str, Any]) -> Any:  # noqa: FBT001 - a fact of `fn`, not an option
         """Call a user's function: here if it is async, else in a thread."""
@@ -396,18 +426,51 @@ class Server:
         *,
         allowed_hosts: Sequence[str] | None = None,
         allowed_origins: Sequence[str] | None = None,
+        sessions: bool = True,
+        sse_path: str | None = None,
+        trusted_proxies: Sequence[str] = (),
     ) -> HttpApp:
         """An ASGI app, to run under any ASGI server or to mount in another app.
 
         Only requests that name this machine's loopback as their host are served, unless `allowed_hosts` says otherwise.
+        `sessions=False` serves clients that open with a handshake without remembering them: they can be asked nothing
+        and told nothing on its own, but any worker serves them. `sse_path="/sse"` also serves clients of the oldest
+        revision's transport, which was replaced by this endpoint. Of requests that come from one of `trusted_proxies`
+        (addresses or networks), the sender is the one that the proxy names.
         """
         from weft.server.transports.http import HttpApp
 
         self.completions.check()
-        return HttpApp(self, path, allowed_hosts=allowed_hosts, allowed_origins=allowed_origins)
+        return HttpApp(
+            self,
+            path,
+            allowed_hosts=allowed_hosts,
+            allowed_origins=allowed_origins,
+            sessions=sessions,
+            sse_path=sse_path,
+            trusted_proxies=trusted_proxies,
+        )
+
+    def pipe(self, deliver: Callable[[bytes], None]) -> MemoryPipe:
+        """Serve a client in this process: `deliver` gets what it is sent, `pipe.send` takes what it sends."""
+        from weft.server.transports.memory import MemoryPipe
+
+        return MemoryPipe(self, deliver)
+
+    def close_streams(self) -> None:
+        """End the streams that never end by themselves, because the process is about to stop; new ones end at once."""
+        self.subscriptions.close_soon()
+        self.sessions.close_soon()
+
+    async def stop(self) -> None:
+        """Release everything, at the end of the process: sessions, what runs beside calls, the lifespan."""
+        self.subscriptions.close()
+        await self.sessions.close()
+        await self.background.close(self.limits.drain_seconds)
+        await self.lifespan.stop()
 
     def run(self, transport: Literal["stdio", "http"] = "stdio", **options: Any) -> None:
-        """Serve until stopped: on stdio, or over HTTP with `host`, `port`, `path`, `workers`, `allowed_hosts`."""
+        """Serve until stopped: on stdio, or over HTTP with `host`, `port`, `path`, `workers`, ..."""
         from weft.server.running import run
 
         run(self, transport, **options)
@@ -418,33 +481,3 @@ def _key_ring(secrets: Sequence[str | bytes] | None) -> KeyRing:
         return KeyRing(secrets)
     given = os.environ.get("WEFT_STATE_KEY", "")
     return KeyRing.from_environment(given) if given else KeyRing.ephemeral()
-
-
-def _check_options(kind: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
-    for name in options:
-        if name not in known:
-            near = closest(name, known)
-            meant = f"Did you mean {near!r}? " if near else ""
-            raise UsageError(
-                f"A {kind} has no option {name!r} ({caller()}). {meant}The options are: {', '.join(known)}."
-            )
-
-
-def _decorate(fn: Any, register: Callable[[Any], None], kind: str) -> Any:
-    """Register now when the decorator stands alone, or later when it has arguments; the function stays what it is."""
-
-    def decorator(function: Any) -> Any:
-        if isinstance(function, str):
-            raise UsageError(
-                f"@server.{kind}({function!r}) is not possible ({caller()}): the name is an option. "
-                f"Write @server.{kind}(name={function!r})."
-            )
-        if not callable(function):
-            raise UsageError(
-                f"@server.{kind} registers a function, not {type(function).__name__} ({caller()}). "
-                "Write it above a `def`."
-            )
-        register(function)
-        return function
-
-    return decorator if fn is None else decorator(fn)

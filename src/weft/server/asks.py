@@ -8,7 +8,8 @@ sees it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Generic, Literal, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -46,16 +47,20 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+_Completed = Callable[[], Awaitable[None]]
 
 
 class Elicitation(Generic[T]):
     """What the user did with a question."""
 
-    __slots__ = ("action", "value")
+    __slots__ = ("_completed", "action", "value")
 
-    def __init__(self, action: Literal["accept", "decline", "cancel"], value: T) -> None:
+    def __init__(
+        self, action: Literal["accept", "decline", "cancel"], value: T, completed: _Completed | None = None
+    ) -> None:
         self.action = action
         self.value = value  # the checked answer; None unless accepted
+        self._completed = completed  # tells the client that a page is done with
 
     def __repr__(self) -> str:
         return f"Elicitation({self.action!r})"
@@ -75,6 +80,11 @@ class Elicitation(Generic[T]):
         """The user went away without choosing."""
         return self.action == "cancel"
 
+    async def notify_complete(self) -> None:
+        """What the user was to do on the page is done: tell the client, where there is a message for that (L11-40)."""
+        if self._completed is not None:
+            await self._completed()
+
 
 # Questions as values: what a handler puts into an `InputRequired` that it returns itself.
 
@@ -91,11 +101,20 @@ def ask_form(message: str, schema: type[Any] | Mapping[str, Any]) -> InputReques
 
 
 def ask_url(message: str, url: str) -> InputRequest:
-    """The question whether the user will visit a page."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
+    """The question whether the user will visit a page: on https, or on this machine, and without a password in it."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+    except ValueError:
+        raise UsageError("The user cannot be sent to a URL that is malformed: use an https URL.") from None
     if not host or not (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host))):  # ELI-08, ELI-21
-        raise UsageError(f"The user cannot be sent to {url[:100]!r}: use an https URL, or http on this machine.")
+        shown = f"{parts.scheme}://{host}"[:100]  # not the rest: this is logged, and a path may be a key
+        raise UsageError(f"The user cannot be sent to {shown!r}: use an https URL, or http on this machine.")
+    if "@" in parts.netloc:  # ELI-19: whoever sees the URL would be logged in by it
+        raise UsageError(
+            f"The user cannot be sent to a URL with a name or password before the host {host[:100]!r}: take it out of "
+            "the https URL, and let the user log in on the page."
+        )
     return InputRequest("elicitation/create", ElicitParams(message=message, mode="url", url=url))
 
 
@@ -114,9 +133,16 @@ def ask_roots() -> InputRequest:
 # Asking, and reading the answer.
 
 
+class _FilledIn(msgspec.Struct):
+    """`ElicitResult` with any content: what does not fit the form is to be told by its field, not by its shape."""
+
+    action: Literal["accept", "decline", "cancel"]
+    content: dict[str, Any] | None = None
+
+
 async def elicit(call: Call, message: str, schema: type[Any] | Mapping[str, Any], key: str | None) -> Elicitation[Any]:
     """Ask by form."""
-    answer = await _ask(call, ask_form(message, schema), ElicitResult, key)
+    answer = await _ask(call, ask_form(message, schema), _FilledIn, key)
     if answer.action != "accept":
         return Elicitation(answer.action, None)
     from weft.protocol.forms import parse_form
@@ -129,8 +155,15 @@ async def elicit(call: Call, message: str, schema: type[Any] | Mapping[str, Any]
 
 async def elicit_url(call: Call, message: str, url: str, key: str | None) -> Elicitation[None]:
     """Ask the user to visit a page."""
-    answer = await _ask(call, ask_url(message, url), ElicitResult, key)
-    return Elicitation(answer.action, None)
+    request = ask_url(message, url)
+    check_request(call, request)
+    page = call.asker.name_page()
+    request.params.elicitation_id = page
+    answer = await _ask(call, request, ElicitResult, key)
+    if page is None:
+        return Elicitation(answer.action, None)
+    done = partial(call.connection.notify, "notifications/elicitation/complete", {"elicitationId": page})
+    return Elicitation(answer.action, None, done)
 
 
 async def sample(call: Call, request: InputRequest, key: str | None) -> CreateMessageResult:

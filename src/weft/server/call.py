@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
@@ -10,14 +10,15 @@ import msgspec
 from weft.eras.base import Envelope, ServerEra
 from weft.protocol.headers import Headers
 from weft.server.connection import Cancellation, Connection
-from weft.types.base import RequestId
+from weft.types.base import RequestId, Result
 
 if TYPE_CHECKING:
     from weft.server.app import Server
-    from weft.server.context import Context
-    from weft.server.rounds import Round
+    from weft.server.context import Context, TokenInfo
+    from weft.server.outstanding import Outstanding
+    from weft.server.rounds import InputRequired, Round
 
-__all__ = ["Asker", "Call", "Reply"]
+__all__ = ["Asker", "Asking", "Call", "Reply"]
 
 
 class Reply(Protocol):
@@ -36,13 +37,49 @@ class Reply(Protocol):
         """Give a sign of life, where that means something."""
         ...
 
+    async def close_stream(self, retry_seconds: float) -> None:
+        """Let the client go before the answer, to come back for it, where clients do that."""
+        ...
+
     def epilogue(self, message: bytes) -> None:
         """Have this sent after the answer, where the end of the answer is not the end of the stream."""
         ...
 
 
+class Asking(Protocol):
+    """Something that remembers which questions to a client are not answered yet: its session."""
+
+    @property
+    def outstanding(self) -> Outstanding:
+        """Requests to the client that it has not answered."""
+        ...
+
+
 class Asker(Protocol):
     """How a call's questions reach the client and the answers come back."""
+
+    @property
+    def answers(self) -> Mapping[str, msgspec.Raw]:
+        """The answers so far to questions that have a key."""
+        ...
+
+    @property
+    def state(self) -> msgspec.Raw | None:
+        """What the handler wanted to find again when it is called again."""
+        ...
+
+    @property
+    def is_retry(self) -> bool:
+        """Whether the handler was called before, for the same purpose."""
+        ...
+
+    def name_page(self) -> str | None:
+        """An id for a page that the user is sent to, where the protocol has them."""
+        ...
+
+    async def settle(self, signal: InputRequired) -> bool:
+        """Get the answers to the questions a handler returned. True: they are there, call it again."""
+        ...
 
     async def ask(self, method: str, params: Any, key: str | None) -> msgspec.Raw:
         """The answer to one question, as it stands on the wire."""
@@ -59,6 +96,13 @@ class Call:
     What not every call needs is made when it is asked for.
     """
 
+    session: Asking | None = None  # where the client is remembered from call to call
+    asked: Asker | None = None  # there once the call has asked, or has brought answers back
+    blamed: str | None = None  # what of the user's an exception came out of, where that is known
+    spent: str | None = None  # the `requestState` that this call has used up (MRTR-14)
+    _cancellation: Cancellation | None = None
+    _context: Context | None = None
+
     def __init__(
         self,
         server: Server,
@@ -70,6 +114,8 @@ class Call:
         peer: str = "",
         *,
         connection: Connection | None = None,
+        in_flight: dict[RequestId, Cancellation] | None = None,
+        token_info: TokenInfo | None = None,
     ) -> None:
         self.server = server
         self.id = id
@@ -77,12 +123,10 @@ class Call:
         self.era = era
         self.reply = reply
         self.headers = headers  # None where there are none: stdio
-        self.peer = peer  # whom limits are counted for: an address, or "" for the only one
-        self.asked: Asker | None = None  # there once the call has asked, or has brought answers back
-        self.blamed: str | None = None  # what of the user's an exception came out of, where that is known
+        self.token_info = token_info  # who is calling, where somebody has verified that before the call was made
+        self._address = peer  # where it comes from: a host, a pipe, or "" where there is only one
         self._connection = connection  # the session's, or made of the envelope
-        self._cancellation: Cancellation | None = None
-        self._context: Context | None = None
+        self._in_flight = in_flight  # what is served with it, where such connections share a pipe
 
     @property
     def connection(self) -> Connection:
@@ -90,7 +134,10 @@ class Call:
         if self._connection is None:
             envelope = self.envelope
             self._connection = Connection.from_envelope(
-                envelope.revision.version, envelope.client_info, envelope.client_capabilities
+                envelope.revision.version,
+                envelope.client_info,
+                envelope.client_capabilities,
+                in_flight=self._in_flight,
             )
         return self._connection
 
@@ -125,7 +172,8 @@ class Call:
     def asker(self) -> Asker:
         """Made when the call first asks, or brings answers back."""
         if self.asked is None:
-            from weft.server.rounds import Channel, Round
+            from weft.server.channel import Channel
+            from weft.server.rounds import Round
 
             self.asked = Round(self) if self.era.asks_by_rounds else Channel(self)
         return self.asked
@@ -137,9 +185,18 @@ class Call:
 
     @property
     def principal(self) -> str | None:
-        """Who is calling, where that is verified."""
-        token = None if self._context is None else self._context.token_info
-        return None if token is None else token.subject
+        """Who is calling, where that is verified: a name to compare, not to read."""
+        return None if self.token_info is None else self.token_info.principal
+
+    @property
+    def peer(self) -> str:
+        """Whom limits are counted for: the principal where there is one, else the address."""
+        principal = self.principal
+        return self._address if principal is None else f"principal {principal}"
+
+    def seal(self, result: Result) -> Result:
+        """A fresh result as it goes on the wire of this call."""
+        return self.era.seal(result, self.server.offer, self.envelope.revision)
 
     @property
     def described(self) -> str:

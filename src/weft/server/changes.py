@@ -13,8 +13,9 @@ from typing import Literal
 import msgspec
 
 from weft.errors import UsageError
+from weft.jsonrpc import encode_notification
 
-__all__ = ["Change", "ChangeKind", "Changes", "Listener"]
+__all__ = ["Change", "ChangeKind", "Changes", "Listener", "encode_change"]
 
 log = logging.getLogger("weft.changes")
 
@@ -80,3 +81,10 @@ class Changes:
                 listener(change)
             except Exception:
                 log.exception("a listener failed on a change of %s", change.kind)
+
+
+def encode_change(change: Change) -> bytes:
+    """The notification that tells a session of a change."""
+    if change.kind == "resource":
+        return encode_notification("notifications/resources/updated", {"uri": change.uri})
+    return encode_notification(f"notifications/{change.kind}/list_changed")

@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
@@ -20,6 +20,9 @@ from weft.errors import NoBackChannelError
 from weft.protocol.schema import is_array, is_object
 from weft.types.base import Implementation, LogLevel, RequestId
 from weft.types.capabilities import ClientCapabilities
+
+if TYPE_CHECKING:
+    from weft.server.outstanding import OnProgress
 
 __all__ = ["NO_CHANNEL", "Cancellation", "Connection", "NoChannel", "Outbound", "declared"]
 
@@ -34,7 +37,12 @@ class Outbound(Protocol):
     """Where messages go that the server sends on its own."""
 
     async def send_raw_request(
-        self, method: str, params: Mapping[str, Any] | None, *, timeout: float | None = None
+        self,
+        method: str,
+        params: Mapping[str, Any] | None,
+        *,
+        timeout: float | None = None,
+        on_progress: OnProgress | None = None,
     ) -> Any:
         """Send a request and wait for its result."""
         ...
@@ -48,7 +56,12 @@ class NoChannel:
     """The sentinel that means: nothing can be sent to this peer on its own."""
 
     async def send_raw_request(
-        self, method: str, params: Mapping[str, Any] | None, *, timeout: float | None = None
+        self,
+        method: str,
+        params: Mapping[str, Any] | None,
+        *,
+        timeout: float | None = None,
+        on_progress: OnProgress | None = None,
     ) -> Any:
         """Always raises."""
         raise NoBackChannelError(method)
@@ -100,6 +113,7 @@ class Connection:
         "client_capabilities",
         "client_info",
         "handshake_done",
+        "is_changed",
         "log_level",
         "outbound",
         "protocol_version",
@@ -120,6 +134,7 @@ class Connection:
         self.outbound = outbound
         self.log_level: LogLevel | None = None
         self.handshake_done = False  # an `initialize` was answered; a second one is refused
+        self.is_changed = False  # something is remembered that was not before; whoever stores it takes this back
         self._ready = ready  # born ready, or `notifications/initialized` came
         # The rest is made when it is asked for: most connections live for one request and need none of it.
         self._connection_id: str | None = None
@@ -149,11 +164,17 @@ class Connection:
 
     @classmethod
     def for_loop(
-        cls, outbound: Outbound, *, protocol_version_hint: str, connection_id: str | None = None
+        cls,
+        outbound: Outbound,
+        *,
+        protocol_version_hint: str,
+        connection_id: str | None = None,
+        in_flight: dict[RequestId, Cancellation] | None = None,
     ) -> Connection:
         """A connection that becomes ready by a handshake."""
         connection = cls(protocol_version_hint, None, _NO_CAPABILITIES, outbound, ready=False)
         connection._connection_id = connection_id
+        connection._in_flight = in_flight
         return connection
 
     @property
@@ -182,10 +203,27 @@ class Connection:
                 self._initialized.set()
         return self._initialized
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the handshake is over for the peer too, or is not needed."""
+        return self._ready
+
+    def greet(
+        self, protocol_version: str, client_info: Implementation | None, client_capabilities: ClientCapabilities
+    ) -> None:
+        """The peer has introduced itself, and this is what was agreed on."""
+        self.protocol_version = protocol_version
+        self.client_info = client_info
+        self.client_capabilities = client_capabilities
+        self.handshake_done = True
+        self.is_changed = True
+
     def set_initialized(self) -> None:
         """The peer said `notifications/initialized`."""
+        self.is_changed = self.is_changed or not self._ready
         self._ready = True
-        self.initialized.set()
+        if self._initialized is not None:
+            self._initialized.set()
 
     @property
     def state(self) -> dict[str, Any]:
@@ -231,16 +269,28 @@ class Connection:
         return _covers(declared(self.client_capabilities), msgspec.to_builtins(capability))
 
     async def send_raw_request(
-        self, method: str, params: Mapping[str, Any] | None = None, *, timeout: float | None = None
+        self,
+        method: str,
+        params: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        on_progress: OnProgress | None = None,
     ) -> Any:
-        """Send a request outside any other. Raises `NoBackChannelError` where there is no channel."""
-        return await self.outbound.send_raw_request(method, params, timeout=timeout)
+        """Send a request outside any other. Raises `NoBackChannelError` where there is no channel.
+
+        `on_progress` is called with what the client tells of its progress, and gives it more time.
+        """
+        return await self.outbound.send_raw_request(method, params, timeout=timeout, on_progress=on_progress)
 
     async def send_request(
         self, method: str, params: Mapping[str, Any] | None, result_type: type[T], *, timeout: float | None = None
     ) -> T:
         """Send a request and read its result as `result_type`."""
         return msgspec.convert(await self.send_raw_request(method, params, timeout=timeout), result_type)
+
+    async def ping(self, *, timeout: float | None = None) -> None:
+        """Ask the client whether it is there. Raises what `send_raw_request` raises."""
+        await self.send_raw_request("ping", timeout=timeout)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
         """Send a notification, if that can be done. Never raises."""

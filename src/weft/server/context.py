@@ -36,12 +36,19 @@ _LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)
 
 
 class TokenInfo(msgspec.Struct, frozen=True):
-    """Who is calling, as the verified access token says."""
+    """Who is calling, as whoever verified it says: the subject, and where they are known, its issuer and client."""
 
     subject: str
     client_id: str | None = None
     scopes: frozenset[str] = frozenset()
     claims: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    issuer: str | None = None  # the claim `iss` if not said
+
+    @property
+    def principal(self) -> str:
+        """One name for all of it. The same subject of another issuer is somebody else, and so is another client's."""
+        pieces = (self.issuer or self.claims.get("iss"), self.client_id, self.subject)
+        return "".join("-" if piece is None else f"{len(str(piece))}:{piece}" for piece in pieces)
 
 
 class Context:
@@ -58,14 +65,13 @@ class Context:
     ...     return f"Counted to {to}."
     """
 
-    __slots__ = ("_call", "_loop", "_progress", "_state", "token_info")
+    __slots__ = ("_call", "_loop", "_progress", "_state")
 
     def __init__(self, call: Call) -> None:
         self._call = call
         self._loop = asyncio.get_running_loop()
         self._progress: float | None = None  # the last progress told: the next must be more (PROG-03)
         self._state: dict[str, Any] | None = None
-        self.token_info: TokenInfo | None = None  # None where the transport verifies no tokens
 
     # What the call is.
 
@@ -107,6 +113,11 @@ class Context:
         return _NO_HEADERS if self._call.headers is None else self._call.headers.mapping()
 
     # Who sent it.
+
+    @property
+    def token_info(self) -> TokenInfo | None:
+        """Who is calling, where that was verified before the call came here; else None."""
+        return self._call.token_info
 
     @property
     def connection(self) -> Connection:
@@ -173,7 +184,8 @@ class Context:
             return
         self._progress = progress
         params = ProgressParams(progress_token=token, progress=progress, total=total, message=message)
-        await self._call.reply.notify(encode_notification("notifications/progress", params))
+        fitting = self._call.era.notice(params, self._call.envelope.revision)
+        await self._call.reply.notify(encode_notification("notifications/progress", fitting))
 
     async def log(self, level: LogLevel, data: Any, *, logger: str | None = None) -> None:
         """Send a log message to the client, if it asked for messages of this level.
@@ -219,6 +231,15 @@ class Context:
     async def emergency(self, data: Any, *, logger: str | None = None) -> None:
         """Log at level emergency."""
         await self.log("emergency", data, logger=logger)
+
+    async def close_stream(self, retry_seconds: float = 1.0) -> None:
+        """Let the client go and come back in a while for what follows: a call that takes long need not hold a line.
+
+        Only clients of one revision do that, over HTTP; for all others nothing happens.
+        """
+        if not 0 <= retry_seconds <= 3600:
+            raise UsageError(f"close_stream({retry_seconds!r}) is not possible: give seconds, an hour at most.")
+        await self._call.reply.close_stream(retry_seconds)
 
     def wait(self, awaitable: Awaitable[T]) -> T:
         """From a plain function: do something of this context and wait for it.
@@ -301,23 +322,22 @@ class Context:
     @property
     def is_retry(self) -> bool:
         """Whether this call goes on with an earlier one, whose questions it answers."""
-        return self._call.round is not None and self._call.round.is_retry
+        return self._call.asked is not None and self._call.asked.is_retry
 
     @property
     def request_state(self) -> Any:
         """The state that an earlier round returned with `InputRequired`, opened; None if there is none."""
-        state = None if self._call.round is None else self._call.round.journal.state
+        state = None if self._call.asked is None else self._call.asked.state
         return None if state is None else msgspec.json.decode(state)
 
     def request_state_as(self, type: type[T]) -> T | None:
         """The same, read as `type`."""
-        state = None if self._call.round is None else self._call.round.journal.state
+        state = None if self._call.asked is None else self._call.asked.state
         return None if state is None else _read(bytes(state), type, "`requestState`")
 
     @property
     def _answers(self) -> Mapping[str, msgspec.Raw]:
-        round = self._call.round
-        return _NONE if round is None else {key: answer.value for key, answer in round.journal.answers.items()}
+        return _NONE if self._call.asked is None else self._call.asked.answers
 
 
 def _read(data: bytes, type: type[T], what: str) -> T:

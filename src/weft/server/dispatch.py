@@ -12,8 +12,9 @@ from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from weft.errors import InternalError, MethodNotFound, ProtocolError, UsageError
+from weft.errors import InternalError, InvalidParams, MethodNotFound, ProtocolError, QuestionFailed, UsageError
 from weft.jsonrpc import encode_error, encode_result
+from weft.server.auth.scopes import InsufficientScope
 from weft.server.call import Call
 from weft.server.context import Context
 from weft.server.faults import report
@@ -66,7 +67,7 @@ class Dispatcher:
                 return 200, encode_result(call.id, result.body)
             if result.result_type is not None:
                 self._check_type(call, result.result_type)
-            return 200, encode_result(call.id, call.era.seal(result, self._server.offer))
+            return 200, encode_result(call.id, call.seal(result))
         except ProtocolError as error:
             return self.refuse(call, error)
         except asyncio.CancelledError as error:
@@ -78,9 +79,9 @@ class Dispatcher:
         except BaseException as error:  # noqa: BLE001 - R1: nothing a handler raises ends the process
             signal = signal_in(error)
             if isinstance(signal, InputRequired):
-                return self._ask(call, signal)
+                return await self._ask(call, signal)
             if call.round is not None and call.round.is_over:  # the handler made something else of the signal
-                return self._ask(call, None)
+                return await self._ask(call, None)
             return self.refuse(call, signal or self._fault(call, error))
         finally:
             if (connection := call.ends_connection) is not None:
@@ -112,19 +113,26 @@ class Dispatcher:
     def _fault(self, call: Call, error: BaseException) -> InternalError:
         return InternalError(report(call.blamed or call.method, error, debug=self._server.debug))
 
-    def _ask(self, call: Call, signal: InputRequired | None) -> Answer:
-        """The answer that asks, in place of a result."""
+    async def _ask(self, call: Call, signal: InputRequired | None) -> Answer:
+        """The answer that asks, in place of a result; or the result, where the client can be asked meanwhile."""
         try:
-            result = questions(call, signal)
-            return 200, encode_result(call.id, call.era.seal(result, self._server.offer))
+            if signal is not None and await call.asker.settle(signal):
+                return await self.run(call)
+            return 200, encode_result(call.id, call.seal(questions(call, signal)))
         except ProtocolError as error:
             return self.refuse(call, error)
+        except QuestionFailed as error:
+            return self.refuse(call, InternalError(f"A question was not answered. {error}"))
         except Exception as error:  # noqa: BLE001 - a journal too large, a state that is not JSON: the developer's to know
             return self.refuse(call, InternalError(report(call.described, error, debug=self._server.debug)))
 
     def refuse(self, call: Call, error: ProtocolError) -> Answer:
         """The answer to a call that failed."""
+        if call.spent is not None and isinstance(error, InvalidParams):
+            _give_back(call, call.spent)
         wire = call.era.refuse(error, opened=True)
+        if isinstance(error, InsufficientScope):
+            wire.status = error.status
         try:
             return wire.status, encode_error(call.id, wire.code, wire.message, wire.data)
         except (TypeError, ValueError) as fault:
@@ -138,8 +146,15 @@ def _settle(call: Call, result: Result | Encoded) -> Result | Encoded:
         return result
     if call.round.is_over:
         return call.round.result()
-    call.round.warn_if_changed()
+    if not getattr(result, "is_error", False):  # what failed had no chance to ask
+        call.round.warn_if_changed()
     return result
+
+
+def _give_back(call: Call, state: str) -> None:
+    """A state is not used up by answers that were refused, unless something happened before that must not again."""
+    if call.round is not None and call.round.abandon():
+        call.server.spent_states.give_back(state)
 
 
 def _compose(handler: Handler, middleware: Sequence[Middleware], tracing: Sequence[Middleware]) -> Handler:

@@ -10,30 +10,46 @@ set up, and the rest of it is awaited.
     except StopIteration as done:
         return done.value
     return await Suspended(coroutine, awaited)
+
+Where there is no task to step it in, a `Starter` has one.
 """
 
 from __future__ import annotations
 
 import asyncio
+from asyncio import tasks
 from collections.abc import Coroutine, Generator
+from contextvars import Context, copy_context
+from functools import partial
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Deadline", "Suspended"]
+__all__ = ["Deadline", "Starter", "Suspended"]
+
+# Made for those who implement tasks ("Extending asyncio" in Python's documentation), underscore or not.
+_enter_task = tasks._enter_task  # pyright: ignore[reportPrivateUsage] - see above
+_leave_task = tasks._leave_task  # pyright: ignore[reportPrivateUsage] - see above
 
 T = TypeVar("T")
 
 
 class Suspended(Generic[T]):
-    """The rest of a coroutine that waits for `awaited`; awaited as if it had been all along."""
+    """The rest of a coroutine that waits for `awaited`; awaited as if it had been all along.
 
-    __slots__ = ("_awaited", "_coroutine")
+    With a `context` it is stepped in that one, and not in that of the task which awaits it.
+    """
 
-    def __init__(self, coroutine: Coroutine[Any, Any, T], awaited: Any) -> None:
+    __slots__ = ("_awaited", "_context", "_coroutine")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], awaited: Any, context: Context | None = None) -> None:
         self._coroutine = coroutine
         self._awaited = awaited
+        self._context = context
 
     def __await__(self) -> Generator[Any, Any, T]:
-        coroutine, awaited = self._coroutine, self._awaited
+        coroutine, awaited, context = self._coroutine, self._awaited, self._context
+        send, throw = coroutine.send, coroutine.throw
+        if context is not None:
+            send, throw = partial(context.run, send), partial(context.run, throw)
         try:
             while True:
                 try:
@@ -42,11 +58,97 @@ class Suspended(Generic[T]):
                     coroutine.close()
                     raise
                 except BaseException as error:  # noqa: BLE001 - handed on to the coroutine, as `await` would
-                    awaited = coroutine.throw(error)
+                    awaited = throw(error)
                 else:
-                    awaited = coroutine.send(value)
+                    awaited = send(value)
         except StopIteration as done:
             return done.value
+
+
+class Starter:
+    """Starts coroutines without making a task for those that never wait.
+
+    `create_task` makes a task for each, and lets it wait for the next turn of the loop. Here the first step is taken at
+    once, in the name of a spare task. If the coroutine ends with that, the spare is there for the next one; if it has
+    to wait, the spare runs the rest of it. So `asyncio.current_task()` is the same from the first step to the last, as
+    `asyncio.timeout` and `TaskGroup` need it, and so is the context, which no two coroutines share.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._spare: _Spare | None = None
+
+    def start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any] | None:
+        """Begin. The task that it waits in, or None if it has ended; what it raises in the first step is raised."""
+        loop = self._loop
+        spare, self._spare = self._spare, None  # the step may come back here
+        if spare is None or spare.called.done():  # cancelled by somebody who cancels whatever there is
+            spare = _Spare(loop)
+        if not spare.is_ready:
+            self._spare = spare
+            return loop.create_task(coroutine)
+        context = copy_context()
+        current = asyncio.current_task(loop)  # there is one where a client in the same process sends
+        if current is not None:
+            _leave_task(loop, current)
+        _enter_task(loop, spare.task)
+        try:
+            awaited = context.run(coroutine.send, None)
+        except BaseException as error:
+            self._keep(spare)
+            if isinstance(error, StopIteration):
+                return None
+            raise
+        finally:
+            _leave_task(loop, spare.task)
+            if current is not None:
+                _enter_task(loop, current)
+        spare.go_on(Suspended(coroutine, awaited, context))
+        self._keep(_Spare(loop))
+        return spare.task
+
+    def _keep(self, spare: _Spare) -> None:
+        """One is enough: where a step has come back and left another, that one goes."""
+        if self._spare is not None:
+            self._spare.task.cancel()
+        self._spare = spare
+
+    async def close(self) -> None:
+        """End the spare. What was started goes on."""
+        if self._spare is not None:
+            self._spare.task.cancel()
+            await asyncio.wait([self._spare.task])
+
+
+class _Spare:
+    """A task that waits to be called for the rest of a coroutine."""
+
+    __slots__ = ("_rest", "called", "is_ready", "task")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._rest: Suspended[Any] | None = None
+        self.called: asyncio.Future[None] = loop.create_future()  # or cancelled, like the future that any task awaits
+        self.is_ready = False  # it waits for the call: from here on a cancellation shows there
+        self.task = loop.create_task(self._run())
+
+    def go_on(self, rest: Suspended[Any]) -> None:
+        """Run the rest, from the next turn of the loop on."""
+        self._rest = rest
+        if not self.called.done():  # else the coroutine has cancelled its own task
+            self.called.set_result(None)
+
+    async def _run(self) -> Any:
+        self.is_ready = True
+        try:
+            await self.called
+        except asyncio.CancelledError as error:
+            if self._rest is None:
+                raise
+            # Meant for the coroutine, and for what it awaits: said again, the task does so when it gets to see that.
+            self.task.cancel(*error.args)
+            self.task.uncancel()
+        assert self._rest is not None
+        return await self._rest
 
 
 class Deadline:

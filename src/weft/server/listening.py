@@ -49,9 +49,11 @@ class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8000
     path: str = "/mcp"
+    sse_path: str | None = None
     workers: int = 1
     allowed_hosts: Sequence[str] | None = None
     allowed_origins: Sequence[str] | None = None
+    trusted_proxies: Sequence[str] = ()
     log_level: str = "info"
 
 

@@ -31,6 +31,7 @@ DEFAULT_PAGE_SIZE = 250
 _MAX_CURSOR = 16 * 1024  # a URI of the longest kind, escaped and in base64, fits
 _MAX_KEYS = 8  # eras and revisions that have pages of their own; more are served without a cache
 
+_MAX_VIEWS = 64  # kinds of callers whose view of the list is kept; for more it is made each time
 _MAX_WENT = 1000  # names that were taken out and are remembered
 
 T = TypeVar("T")
@@ -92,7 +93,7 @@ class _Snapshot(Generic[T]):
     A change replaces the whole snapshot, so a page that was being made meanwhile stays with the old one, forgotten.
     """
 
-    __slots__ = ("items", "names", "pages", "position", "serials")
+    __slots__ = ("items", "names", "pages", "position", "serials", "views")
 
     def __init__(self, entries: dict[str, tuple[int, T]]) -> None:
         self.items = [item for _, item in entries.values()]
@@ -100,6 +101,17 @@ class _Snapshot(Generic[T]):
         self.names = list(entries)
         self.position = {name: place for place, name in enumerate(self.names)}
         self.pages: dict[Hashable, dict[int, Encoded]] = {}
+        self.views: dict[Hashable, _Snapshot[T]] = {}
+
+    def seen_by(self, view: Hashable, sees: Callable[[T], bool]) -> _Snapshot[T]:
+        """The list as callers see it who may see only some of it; `view` names what they may."""
+        seen = self.views.get(view)
+        if seen is None:
+            whole = zip(self.names, self.serials, self.items, strict=True)
+            seen = _Snapshot({name: (serial, item) for name, serial, item in whole if sees(item)})
+            if len(self.views) < _MAX_VIEWS:
+                self.views[view] = seen
+        return seen
 
     def remembered(self, key: Hashable) -> dict[int, Encoded] | None:
         pages = self.pages.get(key)
@@ -181,9 +193,17 @@ class Pages(Generic[T]):
         build: Callable[[list[T], str | None], Result],
         seal: Callable[[Result], Result],
         key: Hashable,
+        *,
+        view: Hashable = None,
+        sees: Callable[[T], bool] | None = None,
     ) -> Encoded:
-        """One page, sealed and encoded. `key` is what else than the items the sealed bytes depend on."""
+        """One page, sealed and encoded. `key` is what else than the items the sealed bytes depend on.
+
+        With `sees`, the list has only what that says; `view` names it: what is equal sees the same.
+        """
         snapshot = self._current()
+        if sees is not None:
+            snapshot = snapshot.seen_by(view, sees)
         start = 0 if cursor is None else self._start(snapshot, cursor)
         # Only pages that follow one another from the start are kept, so the cache holds the list once per key,
         # whatever cursors a peer makes up.

@@ -6,7 +6,7 @@ returns becomes messages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from weft.errors import InvalidParams, ParseError, RegistrationError
 from weft.jsonrpc import check_bounds
 from weft.limits import Limits
 from weft.protocol.names import closest
+from weft.server.auth.scopes import check_scopes, page_for
 from weft.server.call import Call
 from weft.server.changes import Change, Changes
 from weft.server.content import BLOCKS, HELPERS, Unserialisable, refuse_unawaited, to_block
@@ -32,7 +33,6 @@ from weft.types.prompts import (
     PromptArgument,
     PromptMessage,
 )
-from weft.types.request import PaginatedParams
 
 __all__ = ["AssistantMessage", "Prompts", "RegisteredPrompt", "UserMessage", "to_messages"]
 
@@ -83,12 +83,13 @@ def _message(value: Any) -> PromptMessage:
 class RegisteredPrompt:
     """A prompt and how it is filled in."""
 
-    __slots__ = ("_limits", "_spoken", "definition", "fn", "signature", "where")
+    __slots__ = ("_limits", "_spoken", "definition", "fn", "scopes", "signature", "where")
 
     def __init__(self, fn: Callable[..., Any], definition: Prompt, limits: Limits, where: str) -> None:
         self.fn = fn
         self.definition = definition
         self.where = where
+        self.scopes: tuple[str, ...] = ()
         self._limits = limits
         self.signature = read_signature(
             fn, injected=(Context,), opaque=(Struct, *HELPERS), kind="prompt", name=definition.name
@@ -157,6 +158,7 @@ class Prompts:
         self._cache = cache
         self._limits = limits
         self._pages: Pages[RegisteredPrompt] = Pages("prompts", page_size)
+        self.scopes: frozenset[str] = frozenset()  # that any prompt takes
         self.used = False  # once there was a prompt, the capability stays declared
 
     def __len__(self) -> int:
@@ -178,6 +180,7 @@ class Prompts:
         description: str | None = None,
         icons: list[Icon] | None = None,
         meta: Meta | None = None,
+        scopes: Sequence[str] = (),
         where: str | None = None,
     ) -> None:
         """Register a prompt; listeners hear of it."""
@@ -185,6 +188,7 @@ class Prompts:
         name = _check_name(name or getattr(fn, "__name__", type(fn).__name__), where)
         definition = Prompt(name, title, description, None, icons, meta)
         prompt = RegisteredPrompt(fn, definition, self._limits, where)
+        prompt.scopes = check_scopes(scopes, f"Prompt {name!r} ({where})")
         taken = self._pages.get(name)
         if taken is not None:
             raise RegistrationError(
@@ -193,6 +197,7 @@ class Prompts:
             )
         check_definition(definition, f"Prompt {name!r}", where)
         self._pages.add(name, prompt)
+        self.scopes |= frozenset(prompt.scopes)
         self.used = True
         self._changes.publish(Change("prompts"))
 
@@ -221,16 +226,12 @@ class Prompts:
             prompts=[prompt.definition for prompt in prompts],
             next_cursor=next_cursor,
             ttl_ms=self._cache.ttl_ms,
-            cache_scope=self._cache.list_scope,
+            cache_scope="private" if self.scopes else self._cache.list_scope,  # CACHE-16
         )
 
     async def list(self, call: Call) -> Encoded:
         """`prompts/list`."""
-        cursor = cast("PaginatedParams", call.envelope.params).cursor
-        offer = call.server.offer
-        return self._pages.page(
-            cursor, self._page, lambda result: call.era.seal(result, offer), call.envelope.revision.version
-        )
+        return page_for(call, self._pages, self._page, self.scopes)
 
 
 def _check_name(name: str, where: str) -> str:

@@ -7,7 +7,7 @@ names: only what was registered can be read (RES-13, RES-15).
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from copy import copy
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from weft.errors import InvalidParams, RegistrationError, ResourceNotFound
 from weft.limits import Limits
 from weft.protocol.names import check_uri
 from weft.protocol.uritemplate import UriTemplate
+from weft.server.auth.scopes import check_scopes, page_for
 from weft.server.call import Call
 from weft.server.changes import Change, Changes
 from weft.server.content import HELPERS, File, Unserialisable, check_mime_type, check_text, to_json_text
@@ -24,7 +25,6 @@ from weft.server.signature import ArgumentsError, Signature, read_signature
 from weft.server.where import caller, location
 from weft.types.base import Annotations, Icon, Meta, Result, Struct
 from weft.types.content import ResourceContents
-from weft.types.request import PaginatedParams
 from weft.types.resources import (
     ListResourcesResult,
     ListResourceTemplatesResult,
@@ -78,7 +78,7 @@ def _base64(data: bytes) -> str:
 class RegisteredResource:
     """A resource with a URI of its own: a function that reads it, or what is in it."""
 
-    __slots__ = ("_contents", "cache", "definition", "fn", "signature", "where")
+    __slots__ = ("_contents", "cache", "definition", "fn", "scopes", "signature", "where")
 
     def __init__(
         self, definition: Resource, fn: Callable[..., Any] | None, content: Any, cache: CachePolicy, where: str
@@ -87,6 +87,7 @@ class RegisteredResource:
         self.fn = fn
         self.cache = cache
         self.where = where
+        self.scopes: tuple[str, ...] = ()
         self.signature: Signature | None = None
         self._contents: list[ResourceContents] = []  # of a resource without a function: made once
         if fn is None:
@@ -113,13 +114,14 @@ class RegisteredResource:
 class RegisteredTemplate:
     """A family of resources: the variables of the template are the parameters of the function."""
 
-    __slots__ = ("cache", "definition", "fn", "signature", "template", "where")
+    __slots__ = ("cache", "definition", "fn", "scopes", "signature", "template", "where")
 
     def __init__(self, definition: ResourceTemplate, fn: Callable[..., Any], cache: CachePolicy, where: str) -> None:
         self.definition = definition
         self.fn = fn
         self.cache = cache
         self.where = where
+        self.scopes: tuple[str, ...] = ()
         self.template = _parse_template(definition.uri_template, where)
         self.signature = read_signature(fn, injected=(Context,), opaque=_OPAQUE, kind="resource", name=definition.name)
         _check_variables(self.template, self.signature, where)
@@ -171,6 +173,7 @@ class Resources:
         self._limits = limits
         self._resources: Pages[RegisteredResource] = Pages("resources", page_size)
         self._templates: Pages[RegisteredTemplate] = Pages("resource templates", page_size)
+        self.scopes: frozenset[str] = frozenset()  # that any resource takes
         self.used = False  # once there was a resource, the capability stays declared
 
     def __len__(self) -> int:
@@ -202,6 +205,7 @@ class Resources:
         icons: list[Icon] | None = None,
         meta: Meta | None = None,
         cache: CachePolicy | None = None,
+        scopes: Sequence[str] = (),
         where: str | None = None,
     ) -> None:
         """Register a function that reads a resource, or what is in it; listeners hear of it.
@@ -217,13 +221,15 @@ class Resources:
         if "{" in uri:
             self._check_template(uri, fn, size, where)
             template = ResourceTemplate(uri, name, title, description, mime_type, icons, annotations, meta)
-            self._add(self._templates, uri, RegisteredTemplate(template, cast("Any", fn), policy, where))
+            self._add(self._templates, uri, RegisteredTemplate(template, cast("Any", fn), policy, where), scopes)
         else:
             self._check_uri(uri, where)
             resource = Resource(uri, name, title, description, mime_type, size, icons, annotations, meta)
-            self._add(self._resources, uri, RegisteredResource(resource, fn, content, policy, where))
+            self._add(self._resources, uri, RegisteredResource(resource, fn, content, policy, where), scopes)
 
-    def _add(self, pages: Pages[Any], uri: str, entry: RegisteredResource | RegisteredTemplate) -> None:
+    def _add(
+        self, pages: Pages[Any], uri: str, entry: RegisteredResource | RegisteredTemplate, scopes: Sequence[str]
+    ) -> None:
         taken = pages.get(uri)
         if taken is not None:
             raise RegistrationError(
@@ -231,7 +237,9 @@ class Resources:
                 "Give one of them another URI, or remove the first."
             )
         check_definition(entry.definition, f"Resource {uri!r}", entry.where)
+        entry.scopes = check_scopes(scopes, entry.described)
         pages.add(uri, entry)
+        self.scopes |= frozenset(entry.scopes)
         self.used = True
         self._changes.publish(Change("resources"))
 
@@ -282,6 +290,15 @@ class Resources:
                 return template, template.read(call, kwargs)
         raise ResourceNotFound(uri)
 
+    def scopes_of(self, uri: str) -> tuple[str, ...]:
+        """What it takes to read this URI; nothing where there is nothing to read."""
+        resource = self._resources.get(uri)
+        if resource is not None:
+            return resource.scopes
+        if len(uri) > self._limits.uri_bytes:
+            return ()
+        return next((one.scopes for one in self._templates if one.match(uri) is not None), ())
+
     def _check_requested(self, uri: str) -> None:
         """RES-12, D7. A URI that is too long is not repeated; one that is none is just not there."""
         if len(uri) > self._limits.uri_bytes or len(uri.encode()) > self._limits.uri_bytes:
@@ -293,14 +310,14 @@ class Resources:
 
     async def templates(self, call: Call) -> Encoded:
         """`resources/templates/list`."""
-        return _page(self._templates, call, self._templates_page)
+        return page_for(call, self._templates, self._templates_page, self.scopes)
 
     def _templates_page(self, entries: list[RegisteredTemplate], next_cursor: str | None) -> Result:
         return ListResourceTemplatesResult(
             resource_templates=[entry.definition for entry in entries],
             next_cursor=next_cursor,
             ttl_ms=self._templates_cache.ttl_ms,
-            cache_scope=self._templates_cache.list_scope,
+            cache_scope="private" if self.scopes else self._templates_cache.list_scope,  # CACHE-16
         )
 
     def _resources_page(self, entries: list[RegisteredResource], next_cursor: str | None) -> Result:
@@ -308,18 +325,12 @@ class Resources:
             resources=[entry.definition for entry in entries],
             next_cursor=next_cursor,
             ttl_ms=self._list_cache.ttl_ms,
-            cache_scope=self._list_cache.list_scope,
+            cache_scope="private" if self.scopes else self._list_cache.list_scope,  # CACHE-16
         )
 
     async def list(self, call: Call) -> Encoded:
         """`resources/list`."""
-        return _page(self._resources, call, self._resources_page)
-
-
-def _page(pages: Pages[Any], call: Call, build: Callable[[list[Any], str | None], Result]) -> Encoded:
-    cursor = cast("PaginatedParams", call.envelope.params).cursor
-    offer = call.server.offer
-    return pages.page(cursor, build, lambda result: call.era.seal(result, offer), call.envelope.revision.version)
+        return page_for(call, self._resources, self._resources_page, self.scopes)
 
 
 def _result(value: Any, uri: str, entry: RegisteredResource | RegisteredTemplate) -> Result:
@@ -335,7 +346,7 @@ def _result(value: Any, uri: str, entry: RegisteredResource | RegisteredTemplate
     if result.ttl_ms is None:
         result.ttl_ms = entry.cache.ttl_ms
     if result.cache_scope is None:
-        result.cache_scope = entry.cache.read_scope
+        result.cache_scope = "private" if entry.scopes else entry.cache.read_scope
     return result
 
 

@@ -35,13 +35,15 @@ if TYPE_CHECKING:
 
     from weft.server.call import Call
 
-__all__ = ["Channel", "InputRequired", "Round", "questions", "signal_in"]
+__all__ = ["InputRequired", "Once", "Round", "UrlElicitationRequired", "questions", "signal_in", "to_json"]
 
 log = logging.getLogger("weft.asks")
 
 T = TypeVar("T")
 
 _in_once: ContextVar[Round | None] = ContextVar("weft_in_once", default=None)  # whose `once` this code runs in
+
+_KEEPABLE = "Return JSON, or a type that pydantic can write as JSON and read back; or name it: ctx.once(..., type=T)."
 
 QUIET_TURNS = 3  # turns of the loop without a new question, after which the round is over
 
@@ -61,6 +63,19 @@ class InputRequired(BaseException):
             raise UsageError("InputRequired needs questions, a state, or both: InputRequired({'name': ask_form(...)}).")
         self.requests = dict(requests or {})
         self.state = state
+
+
+class UrlElicitationRequired(InputRequired):
+    """The user has to visit pages before the call can be completed: pairs of a message and a URL.
+
+    Raise it. Clients are asked as their revision has it: by questions, or by an error that lists the pages, after which
+    they call again (L11-41).
+    """
+
+    def __init__(self, *pages: tuple[str, str]) -> None:
+        from weft.server.asks import ask_url
+
+        super().__init__({f"page {number}": ask_url(*page) for number, page in enumerate(pages, 1)})
 
 
 class _RoundOver(InputRequired):
@@ -90,8 +105,26 @@ class Round:
         self._over = False
         self._ticking = False
         self.journal = self._open(params)
-        self._once = _Once(call, self.journal.once)
+        self._once = Once(call, self.journal.once)
         self.is_retry = bool(self.journal.answers or self.journal.once or params.request_state)
+
+    @property
+    def answers(self) -> Mapping[str, msgspec.Raw]:
+        """The answers so far."""
+        return {key: answer.value for key, answer in self.journal.answers.items()}
+
+    @property
+    def state(self) -> msgspec.Raw | None:
+        """The state that an earlier round returned."""
+        return self.journal.state
+
+    def name_page(self) -> str | None:
+        """Nothing: a page is named by its question."""
+        return None
+
+    async def settle(self, signal: InputRequired) -> bool:
+        """The client has to be answered with the questions first."""
+        return False
 
     @property
     def is_over(self) -> bool:
@@ -138,13 +171,19 @@ class Round:
             self._quiet = 0
             self._tick()
 
+    def abandon(self) -> bool:
+        """End the round without an answer. True if nothing has happened in it, so that it may be played again."""
+        self._end()  # what still runs can begin no `once` any more
+        return not self._once.began
+
     def add(self, explicit: InputRequired) -> None:
         """Take over the questions and the state of an `InputRequired` that a handler returned."""
         for name, request in explicit.requests.items():
             self._questions[name] = request
             self.journal.pending[name] = digest(request.method, _plain(request.params))
+            self.journal.by_hand.add(name)
         if explicit.state is not None:
-            self.journal.state = msgspec.Raw(_adapter(Any).dump_json(explicit.state))
+            self.journal.state = to_json(explicit.state)
 
     def result(self) -> InputRequiredResult:
         """The result that asks: the questions, and the journal sealed."""
@@ -161,7 +200,7 @@ class Round:
 
     def warn_if_changed(self) -> None:
         """In development: a run that did not ask again what is answered already is not a replay."""
-        if not self._call.server.debug or not self._asked:
+        if not self._call.server.debug:
             return
         if forgotten := self.journal.unasked(self._asked):
             log.warning(
@@ -185,6 +224,9 @@ class Round:
         if self._quiet <= QUIET_TURNS:
             self._tick()
             return
+        self._end()
+
+    def _end(self) -> None:
         self._over = True
         for waiter in self._waiters:
             if not waiter.done():
@@ -218,10 +260,24 @@ class Round:
         )
 
     def _seal(self) -> str:
+        try:
+            return self._sealed(self.journal.encode())
+        except UsageError as error:
+            try:
+                self._sealed(self.journal.encode_own())
+            except UsageError:
+                raise error from None  # the handler has filled it without the client's help
+            most = self._call.server.limits.state_bytes
+            raise InvalidParams(
+                f"Invalid params: the answers to this call are too long: with them, its state would have more than the "
+                f"{most} bytes allowed. Answer more briefly."
+            ) from None
+
+    def _sealed(self, journal: bytes) -> str:
         server, params = self._call.server, self._call.envelope.params
         assert isinstance(params, InputParams)
         return server.state_keys.seal(
-            self.journal.encode(),
+            journal,
             binding=self._binding(params),
             expires=int(time.time() + server.limits.ask_seconds),
             max_bytes=server.limits.state_bytes,
@@ -236,40 +292,57 @@ class Round:
         return binding(self._call.principal, self._call.method, name, raw)
 
 
-class Channel:
-    """Asks over the channel of a session, and waits."""
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-        self._once = _Once(call, {})
-
-    async def ask(self, method: str, params: Any, key: str | None) -> msgspec.Raw:
-        """Send the question; the key is not needed, for the answer comes back to this very place."""
-        seconds = self._call.server.limits.ask_seconds
-        answer = await self._call.connection.send_raw_request(method, params, timeout=seconds)
-        return msgspec.Raw(msgspec.json.encode(answer))
-
-    async def once(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], type: Any) -> Any:
-        """The handler is not run again, but it may come by here more than once."""
-        return await self._once.result(key, fn, args, type)
-
-
-class _Once:
+class Once:
     """The results of functions that are called once, by key."""
 
     def __init__(self, call: Call, results: dict[str, msgspec.Raw]) -> None:
         self._call = call
         self._results = results
         self._locks: dict[str, asyncio.Lock] = {}  # or two that come at the same time would both call
+        self.began = False  # whether a function was called, however that ended
 
     async def result(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], type: Any) -> Any:
         """What `fn` returned the first time; read from its JSON also then, so that a replay gets the same."""
-        adapter = _adapter(_result_type(fn) if type is None else type)
+        kept = _Kept(key, _result_type(fn) if type is None else type)
         async with self._locks.setdefault(key, asyncio.Lock()):
             if key not in self._results:
-                value = await self._call.server.invoke_plain(fn, args)
-                self._results[key] = msgspec.Raw(adapter.dump_json(value))
-        return adapter.validate_json(bytes(self._results[key]))
+                self.began = True
+                self._results[key] = kept.write(await self._call.server.invoke_plain(fn, args))
+        return kept.read(self._results[key])
+
+
+class _Kept:
+    """How the result under one key is written into the journal and read from it; a type that cannot be is refused."""
+
+    def __init__(self, key: str, type: Any) -> None:
+        self._key = key
+        self._type = type
+        try:
+            self._adapter = _adapter(type)
+        except Exception as error:  # whatever pydantic makes of the user's type
+            raise UsageError(
+                f"ctx.once({key!r}) cannot keep a result of the type {_named(type)}, so nothing was called. {_KEEPABLE}"
+            ) from error
+
+    def write(self, value: Any) -> msgspec.Raw:
+        """The result as JSON."""
+        try:
+            return msgspec.Raw(self._adapter.dump_json(value, warnings=False))  # what does not fit is found by `read`
+        except Exception as error:  # also what the user's own serialisers raise
+            raise UsageError(
+                f"ctx.once({self._key!r}) has called its function, but cannot keep the {_named(value.__class__)} that "
+                f"it returned, so the next round would call it again. {_KEEPABLE}"
+            ) from error
+
+    def read(self, json: msgspec.Raw) -> Any:
+        """The result, from JSON."""
+        try:
+            return self._adapter.validate_json(bytes(json))
+        except Exception as error:  # also what the user's own validators raise
+            raise UsageError(
+                f"What ctx.once({self._key!r}) has kept cannot be read as {_named(self._type)}: the function returned "
+                f"something else than its annotation (or type=) says. {_KEEPABLE}"
+            ) from error
 
 
 def questions(call: Call, signal: InputRequired | None) -> InputRequiredResult:
@@ -298,6 +371,11 @@ def _plain(value: Any) -> Any:
     return None if value is msgspec.UNSET else msgspec.to_builtins(value)
 
 
+def to_json(value: Any) -> msgspec.Raw:
+    """Any value that pydantic can write, as JSON."""
+    return msgspec.Raw(_adapter(Any).dump_json(value))
+
+
 def _adapter(type: Any) -> TypeAdapter[Any]:
     return _known_adapter(type) if is_hashable(type) else _known_adapter.__wrapped__(type)
 
@@ -306,7 +384,13 @@ def _adapter(type: Any) -> TypeAdapter[Any]:
 def _known_adapter(type: Any) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter  # here, because most servers start sooner without it
 
-    return TypeAdapter(type)
+    adapter = TypeAdapter(type)
+    _ = adapter.serializer.to_json, adapter.validator.validate_json  # or a name that leads nowhere is found too late
+    return adapter
+
+
+def _named(type: Any) -> str:
+    return type.__qualname__ if inspect.isclass(type) else repr(type)
 
 
 def _result_type(fn: Callable[..., Any]) -> Any:

@@ -100,7 +100,7 @@ def _run_stdio(server: Server) -> None:
         try:
             await serve_stdio(server)
         finally:
-            await server.lifespan.stop()
+            await server.stop()
 
     _run_loop(server, serve())
 
@@ -116,6 +116,7 @@ def serve_http(server: Server, options: HttpOptions, listener: socket.socket, st
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             server.subscriptions.close()  # or the drain would wait for streams that never end
+            server.sessions.end_streams()
             await super().shutdown(sockets)
 
         def handle_exit(self, sig: int, frame: Any) -> None:
@@ -154,7 +155,13 @@ def _uvicorn_config(server: Server, options: HttpOptions) -> Config:
 
     from weft.server.transports.head_guard import guarded_protocol, respond_at_once
 
-    app = server.asgi(options.path, allowed_hosts=options.allowed_hosts, allowed_origins=options.allowed_origins)
+    app = server.asgi(
+        options.path,
+        allowed_hosts=options.allowed_hosts,
+        allowed_origins=options.allowed_origins,
+        sse_path=options.sse_path,
+        trusted_proxies=options.trusted_proxies,
+    )
     app.respond = respond_at_once
     return uvicorn.Config(
         app,  # type: ignore[arg-type] - an ASGI app by its own spelling of the types

@@ -117,7 +117,8 @@ def read_signature(
 
     `injected` are the classes whose parameter Weft fills itself; `opaque` the classes of results that are not JSON
     values, for which no output schema is made. A plain `str`, `bytes`, `None` or `Any`, too, makes no output schema: it
-    would promise nothing that the text of the result does not say already.
+    would promise nothing that the text of the result does not say already. Nor does a list of anything, `list` or
+    `list[Any]`, which may hold pictures and other blocks.
 
     >>> def add(a: int, b: int = 1) -> int:
     ...     "Add two numbers."

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from inspect import Signature as PythonSignature
 from typing import Annotated, Any, Never, NoReturn, Union, get_args, get_origin
 
@@ -197,7 +197,15 @@ def _is_silent(annotation: Any) -> bool:
         return _is_silent(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
         return all(map(_is_silent, get_args(annotation)))
-    return any(annotation is silent for silent in _SILENT)
+    return _is_list_of_anything(annotation) or any(annotation is silent for silent in _SILENT)
+
+
+def _is_list_of_anything(annotation: Any) -> bool:
+    """Such a list may hold pictures and other blocks as well, which no schema could promise."""
+    items = get_args(annotation)
+    return (get_origin(annotation) or annotation) in (list, tuple, Sequence) and all(
+        item in (Any, object, ...) for item in items
+    )
 
 
 def _contains(annotation: Any, classes: tuple[type, ...]) -> bool:

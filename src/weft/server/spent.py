@@ -26,8 +26,16 @@ class SpentStates:
         now = time.monotonic()
         while self._spent and (len(self._spent) >= MOST or next(iter(self._spent.values())) < now):
             self._spent.popitem(last=False)
-        key = hashlib.sha256(state.encode()).digest()
+        key = _digest(state)
         if key in self._spent:
             return False
         self._spent[key] = now + self._seconds
         return True
+
+    def give_back(self, state: str) -> None:
+        """Let a state that was spent be used again."""
+        self._spent.pop(_digest(state), None)
+
+
+def _digest(state: str) -> bytes:
+    return hashlib.sha256(state.encode()).digest()

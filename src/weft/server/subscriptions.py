@@ -76,6 +76,7 @@ class Subscriptions:
         self._per_peer: dict[str, int] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._beat: asyncio.TimerHandle | None = None
+        self._closed: asyncio.AbstractEventLoop | None = None  # where all streams were ended, for good
         server.changes.subscribe(self._heard)
 
     def __len__(self) -> int:
@@ -86,6 +87,7 @@ class Subscriptions:
         wanted = cast("ListenParams", call.envelope.params).notifications
         self._check(call, wanted)
         listener = Listener(call.id, self._honoured(wanted), call.peer)
+        listener.ended = self._closed is asyncio.get_running_loop()  # it comes too late, and is told so by its end
         self._add(listener)
         try:
             await call.reply.notify(
@@ -102,12 +104,26 @@ class Subscriptions:
         return EmptyResult(meta={SUBSCRIPTION_ID_KEY: listener.id})
 
     def close(self, peer: str | None = None) -> int:
-        """End the open streams gracefully, all or those of one peer, as one of the ends goes away. How many it were."""
+        """End the open streams gracefully, all or those of one peer, as one of the ends goes away. How many it were.
+
+        All of them means for good: a stream that is opened after that, in the same loop, ends at once.
+        """
+        if peer is None:
+            self._closed = asyncio.get_running_loop()
         ending = [one for one in self._listeners if not one.ended and (peer is None or one.peer == peer)]
         for listener in ending:
             listener.ended = True
             listener.rouse()
         return len(ending)
+
+    def close_soon(self) -> None:
+        """The same for all streams, from anywhere: a signal handler, another thread."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # another thread: the loop is that of the streams, if there are any
+            loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self.close)
 
     async def _tell(self, listener: Listener, call: Call) -> None:
         loop = asyncio.get_running_loop()

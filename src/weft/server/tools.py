@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from weft.protocol.headers import Mirror, check_mirrors, find_mirrors
 from weft.protocol.names import check_tool_name, closest
 from weft.protocol.schema import SchemaError, Validator, check_object_schema, compile_schema
 from weft.protocol.sealing import StateRefused
+from weft.server.auth.scopes import check_scopes, page_for, require_scopes
 from weft.server.call import Call
 from weft.server.changes import Change, Changes
 from weft.server.content import Audio, File, Image, Unserialisable, refuse_unawaited, to_blocks, to_json_text
@@ -28,7 +29,6 @@ from weft.server.threads import Threads
 from weft.server.where import location
 from weft.types.base import Icon, Result
 from weft.types.content import AudioContent, EmbeddedResource, ImageContent, ResourceLink, TextContent
-from weft.types.request import PaginatedParams
 from weft.types.tools import CallToolParams, CallToolResult, ListToolsResult, Tool, ToolAnnotations
 
 __all__ = ["RegisteredTool", "ToolOptions", "Tools"]
@@ -54,6 +54,7 @@ class ToolOptions(msgspec.Struct, kw_only=True, frozen=True):
     meta: dict[str, Any] | None = None
     timeout: float | None = None  # seconds
     single_use: bool = False  # a `requestState` of this tool is accepted once (MRTR-14)
+    scopes: Sequence[str] = ()  # without which a token is refused, and the tool not listed
     needs: Sequence[str] = ()  # client capabilities without which the call is refused before it begins
 
 
@@ -70,6 +71,7 @@ class RegisteredTool:
         "mirrors",
         "name",
         "needs",
+        "scopes",
         "signature",
         "single_use",
         "timeout",
@@ -92,6 +94,7 @@ class RegisteredTool:
         self.mirrors: tuple[Mirror, ...] = self._check(lambda: find_mirrors(schema))
         self.timeout = options.timeout
         self.needs = tuple(options.needs)
+        self.scopes = check_scopes(options.scopes, f"Tool {self.name!r} ({self.where})")
         self.single_use = options.single_use
         self._threads = threads
         self.definition = Tool(
@@ -240,6 +243,7 @@ class Tools:
         self._cache = cache
         self._pages: Pages[RegisteredTool] = Pages("tools", page_size)
         self._tools: dict[str, RegisteredTool] = {}  # the same, for the quickest look-up there is
+        self._scopes: frozenset[str] = frozenset()  # that any tool takes
         self._guarded: dict[str, RegisteredTool] = {}  # those whose calls must pass a check first
         self.used = False  # once there was a tool, the capability stays declared
 
@@ -265,8 +269,9 @@ class Tools:
             )
         self._pages.add(tool.name, tool)
         self._tools[tool.name] = tool
-        if tool.mirrors or tool.needs or tool.single_use:
+        if tool.mirrors or tool.needs or tool.single_use or tool.scopes:
             self._guarded[tool.name] = tool
+            self._scopes |= frozenset(tool.scopes)
         self.used = True
         self._changes.publish(Change("tools"))
         return tool
@@ -281,27 +286,23 @@ class Tools:
 
     async def list(self, call: Call) -> Encoded:
         """`tools/list`."""
-        cursor = cast("PaginatedParams", call.envelope.params).cursor
-        offer = call.server.offer
-        return self._pages.page(
-            cursor, self._page, lambda result: call.era.seal(result, offer), call.envelope.revision.version
-        )
+        return page_for(call, self._pages, self._page, self._scopes)
 
     def _page(self, tools: list[RegisteredTool], next_cursor: str | None) -> ListToolsResult:
         return ListToolsResult(
             tools=[tool.definition for tool in tools],
             next_cursor=next_cursor,
             ttl_ms=self._cache.ttl_ms,
-            cache_scope=self._cache.list_scope,
+            cache_scope="private" if self._scopes else self._cache.list_scope,  # CACHE-16
         )
 
-    async def call(self, call: Call) -> Result:
+    def call(self, call: Call) -> Awaitable[Result]:
         """`tools/call`."""
         params = cast("CallToolParams", call.envelope.params)
         tool = self._tools.get(params.name)
         if tool is None:
             raise self._unknown(params.name)
-        return await tool.invoke(call, params)
+        return tool.invoke(call, params)
 
     def check(self, call: Call) -> None:
         """What a call must pass before anything runs: headers that repeat its arguments, capabilities it needs."""
@@ -309,7 +310,9 @@ class Tools:
         tool = self._guarded.get(params.name)
         if tool is None:
             return
-        if tool.mirrors and call.headers is not None:
+        if tool.scopes:
+            require_scopes(call, tool.scopes)
+        if tool.mirrors and call.headers is not None and call.era.mirrors_params:
             check_mirrors(tool.mirrors, call.headers, _decoded(params.arguments))
         for capability in tool.needs:
             if not call.context.client_supports(capability):
@@ -318,8 +321,10 @@ class Tools:
                     required=_nested(capability),
                 )
         state = params.request_state if tool.single_use else None
-        if state is not None and not call.server.spent_states.spend(state):
-            raise StateRefused
+        if state is not None:
+            if not call.server.spent_states.spend(state):
+                raise StateRefused
+            call.spent = state
 
     def _unknown(self, name: str) -> InvalidParams:
         near = closest(name, self._pages.names())

@@ -53,8 +53,11 @@ from weft.types.interaction import (
 from weft.types.lifecycle import (
     CancelledParams,
     DiscoverResult,
+    InitializeParams,
+    InitializeResult,
     LogMessageParams,
     ProgressParams,
+    SetLevelParams,
 )
 from weft.types.prompts import (
     CompleteArgument,
@@ -80,6 +83,7 @@ from weft.types.resources import (
     Resource,
     ResourceTemplate,
     ResourceUpdatedParams,
+    SubscribeParams,
 )
 from weft.types.subscriptions import AcknowledgedParams, ListenParams, SubscriptionFilter
 from weft.types.tools import CallToolParams, CallToolResult, ListToolsResult, Tool, ToolAnnotations
@@ -112,6 +116,8 @@ __all__ = [
     "Icon",
     "ImageContent",
     "Implementation",
+    "InitializeParams",
+    "InitializeResult",
     "InputParams",
     "InputRequest",
     "InputRequiredResult",
@@ -151,7 +157,9 @@ __all__ = [
     "SamplingCapability",
     "SamplingMessage",
     "ServerCapabilities",
+    "SetLevelParams",
     "Struct",
+    "SubscribeParams",
     "SubscriptionFilter",
     "TextContent",
     "Tool",

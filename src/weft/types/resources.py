@@ -6,7 +6,7 @@ from msgspec import field
 
 from weft.types.base import Annotations, CacheScope, Icon, Meta, NotificationParams, Result, Struct
 from weft.types.content import ResourceContents
-from weft.types.request import InputParams
+from weft.types.request import InputParams, RequestParams
 
 __all__ = [
     "ListResourceTemplatesResult",
@@ -16,6 +16,7 @@ __all__ = [
     "Resource",
     "ResourceTemplate",
     "ResourceUpdatedParams",
+    "SubscribeParams",
 ]
 
 
@@ -80,5 +81,11 @@ class ReadResourceResult(Result, kw_only=True):
 
 class ResourceUpdatedParams(NotificationParams, kw_only=True):
     """The URI of a resource that changed."""
+
+    uri: str
+
+
+class SubscribeParams(RequestParams, kw_only=True):
+    """The resource that a session wants to hear of, or no more."""
 
     uri: str

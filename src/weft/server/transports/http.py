@@ -1,7 +1,8 @@
 """HTTP: an ASGI app with one endpoint. It guards, reads the body, and hands the message to its era's exchange.
 
 Everything is decided on the raw ASGI scope. What is refused here was not read: the answer is an HTTP status with a
-JSON-RPC error that has no id. The order is fixed (ledger 0.2): where the request comes from, the verb, the body.
+JSON-RPC error that has no id. The order is fixed (ledger 0.2): where the request comes from, who sends it, the verb,
+the body.
 """
 
 from __future__ import annotations
@@ -15,12 +16,18 @@ from weft.jsonrpc import Frame, decode, encode_error
 from weft.protocol.headers import HeaderFault, Headers, read
 from weft.protocol.hosts import HostPolicy
 from weft.protocol.hosts import refusal as refused
+from weft.server.auth.gate import Gate
 from weft.server.faults import report
 from weft.server.inline import Deadline, Suspended
 from weft.server.transports.asgi import Message, Receive, Respond, Scope, Send
+from weft.server.transports.caller import read_caller
+from weft.server.transports.forwarded import TrustedProxies
 from weft.server.transports.http_reply import Accepts, HttpReply, Refusal, read_accept
-from weft.server.transports.http_stateless import exchange
+from weft.server.transports.http_session import SessionExchange
+from weft.server.transports.http_sse import SseExchange
+from weft.server.transports.http_stateless import StatelessExchange
 from weft.server.transports.load import busy, is_full
+from weft.types.base import RequestId
 
 if TYPE_CHECKING:
     from weft.server.app import Server
@@ -46,6 +53,9 @@ class HttpApp:
         *,
         allowed_hosts: Sequence[str] | None = None,
         allowed_origins: Sequence[str] | None = None,
+        sessions: bool = True,
+        sse_path: str | None = None,
+        trusted_proxies: Sequence[str] = (),
     ) -> None:
         if not path.startswith("/"):
             raise UsageError(f"path={path!r} is not possible: a path begins with a slash, like '/mcp'.")
@@ -53,9 +63,30 @@ class HttpApp:
         self.path = path
         self._paths = frozenset({path, path.rstrip("/"), path.rstrip("/") + "/"})
         self._policy = HostPolicy(allowed_hosts, allowed_origins)
+        self._proxies = TrustedProxies(trusted_proxies) if trusted_proxies else None
+        self._gate = None if server.auth is None else Gate(server.auth, server)
+        self._is_plain = self._proxies is None and self._gate is None
+        self._session: SessionExchange | None = None
+        self._exchanges: list[StatelessExchange | SessionExchange] = []
+        for era in server.eras:
+            if era.remembers:
+                self._session = SessionExchange(server, keeps_sessions=sessions)
+                self._exchanges.append(self._session)
+            else:
+                self._exchanges.append(StatelessExchange(server, era))
+        self._sse = None if sse_path is None else self._old_transport(sse_path, keeps_sessions=sessions)
+        self._verbs = ("POST",) if self._session is None else self._session.verbs
         self.respond: Respond | None = None  # a quicker way out, set by whoever runs us and has one
         # What the guards found of headers that came before. Clients repeat themselves: the next check is one look-up.
         self._passes: dict[tuple[bytes | None, ...], Accepts] = {}
+
+    def _old_transport(self, path: str, *, keeps_sessions: bool) -> SseExchange:
+        if self._session is None or not keeps_sessions:
+            raise UsageError(
+                f"sse_path={path!r} is not possible here: that transport has sessions. Leave sessions=False out, and "
+                "have 'session' among the eras of the server."
+            )
+        return SseExchange(self.server, self._session, path, self._paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
@@ -70,7 +101,10 @@ class HttpApp:
             headers = read(
                 scope["headers"], max_fields=server.limits.header_fields, max_bytes=server.limits.header_bytes
             )
-            reply.accepts = self._guard(scope, headers)
+            if self._is_plain:
+                reply.accepts = self._guard(scope, headers)
+            elif await self._answers_openly(scope, headers, reply):
+                return
             if server.in_flight >= server.limits.in_flight and is_full(server):  # before a body takes up memory
                 error = busy(server.limits.in_flight)
                 raise Refusal(503, error.message, code=error.code)
@@ -80,75 +114,186 @@ class HttpApp:
         except HeaderFault as fault:
             await reply.refuse(Refusal(fault.status, str(fault)))
             return
+        serve = self._serve_post if scope["method"] == "POST" else self._serve_verb
+        if self._sse is not None and _inner_path(scope) in self._sse.verbs:
+            serve = self._serve_old
+        try:
+            await serve(scope, headers, receive, reply)
+        except Refusal as refusal:
+            await reply.refuse(refusal)
+        except ProtocolError as error:
+            await reply.answer(400, encode_error(error.request_id, error.code, error.message, error.data))
+        except UsageError as error:
+            await self._blame(error, None, reply)
+
+    async def _answers_openly(self, scope: Scope, headers: Headers, reply: HttpReply) -> bool:
+        """Guard a request whose sender matters; True if it was for what everybody may have, and is answered."""
+        if self._proxies is not None:
+            self._proxies.resolve(scope, headers)
+        gate = self._gate
+        if gate is None:
+            reply.accepts = self._guard(scope, headers)
+            return False
+        accepts = self._known_pass(scope, headers)
+        if accepts is not None and gate.knows(scope, headers):  # the quick way
+            reply.accepts = accepts
+            return False
+        if accepts is None and gate.is_metadata(_inner_path(scope)):
+            self._check_source(headers)
+            await gate.serve_metadata(scope, reply)
+            return True
+        verbs = self._check_place(scope, headers) if accepts is None else ()
+        await gate.let_in(scope, headers, reply)
+        reply.accepts = self._check_form(scope, headers, verbs) if accepts is None else accepts
+        return False
+
+    async def _serve_post(self, scope: Scope, headers: Headers, receive: Receive, reply: HttpReply) -> None:
+        """One message, or an array of them."""
+        server = self.server
         server.in_flight += 1
         try:
             body = self._take_body(receive, headers)
             if not isinstance(body, bytes):
                 body = await body
-            # Reading a large message takes long enough that others would notice: it is done beside the loop.
-            frame = (
-                decode(body, server.limits)
-                if len(body) < _LARGE
-                else await asyncio.to_thread(decode, body, server.limits)
-            )
-            if server.lifespan.started or await self._start(frame, reply):
-                await exchange(server, frame, headers, receive, reply, scope.get("client"))
-        except Refusal as refusal:
-            await reply.refuse(refusal)
-        except ProtocolError as error:
-            await reply.answer(400, encode_error(error.request_id, error.code, error.message, error.data))
+            if body[:1] != b"{" and self._session is not None and body.lstrip()[:1] == b"[":
+                if server.lifespan.started or await self._start(None, reply):
+                    await self._session.serve_batch(body, headers, read_caller(scope), reply)
+                return
+            frame = decode(body, server.limits) if len(body) < _LARGE else await self._decode_large(body)
+            if server.lifespan.started or await self._start(frame.reply_id, reply):
+                try:
+                    await self._choose(frame, headers).serve(frame, body, headers, scope, receive, reply)
+                except UsageError as error:
+                    await self._blame(error, frame.reply_id, reply)
         finally:
             server.in_flight -= 1
 
-    async def _start(self, frame: Frame, reply: HttpReply) -> bool:
+    async def _decode_large(self, body: bytes) -> Frame:
+        """Reading a large message takes long enough that others would notice: it is done beside the loop."""
+        return await asyncio.to_thread(decode, body, self.server.limits)
+
+    def _choose(self, frame: Frame, headers: Headers) -> StatelessExchange | SessionExchange:
+        """The exchange of a message: the first whose era it speaks, else the last, which refuses it."""
+        for exchange in self._exchanges:
+            if exchange.era.speaks(frame, headers, None):
+                return exchange
+        return self._exchanges[-1]
+
+    async def _blame(self, error: UsageError, request_id: RequestId | None, reply: HttpReply) -> None:
+        """The app around this one says of its caller what makes no sense: nothing can be served for that caller."""
+        text = report("The app that verifies the callers", error, debug=self.server.debug)
+        await reply.answer(500, encode_error(request_id, InternalError.code, text))
+
+    async def _serve_verb(self, scope: Scope, headers: Headers, receive: Receive, reply: HttpReply) -> None:
+        """GET and DELETE, which only sessions have."""
+        assert self._session is not None  # else the guard refused it
+        caller = read_caller(scope)
+        if scope["method"] == "GET":
+            await self._session.listen(headers, caller, receive, reply)
+        else:
+            await self._session.end(headers, caller, reply)
+
+    async def _serve_old(self, scope: Scope, headers: Headers, receive: Receive, reply: HttpReply) -> None:
+        """The transport with one stream for everything."""
+        server, sse = self.server, self._sse
+        assert sse is not None
+        if not server.lifespan.started and not await self._start(None, reply):
+            return
+        if scope["method"] == "GET":
+            await sse.open(scope, receive, reply)
+            return
+        session = await sse.find(scope)
+        server.in_flight += 1
+        try:
+            body = self._take_body(receive, headers)
+            if not isinstance(body, bytes):
+                body = await body
+            await sse.take(session, body, headers, scope, reply, in_thread=len(body) >= _LARGE)
+        finally:
+            server.in_flight -= 1
+
+    def close_streams(self) -> None:
+        """End the streams that never end by themselves, because the process is about to stop; new ones end at once.
+
+        An ASGI server that waits for open responses before it tells the app to shut down would wait for them forever.
+        May be called from anywhere: a signal handler, another thread.
+        """
+        self.server.close_streams()
+
+    async def _start(self, reply_id: RequestId | None, reply: HttpReply) -> bool:
         """Enter the lifespan where nobody did at start-up. If it fails, so does this request; the next tries again."""
         try:
             await self.server.lifespan.start()
         except Exception as error:  # noqa: BLE001 - R1: whatever a lifespan raises, the app goes on
             text = report("The lifespan", error, debug=self.server.debug)
-            await reply.answer(503, encode_error(frame.reply_id, InternalError.code, text))
+            await reply.answer(503, encode_error(reply_id, InternalError.code, text))
             return False
         return True
 
     def _guard(self, scope: Scope, headers: Headers) -> Accepts:
         """Everything that can be said of a request before its body is read."""
-        known = headers.known
-        facts = (known.get(b"host"), known.get(b"origin"), known.get(b"content-type"), known.get(b"accept"))
-        accepts = self._passes.get(facts)
+        accepts = self._known_pass(scope, headers)
+        if accepts is None:
+            accepts = self._check_form(scope, headers, self._check_place(scope, headers))
+        return accepts
+
+    def _known_pass(self, scope: Scope, headers: Headers) -> Accepts | None:
+        """What was found of a request like this one that came before."""
+        accepts = self._passes.get(_facts(headers))
         if (
             accepts is not None
             and scope["method"] == "POST"
             and scope["path"] == self.path
             and not scope.get("root_path")
+            and b"content-encoding" not in headers.known
         ):
-            if b"content-encoding" in known:
-                self._check_encoding(known[b"content-encoding"])
             return accepts
-        if not self._is_endpoint(scope):
+        return None
+
+    def _check_place(self, scope: Scope, headers: Headers) -> Sequence[str]:
+        """Where a request goes to and comes from; what can be done there."""
+        verbs = self._verbs_at(scope)
+        if not verbs:
             raise Refusal(404, "There is nothing at this path.")
-        host, origin, content_type, accept = facts
+        self._check_source(headers)
+        return verbs
+
+    def _check_source(self, headers: Headers) -> None:
+        host, origin = headers.known.get(b"host"), headers.known.get(b"origin")
         if not self._policy.host_ok(host):
             raise Refusal(421, refused("host", host))
         if not self._policy.origin_ok(origin):
             raise Refusal(403, refused("origin", origin))
+
+    def _check_form(self, scope: Scope, headers: Headers, verbs: Sequence[str]) -> Accepts:
+        """Whether a request is one that can be served there, by its verb and the form of its body."""
+        if scope["method"] not in verbs:
+            allowed = ", ".join(verbs)
+            raise Refusal(405, f"Served here: {allowed}.", headers=[(b"allow", allowed.encode())])
+        facts = _facts(headers)
+        _, _, content_type, accept = facts
         if scope["method"] != "POST":
-            raise Refusal(405, "Only POST is served here.", headers=[(b"allow", b"POST")])
+            return read_accept(accept)
         self._check_content_type(content_type)
-        self._check_encoding(known.get(b"content-encoding", b"identity"))
+        self._check_encoding(headers.known.get(b"content-encoding", b"identity"))
         accepts = read_accept(accept)
         if len(self._passes) < _MOST_PASSES and sum(len(fact or b"") for fact in facts) < _MOST_BYTES:
             self._passes[facts] = accepts
         return accepts
 
-    def _is_endpoint(self, scope: Scope) -> bool:
+    def _verbs_at(self, scope: Scope) -> Sequence[str]:
+        """What can be done at a path; nothing where there is nothing."""
+        inner = _inner_path(scope)
+        if self._sse is not None and inner in self._sse.verbs:
+            return self._sse.verbs[inner]
+        return self._verbs if self._is_endpoint(scope, inner) else ()
+
+    def _is_endpoint(self, scope: Scope, inner: str) -> bool:
         """Whether the request is for us: by path, by the place we are mounted at, or because a router said so."""
-        path: str = scope["path"]
-        root: str = scope.get("root_path", "")
-        inner = path[len(root) :] if root and path.startswith(root) else path
         # A Mount names us as the endpoint too, for every path below it: there the path decides. It is told from a Route
         # by what it leaves in the scope, for one at "/" adds nothing to the root.
         routed = scope.get("endpoint") is self and "app_root_path" not in scope
-        return inner in self._paths or (bool(root) and inner in ("", "/")) or routed
+        return inner in self._paths or (bool(scope.get("root_path")) and inner in ("", "/")) or routed
 
     def _check_content_type(self, value: bytes | None) -> None:
         essence, *parameters = (part.strip().lower() for part in (value or b"").split(b";"))
@@ -222,8 +367,21 @@ class HttpApp:
         await send({"type": "lifespan.startup.complete"})
         await receive()
         try:
-            await lifespan.stop()
+            await self.server.stop()
         except Exception as error:  # noqa: BLE001 - as above
             await send({"type": "lifespan.shutdown.failed", "message": f"{type(error).__name__}: {error}"})
             return
         await send({"type": "lifespan.shutdown.complete"})
+
+
+def _inner_path(scope: Scope) -> str:
+    """The path below the place that we are mounted at."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    return path[len(root) :] if root and path.startswith(root) else path
+
+
+def _facts(headers: Headers) -> tuple[bytes | None, ...]:
+    """What of the headers the guards look at."""
+    known = headers.known
+    return known.get(b"host"), known.get(b"origin"), known.get(b"content-type"), known.get(b"accept")

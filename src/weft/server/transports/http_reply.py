@@ -65,6 +65,8 @@ class HttpReply:
 
     # What most responses never need is here, on the class.
     respond: Respond | None = None  # where our own runner offers it
+    extra: RawHeaders = ()  # headers besides those that say what the body is
+    metadata_url: str | None = None  # of the protected resource, where it is not where it would be
     cancellation: Cancellation | None = None  # of the call that is answered here, once there is one
     accepts = Accepts.BOTH
     streaming = False
@@ -75,8 +77,8 @@ class HttpReply:
     _sign: asyncio.Task[None] | None = None  # of life, under way
 
     def __init__(self, send: Send, limits: Limits) -> None:
-        self._send = send
-        self._limits = limits
+        self.send = send
+        self.limits = limits
 
     @property
     def can_stream(self) -> bool:
@@ -119,19 +121,36 @@ class HttpReply:
             async with self._lock or asyncio.Lock():
                 await self._event(encode_event(body), last=True)
             return
-        if self.respond is not None and self.respond(self._send, status, body):
+        await self._answer_json(status, body)
+
+    async def _answer_json(self, status: int, body: bytes) -> None:
+        if self.respond is not None and not self.extra and self.respond(self.send, status, body):
             return
-        headers = [_JSON, (b"content-length", b"%d" % len(body))]
-        try:
-            await self._send({"type": "http.response.start", "status": status, "headers": headers})
-            await self._send({"type": "http.response.body", "body": body})
-        except OSError:  # how an ASGI server may say that the client is gone
-            pass
+        await self._whole(status, [_JSON, (b"content-length", b"%d" % len(body)), *self.extra], body)
 
     async def accept(self) -> None:
         """A notification was taken: 202, and no body (HTTP-11)."""
         self.finished = True
         await self._whole(202, [(b"content-length", b"0")], b"")
+
+    async def send_event(self, event: bytes) -> None:
+        """Send an encoded event of a stream that answers nothing."""
+        if not self.finished:
+            await self._event(event, last=False)
+
+    async def end_stream(self) -> None:
+        """End such a stream."""
+        if self.streaming and not self.finished:
+            self.close()
+            await self._event(b"", last=True)
+
+    async def close_stream(self, retry_seconds: float) -> None:
+        """Not possible: the stream is all that the client has of its request."""
+
+    async def done(self) -> None:
+        """What was asked for is done, and there is nothing to say about it: 204."""
+        self.finished = True
+        await self._whole(204, [], b"")
 
     async def refuse(self, refusal: Refusal) -> None:
         """Send a refusal, with an error that has no id."""
@@ -141,8 +160,8 @@ class HttpReply:
 
     async def _whole(self, status: int, headers: RawHeaders, body: bytes) -> None:
         try:
-            await self._send({"type": "http.response.start", "status": status, "headers": headers})
-            await self._send({"type": "http.response.body", "body": body})
+            await self.send({"type": "http.response.start", "status": status, "headers": headers})
+            await self.send({"type": "http.response.body", "body": body})
         except OSError:  # how an ASGI server may say that the client is gone
             pass
 
@@ -152,12 +171,13 @@ class HttpReply:
         self.streaming = True
         self._silent = False
         if start and not last:
-            self._beat = asyncio.get_running_loop().call_later(self._limits.keep_alive_seconds, self._on_beat)
+            self._beat = asyncio.get_running_loop().call_later(self.limits.keep_alive_seconds, self._on_beat)
         try:
-            async with asyncio.timeout(self._limits.write_seconds):
+            async with asyncio.timeout(self.limits.write_seconds):
                 if start:
-                    await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM})
-                await self._send({"type": "http.response.body", "body": event, "more_body": not last})
+                    headers = [*_STREAM, *self.extra]
+                    await self.send({"type": "http.response.start", "status": 200, "headers": headers})
+                await self.send({"type": "http.response.body", "body": event, "more_body": not last})
         except TimeoutError:
             await self._cut("the client does not read", last=last)
         except OSError:  # how an ASGI server may say that the client is gone
@@ -177,4 +197,4 @@ class HttpReply:
         if self._silent and (self._sign is None or self._sign.done()):
             self._sign = loop.create_task(self.keep_alive(), name="weft-keep-alive")
         self._silent = True
-        self._beat = loop.call_later(self._limits.keep_alive_seconds, self._on_beat)
+        self._beat = loop.call_later(self.limits.keep_alive_seconds, self._on_beat)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
+from weft.eras.base import ServerEra
 from weft.errors import InvalidRequest, ProtocolError
 from weft.jsonrpc import Frame, encode_error
 from weft.protocol.headers import Headers
@@ -20,46 +21,49 @@ from weft.server.connection import Cancellation
 from weft.server.dispatch import Answer
 from weft.server.faults import note_refusal
 from weft.server.inline import Suspended
-from weft.server.transports.asgi import Receive
+from weft.server.transports.asgi import Receive, Scope
+from weft.server.transports.caller import read_caller
 from weft.server.transports.http_reply import HttpReply
 
 if TYPE_CHECKING:
     from weft.server.app import Server
 
-__all__ = ["exchange"]
+__all__ = ["StatelessExchange"]
 
 
-async def exchange(
-    server: Server,
-    frame: Frame,
-    headers: Headers,
-    receive: Receive,
-    reply: HttpReply,
-    client: tuple[str, int] | None = None,
-) -> None:
-    """Serve one message. `client` is the address it comes from."""
-    era = server.choose_era(frame, headers)
-    request_id = frame.id
-    if frame.method is UNSET or not isinstance(request_id, (int, str)):
-        await _take(frame, reply)
-        return
-    try:
-        envelope = era.open(frame, headers, server.offer, None)
-    except ProtocolError as error:
-        note_refusal(error)
-        wire = era.refuse(error, opened=False)
-        await reply.answer(wire.status, encode_error(request_id, wire.code, wire.message, wire.data))
-        return
-    call = Call(server, request_id, envelope, era, reply, headers, client[0] if client else "")
-    running = server.dispatcher.run(call)
-    try:
-        awaited = running.send(None)
-    except StopIteration as done:
-        await reply.answer(*done.value)
-        return
-    answer = await _watched(call, Suspended(running, awaited), receive, reply)
-    if answer is not None:
-        await reply.answer(*answer)
+class StatelessExchange:
+    """Serves the messages of an era in which each stands for itself."""
+
+    def __init__(self, server: Server, era: ServerEra) -> None:
+        self._server = server
+        self.era = era
+
+    async def serve(
+        self, frame: Frame, body: bytes, headers: Headers, scope: Scope, receive: Receive, reply: HttpReply
+    ) -> None:
+        """Serve one message. Where it comes from, and from whom, is in the scope."""
+        server, era, request_id = self._server, self.era, frame.id
+        if frame.method is UNSET or not isinstance(request_id, (int, str)):
+            await _take(frame, reply)
+            return
+        try:
+            envelope = era.open(frame, headers, server.offer, None)
+        except ProtocolError as error:
+            note_refusal(error)
+            wire = era.refuse(error, opened=False)
+            await reply.answer(wire.status, encode_error(request_id, wire.code, wire.message, wire.data))
+            return
+        caller = read_caller(scope)
+        call = Call(server, request_id, envelope, era, reply, headers, caller.address, token_info=caller.token_info)
+        running = server.dispatcher.run(call)
+        try:
+            awaited = running.send(None)
+        except StopIteration as done:
+            await reply.answer(*done.value)
+            return
+        answer = await _watched(call, Suspended(running, awaited), receive, reply)
+        if answer is not None:
+            await reply.answer(*answer)
 
 
 async def _watched(call: Call, running: Suspended[Answer], receive: Receive, reply: HttpReply) -> Answer | None:

@@ -3,7 +3,8 @@
 The loop says when there is something to read; where it cannot (Windows, plain files), a thread reads. Lines are handed
 over a chunk at a time and the next is not read before they are dealt with, so that a flood stays in the pipe and not in
 memory. What goes out is gathered for one turn of the loop and written at once; a thread writes what the pipe does not
-take immediately. No descriptor is made non-blocking: that would change it for everybody who shares it.
+take immediately. No descriptor is made non-blocking: that would change it for everybody who shares it. Where a pipe can
+be opened once more, it is, and that one is ours alone.
 
 Nothing here knows what a line means.
 """
@@ -14,6 +15,8 @@ import asyncio
 import contextlib
 import os
 import select
+import stat
+import sys
 import threading
 from collections.abc import Callable
 from typing import TypeAlias
@@ -44,6 +47,8 @@ class LineSplitter:
 
     def feed(self, chunk: bytes) -> list[Line]:
         """The lines that this chunk completes."""
+        if not self._rest and not self._skipping and chunk.find(b"\n") == len(chunk) - 1 <= self._limit:
+            return [chunk[:-1]]  # as nearly all are: one line, from its beginning to its end
         *ends, rest = chunk.split(b"\n")
         lines = [self._end(end) for end in ends]
         self._keep(rest)
@@ -153,13 +158,18 @@ class LineReader:
 
 
 class LineWriter:
-    """Lines out. `send` returns at once; `broken` is called if the reader at the other end goes away."""
+    """Lines out. `send` returns at once; `broken` is called if the reader at the other end goes away.
+
+    Between `hold` and `flush` lines are gathered whatever they are sent with: more are on their way.
+    """
 
     def __init__(self, fd: int, broken: Callable[[], None]) -> None:
         self._fd = fd
+        self._own_fd = _opened_again(fd)  # for what is written at once; None where there is no second one
         self._broken = broken
         self._loop = asyncio.get_running_loop()
         self._lines: list[bytes] = []  # of this turn of the loop
+        self._held = False  # somebody will call `flush`
         self._change = threading.Condition()  # guards what follows
         self._queue: list[bytes] = []  # what the thread has to write
         self._queued = 0  # its size, with what is being written
@@ -171,9 +181,19 @@ class LineWriter:
 
     def send(self, line: bytes) -> None:
         """Write one line, soon."""
-        if not self._lines:
+        if not self._lines and not self._held:
             self._loop.call_soon(self.flush)
         self._lines.append(line)
+
+    def send_now(self, *lines: bytes) -> None:
+        """Write lines without waiting for others to go with them."""
+        self._lines.extend(lines)
+        if not self._held:
+            self.flush()
+
+    def hold(self) -> None:
+        """Gather what is sent from here on, until `flush`."""
+        self._held = True
 
     @property
     def congested(self) -> bool:
@@ -193,24 +213,41 @@ class LineWriter:
         if self._thread is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._done.wait(), timeout)
+        self.release()
+
+    def release(self) -> None:
+        """Close what was opened here; the reader at the other end would wait for more."""
+        own_fd, self._own_fd = self._own_fd, None
+        if own_fd is not None:
+            os.close(own_fd)
 
     def flush(self) -> None:
         """Write what was sent in this turn of the loop: at once if the pipe takes it, else by the thread."""
+        self._held = False
         if not self._lines:
             return
         self._lines.append(b"")
         data = b"\n".join(self._lines)
         self._lines.clear()
-        if self._queued == 0 and len(data) <= AT_ONCE and _takes_at_once(self._fd):
-            try:
-                data = data[os.write(self._fd, data) :]  # not all of it, where a parent has made the pipe non-blocking
-            except BlockingIOError:
-                pass
-            except OSError:
-                self._broken()
-                return
+        try:
+            data = data[self._write_some(data) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._broken()
+            return
         if data:
             self._enqueue(data)
+
+    def _write_some(self, data: bytes) -> int:
+        """How much of it the pipe takes at once, and nothing goes before it that is not written yet."""
+        if self._queued:
+            return 0
+        if self._own_fd is not None:
+            return os.write(self._own_fd, data)
+        if len(data) <= AT_ONCE and _takes_at_once(self._fd):
+            return os.write(self._fd, data)  # not all of it, where a parent has made the pipe non-blocking
+        return 0
 
     def _enqueue(self, data: bytes) -> None:
         if self._thread is None:
@@ -247,6 +284,19 @@ class LineWriter:
             self._queued -= size
             if self._queued <= QUEUED_BYTES // 2 and not self._drained.is_set():
                 self._loop.call_soon_threadsafe(self._drained.set)
+
+
+def _opened_again(fd: int) -> int | None:
+    """The same pipe, not blocking, without a change to `fd` for those who share it; None where that cannot be had.
+
+    Elsewhere than on Linux such a name is another for the descriptor itself, and so is the one of a socket.
+    """
+    if sys.platform != "linux" or not stat.S_ISFIFO(os.fstat(fd).st_mode):
+        return None
+    try:
+        return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:  # no /proc here, another user's pipe, or nobody who reads it
+        return None
 
 
 def _read(fd: int) -> bytes:

@@ -17,7 +17,8 @@ __all__ = ["busy", "is_full"]
 
 def is_full(server: Server) -> bool:
     """Whether the process serves as many requests as it may. Listen streams have a limit of their own."""
-    return server.in_flight - len(server.subscriptions) >= server.limits.in_flight
+    most = server.limits.in_flight
+    return server.in_flight >= most and server.in_flight - len(server.subscriptions) >= most
 
 
 def busy(most: int) -> InternalError:

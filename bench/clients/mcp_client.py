@@ -1,0 +1,28 @@
+"""The official SDK's client, over HTTP or with a server in the same process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import driving
+from mcp import Client
+
+
+@asynccontextmanager
+async def open_client(target: str) -> AsyncIterator[Callable[[], Awaitable[Any]]]:
+    found: Any = target
+    if target == "here":
+        from mcp_server import server as found
+    async with Client(found) as client:
+
+        async def call() -> Any:
+            content = (await client.call_tool("add", {"a": 2, "b": 3})).structured_content
+            return content["result"] if isinstance(content, dict) else content  # its server wraps what is no object
+
+        yield call
+
+
+if __name__ == "__main__":
+    driving.main(open_client)

@@ -1,0 +1,33 @@
+"""FastMCP, with sessions: by its own run(), or tuned (JSON answers, no access log)."""
+
+from __future__ import annotations
+
+import argparse
+
+from fastmcp import FastMCP
+
+server = FastMCP("bench")
+
+
+@server.tool
+async def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--http", type=int, metavar="PORT", required=True)
+    parser.add_argument("--tuned", action="store_true")
+    arguments = parser.parse_args()
+    if not arguments.tuned:
+        server.run("http", host="127.0.0.1", port=arguments.http, show_banner=False, log_level="WARNING")
+        return
+    import uvicorn
+
+    app = server.http_app(path="/mcp", json_response=True)
+    uvicorn.run(app, host="127.0.0.1", port=arguments.http, log_level="warning", access_log=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,337 @@
+"""What a revision of the session era does not have is not sent to it (COMPAT-23).
+
+Weft has one set of types for all revisions. Two tables here say how the older ones differ: `_SINCE` names the first
+revision that has a field; before it, the field is left out. `_STAND_INS` names what takes the place of a whole object
+that a revision cannot say as it is, so that nothing a handler returned is lost:
+
+    resource_link    before 2025-06-18: a text block with its name and URI
+    audio            in 2024-11-05: an embedded resource with the same data and MIME type. An embedded resource is the
+                     one block of that revision that holds any data, so a client that knows the MIME type can play it
+    structured       before 2025-06-18, and later where it is no object (L11-50): left out; it is in the text beside it,
+    content          and where a handler put nothing beside it, it becomes that text
+    output schema    where its root is no object (L11-50): left out, for what it describes is left out too
+
+Both are compiled into one plan for each type and revision, when it is first met. A type that has nothing to lose in a
+revision, itself or in its parts, has no plan: it is not walked. What is handed in is never changed, for lists are
+cached and shared; where nothing has to change, the same object comes back.
+
+Questions to the client are fitted likewise. What a revision cannot ask at all is refused with the same error as what
+the client did not declare, so a handler has one thing to catch.
+
+Pure: no I/O, no state but the plans.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar, cast, get_args
+
+import msgspec
+from msgspec import UNSET
+
+from weft.errors import MissingCapability
+from weft.protocol.revisions import (
+    SESSION_2024_11_05,
+    SESSION_2025_03_26,
+    SESSION_2025_06_18,
+    SESSION_2025_11_25,
+    STATELESS_2026_07_28,
+    Revision,
+)
+from weft.types.base import Annotations, EmptyResult, Implementation, Result
+from weft.types.capabilities import (
+    ClientCapabilities,
+    ElicitationCapability,
+    SamplingCapability,
+    ServerCapabilities,
+)
+from weft.types.content import (
+    AudioContent,
+    EmbeddedResource,
+    ImageContent,
+    ResourceContents,
+    ResourceLink,
+    TextContent,
+)
+from weft.types.interaction import SamplingMessage, ToolResultContent
+from weft.types.lifecycle import ProgressParams
+from weft.types.prompts import Prompt, PromptArgument
+from weft.types.resources import Resource, ResourceTemplate
+from weft.types.tools import CallToolResult, Tool
+
+__all__ = ["fit", "fit_capabilities", "fit_question"]
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+_MARCH = SESSION_2025_03_26.version
+_JUNE = SESSION_2025_06_18.version
+_NOVEMBER = SESSION_2025_11_25.version
+_LATER = STATELESS_2026_07_28.version  # no revision of this era has it
+
+_SINCE: Mapping[type[msgspec.Struct], Mapping[str, str]] = {
+    Result: {"result_type": _LATER, "ttl_ms": _LATER, "cache_scope": _LATER},  # L11-52; of every kind of result
+    EmptyResult: {"meta": _LATER},  # allowed, but strict parsers of `{}` exist (L11-52)
+    Implementation: {"title": _JUNE, "description": _NOVEMBER, "website_url": _NOVEMBER, "icons": _NOVEMBER},
+    ServerCapabilities: {"completions": _MARCH, "extensions": _LATER},
+    ClientCapabilities: {"elicitation": _JUNE, "extensions": _LATER},
+    ElicitationCapability: {"form": _NOVEMBER, "url": _NOVEMBER},  # before, `{}` says: by form (L06-04)
+    SamplingCapability: {"context": _NOVEMBER, "tools": _NOVEMBER},
+    Tool: {"annotations": _MARCH, "title": _JUNE, "output_schema": _JUNE, "meta": _JUNE, "icons": _NOVEMBER},
+    Prompt: {"title": _JUNE, "meta": _JUNE, "icons": _NOVEMBER},
+    PromptArgument: {"title": _JUNE},
+    Resource: {"title": _JUNE, "meta": _JUNE, "icons": _NOVEMBER},
+    ResourceTemplate: {"title": _JUNE, "meta": _JUNE, "icons": _NOVEMBER},
+    ResourceContents: {"meta": _JUNE},
+    Annotations: {"last_modified": _JUNE},
+    TextContent: {"meta": _JUNE},
+    ImageContent: {"meta": _JUNE},
+    AudioContent: {"meta": _JUNE},
+    EmbeddedResource: {"meta": _JUNE},
+    ResourceLink: {"icons": _NOVEMBER},
+    SamplingMessage: {"meta": _NOVEMBER},
+    ProgressParams: {"message": _MARCH},
+}
+
+
+def fit(message: S, revision: Revision) -> S:
+    """A result, or the params of a notification, as a peer of this revision of the session era gets it.
+
+    >>> fit(EmptyResult(result_type="complete"), SESSION_2025_11_25)
+    EmptyResult(result_type=None, meta=None)
+    """
+    return _FITTINGS[revision.version].fit(message)
+
+
+def fit_capabilities(client: ClientCapabilities, revision: Revision) -> ClientCapabilities:
+    """What a client declared, as far as the revision agreed on has it: nothing else may be used (L11-06)."""
+    return _FITTINGS[revision.version].fit(client)
+
+
+def fit_question(method: str, params: dict[str, Any] | None, revision: Revision) -> dict[str, Any] | None:
+    """The params of a request to the client as the revision has them; `MissingCapability` where it cannot ask that.
+
+    >>> form = {"message": "Which seat?", "mode": "form", "requestedSchema": {"type": "object", "properties": {}}}
+    >>> fit_question("elicitation/create", form, SESSION_2025_06_18)
+    {'message': 'Which seat?', 'requestedSchema': {'type': 'object', 'properties': {}}}
+    """
+    if params is None:
+        return None
+    if method == "elicitation/create":
+        return _elicitation(params, revision.version)
+    if method == "sampling/createMessage":
+        return _sampling(params, revision.version)
+    return params
+
+
+# --- what takes the place of what a revision cannot say
+
+
+def _link_as_text(link: ResourceLink) -> TextContent:
+    return TextContent(f"{link.name}: {link.uri}", link.annotations)
+
+
+def _audio_as_resource(audio: AudioContent) -> EmbeddedResource:
+    # A resource needs a URI. This one is the same for the same sound, and leads nowhere: there is nothing to read.
+    name = uuid.uuid5(uuid.NAMESPACE_URL, f"data:{audio.mime_type};base64,{audio.data}")
+    return EmbeddedResource(ResourceContents(name.urn, audio.mime_type, blob=audio.data), audio.annotations)
+
+
+_Structured = TypeVar("_Structured", CallToolResult, ToolResultContent)
+
+
+def _structure_as_text(result: _Structured) -> _Structured:
+    structured = result.structured_content
+    if structured is UNSET:
+        return result
+    content = result.content or [TextContent(msgspec.json.encode(structured).decode())]
+    return msgspec.structs.replace(result, content=content, structured_content=UNSET)
+
+
+def _structure_if_object(result: _Structured) -> _Structured:
+    structured = result.structured_content
+    if structured is UNSET or isinstance(structured, dict | msgspec.Struct) or dataclasses.is_dataclass(structured):
+        return result
+    return _structure_as_text(result)
+
+
+def _object_schemas(tool: Tool) -> Tool:
+    """L11-50; and the schemas of properties are objects too, so `true` is said as `{}`."""
+    changes: dict[str, Any] = {}
+    if tool.output_schema is not None and tool.output_schema.get("type") != "object":
+        changes["output_schema"] = None
+    for name in ("input_schema", "output_schema"):
+        schema: dict[str, Any] | None = changes.get(name, getattr(tool, name))
+        properties: dict[str, Any] = (schema or {}).get("properties", {})
+        if schema is not None and any(isinstance(inner, bool) for inner in properties.values()):
+            spelled = {key: _SPELLED[inner] if isinstance(inner, bool) else inner for key, inner in properties.items()}
+            changes[name] = {**schema, "properties": spelled}
+    return msgspec.structs.replace(tool, **changes) if changes else tool
+
+
+_SPELLED: Mapping[bool, dict[str, Any]] = {True: {}, False: {"not": {}}}
+
+# The revision that has no need of it any more, and what is done before; the first that applies.
+_STAND_INS: Mapping[type[msgspec.Struct], tuple[tuple[str, Callable[[Any], Any]], ...]] = {
+    ResourceLink: ((_JUNE, _link_as_text),),
+    AudioContent: ((_MARCH, _audio_as_resource),),
+    CallToolResult: ((_JUNE, _structure_as_text), (_LATER, _structure_if_object)),
+    ToolResultContent: ((_LATER, _structure_if_object),),
+    Tool: ((_LATER, _object_schemas),),
+}
+
+
+# --- plans
+
+
+class _Plan(msgspec.Struct, frozen=True):
+    """What has to be looked at in objects of one type."""
+
+    stand_in: Callable[[Any], Any] | None
+    absent: tuple[tuple[str, Any], ...]  # fields that the revision does not have, and what says that one is not there
+    nested: tuple[str, ...]  # fields in which something may have to change
+
+
+class _Fitting:
+    """The plans of one revision."""
+
+    def __init__(self, version: str) -> None:
+        self._version = version
+        self._plans: dict[type[Any], _Plan | None] = {}
+
+    def fit(self, value: Any) -> Any:
+        kind: type[Any] = value.__class__
+        try:
+            plan = self._plans[kind]
+        except KeyError:
+            plan = self._plans[kind] = self._make_plan(kind, frozenset())
+        if plan is None:
+            return value
+        if plan.stand_in is not None:
+            value = plan.stand_in(value)
+            if type(value) is not kind:
+                return self.fit(value)
+        changes = {name: nothing for name, nothing in plan.absent if getattr(value, name) is not nothing}
+        for name in plan.nested:
+            inner = getattr(value, name)
+            fitted = self._fit_all(cast("list[Any]", inner)) if isinstance(inner, list) else self.fit(inner)
+            if fitted is not inner:
+                changes[name] = fitted
+        return msgspec.structs.replace(value, **changes) if changes else value
+
+    def _fit_all(self, values: list[Any]) -> list[Any]:
+        fitted = [self.fit(value) for value in values]
+        return values if all(map(_is, fitted, values)) else fitted
+
+    def _make_plan(self, kind: type[Any], within: frozenset[type[Any]]) -> _Plan | None:
+        """None where nothing of the kind can have to change. `within` are the types it is a part of."""
+        if not issubclass(kind, msgspec.Struct):
+            return None
+        since = {name: first for base in reversed(kind.__mro__) for name, first in _SINCE.get(base, {}).items()}
+        choices = [choice for base in kind.__mro__ for choice in _STAND_INS.get(base, ())]
+        stand_in = next((replace for first, replace in choices if self._version < first), None)
+        fields = msgspec.structs.fields(kind)
+        absent = tuple((field.name, field.default) for field in fields if self._version < since.get(field.name, ""))
+        left = {name for name, _ in absent}
+        within |= {kind}
+        nested = tuple(
+            field.name
+            for field in fields
+            if field.name not in left
+            and any(self._make_plan(part, within) for part in _structs_in(field.type) if part not in within)
+        )
+        return _Plan(stand_in, absent, nested) if stand_in or absent or nested else None
+
+
+def _is(one: object, other: object) -> bool:
+    return one is other
+
+
+def _structs_in(annotation: Any) -> Iterator[type[msgspec.Struct]]:
+    if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _structs_in(part)
+
+
+_FITTINGS: Mapping[str, _Fitting] = {
+    version: _Fitting(version) for version in (SESSION_2024_11_05.version, _MARCH, _JUNE, _NOVEMBER)
+}
+
+
+# --- questions
+
+_FORM_WORDS = ("type", "title", "description")
+_FIELD_WORDS: Mapping[str, tuple[str, ...]] = {
+    "string": ("minLength", "maxLength", "format"),
+    "number": ("minimum", "maximum"),
+    "integer": ("minimum", "maximum"),
+    "boolean": ("default",),
+}
+
+
+def _elicitation(params: dict[str, Any], version: str) -> dict[str, Any]:
+    is_url = params.get("mode") == "url"
+    if version < _JUNE:
+        raise _cannot_ask("The user cannot be asked", _JUNE, version, {"elicitation": {}})
+    if version >= _NOVEMBER:
+        if is_url and "elicitationId" not in params:
+            raise ValueError("A question by URL needs an `elicitationId` in this revision; give it one (L11-39).")
+        return params
+    if is_url:
+        raise _cannot_ask("The user cannot be sent to a page", _NOVEMBER, version, {"elicitation": {"url": {}}})
+    form = params["requestedSchema"]
+    fields = {name: _plain_field(name, field, version) for name, field in form["properties"].items()}
+    plain = {word: form[word] for word in ("type", "properties", "required") if word in form} | {"properties": fields}
+    return {name: value for name, value in params.items() if name != "mode"} | {"requestedSchema": plain}
+
+
+def _plain_field(name: str, field: Mapping[str, Any], version: str) -> dict[str, Any]:
+    """A field without what came later: titled options, several at once, defaults but of booleans (L06-04)."""
+    if field["type"] == "array":
+        raise _cannot_ask(
+            f"Several options at once (field {name!r} of a form) cannot be asked for",
+            _NOVEMBER,
+            version,
+            {"elicitation": {"form": {}}},
+            "Ask for one option, or for true or false once per option",
+        )
+    plain = {word: field[word] for word in _FORM_WORDS if word in field}
+    if options := field.get("oneOf"):
+        names = [option["title"] for option in options]
+        return plain | {"enum": [option["const"] for option in options], "enumNames": names}
+    words = ("enum", "enumNames") if "enum" in field else _FIELD_WORDS[field["type"]]
+    return plain | {word: field[word] for word in words if word in field}
+
+
+def _sampling(params: dict[str, Any], version: str) -> dict[str, Any]:
+    fitting = _FITTINGS[version]
+    messages = msgspec.convert(params["messages"], list[SamplingMessage])
+    if version < _NOVEMBER:
+        if "tools" in params or "toolChoice" in params:
+            raise _cannot_ask("The model cannot be given tools", _NOVEMBER, version, {"sampling": {"tools": {}}})
+        messages = [single for message in messages for single in _single_blocks(message, version)]
+    fitted = {"messages": [fitting.fit(message) for message in messages]}
+    if "tools" in params:
+        fitted["tools"] = [fitting.fit(tool) for tool in msgspec.convert(params["tools"], list[Tool])]
+    return params | cast("dict[str, Any]", msgspec.to_builtins(fitted))
+
+
+def _single_blocks(message: SamplingMessage, version: str) -> Iterator[SamplingMessage]:
+    """A message for each block, in order: in these revisions a message is one block (L06-05)."""
+    for block in message.content if isinstance(message.content, list) else [message.content]:
+        if isinstance(block, AudioContent) and version < _MARCH:
+            raise _cannot_ask("The model cannot be sent audio", _MARCH, version, {"sampling": {}})
+        if not isinstance(block, TextContent | ImageContent | AudioContent):
+            raise _cannot_ask("The model cannot be told of tools", _NOVEMBER, version, {"sampling": {"tools": {}}})
+        yield msgspec.structs.replace(message, content=block)
+
+
+def _cannot_ask(
+    what: str, first: str, version: str, required: Mapping[str, Any], instead: str = "Do without it"
+) -> MissingCapability:
+    return MissingCapability(
+        f"{what}: that exists since revision {first}, the client speaks {version}. {instead}, or use a newer client.",
+        required=required,
+    )

@@ -1,0 +1,92 @@
+"""What only sessions have: the handshake, ping, and what a client has the server remember."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+
+from weft.eras.session import HANDSHAKE, AlreadyInitialized
+from weft.errors import InvalidParams, InvalidRequest
+from weft.server.call import Call
+from weft.types.base import EmptyResult
+from weft.types.capabilities import ListChangedCapability, ResourcesCapability, ServerCapabilities
+from weft.types.lifecycle import InitializeResult, SetLevelParams
+from weft.types.resources import SubscribeParams
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weft.server.dispatch import Handler
+
+__all__ = ["HANDLERS"]
+
+
+async def _greet(call: Call) -> InitializeResult:
+    """Answer the handshake. The version was settled by the era (L11-02)."""
+    envelope, server = call.envelope, call.server
+    if call.connection.handshake_done:  # by one that came before this one was answered
+        raise AlreadyInitialized
+    call.connection.greet(envelope.revision.version, envelope.client_info, envelope.client_capabilities)
+    heard = call.connection.has_standalone_channel
+    return InitializeResult(
+        protocol_version=envelope.revision.version,
+        capabilities=server.capabilities if heard else _without_changes(server.capabilities),
+        server_info=server.info,
+        instructions=server.instructions,
+    )
+
+
+def _without_changes(capabilities: ServerCapabilities) -> ServerCapabilities:
+    """What a server can do for a client that it cannot tell of anything: nobody is to wait for what never comes."""
+    silent = ListChangedCapability()
+    return msgspec.structs.replace(
+        capabilities,
+        tools=capabilities.tools and silent,
+        prompts=capabilities.prompts and silent,
+        resources=capabilities.resources and ResourcesCapability(),
+    )
+
+
+async def _ping(_: Call) -> EmptyResult:
+    return EmptyResult()
+
+
+async def _set_level(call: Call) -> EmptyResult:
+    """From which level on the session gets log messages (L11-33)."""
+    connection = call.connection
+    connection.log_level = cast("SetLevelParams", call.envelope.params).level
+    connection.is_changed = True
+    return EmptyResult()
+
+
+async def _subscribe(call: Call) -> EmptyResult:
+    """Have the session hear of what a resource holds (L11-34)."""
+    connection, limits = call.connection, call.server.limits
+    uri = cast("SubscribeParams", call.envelope.params).uri
+    if not connection.has_standalone_channel:
+        raise InvalidRequest("Invalid request: there is no session here that could hear of changes.")
+    if len(uri.encode()) > limits.uri_bytes:
+        raise InvalidParams(f"Invalid params: a URI has at most {limits.uri_bytes} bytes.")
+    if len(connection.subscribed_uris) >= limits.listen_uris and uri not in connection.subscribed_uris:
+        raise InvalidParams(f"Invalid params: a session subscribes to at most {limits.listen_uris} resources.")
+    connection.subscribed_uris.add(uri)
+    connection.is_changed = True
+    return EmptyResult()
+
+
+async def _unsubscribe(call: Call) -> EmptyResult:
+    """Not to hear of it any more; what was not subscribed to is nothing to complain about."""
+    connection = call.connection
+    connection.subscribed_uris.discard(cast("SubscribeParams", call.envelope.params).uri)
+    connection.is_changed = True
+    return EmptyResult()
+
+
+HANDLERS: Mapping[str, Handler] = {
+    HANDSHAKE: _greet,
+    "ping": _ping,
+    "logging/setLevel": _set_level,
+    "resources/subscribe": _subscribe,
+    "resources/unsubscribe": _unsubscribe,
+}

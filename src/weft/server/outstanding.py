@@ -1,0 +1,135 @@
+"""Outstanding: requests that the server has sent to a peer and that the peer has not answered yet.
+
+Whoever sends one gives the way it goes out; the answer comes back in whatever way the peer's messages come in. A
+request that is given up, by its time or by whoever waits for it, is cancelled at the peer too (CAN-02).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from itertools import count
+from typing import Any, TypeAlias
+
+import msgspec
+from msgspec import UNSET
+
+from weft.errors import InternalError, RemoteError, RequestTimeout
+from weft.jsonrpc import Frame, encode_notification, encode_request
+from weft.types.base import ProgressToken
+from weft.types.lifecycle import CancelledParams, ProgressParams
+
+__all__ = ["OnProgress", "Outstanding", "Way"]
+
+log = logging.getLogger("weft.outstanding")
+
+Way: TypeAlias = Callable[[bytes], Awaitable[None]]  # how an encoded message gets to the peer
+OnProgress: TypeAlias = Callable[[ProgressParams], None]
+
+
+class _Error(msgspec.Struct):
+    code: int = InternalError.code
+    message: str = "The client gave no reason."
+    data: Any = None
+
+
+class _Waiting:
+    """One request, and who waits for its answer."""
+
+    __slots__ = ("answer", "deadline", "on_progress")
+
+    def __init__(self, on_progress: OnProgress | None) -> None:
+        self.answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        self.on_progress = on_progress
+        self.deadline: asyncio.Timeout | None = None
+
+
+class Outstanding:
+    """The requests to one peer. Their ids begin with `name`, by which one worker's are told from another's."""
+
+    def __init__(self, name: str, farewell: Way) -> None:
+        self._name = name
+        self._farewell = farewell  # how to say that a request is not needed any more, when its own way is closed
+        self._numbers = count(1)
+        self._waiting: dict[str, _Waiting] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    async def request(
+        self,
+        way: Way,
+        method: str,
+        params: Mapping[str, Any] | None,
+        *,
+        timeout: float,
+        on_progress: OnProgress | None = None,
+    ) -> Any:
+        """Send a request and wait for its result. `RemoteError` if the peer refuses, `RequestTimeout` if it is late."""
+        request_id = f"{self._name}-{next(self._numbers)}"
+        waiting = self._waiting[request_id] = _Waiting(on_progress)
+        if on_progress is not None:
+            params = {**(params or {}), "_meta": {**(params or {}).get("_meta", {}), "progressToken": request_id}}
+        try:
+            async with asyncio.timeout(timeout) as waiting.deadline:
+                await way(encode_request(request_id, method, UNSET if params is None else params))
+                frame = await waiting.answer
+        except TimeoutError:
+            await _give_up(way, request_id, "no answer in time")
+            raise RequestTimeout(f"The client did not answer {method!r} within {timeout:g} s.") from None
+        except asyncio.CancelledError:
+            if not waiting.answer.done() or waiting.answer.cancelled():
+                await _give_up(self._farewell, request_id, "no longer needed")
+            raise
+        finally:
+            del self._waiting[request_id]
+        return _result(frame)
+
+    def answered(self, frame: Frame) -> bool:
+        """Take an answer. False if nobody waits for it."""
+        waiting = self._waiting.get(frame.id) if isinstance(frame.id, str) else None
+        if waiting is None or waiting.answer.done():
+            log.debug("an answer that nobody waits for was dropped")
+            return False
+        waiting.answer.set_result(frame)
+        return True
+
+    def progressed(self, params: ProgressParams) -> bool:
+        """A request comes along: whoever waits for it may hear of that, and it gets more time. False if nobody does."""
+        token: ProgressToken = params.progress_token
+        waiting = self._waiting.get(token) if isinstance(token, str) else None
+        if waiting is None or waiting.on_progress is None:
+            return False
+        if waiting.deadline is not None and not waiting.deadline.expired() and (when := waiting.deadline.when()):
+            loop = asyncio.get_running_loop()
+            waiting.deadline.reschedule(max(when, loop.time() + PROGRESS_SECONDS))
+        waiting.on_progress(params)
+        return True
+
+    def close(self) -> None:
+        """The peer is gone: nobody need wait any more."""
+        for waiting in self._waiting.values():
+            if not waiting.answer.done():
+                waiting.answer.set_exception(RemoteError(InternalError.code, "The client is gone."))
+
+
+PROGRESS_SECONDS = 60.0  # that a request gets at least from when its progress was last heard of
+
+
+async def _give_up(way: Way, request_id: str, reason: str) -> None:
+    params = CancelledParams(request_id=request_id, reason=reason)
+    try:
+        await way(encode_notification("notifications/cancelled", params))
+    except Exception as error:  # noqa: BLE001 - it is given up in any case
+        log.debug("the client could not be told that a request is cancelled: %s", type(error).__name__)
+
+
+def _result(frame: Frame) -> Any:
+    if frame.error is not UNSET:
+        try:
+            error = msgspec.json.decode(frame.error, type=_Error)
+        except msgspec.ValidationError:
+            error = _Error()
+        raise RemoteError(error.code, error.message[:1000], error.data)
+    return msgspec.json.decode(frame.result) if isinstance(frame.result, msgspec.Raw) else {}

@@ -1,0 +1,465 @@
+"""Sessions: what is remembered of clients that introduce themselves once.
+
+A session is two things. Its *record* (who, which version, which capabilities, what it wants to hear) is in the
+Backend's store, where any worker finds it. Its *live part* is in one process: the connection that handlers see, the
+requests under way, the questions that the client has not answered yet. A worker that gets a request of a session it
+does not know reads the record and makes a live part of its own.
+
+A session belongs to the principal that opened it: to anybody else it does not exist (R4, R5).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Coroutine, Iterable, Mapping
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from weft.backends.base import Unsubscribe
+from weft.errors import NoBackChannelError
+from weft.jsonrpc import Frame, encode_notification
+from weft.server.changes import Change, encode_change
+from weft.server.connection import Connection
+from weft.server.notices import take_notification
+from weft.server.outstanding import OnProgress
+from weft.server.records import OFTEN, Record, Records
+from weft.server.session import Session
+from weft.server.streams import STANDALONE, Streams
+
+if TYPE_CHECKING:
+    from weft.server.app import Server
+
+__all__ = ["Sessions", "SessionsFull"]
+
+log = logging.getLogger("weft.sessions")
+
+
+class SessionsFull(Exception):
+    """There is no room for another session, and none that is idle."""
+
+
+class _StandaloneOutbound:
+    """What the server says on its own goes on the stream that belongs to no request (L11-10)."""
+
+    __slots__ = ("_session", "_sessions")
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._session: Session | None = None
+
+    def bind(self, session: Session) -> None:
+        self._session = session
+
+    async def send_raw_request(
+        self,
+        method: str,
+        params: Mapping[str, Any] | None,
+        *,
+        timeout: float | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Any:
+        session = self._session
+        if session is None or not session.has_listened or session.ended:
+            raise NoBackChannelError(method)
+        limit = self._sessions.limits.ask_seconds if timeout is None else timeout
+        return await session.outstanding.request(self.send, method, params, timeout=limit, on_progress=on_progress)
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
+        session = self._session
+        if session is not None and session.has_listened:
+            await self.send(encode_notification(method, msgspec.UNSET if params is None else params))
+
+    async def send(self, message: bytes) -> None:
+        """Write a message to the standalone stream."""
+        assert self._session is not None
+        if not self._session.ended:  # else it would be kept, and nobody would come for it
+            await self._sessions.streams.append(self._session.id, STANDALONE, message)
+            await self._sessions.streams.room(self._session.id, STANDALONE)
+
+
+class Sessions:
+    """The sessions of one server: the live ones of this process, and finding those of others."""
+
+    def __init__(self, server: Server) -> None:
+        self.limits = server.limits
+        self.streams = Streams(server.backend, server.limits)
+        self.closing = False  # streams that would never end by themselves end at once
+        self._server = server
+        self._records = Records(server.backend.store, server.limits)
+        self._bus = server.backend.bus
+        self._worker = secrets.token_hex(4)
+        self._unused: OrderedDict[str, Session] = OrderedDict()  # nothing came after the handshake; oldest first
+        self._used: OrderedDict[str, Session] = OrderedDict()  # the one used longest ago first
+        self._per_peer: dict[str, OrderedDict[str, Session]] = {}
+        self._sweeping: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+        self._joining = asyncio.Lock()
+        self._quit: list[Unsubscribe] = []  # how not to listen any more to what other workers have to tell
+        server.changes.subscribe(self._heard)
+
+    def __len__(self) -> int:
+        return len(self._unused) + len(self._used)
+
+    # Opening, finding, ending.
+
+    def new(self, principal: str | None, peer: str, *, prefix: str = "") -> Session:
+        """A session that nobody can find yet: its handshake is under way. Raises `SessionsFull`."""
+        self._in_the_way(peer)
+        return self._new(prefix + secrets.token_urlsafe(24), principal, peer)
+
+    def _new(self, id: str, principal: str | None, peer: str) -> Session:
+        outbound = _StandaloneOutbound(self)
+        connection = Connection.for_loop(outbound, protocol_version_hint="", connection_id=id)
+        session = Session(id, connection, principal, peer, self._worker, outbound.send)
+        outbound.bind(session)
+        return session
+
+    async def keep(self, session: Session) -> None:
+        """From now on it can be found: its handshake was answered, or has a way to come in."""
+        with contextlib.suppress(SessionsFull):  # there was room when it began
+            for other in self._in_the_way(session.peer):
+                self.end_soon(other)
+        self._add(session, self._unused)
+        await self._listen()
+        session.record = self._record(session)
+        session.connection.is_changed = False
+        await self._records.add(session.id, session.record)
+
+    async def find(self, id: str, principal: str | None) -> Session | None:
+        """The session of this id and principal, if there is one; it counts as used now."""
+        session = self._local(id)
+        if session is None or session.stale:
+            session = await self._fetch(id, session)
+        if session is None or session.principal != principal or session.ended:
+            return None
+        now = session.last_used = time.monotonic()
+        is_first = self._unused.pop(id, None) is not None
+        self._used[id] = session
+        self._used.move_to_end(id)
+        self._per_peer[session.peer].move_to_end(id)
+        if is_first or now - session.renewed > self.limits.session_idle_seconds / OFTEN:
+            session.renewed = now
+            if not await self._records.renew(id):  # its time was over
+                self.end_soon(session)
+                return None
+        return session
+
+    async def save(self, session: Session) -> None:
+        """Let other workers know what this one knows of a session. What was under way at its end does not revive it."""
+        session.connection.is_changed = False
+        mine = self._record(session)
+        merged = None if session.ended else await self._records.change(session.id, session.record, mine)
+        if merged is not None:
+            self._learn(session, mine, merged)
+            await self._bus.publish(_CHANGED, f"{self._worker} {session.id}".encode())
+
+    def _record(self, session: Session) -> Record:
+        connection = session.connection
+        return Record(
+            connection.protocol_version,
+            connection.client_info,
+            connection.client_capabilities,
+            session.principal,
+            session.peer,
+            connection.is_ready,
+            connection.log_level,
+            sorted(connection.subscribed_uris),
+            connection.handshake_done,
+            session.has_listened,
+        )
+
+    def _learn(self, session: Session, before: Record, now: Record) -> None:
+        """Have a session know what other workers have changed. What was changed here meanwhile stays."""
+        connection = session.connection
+        if now.handshake_done and not before.handshake_done:
+            connection.greet(now.protocol_version, now.client_info, now.client_capabilities)
+        if now.log_level != before.log_level:
+            connection.log_level = now.log_level
+        if now.subscribed_uris != before.subscribed_uris:
+            connection.subscribed_uris.update(set(now.subscribed_uris).difference(before.subscribed_uris))
+            connection.subscribed_uris.difference_update(set(before.subscribed_uris).difference(now.subscribed_uris))
+        if now.is_ready and not connection.is_ready:
+            is_changed = connection.is_changed
+            connection.set_initialized()
+            connection.is_changed = is_changed
+        session.record = now
+
+    async def listen(self, session: Session, *, takes_over: bool) -> bool:
+        """The standalone stream is opened here: from now on any worker may say something there.
+
+        False if another worker has it open, unless the client comes back for the rest of it and takes it over.
+        """
+        if takes_over:
+            await self._records.take_stream(session.id, self._worker)
+        elif not await self.listens(session):
+            return False
+        if session.pending is None:
+            session.pending = {}
+        if not session.record.has_listened:
+            await self.save(session)
+        return True
+
+    async def listens(self, session: Session) -> bool:
+        """Whether the standalone stream is still this worker's."""
+        return await self._records.hold_stream(session.id, self._worker)
+
+    async def stop_listening(self, session: Session) -> None:
+        """The standalone stream was closed here."""
+        await self._records.drop_stream(session.id, self._worker)
+
+    async def end(self, session: Session) -> None:
+        """End a session everywhere and release what it held."""
+        session.ended = True
+        await self._records.delete(session.id)
+        await self._bus.publish(_ENDED, session.id.encode())
+        await self._release(session)
+        await self.streams.forget(session.id)
+
+    def end_soon(self, session: Session) -> None:
+        """End a session without waiting for that."""
+        session.ended = True
+        self._remove(session)
+        self._in_background(self.end(session))
+
+    def close_soon(self) -> None:
+        """End the standalone streams, which would never end by themselves. From any thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.end_streams)
+
+    def end_streams(self) -> None:
+        """The server is about to stop: end the streams that only wait, and those that are opened from now on."""
+        self.closing = True
+        for session in chain(self._unused.values(), self._used.values()):
+            waiting = [session.wake, *session.resumed.values()]
+            session.wake = None
+            session.resumed.clear()
+            for news in waiting:
+                if news is not None:
+                    news.set()
+
+    async def close(self) -> None:
+        """The server stops: end the live part of every session. The records stay, for other workers."""
+        await asyncio.gather(*(self._release(session) for session in [*self._unused.values(), *self._used.values()]))
+        if self._ending:
+            await asyncio.wait(self._ending, timeout=self.limits.drain_seconds)
+        while self._quit:
+            await self._quit.pop()()
+        self.closing = False
+
+    # Answers to questions, which may come in at another worker than the one that asked.
+
+    async def answered(self, session: Session, frame: Frame, raw: bytes) -> None:
+        """Take an answer of the client to the worker that waits for it."""
+        worker = frame.id.partition("-")[0] if isinstance(frame.id, str) else ""
+        if worker == self._worker:
+            session.outstanding.answered(frame)
+        elif worker:
+            await self._bus.publish(_answers(worker), session.id.encode() + b" " + raw)
+
+    def _answer_came(self, message: bytes) -> None:
+        id, _, raw = message.partition(b" ")
+        session = self._local(id.decode())
+        if session is not None:
+            session.outstanding.answered(msgspec.json.decode(raw, type=Frame))
+
+    # The same for what a client notifies of: a request may be served elsewhere than where it is cancelled.
+
+    async def notified(self, session: Session, frame: Frame) -> None:
+        """Take a notification of the client to the worker that it concerns."""
+        if not take_notification(self._server, session.connection, session.asked, frame):
+            notice = f"{self._worker} {session.id} ".encode() + msgspec.json.encode(frame)
+            await self._bus.publish(_NOTICES, notice)
+        if session.connection.is_changed:
+            await self.save(session)
+
+    def _notice_came(self, message: bytes) -> None:
+        worker, id, raw = message.split(b" ", 2)
+        session = self._local(id.decode())
+        if session is not None and worker.decode() != self._worker:
+            frame = msgspec.json.decode(raw, type=Frame)
+            take_notification(self._server, session.connection, session.asked, frame)
+
+    # Changes.
+
+    def _heard(self, change: Change) -> None:
+        """A change, in the thread of whoever made it."""
+        if len(self) and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._spread, change)
+
+    def _spread(self, change: Change) -> None:
+        for sessions in (self._unused, self._used):
+            for session in sessions.values():
+                if session.pending is not None and session.wants(change):
+                    session.pending[change] = None
+                    if session.wake is not None:
+                        session.wake.set()
+
+    async def tell_changes(self, session: Session) -> None:
+        """Write changes that a session has not heard of to its standalone stream: as many as a reader can take."""
+        for _ in range(self.streams.most_unread):
+            if not session.pending:
+                return
+            change = next(iter(session.pending))
+            del session.pending[change]
+            await self.streams.append(session.id, STANDALONE, encode_change(change))
+
+    # Room for sessions, and their end.
+
+    def _in_the_way(self, peer: str) -> list[Session]:
+        """The sessions that have to end so that there is room for another. Raises `SessionsFull`."""
+        found: list[Session] = []
+        mine = self._per_peer.get(peer)
+        if mine is not None and len(mine) >= self.limits.sessions_per_peer:
+            found.append(_idle(mine.values()))
+        if len(self) - len(found) >= self.limits.sessions:
+            found.append(_idle(chain(self._unused.values(), self._used.values())))
+        return found
+
+    def _add(self, session: Session, group: OrderedDict[str, Session]) -> None:
+        group[session.id] = session
+        self._per_peer.setdefault(session.peer, OrderedDict())[session.id] = session
+        if self._sweeping is None:
+            self._loop = asyncio.get_running_loop()
+            self._sweep_later()
+
+    def _remove(self, session: Session) -> None:
+        self._unused.pop(session.id, None)
+        self._used.pop(session.id, None)
+        mine = self._per_peer.get(session.peer)
+        if mine is not None:
+            mine.pop(session.id, None)
+            if not mine:
+                del self._per_peer[session.peer]
+        if not len(self) and self._sweeping is not None:
+            self._sweeping.cancel()
+            self._sweeping = None
+
+    async def _release(self, session: Session) -> None:
+        """End what there is of a session in this process."""
+        self._remove(session)
+        tasks = {cancellation.task for cancellation in session.connection.in_flight.values()}
+        session.close()
+        if waiting := [task for task in tasks if task is not None and not task.done()]:
+            await asyncio.wait(waiting, timeout=self.limits.drain_seconds)
+        await session.connection.close()
+
+    def _sweep_later(self) -> None:
+        assert self._loop is not None
+        shortest = min(self.limits.session_unused_seconds, self.limits.session_idle_seconds)
+        self._sweeping = self._loop.call_later(max(shortest / 4, 0.05), self._sweep)
+
+    def _sweep(self) -> None:
+        """End the sessions whose time is over."""
+        now = time.monotonic()
+        self._sweep_later()
+        for group, seconds in (
+            (self._unused, self.limits.session_unused_seconds),
+            (self._used, self.limits.session_idle_seconds),
+        ):
+            for session in group.values():
+                if session.in_use:  # a long call, an open stream: not idle
+                    session.last_used = now
+                    if now - session.renewed > seconds / OFTEN:
+                        session.renewed = now
+                        self._in_background(self._renew(session))
+                elif now - session.last_used >= seconds:
+                    self._in_background(self._end_if_over(session))
+
+    async def _renew(self, session: Session) -> None:
+        await self._records.renew(session.id)
+
+    async def _end_if_over(self, session: Session) -> None:
+        """End a session that was idle here for long, unless another worker has used it."""
+        if await self._records.read(session.id) is None and not session.in_use and not session.ended:
+            self.end_soon(session)
+
+    # Other workers.
+
+    def _local(self, id: str) -> Session | None:
+        return self._used.get(id) or self._unused.get(id)
+
+    async def _fetch(self, id: str, known: Session | None) -> Session | None:
+        """A session that another worker opened, or has changed since."""
+        if known is not None:
+            known.stale = False
+        await self._listen()  # before it is read, or a change right after could be missed
+        record = await self._records.read(id)
+        if record is None:
+            return None
+        session = known or self._local(id)  # it may have been found meanwhile
+        if session is None:
+            session = self._new(id, record.principal, record.peer)
+            session.renewed = 0.0  # by this worker: never
+            if len(self) >= self.limits.sessions:
+                with contextlib.suppress(SessionsFull):  # the others use theirs: nothing ends but what is here of one
+                    self._in_background(self._release(_idle(self._used.values())))
+            self._add(session, self._used)
+        self._learn(session, session.record, record)
+        return session
+
+    async def _refresh(self, session: Session) -> None:
+        await self._fetch(session.id, session)
+
+    async def _listen(self) -> None:
+        """Hear of answers that came in elsewhere, and of sessions that were ended or changed elsewhere."""
+        if self._quit:
+            return
+        async with self._joining:
+            if not self._quit:
+                topics = {
+                    _answers(self._worker): self._answer_came,
+                    _NOTICES: self._notice_came,
+                    _ENDED: self._ended_elsewhere,
+                    _CHANGED: self._changed_elsewhere,
+                }
+                self._quit = [await self._bus.subscribe(topic, hear) for topic, hear in topics.items()]
+
+    def _ended_elsewhere(self, message: bytes) -> None:
+        session = self._local(message.decode())
+        if session is not None and not session.ended:
+            session.ended = True
+            self._in_background(self._forget(session))
+
+    async def _forget(self, session: Session) -> None:
+        await self._release(session)
+        await self.streams.forget(session.id)
+
+    def _changed_elsewhere(self, message: bytes) -> None:
+        worker, _, id = message.decode().partition(" ")
+        session = self._local(id)
+        if session is not None and worker != self._worker:
+            session.stale = True
+            if self._unused.pop(id, None) is not None:
+                self._used[id] = session
+            if session.in_use or session.has_listened:  # something here goes by what it knows
+                self._in_background(self._refresh(session))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name="weft-session-end")
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+
+_ENDED = "sessions/ended"
+_CHANGED = "sessions/changed"
+_NOTICES = "sessions/notices"
+
+
+def _answers(worker: str) -> str:
+    return f"answers/{worker}"
+
+
+def _idle(candidates: Iterable[Session]) -> Session:
+    """The first that is not in use: they come in the order of their last use."""
+    idle = next((session for session in candidates if not session.in_use), None)
+    if idle is None:
+        raise SessionsFull
+    return idle

@@ -1,0 +1,101 @@
+"""Who sent a request that came through a proxy: what `X-Forwarded-For` and `Forwarded` say, where that is believed.
+
+Anybody can write these headers, so they count only when the connection comes from a proxy that is trusted, and of the
+addresses in them the last one that is no trusted proxy's. Nothing else is taken from what a proxy says: under which URL
+a server is reached, it says itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+
+from weft.errors import UsageError
+from weft.protocol.headers import Headers
+from weft.server.transports.asgi import Scope
+
+__all__ = ["TrustedProxies"]
+
+_Address = IPv4Address | IPv6Address
+_FOR = re.compile(r'(?:^|;)\s*for="?([^";]*)"?', re.IGNORECASE)  # of one element of `Forwarded`
+_MOST = 32  # proxies in a row; what is said beyond is not read
+
+
+class TrustedProxies:
+    """The proxies whose word counts: addresses and networks, such as `"10.0.0.7"` and `"10.0.0.0/8"`.
+
+    >>> proxies = TrustedProxies(["10.0.0.0/8"])
+    >>> proxies.client("10.0.0.1", ["203.0.113.9, 10.0.0.2"], [])
+    '203.0.113.9'
+    """
+
+    def __init__(self, proxies: Sequence[str]) -> None:
+        if isinstance(proxies, str):
+            raise UsageError(f"trusted_proxies= is a list of addresses; write trusted_proxies=[{proxies!r}].")
+        self._networks = [_network(entry) for entry in proxies]
+
+    def resolve(self, scope: Scope, headers: Headers) -> None:
+        """Put the address of the client into the scope, in place of that of the proxy."""
+        peer = scope.get("client")
+        said = [(name, value.decode("latin-1")) for name, value in headers.raw if name in _NAMES]
+        if peer and said:
+            chains = [[value for name, value in said if name == wanted] for wanted in _NAMES]
+            scope["client"] = (self.client(peer[0], *chains), 0)
+
+    def client(self, peer: str, forwarded_for: Sequence[str], forwarded: Sequence[str]) -> str:
+        """The address of who sent a request, by the values of the two headers."""
+        if not self._trusts(_read(peer)):
+            return peer
+        chains = [_split(forwarded_for), [_for(element) for element in _split(forwarded)]]
+        found = {self._last_foreign(chain) or peer for chain in chains if chain}
+        # A proxy writes one of the two and passes the other on as it came: where they differ, one is made up.
+        return found.pop() if len(found) == 1 else peer
+
+    def _last_foreign(self, chain: Sequence[str]) -> str | None:
+        for entry in reversed(chain[-_MOST:]):
+            address = _read(entry)
+            if address is None:
+                return None
+            if not self._trusts(address):
+                return str(address)
+        return None
+
+    def _trusts(self, address: _Address | None) -> bool:
+        return address is not None and any(address in network for network in self._networks)
+
+
+_NAMES = (b"x-forwarded-for", b"forwarded")
+
+
+def _network(entry: str) -> IPv4Network | IPv6Network:
+    try:
+        return ip_network(entry, strict=False)
+    except ValueError:
+        raise UsageError(
+            f"trusted_proxies= has the entry {entry!r}, which is no address; write addresses or networks, such as "
+            "'127.0.0.1' or '10.0.0.0/8'."
+        ) from None
+
+
+def _split(values: Sequence[str]) -> list[str]:
+    return [part.strip() for value in values for part in value.split(",")]
+
+
+def _for(element: str) -> str:
+    found = _FOR.search(element)
+    return found[1] if found else ""
+
+
+def _read(entry: str) -> _Address | None:
+    """An address, with or without a port, in brackets or without."""
+    if entry.startswith("["):
+        entry = entry[1:].partition("]")[0]
+    elif entry.count(":") == 1:
+        entry = entry.partition(":")[0]
+    try:
+        address = ip_address(entry)
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return mapped or address

@@ -1,0 +1,161 @@
+"""The answer to one request of a session: JSON, or a stream that outlives its connection.
+
+Unlike in the stateless era, a client that goes away has not given its request up (L11-13). What is sent on a stream is
+kept, so that the client can come back and have the rest; the call goes on meanwhile. From 2025-11-25 on the server may
+also send the client away itself, to be asked later (L11-15, L11-16).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from weft.protocol.sse import encode as encode_event
+from weft.server.call import Reply
+from weft.server.session import Session
+from weft.server.streams import Streams
+from weft.server.transports.http_reply import Accepts, HttpReply
+
+__all__ = ["Answering", "SessionReply"]
+
+
+class Answering(Reply, Protocol):
+    """Where the output of one request of a session goes, and its answer too."""
+
+    async def answer(self, status: int, body: bytes) -> None:
+        """Send the answer."""
+        ...
+
+    async def give_up(self) -> None:
+        """There will be no answer."""
+        ...
+
+
+class SessionReply(HttpReply):
+    """Writes the response of one request, and lets go of it when the client does."""
+
+    def __init__(
+        self,
+        origin: HttpReply,
+        session: Session | None = None,
+        streams: Streams | None = None,
+        *,
+        polling: bool = False,
+    ) -> None:
+        super().__init__(origin.send, origin.limits)  # takes over from the one made before the era was known
+        self.respond = origin.respond
+        self.accepts = origin.accepts
+        self.metadata_url = origin.metadata_url
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the HTTP response is
+        self._session = session
+        self._streams = streams if session is not None else None
+        self._polling = polling
+        self._stream: str | None = None  # its name, once there is one
+        self._answered = False
+        self._handed_over = False
+        self._lock = asyncio.Lock()
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it has become one, wherever the client is."""
+        return self._stream is not None or self.streaming
+
+    async def notify(self, message: bytes) -> None:
+        """Send a message that belongs to the call, before its answer."""
+        if self._answered or Accepts.STREAM not in self.accepts:
+            return
+        async with self._held:
+            if not self._answered:
+                await self._write(message, last=False)
+
+    async def answer(self, status: int, body: bytes) -> None:
+        """Send the answer. Where the client has gone from a stream, it is kept for when it comes back."""
+        async with self._held:
+            self._answered = True
+            if self.is_stream or (self.accepts is Accepts.STREAM and status == 200):
+                await self._write(body, last=True)
+            elif not self.finished:
+                await self._answer_json(status, body)
+        self.let_go()
+
+    async def give_up(self) -> None:
+        """The call was cancelled: nothing more is said (CAN-09), but the response has to end."""
+        async with self._held:
+            self._answered = True
+            if self._stream is not None and self._streams is not None and self._session is not None and self._is_kept:
+                await self._streams.append(self._session.id, self._stream, b"", is_last=True)
+            if self.streaming and not self.finished:
+                await self._event(b"", last=True)
+            elif not self.finished:
+                await self.accept()
+        self.let_go()
+
+    async def close_stream(self, retry_seconds: float) -> None:
+        """Send the client away for a while: it comes back for the rest (L11-16). Where it would not, do nothing."""
+        if not self._polling or self._streams is None or self.finished or not self.can_stream:
+            return
+        async with self._held:
+            retry = round(retry_seconds * 1000)
+            if self._stream is None:
+                await self._prime(retry)
+                await self._event(b"", last=True)
+            else:
+                await self._event(b"retry: %d\n\n" % retry, last=True)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """The HTTP response is over, whoever ended it; the call may go on."""
+        self.close()
+        if not self.over.done():
+            self.over.set_result(None)
+        if self._stream is not None and self._session is not None:
+            self._session.open_streams.pop(self._stream, None)
+
+    def hand_over(self) -> None:
+        """The client reads the rest elsewhere: this response ends without it."""
+        self._handed_over = self.streaming and not self.finished
+        self.let_go()
+
+    async def end(self) -> None:
+        """Once the response is over: end it on the wire too, where that was not done with the last event."""
+        if self._handed_over:
+            await self._event(b"", last=True)
+
+    @property
+    def _held(self) -> asyncio.Lock:
+        assert self._lock is not None
+        return self._lock
+
+    @property
+    def _is_kept(self) -> bool:
+        """Whether there is a session for which to keep what is written; after its end nobody would come for it."""
+        return self._session is not None and not self._session.ended
+
+    async def _write(self, message: bytes, *, last: bool) -> None:
+        if self._streams is None or self._session is None:  # nothing is remembered: a plain stream
+            if not self.finished:
+                await self._event(encode_event(message), last=last)
+            return
+        if not self._is_kept:
+            return
+        if self._stream is None:
+            await self._prime(None)
+        assert self._stream is not None
+        event_id = await self._streams.append(self._session.id, self._stream, message, is_last=last)
+        if not self.finished:
+            await self._event(encode_event(message, id=event_id), last=last)
+
+    async def _prime(self, retry: int | None) -> None:
+        """Begin a stream. Where clients know of it, with an event that holds nothing but an id to come back with."""
+        assert self._session is not None
+        assert self._streams is not None
+        self._stream = self._session.name_stream()
+        self._session.open_streams[self._stream] = self.hand_over
+        if self._polling:
+            event_id = await self._streams.append(self._session.id, self._stream, b"")
+            if not self.finished:
+                await self._event(encode_event(b"", id=event_id, retry=retry), last=False)
+
+    async def _cut(self, reason: str, *, last: bool) -> None:
+        """A client that does not read has gone as far as this response is concerned."""
+        self.let_go()

@@ -1,0 +1,271 @@
+"""Pipe: one client at the other end of lines that go both ways, whatever carries them.
+
+Owns which requests of it are being served, and what a line is answered with before anybody has read its meaning. A
+request that says everything about itself is served alone; the others belong to the one session that a pipe can have.
+Both may come on the same pipe (COMPAT-02).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from itertools import count
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+from msgspec import UNSET
+
+from weft.eras.base import ServerEra, choose
+from weft.errors import InternalError, InvalidRequest, ParseError, ProtocolError
+from weft.jsonrpc import Frame, decode, encode_error
+from weft.server.call import Call
+from weft.server.connection import Cancellation
+from weft.server.faults import note_refusal, report
+from weft.server.inline import Starter
+from weft.server.transports.load import busy, is_full
+from weft.server.transports.pipe_session import PipeSession
+from weft.types.base import RequestId
+from weft.types.lifecycle import CancelledParams
+
+if TYPE_CHECKING:
+    from weft.server.app import Server
+
+__all__ = ["Pipe", "Writer", "one_line"]
+
+log = logging.getLogger("weft.pipe")
+
+_names = count(1)  # one for each, by which its listen streams are told from those of others
+_read_cancelled = msgspec.json.Decoder(CancelledParams).decode
+
+
+class Writer(Protocol):
+    """Lines out."""
+
+    def send(self, line: bytes) -> None:
+        """Write one line, soon."""
+        ...
+
+    def send_now(self, *lines: bytes) -> None:
+        """Write lines without waiting for others to go with them."""
+        ...
+
+    @property
+    def congested(self) -> bool:
+        """Whether so much waits to be read that no more should be produced."""
+        ...
+
+    async def drained(self) -> None:
+        """Wait until the other end has caught up."""
+        ...
+
+
+class _LineReply:
+    """Where the notifications of one call go, until it is answered or cancelled (STDIO-10, PROG-06)."""
+
+    __slots__ = ("_writer", "answered", "cancellation", "last_words")
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self.answered = False
+        self.last_words: bytes | None = None
+        self.cancellation: Cancellation | None = None  # set when there is a call
+
+    @property
+    def can_stream(self) -> bool:
+        return True
+
+    async def notify(self, message: bytes) -> None:
+        if self.answered or (self.cancellation is not None and self.cancellation.cancelled):
+            return
+        self._writer.send(one_line(message))
+        if self._writer.congested:
+            await self._writer.drained()
+
+    async def keep_alive(self) -> None:
+        """Not needed: a pipe does not fall asleep."""
+
+    async def close_stream(self, retry_seconds: float) -> None:
+        """Not possible: there is one stream, and it is the connection."""
+
+    def epilogue(self, message: bytes) -> None:
+        self.last_words = message
+
+
+class _Way:
+    """How a request is served: alone, where it says everything about itself, or in the session of the pipe."""
+
+    __slots__ = ("connection", "era", "session")
+
+    def __init__(self, era: ServerEra, session: PipeSession | None = None) -> None:
+        self.era = era
+        self.session = session
+        self.connection = None if session is None else session.connection
+
+
+class Pipe:
+    """One client, and the requests of it that are being served."""
+
+    def __init__(self, server: Server, writer: Writer) -> None:
+        self._server = server
+        self._limits = server.limits
+        self._writer = writer
+        self._starter = Starter(asyncio.get_running_loop())
+        self._name = f"pipe {next(_names)}"
+        self._in_flight: dict[RequestId, Cancellation] = {}
+        self._unwinding: set[asyncio.Task[Any]] = set()  # cancelled, not yet ended
+        self._session: PipeSession | None = None
+        self._ways = {era.name: self._way(era) for era in server.eras}
+
+    def _way(self, era: ServerEra) -> _Way:
+        if era.remembers:
+            self._session = PipeSession(self._server, self._writer, self._in_flight)
+            return _Way(era, self._session)
+        return _Way(era)
+
+    # What whoever owns the lines asks.
+
+    @property
+    def full(self) -> int:
+        """The limit that is met, of this pipe or of the process; 0 if none is."""
+        if len(self._in_flight) + len(self._unwinding) >= self._limits.in_flight_per_connection:
+            return self._limits.in_flight_per_connection
+        return self._limits.in_flight if is_full(self._server) else 0
+
+    @property
+    def tasks(self) -> list[asyncio.Task[Any]]:
+        """The requests that have not ended."""
+        return [one.task for one in self._in_flight.values() if one.task is not None] + list(self._unwinding)
+
+    def end_streams(self) -> int:
+        """End the listen streams of this pipe gracefully. How many it were."""
+        return self._server.subscriptions.close(self._name)
+
+    def cancel(self) -> None:
+        """Give up what is being served: the client is gone."""
+        for cancellation in list(self._in_flight.values()):
+            cancellation.cancel("the client is gone")
+
+    async def close(self) -> None:
+        """Release what is remembered of the client."""
+        await self._starter.close()
+        if self._session is not None:
+            await self._session.close()
+
+    def receive(self, line: bytes | None, *, full: int = 0) -> None:
+        """One line; None stands for one that was too long. Whatever it is, the next is looked at as well (R1)."""
+        frame = None
+        try:
+            if line is None:
+                raise ParseError(f"Parse error: a line has at most {self._limits.line_bytes} bytes.")
+            if not line or line.isspace():
+                return
+            if self._session is not None and self._session.takes_batch(line):
+                self._take_all(self._session.read_batch(line))
+                return
+            frame = decode(line, self._limits)
+            self._take(frame, full=full)
+        except ProtocolError as error:
+            request_id = error.request_id if frame is None else frame.reply_id
+            self._writer.send(encode_error(request_id, error.code, error.message, error.data))
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the pipe
+            text = report("Reading a message", error, debug=self._server.debug)
+            self._writer.send(encode_error(frame and frame.reply_id, InternalError.code, text))
+
+    # Messages in.
+
+    def _take_all(self, batch: list[Frame | bytes]) -> None:
+        """The messages of an array, each answered by itself (L03-03); where one was none, its refusal."""
+        for one in batch:
+            if isinstance(one, Frame):
+                self._take(one, full=self.full)
+            else:
+                self._writer.send(one)
+
+    def _take(self, frame: Frame, *, full: int) -> None:
+        if frame.is_request:
+            self._start(frame, full=full)
+        elif frame.method == "notifications/cancelled":
+            self._cancel(frame)
+        elif self._session is not None:
+            self._session.take(frame)
+        else:  # who asks nothing is answered nothing (JRPC-24)
+            log.debug("%s ignored: nothing waits for it", frame.method or "a response")
+
+    def _start(self, frame: Frame, *, full: int) -> None:
+        request_id = frame.id
+        assert request_id is not None  # `decode` has checked it
+        assert request_id is not UNSET
+        way = self._ways[choose(self._server.eras, frame, None).name]
+        era = way.era
+        try:
+            if request_id in self._in_flight:  # D9, JRPC-05
+                raise InvalidRequest("Invalid request: a request with this id is still being served.")
+            if full:
+                raise busy(full)
+            envelope = era.open(frame, None, self._server.offer, way.connection)
+        except ProtocolError as error:
+            note_refusal(error)
+            wire = era.refuse(error, opened=False)
+            self._writer.send(encode_error(request_id, wire.code, wire.message, wire.data))
+            return
+        reply = _LineReply(self._writer)
+        call = Call(
+            self._server,
+            request_id,
+            envelope,
+            era,
+            reply,
+            peer=self._name,
+            connection=way.connection,
+            in_flight=self._in_flight,
+        )
+        call.session = way.session
+        self._run(call, reply)
+
+    def _run(self, call: Call, reply: _LineReply) -> None:
+        cancellation = reply.cancellation = self._in_flight[call.id] = call.cancellation
+        task = self._starter.start(self._serve(call, reply))
+        if task is not None:
+            cancellation.task = task
+            self._server.in_flight += 1
+            task.add_done_callback(self._count_out)  # also of one that is cancelled before it begins
+
+    def _count_out(self, _: asyncio.Task[Any]) -> None:
+        self._server.in_flight -= 1
+
+    async def _serve(self, call: Call, reply: _LineReply) -> None:
+        try:
+            _, body = await self._server.dispatcher.run(call)
+        except asyncio.CancelledError:
+            if self._in_flight.get(call.id) is call.cancellation:  # not by the client, who would have been heard of
+                del self._in_flight[call.id]
+            return
+        reply.answered = True
+        if not call.cancellation.cancelled:  # CAN-09: a cancellation may come while the last line is being made
+            del self._in_flight[call.id]
+            lines = [one_line(body)] if reply.last_words is None else [one_line(body), reply.last_words]
+            if self._in_flight:
+                for line in lines:
+                    self._writer.send(line)
+            else:  # nothing else will be there to write with them
+                self._writer.send_now(*lines)
+
+    def _cancel(self, frame: Frame) -> None:
+        """Give a request up. Unknown, finished and malformed ones are nothing to speak of (CAN-07, CAN-10)."""
+        try:
+            params = _read_cancelled(frame.params if isinstance(frame.params, msgspec.Raw) else b"")
+        except msgspec.DecodeError:
+            return
+        cancellation = self._in_flight.pop(params.request_id, None)
+        if cancellation is None or cancellation.task is None:
+            return
+        # It counts until it has ended, whatever the client believes: else cancelling would be a way past the limit.
+        self._unwinding.add(cancellation.task)
+        cancellation.task.add_done_callback(self._unwinding.discard)
+        cancellation.cancel(params.reason)
+        log.debug("request %r cancelled: %s", params.request_id, (params.reason or "no reason given")[:200])
+
+
+def one_line(message: bytes) -> bytes:
+    """JSON has newlines only between its tokens, where a space means the same (STDIO-01)."""
+    return message.replace(b"\n", b" ") if b"\n" in message else message

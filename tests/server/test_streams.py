@@ -1,0 +1,83 @@
+"""Streams: what is kept of them is counted exactly, and given up in order."""
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from weft.backends.memory import MemoryBackend
+from weft.limits import Limits
+from weft.server.streams import Streams, read_event_id
+
+
+def make(**limits: Any) -> tuple[Any, Streams]:
+    backend = MemoryBackend()
+    return backend, Streams(backend, Limits(**limits))
+
+
+def kept(backend: Any) -> int:
+    return sum(len(entry) for entries in backend.log._logs.values() for _, entry in entries.kept)
+
+
+async def test_what_is_counted_is_what_is_kept() -> None:
+    backend, streams = make(replay_events=5, replay_bytes=2000)
+    for number in range(200):
+        await streams.append(f"session {number % 7}", f"{number % 3}", b"x" * (number * 37 % 300))
+        assert streams._bytes == kept(backend) <= 2000
+    for number in range(7):
+        await streams.forget(f"session {number}")
+    assert (streams._bytes, kept(backend), streams._kept, streams._of) == (0, 0, {}, {})
+    assert backend.log._logs == {}
+
+
+async def test_an_entry_larger_than_all_may_be_is_kept_until_the_next() -> None:
+    backend, streams = make(replay_bytes=100)
+    await streams.append("s", "1", b"x" * 1000)
+    assert len(backend.log._logs) == 1  # or it could not be read at all
+    await streams.append("s", "2", b"y")
+    assert kept(backend) == 2
+
+
+async def test_streams_of_two_workers_are_kept_by_number() -> None:
+    backend, one = make(replay_events=4)
+    two = Streams(backend, Limits(replay_events=4))
+    for number in range(3):
+        await one.append("s", "0", b"one %d" % number)
+    await two.append("s", "0", b"two")
+    entries = await backend.log.read("stream/s/0", 0)
+    assert [entry for _, entry in entries] == [b"+one 0", b"+one 1", b"+one 2", b"+two"]
+
+
+async def test_a_reader_hears_what_comes_and_leaves_nothing() -> None:
+    backend, streams = make()
+    news = asyncio.Event()
+    async with aclosing(streams.follow("s", "1", 1, news=news)) as events:
+        coming = asyncio.create_task(anext(events))
+        await asyncio.sleep(0)
+        first = await streams.append("s", "1", b"one")
+        assert await coming == (first, b"one", False)
+        assert read_event_id(first) == ("1", await streams.newest("s", "1"))
+        last = await streams.append("s", "1", b"two", is_last=True)
+        assert await anext(events) == (last, b"two", True)
+        with pytest.raises(StopAsyncIteration):
+            await anext(events)
+    assert (backend.bus._topics, streams._readers) == ({}, {})
+
+
+async def test_a_reader_that_is_too_far_behind_is_not_shown_the_rest() -> None:
+    _, streams = make(replay_events=3)
+    first = read_event_id(await streams.append("s", "1", b"0"))
+    assert first is not None
+    for _ in range(3):
+        await streams.append("s", "1", b"more")
+    assert await streams.is_whole("s", "1", first[1])
+    await streams.append("s", "1", b"more")
+    assert not await streams.is_whole("s", "1", first[1])
+    assert [event async for event in streams.follow("s", "1", first[1], news=asyncio.Event())] == []
+
+
+async def test_a_reader_gets_signs_of_life() -> None:
+    _, streams = make(keep_alive_seconds=0.01)
+    async with aclosing(streams.follow("s", "1", 0, news=asyncio.Event())) as events:
+        assert [await anext(events), await anext(events)] == [None, None]
