@@ -1,0 +1,23 @@
+"""The client: an agent points it at a server, of either era, and calls."""
+
+from weft.client.results import (
+    Change,
+    InputNeeded,
+    PromptsChanged,
+    ResourcesChanged,
+    ResourceUpdated,
+    StreamReopened,
+    ToolResult,
+    ToolsChanged,
+)
+
+__all__ = [
+    "Change",
+    "InputNeeded",
+    "PromptsChanged",
+    "ResourceUpdated",
+    "ResourcesChanged",
+    "StreamReopened",
+    "ToolResult",
+    "ToolsChanged",
+]

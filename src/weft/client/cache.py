@@ -1,0 +1,311 @@
+"""Answers kept for as long as the server said they are fresh: `ttlMs` and `cacheScope` (CACHE-05 to CACHE-14).
+
+A `ResponseCache` may be shared by many clients; each looks at it through a `CacheView` of its own server and its own
+authorization. What is kept is the result as it came, in bytes, so that nobody can change it for the next reader.
+
+    public    one answer for everybody who asks that server
+    private   one answer for each authorization: another token, another cache (CACHE-11)
+
+Freshness is asked for when an answer is needed; nothing here refetches by itself (CACHE-09). The pages of a list are
+kept one by one, and read from the scope of their first page alone: a page that was shared never continues a list that
+was private.
+
+Owns what may be kept and for how long. It sends nothing, reads no clock but the one it is given, and belongs to one
+event loop.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+__all__ = [
+    "CACHEABLE",
+    "CacheEntry",
+    "CacheKey",
+    "CacheStore",
+    "CacheView",
+    "MemoryCacheStore",
+    "ResponseCache",
+    "authorization_partition",
+]
+
+CACHEABLE = frozenset(
+    {
+        "prompts/list",
+        "resources/list",
+        "resources/read",
+        "resources/templates/list",
+        "server/discover",
+        "tools/list",
+    }
+)
+"""The methods whose results may be kept (CACHE-01)."""
+
+_READ = "resources/read"
+_CHANGES: Mapping[str, tuple[str, ...]] = {
+    "notifications/prompts/list_changed": ("prompts/list",),
+    "notifications/resources/list_changed": ("resources/list", "resources/templates/list"),
+    "notifications/resources/updated": (_READ,),
+    "notifications/tools/list_changed": ("tools/list",),
+}
+_NOT_IN_KEY = ("_meta", "cursor")
+_ROUNDS = ("inputResponses", "requestState")
+_MAX_SECONDS = 24 * 3600.0  # a server cannot make an answer last longer: some day it will be wrong
+_MAX_PARENTS = 64
+_MAX_CHANGES = 4096
+
+
+class CacheKey(NamedTuple):
+    """What an answer answers: two questions share one only if all of this is equal (CACHE-05)."""
+
+    server: str
+    partition: str | None  # None: public
+    method: str
+    params: bytes  # as JSON with sorted keys, without `_meta` and the cursor
+    cursor: str | None
+
+
+class CacheEntry(NamedTuple):
+    """An answer, and until when it is fresh by the clock of the cache."""
+
+    result: bytes
+    fresh_until: float
+
+
+class CacheStore(Protocol):
+    """Where entries are. One that several processes share needs `ResponseCache(store, clock=time.time)`."""
+
+    async def get(self, key: CacheKey) -> CacheEntry | None:
+        """The entry, fresh or not; None when there is none."""
+        ...
+
+    async def set(self, key: CacheKey, entry: CacheEntry) -> None:
+        """Keep an entry, or do not: a store may forget whatever it likes."""
+        ...
+
+    async def drop(self, server: str, method: str, params: Collection[bytes] | None = None) -> None:
+        """Forget the answers of a server to a method, in every partition; with `params`, only to one of those."""
+        ...
+
+
+class MemoryCacheStore:
+    """Entries in this process, at most so many and so many bytes; those longest unused go first."""
+
+    def __init__(self, *, max_entries: int = 1024, max_bytes: int = 64 * 1024 * 1024) -> None:
+        self._max_entries = max_entries
+        self._max_bytes = max_bytes
+        self._entries: OrderedDict[CacheKey, CacheEntry] = OrderedDict()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    async def get(self, key: CacheKey) -> CacheEntry | None:
+        """The entry, which is now the last to go."""
+        entry = self._entries.get(key)
+        if entry is not None:
+            self._entries.move_to_end(key)
+        return entry
+
+    async def set(self, key: CacheKey, entry: CacheEntry) -> None:
+        """Keep an entry, and forget others until it fits; one that never would is not kept."""
+        self._remove(key)
+        size = _size(key, entry)
+        if size > self._max_bytes:
+            return
+        self._entries[key] = entry
+        self._bytes += size
+        while len(self._entries) > self._max_entries or self._bytes > self._max_bytes:
+            self._remove(next(iter(self._entries)))
+
+    async def drop(self, server: str, method: str, params: Collection[bytes] | None = None) -> None:
+        """Forget what matches."""
+        for key in list(self._entries):
+            if key.server == server and key.method == method and (params is None or key.params in params):
+                self._remove(key)
+
+    def _remove(self, key: CacheKey) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self._bytes -= _size(key, entry)
+
+
+class ResponseCache:
+    """A store, a clock, and what changed when.
+
+    >>> cache = ResponseCache(clock=time.monotonic)
+    >>> view = cache.view("https://flights.example/mcp", authorization_partition({"Authorization": "Bearer abc"}))
+    """
+
+    def __init__(
+        self,
+        store: CacheStore | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        max_seconds: float = _MAX_SECONDS,
+    ) -> None:
+        self.store: CacheStore = MemoryCacheStore() if store is None else store
+        self.clock = clock
+        self.max_seconds = max_seconds
+        self._count = 0  # of the changes heard, by all views
+        self._changed: dict[tuple[str, str], int] = {}  # at which count a server's method last changed
+        self._floor = 0  # the same for all that is not in there any more
+
+    def view(self, server: str, partition: str = "") -> CacheView:
+        """The cache as one client sees it.
+
+        `server` is all that makes it another server to ask: its URL, and the revision that is spoken. `partition`
+        stands for the caller's authorization (`authorization_partition`); callers without any share one.
+        """
+        return CacheView(self, server, partition)
+
+    def mark(self) -> int:
+        """A moment between two changes."""
+        return self._count
+
+    def note_change(self, server: str, method: str) -> None:
+        """What was asked before now is not to be kept any more."""
+        if len(self._changed) >= _MAX_CHANGES:
+            self._changed.clear()
+            self._floor = self._count + 1
+        self._count += 1
+        self._changed[server, method] = self._count
+
+    def has_changed(self, server: str, method: str, mark: int) -> bool:
+        """Whether a change was heard since."""
+        return max(self._changed.get((server, method), 0), self._floor) > mark
+
+
+class CacheView:
+    """One server's answers to one authorization."""
+
+    def __init__(self, cache: ResponseCache, server: str, partition: str) -> None:
+        self._cache = cache
+        self._server = server
+        self._partition = partition
+
+    def mark(self) -> int:
+        """Taken before a request is sent, and given to `put`: an answer that a change overtook is not kept."""
+        return self._cache.mark()
+
+    async def get(self, method: str, params: Mapping[str, Any] | None = None) -> bytes | None:
+        """The fresh answer to a request, or None: then ask the server (CACHE-08)."""
+        key = self._key(method, params)
+        partition = None if key is None else await self._scope(key)
+        if key is None or partition is _NOWHERE:
+            return None
+        entry = await self._cache.store.get(key._replace(partition=partition))
+        return entry.result if entry is not None and self._cache.clock() < entry.fresh_until else None
+
+    async def put(self, method: str, params: Mapping[str, Any] | None, result: bytes, mark: int) -> None:
+        """Keep an answer that has just come, if it may be kept at all."""
+        key = self._key(method, params)
+        if key is None or self._cache.has_changed(self._server, method, mark):
+            return
+        seconds, is_public = _hints(result)
+        if seconds <= 0:
+            return
+        partition = None if is_public else self._partition
+        held = await self._scope(key)
+        if key.cursor is not None and held != partition:
+            return  # of another scope than its first page, or that is not kept (CACHE-15)
+        if held not in (_NOWHERE, partition):  # the scope has changed, and that of all pages with it
+            await self._cache.store.drop(self._server, method, {key.params})
+        fresh_until = self._cache.clock() + min(seconds, self._cache.max_seconds)
+        await self._cache.store.set(key._replace(partition=partition), CacheEntry(result, fresh_until))
+
+    async def changed(self, method: str, params: Mapping[str, Any] | None = None) -> None:
+        """Hear a notification: what it is about is stale at once (CACHE-12); any other is no matter."""
+        for stale in _CHANGES.get(method, ()):
+            self._cache.note_change(self._server, stale)
+            uri = (params or {}).get("uri")
+            if stale == _READ and isinstance(uri, str) and uri.count("/") <= _MAX_PARENTS:
+                parts = {_canonical({"uri": part}) for part in _with_parents(uri)}
+                await self._cache.store.drop(self._server, stale, parts)
+            else:
+                await self._cache.store.drop(self._server, stale)
+
+    async def drop(self, method: str) -> None:
+        """Forget every page: a cursor was refused, or a consistent snapshot is wanted (CACHE-13, CACHE-14)."""
+        self._cache.note_change(self._server, method)
+        await self._cache.store.drop(self._server, method)
+
+    async def _scope(self, key: CacheKey) -> str | None:
+        """The partition that the answer, or the first page of its list, is kept in, fresh or not; own before public."""
+        for partition in (self._partition, None):
+            if await self._cache.store.get(key._replace(partition=partition, cursor=None)) is not None:
+                return partition
+        return _NOWHERE
+
+    def _key(self, method: str, params: Mapping[str, Any] | None) -> CacheKey | None:
+        """None where nothing may be kept: other methods, and what hangs on answers of this side (CACHE-06)."""
+        given = params or {}
+        if method not in CACHEABLE or any(name in given for name in _ROUNDS):
+            return None
+        cursor = given.get("cursor")
+        if not (cursor is None or isinstance(cursor, str)):
+            return None
+        return CacheKey(self._server, self._partition, method, _canonical(given), cursor)
+
+
+def authorization_partition(headers: Mapping[str, str]) -> str:
+    """A name for an authorization, made of all headers that the user gives; it does not tell what they are.
+
+    >>> authorization_partition({}), len(authorization_partition({"Authorization": "Bearer abc"}))
+    ('', 64)
+    """
+    if not headers:
+        return ""
+    named = sorted((name.lower(), value) for name, value in headers.items())
+    return hashlib.sha256(msgspec.json.encode(named)).hexdigest()
+
+
+_NOWHERE = "\0nowhere"  # no partition is called so: it is the answer that there is none
+
+
+class _Hints(msgspec.Struct, rename="camel"):
+    """What a result says of itself; of any type, for a server that writes nonsense here is still understood."""
+
+    ttl_ms: Any = None
+    cache_scope: Any = None
+    result_type: Any = "complete"
+
+
+_read_hints = msgspec.json.Decoder(_Hints).decode
+
+
+def _hints(result: bytes) -> tuple[float, bool]:
+    """For how many seconds a result is fresh, 0 for one that is not to be kept; and whether anybody may have it."""
+    try:
+        hints = _read_hints(result)
+    except msgspec.DecodeError:
+        return 0, False
+    ttl = hints.ttl_ms
+    if hints.result_type != "complete" or isinstance(ttl, bool) or not isinstance(ttl, int | float):
+        return 0, False
+    return ttl / 1000 if ttl < _MAX_SECONDS * 1000 else _MAX_SECONDS, hints.cache_scope == "public"
+
+
+def _canonical(params: Mapping[str, Any]) -> bytes:
+    said = {name: value for name, value in params.items() if name not in _NOT_IN_KEY and value is not None}
+    return msgspec.json.encode(said, order="sorted")
+
+
+def _with_parents(uri: str) -> Iterator[str]:
+    """A URI and those it is below of: what is told to have changed may be a part of what was read."""
+    yield uri
+    rest = uri
+    while "/" in rest:
+        rest = rest.rpartition("/")[0]
+        yield rest
+        yield f"{rest}/"
+
+
+def _size(key: CacheKey, entry: CacheEntry) -> int:
+    return len(entry.result) + len(key.params) + len(key.server) + len(key.cursor or "") + 512

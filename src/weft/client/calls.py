@@ -1,0 +1,219 @@
+"""What runs beside a request: its clock, and the calls of the user's own functions on its behalf.
+
+Owns when a request has waited too long, when a stream has been silent for too long, how long one waits before another
+attempt, in which order and how far behind callbacks may run. It sends nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import math
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from weft.types.base import RequestId
+
+__all__ = ["Clock", "Clocks", "Courier", "Pulse", "pause"]
+
+log = logging.getLogger("weft.client")
+
+_LONGEST_PAUSE = 30.0
+_SHORTEST_PAUSE = 0.1  # whatever a server asks for: it must not make a client run in circles
+
+
+def pause(attempt: int, asked: int | None = None) -> float:
+    """Seconds to wait before another attempt: what the server asked for (in ms), else longer each time, with jitter."""
+    if asked is not None:
+        return max(asked / 1000, _SHORTEST_PAUSE)
+    return min(0.25 * 2**attempt, _LONGEST_PAUSE) * random.uniform(0.75, 1.25)  # noqa: S311 - spreads load, guards nothing
+
+
+class Pulse:
+    """When a stream is to be taken for lost, although nobody has closed it: the way to its server may be cut.
+
+    A server that keeps its streams alive says something now and then, if only a comment; after the first it is missed
+    when it does not. Of a server that never does so, silence says nothing.
+    """
+
+    __slots__ = ("_is_kept_alive", "_last", "_longest", "_seconds")
+
+    def __init__(self, seconds: float, now: float) -> None:
+        self._seconds = seconds
+        self._last = now
+        self._longest = 0.0  # between two signs of life
+        self._is_kept_alive = False
+
+    def felt(self, chunk: bytes, now: float) -> float | None:
+        """Something came. Returns until when something else should; None when that is not known.
+
+        >>> pulse = Pulse(60, now=0)
+        >>> pulse.felt(b"data: hello", now=10), pulse.felt(b":", now=25), pulse.felt(b": still here", now=125)
+        (None, 85, 425.0)
+        """
+        self._longest = max(self._longest, now - self._last)
+        self._last = now
+        self._is_kept_alive = self._is_kept_alive or chunk.startswith(b":")
+        return now + max(self._seconds, 3.0 * self._longest) if self._is_kept_alive else None
+
+
+class Clock:
+    """How long a request may take: so long without progress, and never longer than the hard maximum (CAN-14).
+
+    While the server waits for an answer of ours, its time does not run: a user may think. When it has run out, the task
+    that waits for the request is cancelled; `has_run_out` then tells it why.
+    """
+
+    __slots__ = ("_cancelling", "_clocks", "_end", "_holds", "_is_over", "_seconds", "_task", "courier", "deadline")
+
+    def __init__(self, clocks: Clocks, now: float, seconds: float, most: float, courier: Courier | None) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._cancelling = task.cancelling()  # by others, before
+        self._clocks = clocks
+        self._seconds = seconds
+        self._end = now + most
+        self._holds = 0
+        self._is_over = False
+        self.deadline = now + min(seconds, most)
+        self.courier = courier  # of progress
+
+    def wind(self) -> None:
+        """There was progress."""
+        if self._holds == 0:
+            self.deadline = min(self._clocks.now() + self._seconds, self._end)
+            self._clocks.expect(self.deadline)
+
+    def hold(self) -> None:
+        """The server asked something."""
+        self._holds += 1
+        self.deadline = self._end
+
+    def release(self) -> None:
+        """It was answered."""
+        self._holds -= 1
+        self.wind()
+
+    def ring(self) -> None:
+        """Its time has run out."""
+        if not self._is_over:
+            self._is_over = True
+            self._task.cancel()
+
+    def has_run_out(self) -> bool:
+        """Whether a cancellation that has just come is the clock's own, and no one else's as well."""
+        return self._is_over and self._task.uncancel() <= self._cancelling
+
+
+class Clocks:
+    """The clocks of all requests under way, watched by one timer: a request that is in time costs none."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._running: dict[RequestId, Clock] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._next = math.inf  # when it is looked again
+
+    def start(self, request_id: RequestId, seconds: float, most: float, courier: Courier | None) -> Clock:
+        """A request goes out, in this task."""
+        clock = self._running[request_id] = Clock(self, self._loop.time(), seconds, most, courier)
+        self.expect(clock.deadline)
+        return clock
+
+    def stop(self, request_id: RequestId) -> None:
+        """It is answered, or given up."""
+        self._running.pop(request_id, None)
+
+    def get(self, request_id: RequestId | None) -> Clock | None:
+        """The clock of one."""
+        return None if request_id is None else self._running.get(request_id)
+
+    def all(self) -> list[Clock]:
+        """Those of all."""
+        return list(self._running.values())
+
+    def now(self) -> float:
+        """By the loop."""
+        return self._loop.time()
+
+    def expect(self, deadline: float) -> None:
+        """Look at the clocks then, if not before."""
+        if deadline < self._next:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._next = deadline
+            self._timer = self._loop.call_at(deadline, self._look)
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        self._timer, self._next = None, math.inf
+        for clock in self.all():
+            if clock.deadline <= now:
+                clock.ring()
+        if left := [clock.deadline for clock in self._running.values() if clock.deadline > now]:
+            self.expect(min(left))
+
+
+class Courier:
+    """Calls a function, one call after the other, with what arrives; what is too much for it is left out.
+
+    A plain function is called at once, where the message arrives; it should be quick. An async one runs in a task.
+    """
+
+    def __init__(self, function: Callable[..., Any], most: int) -> None:
+        self._function = function
+        self._waiting: deque[tuple[Any, ...]] = deque(maxlen=most)
+        self._task: asyncio.Task[None] | None = None
+
+    def call(self, *arguments: Any) -> None:
+        """Deliver, now or soon."""
+        if self._task is not None and not self._task.done():
+            self._waiting.append(arguments)
+            return
+        try:
+            outcome = self._function(*arguments)
+        except Exception:
+            log.exception("A callback failed.")
+            return
+        if inspect.isawaitable(outcome):
+            self._task = asyncio.ensure_future(self._run(outcome))
+
+    async def _run(self, outcome: Any) -> None:
+        while True:
+            try:
+                if inspect.isawaitable(outcome):
+                    await outcome
+            except Exception:
+                log.exception("A callback failed.")
+            if not self._waiting:
+                return
+            try:
+                outcome = self._function(*self._waiting.popleft())
+            except Exception:
+                log.exception("A callback failed.")
+                outcome = None
+
+    async def drain(self, seconds: float) -> None:
+        """Wait until everything was delivered, but not for ever; then stop."""
+        task = self._task
+        if task is None or task.done() or task is asyncio.current_task():
+            return
+        await asyncio.wait([task], timeout=seconds)
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Deliver nothing more."""
+        self._waiting.clear()
+        task = self._task
+        if task is not None and not task.done() and task is not asyncio.current_task():
+            task.cancel()
+            await asyncio.wait([task])

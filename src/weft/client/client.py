@@ -1,0 +1,499 @@
+"""`Client`: point it at a server, and call.
+
+Owns the public verbs and the life of a connection: it puts the parts together, and does none of their work. It knows
+neither which era is spoken nor how messages travel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import msgspec
+from msgspec import UNSET
+
+from weft.client.cache import MemoryCacheStore, ResponseCache, authorization_partition
+from weft.client.dial import HttpOptions, dial
+from weft.client.duties import Duties, FormFunction, LogFunction, RootsFunction, SampleFunction, UrlFunction
+from weft.client.exchange import Exchange, Options, with_rounds
+from weft.client.link import Link, ProgressCallback
+from weft.client.negotiate import Memory, Negotiator, eras_for
+from weft.client.paging import Pages
+from weft.client.questions import RootLike
+from weft.client.results import ToolResult
+from weft.client.subscriptions import Listening, Subscriptions
+from weft.client.toolbox import Toolbox
+from weft.eras.base import Welcome
+from weft.errors import HeaderMismatch, InvalidAnswer, RemoteError, ResourceMissing, UsageError, WeftError
+from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
+from weft.types.base import EmptyResult, Implementation, LogLevel, RequestId
+from weft.types.capabilities import ServerCapabilities
+from weft.types.prompts import CompleteResult, Completion, GetPromptResult, ListPromptsResult, Prompt
+from weft.types.resources import (
+    ListResourcesResult,
+    ListResourceTemplatesResult,
+    ReadResourceResult,
+    Resource,
+    ResourceTemplate,
+)
+from weft.types.subscriptions import SubscriptionFilter
+from weft.types.tools import ListToolsResult, Tool
+
+if TYPE_CHECKING:
+    from weft.client.transports.base import Transport
+    from weft.client.transports.http import Auth
+
+__all__ = ["Client"]
+
+_memory = Memory()  # what was found out about servers, in this process
+
+
+class Client:
+    """A connection to one server, of either era, over any transport.
+
+    `target` is a URL, a command (list or text), a `Server`, an ASGI app, or an entry of an `mcpServers` configuration.
+
+        async with Client("https://flights.example/mcp") as client:
+            result = await client.call_tool("book", {"flight": "LX38"})
+            print(result.text)
+
+    Without `async with`, call `connect` first and `close` at the end, from whatever tasks. What the server may ask is
+    answered by functions (`elicit`, `sample`, `roots` …): a capability is declared because its function is there.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        *,
+        mode: Literal["auto", "stateless", "session"] = "auto",
+        version: str | None = None,
+        server: str | None = None,
+        info: Implementation | None = None,
+        elicit: FormFunction | None = None,
+        elicit_url: UrlFunction | None = None,
+        sample: SampleFunction | None = None,
+        sample_with_tools: SampleFunction | None = None,
+        roots: Iterable[RootLike] | RootsFunction | None = None,
+        on_log: LogFunction | None = None,
+        log_level: LogLevel | None = None,
+        on_notification: Callable[[str, Any], Any] | None = None,
+        on_stderr: Callable[[str], Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        auth: Auth | str | None = None,
+        proxy: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        trust_env: bool = False,
+        allow_insecure: bool = False,
+        path: str = "/mcp",
+        cache: ResponseCache | bool = True,
+        check_output: bool = True,
+        manual_input: bool = False,
+        limits: ClientLimits = DEFAULT_CLIENT_LIMITS,
+    ) -> None:
+        self._limits = limits
+        self._eras = eras_for(mode, version)
+        self._info = info or _own_info()
+        self._http = HttpOptions(headers or {}, auth, proxy, tls, trust_env, allow_insecure, path)
+        self._dial: Callable[[], Any] = lambda: dial(target, limits, self._http, server=server, on_stderr=on_stderr)
+        self._dialled = self._dial()
+        self._duties = Duties(
+            elicit=elicit,
+            elicit_url=elicit_url,
+            sample=sample,
+            sample_with_tools=sample_with_tools,
+            roots=roots,
+            log=on_log,
+        )
+        if (extension := getattr(auth, "extension", None)) is not None:  # XAUTH-01
+            self._duties.capabilities.extensions = {extension: {}}
+        self._on_notification = on_notification
+        self._log_level: LogLevel | None = log_level
+        self._cache = _own_cache(limits) if isinstance(cache, bool) else cache
+        self._is_caching = cache is not False
+        self._check_output = check_output
+        self._is_manual = manual_input
+        self._toolbox = Toolbox()
+        self._lock = asyncio.Lock()  # of connecting, closing, and agreeing anew
+        self._link: Link | None = None
+        self._welcome: Welcome | None = None
+
+    # --- the life of a connection
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def connect(self) -> None:
+        """Connect, and find out which era the server speaks. A second time, nothing."""
+        async with self._lock:
+            if self._link is not None:
+                return
+            link = Link(self._dialled.transport, self._eras[0], self._duties, self._info, self._limits)
+            self._put_together(link)
+            try:
+                await link.open()
+                await self._greet(link)
+            except BaseException:
+                await link.close()
+                raise
+            self._link = link
+
+    def _put_together(self, link: Link) -> None:
+        dialled = self._dialled
+        link.log_level = self._log_level
+        link.on_notification = self._heard
+        self._negotiator = Negotiator(
+            link,
+            self._eras,
+            info=self._info,
+            capabilities=lambda: self._duties.capabilities,
+            limits=self._limits,
+            memory=_memory if dialled.key is not None else Memory(),
+            key=dialled.key or "here",
+            old_transport=dialled.old_transport,
+        )
+        view = None
+        if self._is_caching:
+            name = dialled.key or f"{dialled.transport.where} {id(self)}"
+            view = self._cache.view(name, authorization_partition({**dialled.headers, **_whose(self._http.auth)}))
+        self._exchange = Exchange(link, self._duties, self._limits, renew=self._renew, cache=view)
+        self._pages = Pages(self._exchange, self._limits)
+        self._subscriptions = Subscriptions(link, self._limits, self.request)
+        link.on_stand = self._subscriptions.reopened
+        link.on_silence = self._subscriptions.silenced
+        link.on_over = self._renew
+
+    async def _greet(self, link: Link) -> None:
+        self._welcome = await self._negotiator.negotiate()
+        info = self._welcome.server_info
+        if info is not None:
+            self._duties.server = f"{info.title or info.name} ({link.transport.where})"
+        if self._log_level is not None and self._welcome.capabilities.logging is not None:
+            request = link.era.log_request(self._log_level)
+            if request is not None:
+                with suppress(WeftError):  # no reason to fail, nor to greet again
+                    await link.roundtrip(*request)
+
+    async def _renew(self, generation: int) -> None:
+        """Agree anew, once for all who noticed that it is needed."""
+        async with self._lock:
+            link = self._connected()
+            if link.generation == generation:
+                await self._greet(link)
+                link.spawn(self._subscriptions.renewed())
+
+    async def reconnect(self) -> None:
+        """Start over: a child process is started anew. Whatever is under way is lost; those who listen go on."""
+        async with self._lock:
+            link = self._connected()
+            await link.transport.reopen()
+            await self._greet(link)
+            link.spawn(self._subscriptions.renewed())
+
+    async def close(self) -> None:
+        """End the connection. What is still under way gets a ConnectionFailed; no task is left behind."""
+        link = self._link
+        if link is None:
+            return
+        self._link = None
+        self._subscriptions.close()
+        await link.close()
+        await self._duties.close()
+        self._dialled = self._dial()  # a client can be connected again
+
+    def _connected(self) -> Link:
+        if self._link is None:
+            raise UsageError(
+                "The client is not connected; use `async with Client(...) as client:`, or `connect` first."
+            )
+        return self._link
+
+    # --- what was found out
+
+    @property
+    def era(self) -> str:
+        """The era that is spoken: "stateless" or "session"."""
+        return self._connected().era.name
+
+    @property
+    def protocol_version(self) -> str:
+        """The version that is spoken."""
+        return self._connected().era.version
+
+    @property
+    def server_info(self) -> Implementation | None:
+        """Name and version of the server, if it told."""
+        return self._facts().server_info
+
+    @property
+    def server_capabilities(self) -> ServerCapabilities:
+        """What the server offers."""
+        return self._facts().capabilities
+
+    @property
+    def instructions(self) -> str | None:
+        """How the server wants to be used, in its own words."""
+        return self._facts().instructions
+
+    @property
+    def transport(self) -> Transport:
+        """How messages travel; a child process has its `stderr` and `pid` here."""
+        return self._connected().transport
+
+    def _facts(self) -> Welcome:
+        self._connected()
+        assert self._welcome is not None
+        return self._welcome
+
+    def _lists(self) -> Pages:
+        self._connected()
+        return self._pages
+
+    # --- tools
+
+    async def list_tools(self) -> list[Tool]:
+        """All tools that can be used."""
+        tools = await self._lists().all("tools/list", ListToolsResult, lambda page: page.tools)
+        self._toolbox.is_complete = True
+        return self._learn(tools)
+
+    async def list_tools_page(self, cursor: str | None = None) -> ListToolsResult:
+        """One page of tools; its `next_cursor` leads to the next."""
+        page = await self._lists().one("tools/list", ListToolsResult, cursor)
+        page.tools = self._learn(page.tools)
+        return page
+
+    def _learn(self, tools: list[Tool]) -> list[Tool]:
+        link = self._connected()
+        return self._toolbox.learn(tools, mirrors=link.era.mirrors_params and link.transport.stream_per_request)
+
+    async def call_tool(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        progress: ProgressCallback | None = None,
+        meta: Mapping[str, Any] | None = None,
+        answers: Mapping[str, Any] | None = None,
+        state: str | None = None,
+    ) -> ToolResult:
+        """Call a tool. A tool that failed is a result with `is_error`; RemoteError is a call that could not be made.
+
+        With `manual_input`, questions of the server are raised as `InputNeeded`: call again with `answers` and `state`.
+        """
+        self._connected()
+        given = arguments or {}
+        params = with_rounds({"name": name, "arguments": given}, meta, answers, state)
+        try:
+            options = Options(timeout, progress, self._toolbox.headers(name, given), self._is_manual)
+            result = await self._exchange.request("tools/call", params, ToolResult, options)
+        except RemoteError as error:
+            if error.code != HeaderMismatch.code:
+                raise
+            await self._refetch_tools()  # what is known of its headers is wrong, or nothing is (HDR-37)
+            options = Options(timeout, progress, self._toolbox.headers(name, given), self._is_manual)
+            result = await self._exchange.request("tools/call", params, ToolResult, options)
+        if self._check_output and (result.structured_content is not UNSET or self._toolbox.knows(name)):
+            await self._checked(name, result)
+        return result
+
+    async def _refetch_tools(self) -> None:
+        if self._exchange.cache is not None:
+            await self._exchange.cache.drop("tools/list")
+        await self.list_tools()
+
+    async def _checked(self, name: str, result: ToolResult) -> None:
+        """Check an output; the list of tools is fetched for it, once, if it never was (TOOL-13)."""
+        if not self._toolbox.knows(name) and not self._toolbox.is_complete:
+            self._toolbox.is_complete = True
+            try:
+                await self.list_tools()
+            except (RemoteError, InvalidAnswer):
+                return
+        self._toolbox.check(name, result)
+
+    # --- resources
+
+    async def list_resources(self) -> list[Resource]:
+        """All resources."""
+        return await self._lists().all("resources/list", ListResourcesResult, lambda page: page.resources)
+
+    async def list_resources_page(self, cursor: str | None = None) -> ListResourcesResult:
+        """One page of resources."""
+        return await self._lists().one("resources/list", ListResourcesResult, cursor)
+
+    async def list_resource_templates(self) -> list[ResourceTemplate]:
+        """All resource templates."""
+        return await self._lists().all(
+            "resources/templates/list", ListResourceTemplatesResult, lambda page: page.resource_templates
+        )
+
+    async def list_resource_templates_page(self, cursor: str | None = None) -> ListResourceTemplatesResult:
+        """One page of resource templates."""
+        return await self._lists().one("resources/templates/list", ListResourceTemplatesResult, cursor)
+
+    async def read_resource(
+        self,
+        uri: str,
+        *,
+        timeout: float | None = None,
+        progress: ProgressCallback | None = None,
+        answers: Mapping[str, Any] | None = None,
+        state: str | None = None,
+    ) -> ReadResourceResult:
+        """Read a resource; ResourceMissing when there is none of this URI, whatever the era calls that."""
+        link = self._connected()
+        params = with_rounds({"uri": uri}, None, answers, state)
+        options = Options(timeout, progress, is_manual=self._is_manual)
+        try:
+            return await self._exchange.request("resources/read", params, ReadResourceResult, options)
+        except RemoteError as error:
+            if link.era.is_missing(error.code, error.data):
+                raise ResourceMissing(error.code, error.message, error.data) from None
+            raise
+
+    # --- prompts
+
+    async def list_prompts(self) -> list[Prompt]:
+        """All prompts."""
+        return await self._lists().all("prompts/list", ListPromptsResult, lambda page: page.prompts)
+
+    async def list_prompts_page(self, cursor: str | None = None) -> ListPromptsResult:
+        """One page of prompts."""
+        return await self._lists().one("prompts/list", ListPromptsResult, cursor)
+
+    async def get_prompt(
+        self,
+        name: str,
+        arguments: Mapping[str, str] | None = None,
+        *,
+        timeout: float | None = None,
+        progress: ProgressCallback | None = None,
+        answers: Mapping[str, Any] | None = None,
+        state: str | None = None,
+    ) -> GetPromptResult:
+        """Fill in a prompt. The values of arguments are text."""
+        self._connected()
+        params = with_rounds({"name": name, "arguments": arguments or {}}, None, answers, state)
+        options = Options(timeout, progress, is_manual=self._is_manual)
+        return await self._exchange.request("prompts/get", params, GetPromptResult, options)
+
+    async def complete(
+        self,
+        argument: str,
+        value: str,
+        *,
+        prompt: str | None = None,
+        template: str | None = None,
+        arguments: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Completion:
+        """Suggestions for an argument of a prompt, or of a resource template, given what is typed so far."""
+        if (prompt is None) == (template is None):
+            raise UsageError("Name what the argument belongs to: give either `prompt` or `template`.")
+        self._connected()
+        ref = (
+            {"type": "ref/prompt", "name": prompt} if prompt is not None else {"type": "ref/resource", "uri": template}
+        )
+        params: dict[str, Any] = {"ref": ref, "argument": {"name": argument, "value": value}}
+        if arguments:
+            params["context"] = {"arguments": arguments}
+        result = await self._exchange.request("completion/complete", params, CompleteResult, Options(timeout))
+        return result.completion
+
+    # --- the rest
+
+    def listen(
+        self, *, tools: bool = False, prompts: bool = False, resources: bool = False, uris: Iterable[str] = ()
+    ) -> Listening:
+        """Changes as they come, of lists and of single resources; of all lists, if nothing is named.
+
+        async with client.listen(uris=["file:///log"]) as changes:
+            async for change in changes:
+                ...
+        """
+        self._connected()
+        named = list(uris)
+        everything = not (tools or prompts or resources or named)
+        wish = SubscriptionFilter(
+            tools or everything or None, prompts or everything or None, resources or everything or None, named or None
+        )
+        return Listening(self._subscriptions, wish)
+
+    async def ping(self, *, timeout: float | None = None) -> None:
+        """Ask whether the server is there, where its revision has that; UsageError where not."""
+        if "ping" not in self._connected().era.methods:
+            raise UsageError(
+                "The protocol version spoken here has no ping; any request shows that the server is there."
+            )
+        await self._exchange.request("ping", {}, EmptyResult, Options(timeout))
+
+    async def set_log_level(self, level: LogLevel) -> None:
+        """From now on, hear log messages of this level and above."""
+        link = self._connected()
+        self._log_level = link.log_level = level
+        request = link.era.log_request(level)
+        if request is not None:
+            await self._exchange.request(*request, EmptyResult, Options())
+
+    async def roots_changed(self) -> None:
+        """Tell the server that the roots are others now, where servers are told such things."""
+        link = self._connected()
+        if link.era.answers_requests and link.capabilities.roots is not None:  # L11-06
+            await self.notify("notifications/roots/list_changed")
+
+    async def request(
+        self,
+        method: str,
+        params: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        progress: ProgressCallback | None = None,
+    ) -> dict[str, Any]:
+        """Any request, and its result as it came. Questions of the server are answered as in other calls."""
+        self._connected()
+        options = Options(timeout, progress, is_manual=self._is_manual)
+        return await self._exchange.request_raw(method, params or {}, options)
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
+        """Any notification."""
+        await self._connected().notify(method, params)
+
+    # --- inside
+
+    def _heard(self, method: str, params: bytes, origin: RequestId | None) -> None:
+        """A notification that belongs to no request."""
+        self._duties.heard(method, params)
+        self._exchange.errands.heard(method, params)
+        if method == "notifications/tools/list_changed":
+            self._toolbox.forget()
+        link, cache = self._link, self._exchange.cache
+        if link is not None and cache is not None and method.endswith(("list_changed", "updated")):
+            link.spawn(cache.changed(method, msgspec.json.decode(params)))
+        self._subscriptions.heard(method, params, origin)
+        if self._on_notification is not None:
+            self._on_notification(method, msgspec.json.decode(params))
+
+
+def _own_cache(limits: ClientLimits) -> ResponseCache:
+    return ResponseCache(MemoryCacheStore(max_entries=limits.cache_entries, max_bytes=limits.cache_bytes))
+
+
+def _whose(auth: Any) -> dict[str, str]:
+    """What stands for an authorization where answers are kept apart by it."""
+    return {} if auth is None else {"Authorization": auth if isinstance(auth, str) else str(id(auth))}
+
+
+def _own_info() -> Implementation:
+    return Implementation("weft", sys.modules["weft"].__version__)  # the package above imports this one, not vice versa

@@ -1,0 +1,111 @@
+"""From what a client is pointed at to the transport that leads there.
+
+Owns the choice alone. A server in this process and an ASGI app are known by what they can do, for neither is imported
+here; all that is written down, `config` reads. The HTTP library is imported when a URL or an app is dialled.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from weft.client.config import CommandTarget, UrlTarget, check_url, parse_target
+from weft.client.transports.base import NO_HEADERS, Transport
+from weft.client.transports.memory import MemoryTransport, Piped
+from weft.errors import UsageError
+from weft.limits import ClientLimits
+
+if TYPE_CHECKING:
+    from weft.client.transports.http import Auth
+
+__all__ = ["Dialled", "HttpOptions", "dial"]
+
+
+class HttpOptions(msgspec.Struct, frozen=True):
+    """How HTTP is spoken."""
+
+    headers: Mapping[str, str] = NO_HEADERS
+    auth: Any = None  # an `Auth`, or a token as text
+    proxy: str | None = None
+    tls: ssl.SSLContext | None = None
+    trust_env: bool = False
+    allow_insecure: bool = False
+    path: str = "/mcp"  # of an ASGI app
+
+
+class Dialled(msgspec.Struct):
+    """A transport, not yet open."""
+
+    transport: Transport
+    key: str | None = None  # under which the server is remembered
+    headers: Mapping[str, str] = NO_HEADERS  # the user's own
+    old_transport: Callable[[], Transport] | None = None  # the last to be tried
+
+
+def dial(
+    target: Any,
+    limits: ClientLimits,
+    http: HttpOptions,
+    *,
+    server: str | None = None,
+    on_stderr: Callable[[str], Any] | None = None,
+) -> Dialled:
+    """The transport to a target."""
+    if isinstance(target, Piped):
+        name = getattr(target, "name", None) or type(target).__name__
+        return Dialled(MemoryTransport(target, f"the server {name!r} in this process", limits))
+    if hasattr(target, "stream_per_request"):  # a transport that somebody else wrote
+        return Dialled(cast("Transport", target))
+    if callable(target):
+        return _dial_app(target, limits, http)
+    found = parse_target(target, server=server, allow_insecure=http.allow_insecure)
+    if isinstance(found, CommandTarget):
+        from weft.client.transports.stdio import StdioTransport
+
+        return Dialled(StdioTransport(found, limits, on_stderr=on_stderr))
+    return _dial_url(found, limits, http)
+
+
+def _dial_url(target: UrlTarget, limits: ClientLimits, http: HttpOptions) -> Dialled:
+    from weft.client.transports.http import HttpTransport
+    from weft.client.transports.http_sse import SseTransport
+    from weft.client.transports.http_wire import AiohttpWire
+
+    if http.proxy is not None:
+        check_url(http.proxy, allow_insecure=True)
+    headers = {**target.headers, **http.headers}
+    auth = _auth(http)
+
+    def wire() -> AiohttpWire:
+        return AiohttpWire(limits, proxy=http.proxy, tls=http.tls, trust_env=http.trust_env)
+
+    return Dialled(
+        HttpTransport(target.url, wire(), limits, headers=headers, auth=auth),
+        key=target.url,
+        headers=headers,
+        old_transport=lambda: SseTransport(target.url, wire(), limits, headers=headers),
+    )
+
+
+def _dial_app(app: Any, limits: ClientLimits, http: HttpOptions) -> Dialled:
+    from weft.client.transports.http import HttpTransport
+    from weft.client.transports.http_asgi import AsgiWire
+
+    if isinstance(app, type):
+        raise UsageError(f"A client was given the class {app.__name__}; give it an instance of it.")
+    if not http.path.startswith("/"):
+        raise UsageError(f"path={http.path!r} is not possible: a path begins with a slash, like '/mcp'.")
+    url = f"http://localhost{http.path}"
+    transport = HttpTransport(url, AsgiWire(app, limits), limits, headers=http.headers, auth=_auth(http))
+    return Dialled(transport, headers=http.headers)
+
+
+def _auth(http: HttpOptions) -> Auth | None:
+    if http.auth is None:
+        return None
+    from weft.client.auth import as_auth
+
+    return as_auth(http.auth)

@@ -1,0 +1,235 @@
+"""What a server may ask of its client, and hear about: answered by functions that the user gives.
+
+    elicit(question)             a form to fill in: return a dict, or "decline", or "cancel" (also None)
+    elicit_url(question)         a page to visit: return True when the user consents, else False, or "cancel"
+    sample(params)               a turn of a model: return its text or a `CreateMessageResult`; None refuses
+    sample_with_tools(params)    the same, by a model that can be given tools
+    roots()                      the folders to work in; also just a list of them
+    log(message)                 a log message
+
+A capability is declared because its function is there (ELI-01, SAM-01, ROOT-01). A function is async, or plain: those
+that answer run in a thread then, and may take their time; `log` is called as it is, and should be quick.
+
+Both ways are checked. A question that breaks the rules is refused before the user sees it; an answer that does not fit
+the question is not sent. What goes wrong in a function is logged here, and the server is told only that it went wrong.
+
+Owns how the functions are called; the rules are in `questions`. How questions travel, how many there may be, and how
+long one may take is decided by its callers; showing anything to anybody is the functions' own business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+import msgspec
+
+from weft.client.calls import Courier
+from weft.client.questions import (
+    Form,
+    FormQuestion,
+    RootLike,
+    UrlQuestion,
+    check_page,
+    check_tool_results,
+    check_tool_uses,
+    read_action,
+    read_params,
+    read_roots,
+)
+from weft.errors import InternalError, InvalidParams, MethodNotFound, ProtocolError, UsageError
+from weft.types.capabilities import ClientCapabilities, ElicitationCapability, RootsCapability, SamplingCapability
+from weft.types.content import TextContent
+from weft.types.interaction import CreateMessageParams, CreateMessageResult, ElicitParams, ListRootsResult
+from weft.types.lifecycle import LogMessageParams
+
+__all__ = ["Duties", "FormFunction", "LogFunction", "RootsFunction", "SampleFunction", "UrlFunction"]
+
+log = logging.getLogger("weft.client.duties")
+
+FormFunction: TypeAlias = Callable[[FormQuestion], Any]
+UrlFunction: TypeAlias = Callable[[UrlQuestion], Any]
+SampleFunction: TypeAlias = Callable[[CreateMessageParams], Any]
+RootsFunction: TypeAlias = Callable[[], Iterable[RootLike] | Awaitable[Iterable[RootLike]]]
+LogFunction: TypeAlias = Callable[[LogMessageParams], Any]
+
+USER_REJECTED = -1  # the code of a refused sampling request (L11-38)
+_MAX_THREADS = 16  # functions that run at the same time, with those that nobody waits for any more
+_MAX_LOGS = 1000  # log messages that an async function has not taken yet; more, and the oldest are lost
+
+
+class Duties:
+    """The functions, and how they answer.
+
+    >>> duties = Duties(elicit=lambda question: {"name": "Ann"})
+    >>> duties.capabilities.elicitation
+    ElicitationCapability(form={}, url=None)
+    """
+
+    def __init__(
+        self,
+        *,
+        elicit: FormFunction | None = None,
+        elicit_url: UrlFunction | None = None,
+        sample: SampleFunction | None = None,
+        sample_with_tools: SampleFunction | None = None,
+        roots: Iterable[RootLike] | RootsFunction | None = None,
+        log: LogFunction | None = None,
+    ) -> None:
+        self._elicit = elicit
+        self._elicit_url = elicit_url
+        self._sample = sample or sample_with_tools
+        self._sample_with_tools = sample_with_tools
+        self._roots = roots if callable(roots) or roots is None else read_roots(roots)
+        self._log = None if log is None else Courier(log, _MAX_LOGS)
+        self.server = ""  # who asks, for the questions: set by the client once it knows
+        self.capabilities = self._declared()  # what the functions make possible; an era leaves out what it has not
+        self._threads = 0
+        self._answers = {
+            "elicitation/create": (elicit or elicit_url, self._answer_elicitation),
+            "sampling/createMessage": (self._sample, self._answer_sampling),
+            "roots/list": (self._roots is not None, self._answer_roots),
+        }
+
+    def _declared(self) -> ClientCapabilities:
+        has_form, has_url = self._elicit is not None, self._elicit_url is not None
+        elicitation = ElicitationCapability({} if has_form else None, {} if has_url else None)
+        sampling = SamplingCapability(tools={} if self._sample_with_tools else None)
+        return ClientCapabilities(
+            roots=None if self._roots is None else RootsCapability(list_changed=True),
+            sampling=sampling if self._sample else None,
+            elicitation=elicitation if has_form or has_url else None,
+        )
+
+    async def answer(self, method: str, params: Any = None) -> dict[str, Any]:
+        """Answer one request of the server; `params` are a mapping, or raw JSON.
+
+        Raises the ProtocolError to tell the server: -32601 for what was not declared, -32602 for what breaks the rules,
+        -1 when sampling was refused, and -32603, caused by the exception, when a function failed.
+        """
+        has_function, answer = self._answers.get(method, (None, None))
+        if not has_function or answer is None:
+            raise MethodNotFound(f"Method not found: this client does not offer {method[:100]}.")
+        try:
+            return await answer(params)
+        except ProtocolError:
+            raise
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            log.exception("The function that answers %s failed; the server is told only that it did.", method)
+            raise InternalError(f"Internal error: the client could not answer {method}.") from error
+
+    def heard(self, method: str, params: Any = None) -> None:
+        """Hear a notification: log messages go to their function, all else is no duty."""
+        if method != "notifications/message" or self._log is None:
+            return
+        try:
+            message = read_params(params, LogMessageParams, method)
+        except InvalidParams:
+            log.debug("The server sent a log message that is none.")
+        else:
+            self._log.call(message)
+
+    async def close(self) -> None:
+        """Wait for nothing: log messages that an async function has not taken yet are dropped."""
+        if self._log is not None:
+            await self._log.stop()
+
+    # --- elicitation
+
+    async def _answer_elicitation(self, raw: Any) -> dict[str, Any]:
+        params = read_params(raw, ElicitParams, "elicitation/create")
+        if params.mode == "url":
+            return await self._answer_url(params)
+        if self._elicit is None:
+            raise InvalidParams("Invalid params: this client did not declare elicitation by form.")
+        if params.requested_schema is None:
+            raise InvalidParams("Invalid params: elicitation by form needs a requestedSchema.")
+        form = Form(params.requested_schema)
+        question = FormQuestion(params.message, params.requested_schema, form.defaults, self.server)
+        action, content = read_action(await self._call(self._elicit, question))
+        if action != "accept":
+            return {"action": action}
+        return {"action": action, "content": form.checked({**form.defaults, **(content or {})})}
+
+    async def _answer_url(self, params: ElicitParams) -> dict[str, Any]:
+        if self._elicit_url is None:
+            raise InvalidParams("Invalid params: this client did not declare elicitation by URL.")
+        host, warnings = check_page(params.url or "")
+        question = UrlQuestion(params.message, params.url or "", host, warnings, self.server, params.elicitation_id)
+        action, _ = read_action(await self._call(self._elicit_url, question))
+        return {"action": action}  # ELI-12: consent, and nothing about what the user does there
+
+    # --- sampling
+
+    async def _answer_sampling(self, raw: Any) -> dict[str, Any]:
+        params = read_params(raw, CreateMessageParams, "sampling/createMessage")
+        with_tools = params.tools is not None or params.tool_choice is not None
+        function = self._sample_with_tools if with_tools else self._sample
+        if function is None:
+            raise InvalidParams("Invalid params: this client did not declare sampling with tools.")  # SAM-03
+        check_tool_results(params.messages)
+        answer = await self._call(function, params)
+        if answer is None:
+            raise ProtocolError("User rejected sampling request", code=USER_REJECTED)
+        if isinstance(answer, str):
+            answer = CreateMessageResult("assistant", TextContent(answer), model="unknown", stop_reason="endTurn")
+        if not isinstance(answer, CreateMessageResult):
+            raise UsageError(
+                f"sample= returned a {type(answer).__name__}; return text, a CreateMessageResult, or None to refuse."
+            )
+        check_tool_uses(answer, {tool.name for tool in params.tools or ()})
+        return msgspec.to_builtins(answer)
+
+    # --- roots
+
+    async def _answer_roots(self, _: Any) -> dict[str, Any]:
+        found = await self._call(self._roots) if callable(self._roots) else self._roots
+        return msgspec.to_builtins(ListRootsResult(read_roots(found)))
+
+    # --- calling functions
+
+    async def _call(self, function: Callable[..., Any], *args: Any) -> Any:
+        if inspect.iscoroutinefunction(function):
+            return await function(*args)
+        value = await self._in_thread(function, args)
+        return await value if inspect.isawaitable(value) else value
+
+    async def _in_thread(self, function: Callable[..., Any], args: Sequence[Any]) -> Any:
+        """Call a plain function in a thread of its own, which no exit of the program has to wait for."""
+        if self._threads >= _MAX_THREADS:
+            raise UsageError(f"{_MAX_THREADS} questions are being answered already; end the functions sooner.")
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+        context = contextvars.copy_context()
+
+        def settle(value: Any, error: BaseException | None) -> None:
+            self._threads -= 1
+            if answer.done():  # nobody waits any more
+                return
+            if error is None:
+                answer.set_result(value)
+            else:
+                answer.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+
+        def run() -> None:
+            value, failure = None, None
+            try:
+                value = context.run(function, *args)
+            except StopIteration as error:
+                failure = RuntimeError(f"raised {error!r}")  # which no Future can carry
+            except BaseException as error:  # noqa: BLE001 - carried over to the loop, where it is logged (R1)
+                failure = error
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(settle, value, failure)
+
+        self._threads += 1
+        threading.Thread(target=run, name="weft-answer", daemon=True).start()
+        return await answer

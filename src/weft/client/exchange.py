@@ -1,0 +1,262 @@
+"""One request, with all that may lie between it and its result.
+
+Owns what is done about a refusal (agree anew once, ask again once where that does no harm), the rounds of questions of
+the stateless era, and how a result is read. The single exchange is the link's; what a method's params are, the verbs
+know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from weft.client.cache import CACHEABLE, CacheView
+from weft.client.errands import Errands
+from weft.client.link import Duties, Link, ProgressCallback
+from weft.client.negotiate import code_and_data, explained
+from weft.client.results import InputNeeded
+from weft.client.transports.base import NO_HEADERS, Refused
+from weft.errors import AskFailed, ConnectionFailed, InvalidAnswer, ProtocolError, RemoteError
+from weft.limits import ClientLimits
+from weft.types.base import Result
+from weft.types.interaction import InputRequiredResult
+
+__all__ = ["Exchange", "Options", "with_rounds"]
+
+log = logging.getLogger("weft.client")
+
+R = TypeVar("R", bound=Result)
+
+_COMPLETE = (None, "complete")  # absent means complete (JRPC-08)
+_ASKS = "input_required"
+# What only reads: asking twice does no harm. All else may have happened although no answer came.
+_REPEATABLE = CACHEABLE | {"prompts/get", "completion/complete", "ping"}
+_QUESTIONS = frozenset({"elicitation/create", "sampling/createMessage", "roots/list"})  # MRTR-06
+
+
+class Options(msgspec.Struct, frozen=True):
+    """How one request is made."""
+
+    timeout: float | None = None
+    progress: ProgressCallback | None = None
+    headers: Mapping[str, str] = NO_HEADERS
+    is_manual: bool = False  # questions are handed to the caller
+
+
+class _Kind(msgspec.Struct, rename="camel"):
+    result_type: str | None = None
+
+
+_read_kind = msgspec.json.Decoder(_Kind).decode
+_read_dict = msgspec.json.Decoder(dict[str, Any]).decode
+_read_asks = msgspec.json.Decoder(InputRequiredResult).decode
+_decoders: dict[type[Result], Any] = {}
+
+
+class Exchange:
+    """Makes requests on a link."""
+
+    def __init__(
+        self,
+        link: Link,
+        duties: Duties,
+        limits: ClientLimits,
+        *,
+        renew: Callable[[int], Awaitable[None]],
+        cache: CacheView | None,
+    ) -> None:
+        self._link = link
+        self._duties = duties
+        self._limits = limits
+        self._renew = renew  # agrees anew with the server, if nobody has since the generation named
+        self.cache = cache
+        self.errands = Errands(link, limits, self._answer)
+
+    async def request(self, method: str, params: Mapping[str, Any], type: type[R], options: Options) -> R:
+        """Make a request and read its result; what the server asks before it answers is answered."""
+        given = params
+        for _ in range(self._limits.rounds + 1):
+            result = _read(await self._fetch(method, given, options), type, method)
+            if not isinstance(result, InputRequiredResult):
+                return result
+            given = await self._next_round(params, result, options)
+        raise self._too_many_rounds(method)
+
+    async def request_raw(self, method: str, params: Mapping[str, Any], options: Options) -> dict[str, Any]:
+        """The same, with the result as it came."""
+        given = params
+        for _ in range(self._limits.rounds + 1):
+            result = _read_object(await self._fetch(method, given, options), method)
+            if result.get("resultType") != _ASKS:
+                return result
+            given = await self._next_round(params, _read_questions(msgspec.json.encode(result)), options)
+        raise self._too_many_rounds(method)
+
+    async def _next_round(
+        self, params: Mapping[str, Any], asked: InputRequiredResult, options: Options
+    ) -> Mapping[str, Any]:
+        """The original params with the answers: no state of an earlier round goes along (MRTR-19, MRTR-22)."""
+        if options.is_manual:
+            raise InputNeeded(asked)
+        kept = {key: value for key, value in params.items() if key not in ("inputResponses", "requestState")}
+        return {**kept, **await self._answers(asked)}
+
+    def _too_many_rounds(self, method: str) -> InvalidAnswer:
+        return InvalidAnswer(
+            f"{self._link.transport.where} asked {self._limits.rounds} times in a row and did not answer {method}; "
+            "raise the limit `rounds` if that is as it should be."
+        )
+
+    # --- one round
+
+    async def _fetch(self, method: str, params: Mapping[str, Any], options: Options) -> bytes:
+        """The result as it came, or as it was kept."""
+        cache = self.cache
+        if cache is None or method not in CACHEABLE:
+            return await self._send(method, params, options)
+        kept = await cache.get(method, params)
+        if kept is not None:
+            return kept
+        mark = cache.mark()
+        raw = await self._send(method, params, options)
+        await cache.put(method, params, bytes(raw), mark)
+        return raw
+
+    async def _send(self, method: str, params: Mapping[str, Any], options: Options) -> bytes:
+        """Send; and once more, where the agreement is over, or nothing can happen twice."""
+        link = self._link
+        if link.settling is not None:
+            await link.settling.wait()
+        era, generation = link.era, link.generation
+        try:
+            return await self._once(method, params, options)
+        except (Refused, RemoteError) as error:
+            code, data = code_and_data(error)
+            status = error.status if isinstance(error, Refused) else 200
+            failure = explained(error)
+            if isinstance(failure, RemoteError) and not options.is_manual and era.pages(code, data) is not None:
+                return await self.errands.run(failure, lambda: self._again(method, params, options))
+            if not era.is_over(status, code, data):
+                raise failure from None
+            was_seen = isinstance(error, Refused) and error.was_seen
+        except ConnectionFailed as error:
+            if method not in _REPEATABLE or not link.transport.stream_per_request:
+                raise
+            log.debug("%s is asked again: %s", method, error)
+            return await self._again(method, params, options)
+        await self._renew(generation)
+        if was_seen and method not in _REPEATABLE:
+            raise ConnectionFailed(f"{failure} The session is gone; whether {method} was done is not known.")
+        return await self._again(method, params, options)
+
+    async def _again(self, method: str, params: Mapping[str, Any], options: Options) -> bytes:
+        try:
+            return await self._once(method, params, options)
+        except (Refused, RemoteError) as error:
+            raise explained(error) from None
+
+    async def _once(self, method: str, params: Mapping[str, Any], options: Options) -> bytes:
+        answer = await self._link.roundtrip(
+            method, params, headers=options.headers, seconds=options.timeout, progress=options.progress
+        )
+        return cast("bytes", answer.frame.result)  # a link's answer has one; a decoder reads Raw as it reads bytes
+
+    # --- questions
+
+    async def _answers(self, asked: InputRequiredResult) -> dict[str, Any]:
+        """What is added to the params of the next round: all answers, and the state byte for byte (MRTR-17, -18)."""
+        requests = asked.input_requests
+        if requests is None and asked.request_state is None:
+            raise InvalidAnswer("The server wants to be called again, but says neither with what nor why (MRTR-04).")
+        more: dict[str, Any] = {}
+        if requests is not None:
+            if len(requests) > self._limits.input_requests:
+                raise InvalidAnswer(f"The server asks {len(requests)} questions at once; `input_requests` bounds them.")
+            answered = await _together(
+                [self._answer(key, request.method, request.params) for key, request in requests.items()]
+            )
+            more["inputResponses"] = dict(zip(requests, answered, strict=True))
+        if asked.request_state is not None:
+            more["requestState"] = asked.request_state
+        return more
+
+    async def _answer(self, key: str, method: str, params: Any) -> Any:
+        if method not in _QUESTIONS:
+            raise InvalidAnswer(f"The server asks for {method[:100]!r} ({key[:100]!r}), which no server may ask for.")
+        try:
+            async with asyncio.timeout(self._limits.ask_seconds):
+                return await self._duties.answer(method, params or {})
+        except ProtocolError as error:  # there is no way to tell the server: it is simply not called again (MRTR-28)
+            raise AskFailed(f"The server asked for {method} ({key[:100]!r}): {error.message}") from error
+        except TimeoutError:
+            raise AskFailed(f"The server asked for {method} ({key[:100]!r}), and nobody answered in time.") from None
+
+
+def with_rounds(
+    params: dict[str, Any], meta: Mapping[str, Any] | None, answers: Mapping[str, Any] | None, state: str | None
+) -> dict[str, Any]:
+    """The params of a call that a caller takes to its next round by hand."""
+    if meta is not None:
+        params["_meta"] = dict(meta)
+    if answers is not None:
+        params["inputResponses"] = dict(answers)
+    if state is not None:
+        params["requestState"] = state
+    return params
+
+
+async def _together(questions: list[Any]) -> list[Any]:
+    """Answer all at once; the first failure is raised as it is, and ends the others."""
+    tasks = [asyncio.ensure_future(question) for question in questions]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _read(raw: bytes, type: type[R], method: str) -> R | InputRequiredResult:
+    """A result of the type expected, or questions; InvalidAnswer for anything else (JRPC-09)."""
+    decoder = _decoders.get(type)
+    if decoder is None:
+        decoder = _decoders[type] = msgspec.json.Decoder(type)
+    try:
+        result: R = decoder.decode(raw)
+        if result.result_type in _COMPLETE:
+            return result
+        kind = result.result_type
+    except msgspec.ValidationError as error:
+        kind = _kind(raw)
+        if kind != _ASKS:
+            raise InvalidAnswer(f"The server's answer to {method} cannot be read: {error}.") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidAnswer(f"The server's answer to {method} cannot be read: {error}.") from None
+    if kind != _ASKS:
+        raise InvalidAnswer(f"The server's answer to {method} is of the unknown kind {str(kind)[:100]!r}.")
+    return _read_questions(raw)
+
+
+def _read_questions(raw: bytes) -> InputRequiredResult:
+    try:
+        return _read_asks(raw)
+    except msgspec.ValidationError as error:
+        raise InvalidAnswer(f"The server's questions cannot be read: {error}.") from None
+
+
+def _read_object(raw: bytes, method: str) -> dict[str, Any]:
+    try:
+        return _read_dict(raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidAnswer(f"The server's answer to {method} cannot be read: {error}.") from None
+
+
+def _kind(raw: bytes) -> str | None:
+    try:
+        return _read_kind(raw).result_type
+    except msgspec.DecodeError:
+        return None

@@ -1,0 +1,380 @@
+"""The link to one server: a transport, the era that is spoken on it, and everything that comes in.
+
+Owns single requests (ids, clocks, cancellation), the answers to the server's own requests, the standing stream, and all
+tasks that run beside the callers'. It is the only part that knows both the transport and the era; which era that is,
+`negotiate` finds out, and what is done about a refusal, `exchange` decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import msgspec
+from msgspec import UNSET
+
+from weft.client.calls import Clocks, Courier, pause
+from weft.client.tracing import traced
+from weft.client.transports.base import NO_HEADERS, Answer, Refused, Transport
+from weft.eras.base import ClientEra
+from weft.errors import ConnectionFailed, InvalidAnswer, ProtocolError, RemoteError, RequestTimeout
+from weft.jsonrpc import Frame, encode_error, encode_notification, encode_request, encode_result
+from weft.limits import ClientLimits
+from weft.types.base import Implementation, LogLevel, RequestId
+from weft.types.capabilities import ClientCapabilities
+from weft.types.lifecycle import CancelledParams, ProgressParams
+
+__all__ = ["Duties", "Link", "ProgressCallback", "remote_error"]
+
+log = logging.getLogger("weft.client")
+
+_STAND_SECONDS = 0.25  # to wait for the standing stream before the first request
+_STAND_AGAIN_SECONDS = 30.0  # before a standing stream that stays lost is tried again
+
+ProgressCallback = Callable[[ProgressParams], Any]
+"""Told of the progress of a request; plain or async."""
+
+
+class Duties(Protocol):
+    """What the client does for the server."""
+
+    capabilities: ClientCapabilities
+
+    async def answer(self, method: str, params: Any = None) -> Any:
+        """The result of a request of the server; a ProtocolError when it is refused."""
+        ...
+
+
+class _Error(msgspec.Struct):
+    code: int
+    message: str = "no message"
+    data: Any = None
+
+
+_read_error = msgspec.json.Decoder(_Error).decode
+_read_progress = msgspec.json.Decoder(ProgressParams).decode
+_read_cancelled = msgspec.json.Decoder(CancelledParams).decode
+
+
+def remote_error(frame: Frame) -> RemoteError:
+    """The error of a response; InvalidAnswer when it is none."""
+    try:
+        error = _read_error(frame.error if isinstance(frame.error, msgspec.Raw) else b"")
+    except msgspec.DecodeError:
+        raise InvalidAnswer("The server answered with an error that cannot be read.") from None
+    return RemoteError(error.code, error.message, error.data)
+
+
+class Link:
+    """One connection."""
+
+    def __init__(
+        self, transport: Transport, era: ClientEra, duties: Duties, info: Implementation, limits: ClientLimits
+    ) -> None:
+        self.transport = transport
+        self.era = era
+        self.generation = 0  # counts what was agreed on, one after the other
+        self.settling: asyncio.Event | None = None  # set when it is settled what is spoken; None while it is
+        self.log_level: LogLevel | None = None
+        self.on_notification: Callable[[str, bytes, RequestId | None], None] = _nobody
+        self.on_stand: Callable[[], None] = _nobody  # the standing stream stands again after it was lost
+        self.on_silence: Callable[[ConnectionFailed], None] = _nobody  # nothing will be heard for now: it stays lost
+        self.on_over: Callable[[int], Coroutine[Any, Any, None]] = _not_renewed  # agrees anew with the server
+        self._duties = duties
+        self._info = info
+        self._limits = limits
+        self._ids = itertools.count(1)
+        self._clocks = Clocks()  # of the requests under way
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._asks: dict[RequestId, asyncio.Task[None]] = {}  # requests of the server being answered
+        self._gate = asyncio.Semaphore(limits.asks_at_once)
+        self._standing: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    @property
+    def capabilities(self) -> ClientCapabilities:
+        """What the server is told that this client can do."""
+        return self._duties.capabilities
+
+    # --- opening and closing
+
+    async def open(self) -> None:
+        """Open the transport."""
+        transport: Any = self.transport
+        if hasattr(transport, "hold"):  # somebody may have to log in, and may take as long as for any question
+            transport.hold = lambda: self._held(None)
+        await self.transport.open(self._receive, self._lost)
+
+    async def change(self, transport: Transport) -> None:
+        """Go on over another transport."""
+        old, self.transport = self.transport, transport
+        await old.close()
+        await self.open()
+
+    async def close(self) -> None:
+        """End everything: what waits gets a ConnectionFailed, and no task is left."""
+        self._is_closed = True
+        farewell = self.era.farewell()
+        if self._standing is not None:
+            self._standing.cancel()
+        if farewell is not None:
+            await self.transport.dismiss(farewell)
+        await self.transport.close()
+        self._clocks.close()
+        others = self._tasks - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        if others:
+            await asyncio.wait(others)
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run something beside the callers; it ends with the link."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.debug("Something beside the requests to %s failed.", self.transport.where, exc_info=error)
+
+    def _lost(self, failure: ConnectionFailed) -> None:
+        log.debug("%s", failure)
+        self.spawn(self._stay_lost(self.generation, failure))
+
+    async def _stay_lost(self, generation: int, failure: ConnectionFailed) -> None:
+        """Who listens gets as long as a stream of their own would: if nobody reconnects meanwhile, they are told."""
+        for attempt in range(self._limits.resumptions + 1):
+            await asyncio.sleep(pause(attempt))
+            if self.generation != generation:
+                return
+        self.on_silence(failure)
+
+    # --- requests
+
+    def next_id(self) -> int:
+        """An id that no request of this link ever had (JRPC-05, L11-07)."""
+        return next(self._ids)
+
+    async def roundtrip(
+        self,
+        method: str,
+        params: Mapping[str, Any],
+        *,
+        headers: Mapping[str, str] = NO_HEADERS,
+        seconds: float | None = None,
+        progress: ProgressCallback | None = None,
+        is_greeting: bool = False,
+        request_id: RequestId | None = None,
+    ) -> Answer:
+        """One request and its answer, which has a result. Raises RemoteError, Refused, RequestTimeout and the like."""
+        limits = self._limits
+        request_id = next(self._ids) if request_id is None else request_id
+        courier = None
+        if progress is not None:  # the id is a token that no other active request has (PROG-02)
+            courier = Courier(progress, limits.changes_kept)
+            params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": request_id}}
+        wait = limits.request_seconds if seconds is None else seconds
+        clock = self._clocks.start(request_id, wait, limits.total_seconds, courier)
+        try:
+            return await self.exchange(request_id, method, params, headers)
+        except asyncio.CancelledError:
+            self._clocks.stop(request_id)
+            if courier is not None:
+                await courier.stop()
+            if not clock.has_run_out():
+                self._give_up(request_id, "cancelled", is_greeting=is_greeting)
+                raise
+            self._give_up(request_id, "timeout", is_greeting=is_greeting)
+            raise RequestTimeout(self._timed_out(method, wait)) from None
+        finally:
+            self._clocks.stop(request_id)
+            if courier is not None:
+                await courier.drain(limits.close_seconds)
+
+    async def exchange(
+        self, request_id: RequestId, method: str, params: Mapping[str, Any], headers: Mapping[str, str] = NO_HEADERS
+    ) -> Answer:
+        """The bare exchange, with neither clock nor cancellation: what listens may wait for ever."""
+        era = self.era
+        params, stamped = era.stamp(
+            method, traced(params), info=self._info, capabilities=self._duties.capabilities, log_level=self.log_level
+        )
+        if headers:
+            stamped.update(headers)
+        message = encode_request(request_id, method, params)
+        answer = await self.transport.request(message, request_id, stamped, resumable=era.resumes)
+        if answer.frame.result is UNSET:
+            raise remote_error(answer.frame)
+        return answer
+
+    def give_up(self, request_id: RequestId) -> None:
+        """A bare exchange is not waited for any more."""
+        self._give_up(request_id, "cancelled", is_greeting=False)
+
+    def _timed_out(self, method: str, seconds: float) -> str:
+        return (
+            f"{self.transport.where} did not answer {method} within {seconds:g} s (or {self._limits.total_seconds:g} s "
+            "in all, however much progress there was). Is it busy, or stuck? `timeout=` waits longer."
+        )
+
+    def _give_up(self, request_id: RequestId, reason: str, *, is_greeting: bool) -> None:
+        """Tell the server that nobody waits any more, unless it sees that by itself (CAN-01, STDIO-08, L11-13)."""
+        by_closing = self.era.closing_cancels and self.transport.stream_per_request
+        if by_closing or self._is_closed or is_greeting:  # a handshake is never cancelled (L11-32)
+            return
+        self.spawn(self._tell("notifications/cancelled", {"requestId": request_id, "reason": reason}))
+
+    async def _tell(self, method: str, params: Mapping[str, Any]) -> None:
+        try:
+            async with asyncio.timeout(self._limits.close_seconds):
+                await self.notify(method, params)
+        except (ConnectionFailed, Refused, TimeoutError) as error:
+            log.debug("%s could not be sent: %s", method, error)
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
+        """Send a notification."""
+        message = encode_notification(method, UNSET if params is None else params)
+        await self.transport.send(message, self.era.headers(method))
+
+    # --- the standing stream
+
+    async def stand(self) -> None:
+        """Open the stream on which the server speaks up, where there is one; wait for it, but not for long.
+
+        Some servers hold back the head of a response until there is something to say in it.
+        """
+        if self._standing is not None:
+            self._standing.cancel()
+            self._standing = None
+        if not self.era.keeps_stream:
+            return
+        opened = asyncio.Event()
+
+        def stands() -> None:
+            if opened.is_set():
+                self.on_stand()
+            opened.set()
+
+        self._standing = self.spawn(self._stand(self.generation, stands))
+        self._standing.add_done_callback(lambda _: opened.set())
+        try:
+            async with asyncio.timeout(_STAND_SECONDS):
+                await opened.wait()
+        except TimeoutError:
+            log.debug("%s holds back the head of its standing stream.", self.transport.where)
+
+    async def _stand(self, generation: int, stands: Callable[[], None]) -> None:
+        """Run the stream; where the server does not take it any more because all is over, that is found out here."""
+        era = self.era
+        while True:
+            try:
+                await self.transport.stand(era.headers(), stands)
+            except Refused as refused:
+                if era.is_over(refused.status, None, None):
+                    self.spawn(self.on_over(generation))
+            except InvalidAnswer as error:
+                log.warning("The standing stream of %s is not read any more: %s", self.transport.where, error)
+                self.on_silence(ConnectionFailed(str(error)))
+            except ConnectionFailed as failure:
+                self.on_silence(failure)
+                await asyncio.sleep(_STAND_AGAIN_SECONDS)
+                continue
+            return
+
+    # --- what comes in
+
+    def _receive(self, frame: Frame, origin: RequestId | None) -> None:
+        if self._is_closed:
+            return
+        try:
+            if frame.is_request:
+                self._asked(frame, origin)
+            else:
+                self._notified(str(frame.method), _params(frame), origin)
+        except msgspec.DecodeError as error:
+            log.debug("%s sent a %s that cannot be read: %s", self.transport.where, frame.method, error)
+        except Exception:
+            log.exception("What %s sent could not be taken.", self.transport.where)
+
+    def _notified(self, method: str, params: bytes, origin: RequestId | None) -> None:
+        if method == "notifications/progress":
+            told = _read_progress(params)
+            clock = self._clocks.get(told.progress_token)
+            if clock is not None and clock.courier is not None:  # else nobody asked, or it is late
+                clock.wind()
+                clock.courier.call(told)
+        elif method == "notifications/cancelled":
+            self._taken_back(_read_cancelled(params))
+        else:
+            self.on_notification(method, params, origin)
+
+    def _taken_back(self, told: CancelledParams) -> None:
+        """The server does not want an answer any more. One that it never asked for, or has, is ignored (CAN-10)."""
+        ask = self._asks.get(told.request_id)
+        if ask is not None:
+            log.debug("%s took back a question: %s", self.transport.where, told.reason)  # CAN-11
+            ask.cancel()
+
+    def _asked(self, frame: Frame, origin: RequestId | None) -> None:
+        request_id = frame.reply_id
+        if request_id is None or not self.era.answers_requests:
+            log.warning("%s sent a request, which no server of its era does; ignored.", self.transport.where)
+        elif len(self._asks) >= self._limits.asks_waiting or request_id in self._asks:
+            log.warning("%s asks too much at once; a %s is not answered.", self.transport.where, frame.method)
+        else:
+            task = self.spawn(self._answer(request_id, str(frame.method), _params(frame), origin))
+            self._asks[request_id] = task
+            task.add_done_callback(lambda _: self._asks.pop(request_id, None))
+
+    async def _answer(self, request_id: RequestId, method: str, params: bytes, origin: RequestId | None) -> None:
+        try:
+            result: Any = {} if method == "ping" else await self._perform(method, params, origin)
+            message = encode_result(request_id, result)
+        except ProtocolError as error:
+            message = encode_error(request_id, error.code, error.message, error.data)
+        except TimeoutError:
+            message = encode_error(request_id, -32603, "The question was not answered in time.")
+        except Exception:
+            log.exception("A %s of %s could not be answered.", method, self.transport.where)
+            message = encode_error(request_id, -32603, "Internal error")
+        try:
+            async with asyncio.timeout(self._limits.request_seconds):
+                await self.transport.send(message, self.era.headers())
+        except (ConnectionFailed, Refused, TimeoutError) as error:
+            log.warning("The answer to a %s could not be sent: %s", method, error)
+
+    async def _perform(self, method: str, params: bytes, origin: RequestId | None) -> Any:
+        async with self._gate, asyncio.timeout(self._limits.ask_seconds):
+            with self._held(origin):
+                return await self._duties.answer(method, msgspec.Raw(params))
+
+    @contextmanager
+    def _held(self, origin: RequestId | None) -> Generator[None]:
+        """Stop the clock of the request that a question belongs to; where that is not known, of all."""
+        own = self._clocks.get(origin)
+        clocks = self._clocks.all() if own is None else [own]
+        for clock in clocks:
+            clock.hold()
+        try:
+            yield
+        finally:
+            for clock in clocks:
+                clock.release()
+
+
+def _params(frame: Frame) -> bytes:
+    return bytes(frame.params) if isinstance(frame.params, msgspec.Raw) else b"{}"
+
+
+async def _not_renewed(generation: int) -> None:
+    """Where nothing is agreed on anew."""
+
+
+def _nobody(*_: Any) -> None:
+    """Where nobody wants to be told."""

@@ -1,0 +1,306 @@
+"""Which era does this server speak? Greet it in each that may be, and read how it refuses.
+
+The eras are tried in the order of preference, newest first (ledger 0.5). A refusal is read before anything is made of
+it: the era says whether a server that speaks it would refuse so, and which versions the server named. Only a refusal
+that is none of its own leads to the next era: nobody falls back from a server that understood and said no, and a
+server that wants authorization has said nothing about its era (COMPAT-04 … COMPAT-14). Last comes the transport of the
+first revision, where the client has one to offer.
+
+What was found out is remembered per URL in this process: it is tried first the next time, and found out anew when it
+does not hold any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from weft.client.link import Link, remote_error
+from weft.client.transports.base import Answer, Refused, Transport
+from weft.eras.base import ClientEra, Welcome
+from weft.eras.session_client import SessionClient
+from weft.eras.stateless_client import StatelessClient
+from weft.errors import (
+    ConnectionFailed,
+    InvalidAnswer,
+    RemoteError,
+    RequestTimeout,
+    UsageError,
+    VersionMismatch,
+    WeftError,
+)
+from weft.limits import ClientLimits
+from weft.types.base import Implementation
+from weft.types.capabilities import ClientCapabilities
+
+__all__ = ["Memory", "Negotiator", "code_and_data", "eras_for", "explained", "refusal_sentence"]
+
+_ERAS: Mapping[str, ClientEra] = {era.name: era for era in (StatelessClient(), SessionClient())}
+_MOST_GREETINGS = 5
+_MOST_REMEMBERED = 4096
+_OLD_TRANSPORT = (400, 404, 405)  # how a server of the first revision answers a POST to its stream (COMPAT-14)
+
+
+def eras_for(mode: str, version: str | None) -> list[ClientEra]:
+    """The eras that a client may speak, in the order in which they are tried; UsageError when there is none."""
+    if mode != "auto" and mode not in _ERAS:
+        raise UsageError(f"mode={mode!r} is not known; use 'auto', {' or '.join(map(repr, _ERAS))}.")
+    eras = list(_ERAS.values()) if mode == "auto" else [_ERAS[mode]]
+    if version is None:
+        return eras
+    pinned = [one for era in eras if (one := era.pinned(version)) is not None]
+    if not pinned:
+        known = ", ".join(known for era in eras for known in era.versions)
+        raise UsageError(f"version={version!r} is not spoken here (with mode={mode!r}); use one of {known}.")
+    return pinned
+
+
+class Memory:
+    """What was found out about servers, by their URLs: the name of the era, and the kind of transport."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[str, str]] = {}
+
+    def recall(self, key: str | None) -> tuple[str, str] | None:
+        """What is known of a server."""
+        return None if key is None else self._known.get(key)
+
+    def keep(self, key: str | None, era_name: str, transport_kind: str) -> None:
+        """Remember."""
+        if key is not None:
+            if len(self._known) >= _MOST_REMEMBERED:
+                self._known.clear()
+            self._known[key] = (era_name, transport_kind)
+
+    def forget(self, key: str | None) -> None:
+        """It turned out otherwise."""
+        if key is not None:
+            self._known.pop(key, None)
+
+
+class _Outcome(msgspec.Struct):
+    """How a greeting ended: with a welcome, or with an error and what follows from it."""
+
+    error: WeftError
+    status: int | None = None
+    is_ours: bool = False
+    supported: list[str] | None = None
+    is_silence: bool = False
+    welcome: Welcome | None = None
+
+
+class Negotiator:
+    """Finds out about one server, once and whenever it has to be done again."""
+
+    def __init__(
+        self,
+        link: Link,
+        eras: Sequence[ClientEra],
+        *,
+        info: Implementation,
+        capabilities: Callable[[], ClientCapabilities],
+        limits: ClientLimits,
+        memory: Memory,
+        key: str | None = None,
+        old_transport: Callable[[], Transport] | None = None,
+    ) -> None:
+        self._link = link
+        self._eras = list(eras)
+        self._info = info
+        self._capabilities = capabilities
+        self._limits = limits
+        self._memory = memory
+        self._key = key  # under which the outcome is remembered
+        self._old_transport = old_transport
+        self._tried: list[str] = []
+
+    async def negotiate(self) -> Welcome:
+        """Greet until welcome. Afterwards the link speaks the era that was agreed on; other requests wait meanwhile."""
+        link = self._link
+        before = link.era
+        link.settling = asyncio.Event()
+        try:
+            return await self._negotiate()
+        except BaseException:
+            link.era = before
+            raise
+        finally:
+            link.settling.set()
+            link.settling = None
+
+    async def _negotiate(self) -> Welcome:
+        self._tried = []
+        queue = self._in_order()
+        refused: set[str] = set()
+        silent: list[ClientEra] = []
+        last: _Outcome | None = None
+        for _ in range(_MOST_GREETINGS):
+            if not queue and silent and last is not None and not last.is_silence:
+                queue = [silent.pop()]  # it was slow, not deaf, for it has answered since
+            if not queue:
+                break
+            era = queue.pop(0)
+            last = await self._greet(era, may_be_silent=bool(queue))
+            if last.welcome is not None:
+                return last.welcome
+            if last.supported is not None:
+                queue.insert(0, self._common(last.supported, refused))
+            elif last.is_ours:
+                raise last.error
+            elif last.is_silence and queue:
+                silent.append(era)
+        self._memory.forget(self._key)
+        if last is not None and last.status in _OLD_TRANSPORT and self._old_transport is not None:
+            return await self._greet_old(self._old_transport)
+        raise self._failure(last)
+
+    def _in_order(self) -> list[ClientEra]:
+        """What was found out the last time comes first."""
+        named = {era.name: era for era in self._eras}
+        known = self._memory.recall(self._key)
+        first = None if known is None else named.pop(known[0], None)
+        return [*named.values()] if first is None else [first, *named.values()]
+
+    def _common(self, supported: list[str], refused: set[str]) -> ClientEra:
+        """The era and version that both sides have. A version that was refused after being offered is not tried."""
+        for era in self._eras:
+            for version in era.versions:
+                if version in supported and version not in refused and (one := era.pinned(version)) is not None:
+                    refused.add(version)  # the next time it is
+                    return one
+        ours = [version for era in self._eras for version in era.versions]
+        raise VersionMismatch(where=self._link.transport.where, ours=ours, theirs=supported)
+
+    async def _greet(self, era: ClientEra, *, may_be_silent: bool) -> _Outcome:
+        """Greet in one era. Silence counts as a refusal where another era is still to be tried (COMPAT-08)."""
+        link, limits = self._link, self._limits
+        link.era = era
+        method, params = era.greeting(self._info, self._capabilities())
+        seconds = limits.probe_seconds if may_be_silent else limits.request_seconds
+        try:
+            answer = await link.roundtrip(method, params, seconds=seconds, is_greeting=True)
+            return await self._welcomed(era, answer)
+        except Refused as refused:
+            return self._refused(era, method, refused)
+        except RemoteError as error:
+            return self._judged(era, method, error, None)
+        except RequestTimeout as error:
+            self._tried.append(f"{method}: no answer within {seconds:g} s")
+            return _Outcome(error, is_silence=True)
+        except InvalidAnswer as error:
+            self._tried.append(f"{method}: {error}")
+            return _Outcome(error)
+        except ConnectionFailed as error:
+            if link.transport.stream_per_request or not may_be_silent:
+                raise
+            self._tried.append(f"{method}: {error}")
+            await link.transport.reopen()  # the greeting was too much for it
+            return _Outcome(error)
+
+    async def _welcomed(self, era: ClientEra, answer: Answer) -> _Outcome:
+        result = answer.frame.result
+        welcome = era.read_welcome(bytes(result) if isinstance(result, msgspec.Raw) else b"")
+        agreed = era.agreed(welcome, answer.headers)
+        if agreed is None:
+            error = InvalidAnswer("The server speaks no version that this client does.")
+            return _Outcome(error, is_ours=True, supported=list(welcome.versions))
+        link = self._link
+        link.era = agreed
+        link.generation += 1
+        if agreed.confirmation is not None:
+            await link.notify(agreed.confirmation)
+        self._memory.keep(self._key, agreed.name, link.transport.kind)
+        await link.stand()
+        return _Outcome(error=WeftError(), welcome=welcome)
+
+    def _refused(self, era: ClientEra, method: str, refused: Refused) -> _Outcome:
+        """An HTTP status: what is in the body decides, not the number (COMPAT-12)."""
+        if refused.status in (401, 403):
+            raise ConnectionFailed(refusal_sentence(refused))
+        error = explained(refused)
+        if isinstance(error, RemoteError):
+            return self._judged(era, method, error, refused.status)
+        self._tried.append(f"{method}: HTTP {refused.status} {_start(refused.body)}")
+        return _Outcome(error, refused.status)
+
+    def _judged(self, era: ClientEra, method: str, error: RemoteError, status: int | None) -> _Outcome:
+        judgement = era.judge(error.code, error.data)
+        self._tried.append(f"{method}: {error.message[:200]} ({error.code})")
+        return _Outcome(error, status, judgement.is_ours, judgement.supported)
+
+    async def _greet_old(self, make: Callable[[], Transport]) -> Welcome:
+        """The transport of the first revision: a stream to be opened, which names where to send (COMPAT-14)."""
+        link = self._link
+        try:
+            await link.change(make())
+        except (ConnectionFailed, InvalidAnswer) as error:
+            self._tried.append(f"GET, as the first revision has it: {error}")
+            raise self._failure(None) from None
+        last: _Outcome | None = None
+        for era in self._eras:
+            if era.keeps_stream:
+                last = await self._greet(era, may_be_silent=False)
+                if last.welcome is not None:
+                    return last.welcome
+        raise self._failure(last)
+
+    def _failure(self, last: _Outcome | None) -> WeftError:
+        if last is not None and last.is_silence and len(self._tried) == 1:
+            return last.error
+        tried = "; ".join(self._tried) or "nothing could be tried"
+        remedy = "Check the address (its path is usually /mcp) or the command, and look into the server's log."
+        if last is not None and last.status is not None and last.status >= 500:
+            remedy = "Look into its log, and into that of a proxy before it."
+        return ConnectionFailed(
+            f"{self._link.transport.where} does not answer as an MCP server does. Tried: {tried}. {remedy}"
+        )
+
+
+def _start(body: bytes) -> str:
+    """The beginning of a body that is no message, for a person to recognise it by."""
+    text = "".join(char if char.isprintable() else " " for char in body[:80].decode("utf-8", "replace")).strip()
+    return f"({text}{'…' if len(body) > 80 else ''})" if text else "(empty)"
+
+
+_REMEDIES: Mapping[int, str] = {
+    401: "it wants authorization: give `auth=`, or `headers={'Authorization': 'Bearer …'}`",
+    403: "it does not allow this: check the token and its scopes, and whether it takes this host",
+    404: "there is nothing at this path: check it, it is usually /mcp",
+    405: "it does not take POST there: check the path, it is usually /mcp",
+    413: "the request is too large for it: send less",
+    429: "it wants fewer requests: wait, then try again",
+}
+
+
+def refusal_sentence(refused: Refused) -> str:
+    """What an HTTP status means for whoever sees it, and what to do."""
+    remedy = _REMEDIES.get(refused.status)
+    if remedy is None:
+        failed = refused.status >= 500
+        remedy = "look into its log, and into that of a proxy before it" if failed else "check the address"
+    return f"{refused.where} answered with the HTTP status {refused.status} {_start(refused.body)}: {remedy}."
+
+
+def explained(error: Refused | RemoteError) -> WeftError:
+    """A refusal as the caller sees it: the server's own error where it gave one."""
+    if isinstance(error, RemoteError):
+        return error
+    try:
+        return ConnectionFailed(refusal_sentence(error)) if error.frame is None else remote_error(error.frame)
+    except InvalidAnswer as invalid:
+        return invalid
+
+
+def code_and_data(error: Any) -> tuple[int | None, Any]:
+    """The code and data of an error as it came, however it came; nothing where it was no JSON-RPC error."""
+    if isinstance(error, Refused):
+        if error.frame is None:
+            return None, None
+        try:
+            error = remote_error(error.frame)
+        except InvalidAnswer:
+            return None, None
+    return (error.code, error.data) if isinstance(error, RemoteError) else (None, None)

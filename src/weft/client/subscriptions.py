@@ -1,0 +1,293 @@
+"""Hearing of changes, in the way of either era: one request that stays open, or subscriptions and what comes unasked.
+
+Owns who hears of what, and that a stream which was lost is opened again, with longer and longer pauses. After every
+loss the listener is told, for changes may have been missed. How the era does it, its plan says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import msgspec
+
+from weft.client.calls import pause
+from weft.client.link import Link
+from weft.client.negotiate import explained
+from weft.client.results import (
+    Change,
+    PromptsChanged,
+    ResourcesChanged,
+    ResourceUpdated,
+    StreamReopened,
+    ToolsChanged,
+)
+from weft.client.transports.base import Refused
+from weft.errors import ConnectionFailed, InvalidAnswer, RequestTimeout, WeftError
+from weft.limits import ClientLimits
+from weft.types.base import SUBSCRIPTION_ID_KEY, RequestId
+from weft.types.subscriptions import SubscriptionFilter
+
+__all__ = ["Listening", "Subscriptions"]
+
+log = logging.getLogger("weft.client")
+
+
+class _Ask(Protocol):
+    """Makes a request, as a verb does."""
+
+    async def __call__(self, method: str, params: Mapping[str, Any]) -> Any:
+        """The result."""
+        ...
+
+
+class _Meta(msgspec.Struct):
+    subscription_id: int | str | None = msgspec.field(name=SUBSCRIPTION_ID_KEY, default=None)
+
+
+class _Params(msgspec.Struct):
+    meta: _Meta | None = msgspec.field(name="_meta", default=None)
+    uri: str = ""
+    notifications: SubscriptionFilter | None = None
+
+
+_read = msgspec.json.Decoder(_Params).decode
+
+_ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
+_LISTS: Mapping[str, tuple[Change, str]] = {
+    "notifications/tools/list_changed": (ToolsChanged(), "tools_list_changed"),
+    "notifications/prompts/list_changed": (PromptsChanged(), "prompts_list_changed"),
+    "notifications/resources/list_changed": (ResourcesChanged(), "resources_list_changed"),
+}
+_UPDATED = "notifications/resources/updated"
+
+
+class Subscriptions:
+    """All that listen on one link."""
+
+    def __init__(self, link: Link, limits: ClientLimits, ask: _Ask) -> None:
+        self.link = link
+        self.limits = limits
+        self.ask = ask
+        self._open: set[Listening] = set()
+
+    def add(self, listening: Listening) -> None:
+        """One more listens."""
+        self._open.add(listening)
+
+    def discard(self, listening: Listening) -> None:
+        """One less."""
+        self._open.discard(listening)
+
+    def heard(self, method: str, params: bytes, origin: RequestId | None) -> None:
+        """A notification came: to whom it belongs is in its `_meta`, or follows from where it came (SUB-09)."""
+        if method != _ACKNOWLEDGED and method != _UPDATED and method not in _LISTS:
+            return
+        told = _read(params)
+        stream = told.meta.subscription_id if told.meta is not None else None
+        stream = origin if stream is None else stream
+        for listening in tuple(self._open):
+            if listening.stream_id is not None and stream is not None and listening.stream_id != stream:
+                continue
+            if method == _ACKNOWLEDGED:
+                listening.acknowledged(told.notifications or SubscriptionFilter())
+            elif (change := _change(method, told.uri, listening.wish)) is not None:
+                listening.push(change)
+
+    def reopened(self) -> None:
+        """The standing stream was lost and is there again."""
+        for listening in tuple(self._open):
+            if listening.stream_id is None:
+                listening.push(StreamReopened())
+
+    def silenced(self, failure: ConnectionFailed) -> None:
+        """The stream that all share, or the whole connection, was lost and stays so."""
+        for listening in tuple(self._open):
+            if listening.stream_id is None:
+                listening.end(failure)
+
+    async def renewed(self) -> None:
+        """The session is another one: nothing that was subscribed to is known there."""
+        for listening in tuple(self._open):
+            await listening.subscribe_again()
+
+    def is_wanted(self, uri: str) -> bool:
+        """Whether somebody listens to a resource."""
+        return any(uri in (listening.wish.resource_subscriptions or ()) for listening in self._open)
+
+    def close(self) -> None:
+        """Nobody listens any more."""
+        for listening in tuple(self._open):
+            listening.end(None)
+
+
+def _change(method: str, uri: str, wish: SubscriptionFilter) -> Change | None:
+    """The change, if it was wished for. A resource may also be one below that which was named (SUB-19)."""
+    if method in _LISTS:
+        change, wished = _LISTS[method]
+        return change if getattr(wish, wished) else None
+    for wanted in wish.resource_subscriptions or ():
+        if uri == wanted or uri.startswith(wanted.rstrip("/") + "/"):
+            return ResourceUpdated(uri)
+    return None
+
+
+class Listening:
+    """Changes as they come: iterate over it. `async with` waits until the server listens, and ends it for sure.
+
+    When the stream is lost, it is opened again, and a `StreamReopened` tells that changes may have been missed; when
+    that does not succeed several times in a row, the iteration ends with a ConnectionFailed. It ends without one when
+    the server ends it, or the client is closed. Changes that nobody reads are kept up to a limit, then the oldest are
+    lost.
+    """
+
+    def __init__(self, subscriptions: Subscriptions, wish: SubscriptionFilter) -> None:
+        self.wish = wish
+        self.honoured: SubscriptionFilter | None = None  # what the server will tell of, where it said so (SUB-06)
+        self.stream_id: RequestId | None = None  # of the request that stays open
+        self._subscriptions = subscriptions
+        self._changes: deque[Change] = deque(maxlen=subscriptions.limits.changes_kept)
+        self._news = asyncio.Event()  # something to read, or the end
+        self._ready = asyncio.Event()  # the server listens, or never will
+        self._task: asyncio.Task[Any] | None = None
+        self._is_over = False
+        self._is_started = False
+        self._failure: WeftError | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Change:
+        if not self._is_started:
+            await self.start()
+        while not self._changes:
+            if self._is_over:
+                if self._failure is not None:
+                    raise self._failure
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+        return self._changes.popleft()
+
+    # --- beginning and end
+
+    async def start(self) -> None:
+        """Begin to listen; returns when the server does. Raises what the server says to it."""
+        if self._is_started:
+            return
+        self._is_started = True
+        subscriptions = self._subscriptions
+        subscriptions.add(self)
+        plan = subscriptions.link.era.listen(self.wish)
+        if plan.stream is None:
+            try:
+                await self._ask_all(plan.begin)
+            except BaseException:
+                self.end(None)
+                raise
+            return
+        self._task = subscriptions.link.spawn(self._keep(*plan.stream))
+        try:
+            async with asyncio.timeout(subscriptions.limits.request_seconds):
+                await self._ready.wait()
+        except TimeoutError:
+            await self.close()
+            raise RequestTimeout(f"{subscriptions.link.transport.where} did not begin to listen in time.") from None
+        if self._failure is not None:
+            raise self._failure
+
+    async def close(self) -> None:
+        """Stop to listen, and tell the server so."""
+        if self._is_over:
+            return
+        self.end(None)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            return
+        subscriptions = self._subscriptions
+        plan = subscriptions.link.era.listen(self.wish)
+        try:
+            await self._ask_all([step for step in plan.end if not subscriptions.is_wanted(step[1]["uri"])])
+        except WeftError as error:
+            log.debug("A subscription could not be ended: %s", error)
+
+    def end(self, failure: WeftError | None) -> None:
+        """Nothing more will be heard."""
+        if not self._is_over:
+            self._is_over = True
+            self._failure = failure
+            self._subscriptions.discard(self)
+        self._news.set()
+        self._ready.set()
+
+    # --- what comes
+
+    def push(self, change: Change) -> None:
+        """Something changed."""
+        self._changes.append(change)
+        self._news.set()
+        self._ready.set()
+
+    def acknowledged(self, honoured: SubscriptionFilter) -> None:
+        """The server listens; perhaps not to all that was wished for."""
+        self.honoured = honoured
+        if self._ready.is_set():
+            self.push(StreamReopened())
+        self._ready.set()
+
+    async def subscribe_again(self) -> None:
+        """In a new session, ask for everything again."""
+        plan = self._subscriptions.link.era.listen(self.wish)
+        if self._task is None and plan.stream is None:
+            await self._ask_all(plan.begin)
+            self.push(StreamReopened())
+
+    async def _ask_all(self, steps: list[tuple[str, dict[str, Any]]]) -> None:
+        for method, params in steps:
+            await self._subscriptions.ask(method, params)
+
+    # --- the stream
+
+    async def _keep(self, method: str, params: Mapping[str, Any]) -> None:
+        """Keep the stream open, through every loss of it, up to so many in a row."""
+        link, most = self._subscriptions.link, self._subscriptions.limits.resumptions
+        attempt = 0
+        while True:
+            self.honoured = None
+            self.stream_id = link.next_id()  # a new one each time: the old request is lost (HTTP-23)
+            try:
+                await link.exchange(self.stream_id, method, params)
+            except asyncio.CancelledError:
+                link.give_up(self.stream_id)
+                raise
+            except (ConnectionFailed, InvalidAnswer) as error:
+                failure: WeftError = error
+            except Refused as refused:
+                failure = explained(refused)
+                attempt = attempt if refused.status >= 500 else most  # it will say the same again
+            except WeftError as error:
+                self.end(error)
+                return
+            else:
+                self.end(None)  # the server has answered: it is over, in good order (SUB-12)
+                return
+            attempt = 0 if self.honoured is not None else attempt
+            if attempt >= most or not self._ready.is_set():
+                self.end(failure)
+                return
+            await asyncio.sleep(pause(attempt))
+            attempt += 1

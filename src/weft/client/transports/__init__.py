@@ -1,0 +1,1 @@
+"""How messages travel between a client and its server: one module each."""

@@ -1,0 +1,284 @@
+"""What a transport is to the client, and what those that are one line in, one line out have in common.
+
+A transport carries encoded messages to one server and decoded messages back. It matches an answer with its request by
+the id; all else that comes it hands to `receive`, and does not look into it: what a message means, how often
+something is tried, how long it may take and how it is cancelled is decided by its callers.
+
+Two families exist. Over HTTP every request has a stream of its own, which ends with it. Over a pipe — a child process,
+a server in this process, the HTTP+SSE transport of the first revision — all share one stream: `PipeTransport` is
+their common part. A new pipe needs `_start`, `_write` and `_stop`, and calls `_incoming` with what arrives and `_lost`
+when nothing will.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, cast
+
+import msgspec
+
+from weft.errors import ConnectionFailed, InvalidAnswer, ProtocolError, WeftError
+from weft.jsonrpc import Frame, decode
+from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
+from weft.types.base import RequestId
+
+__all__ = ["NO_HEADERS", "Answer", "Lost", "PipeTransport", "Receive", "Refused", "Transport", "read_messages"]
+
+log = logging.getLogger("weft.client")
+
+Receive = Callable[[Frame, RequestId | None], None]
+"""Takes a notification or a request of the server, with the id of the request on whose stream it came (HTTP), or None.
+Never awaits, never raises."""
+
+Lost = Callable[[ConnectionFailed], None]
+"""Told once, when the connection has ended by itself."""
+
+NO_HEADERS: Mapping[str, str] = {}
+
+
+class Answer(msgspec.Struct, gc=False):
+    """A response, with a result or an error; and the headers it came with, over HTTP (looked up in any case)."""
+
+    frame: Frame
+    headers: Mapping[str, str] = NO_HEADERS
+
+
+class Refused(WeftError):
+    """An HTTP status that is no success, as it came. The body may hold a JSON-RPC error: `frame` is that, if so."""
+
+    def __init__(self, where: str, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        super().__init__(f"{where} answered with the HTTP status {status}.")
+        self.where = where
+        self.status = status
+        self.headers = headers
+        self.body = body
+        self.frame = _error_in(body)
+        self.was_seen = False  # it came while a stream was taken up again: the request itself had been accepted
+
+
+class Transport(Protocol):
+    """One connection to one server. All of it may be called from any task of the loop that opened it."""
+
+    kind: str  # "http", "stdio", "memory", "sse": for error texts and logs
+    where: str  # the server, for error texts: a URL, a command
+    stream_per_request: bool  # closing a request's stream is visible to the server (HTTP)
+
+    async def open(self, receive: Receive, lost: Lost) -> None:
+        """Connect; ConnectionFailed when that cannot be. HTTP connects with the first request."""
+        ...
+
+    async def reopen(self) -> None:
+        """Start over after the connection was lost: a child process is started anew. HTTP has nothing to do."""
+        ...
+
+    async def request(
+        self, message: bytes, request_id: RequestId, headers: Mapping[str, str] = NO_HEADERS, *, resumable: bool = False
+    ) -> Answer:
+        """Send a request and wait for its answer. Cancelling the wait gives up the stream, and tells nobody.
+
+        `headers` mean something over HTTP only; so does `resumable`: a stream that breaks off is taken up again where
+        it was, by Last-Event-ID. Raises Refused, ConnectionFailed or InvalidAnswer.
+        """
+        ...
+
+    async def send(self, message: bytes, headers: Mapping[str, str] = NO_HEADERS) -> None:
+        """Send a notification or a response. Raises as `request` does."""
+        ...
+
+    async def stand(self, headers: Mapping[str, str], opened: Callable[[], None]) -> None:
+        """Keep the stream open on which the server speaks up by itself, where it is one of its own (HTTP).
+
+        Calls `opened` when it stands, or when the server has none; returns then, and where there is nothing to open.
+        Runs until it is cancelled. Raises Refused when the server does not take it any more, and ConnectionFailed when
+        it is lost and could not be opened again several times in a row.
+        """
+        ...
+
+    async def dismiss(self, headers: Mapping[str, str]) -> None:
+        """Tell the server that its session is over (L11-26). Whether it minds is of no interest."""
+        ...
+
+    async def close(self) -> None:
+        """End the connection; whatever still waits on it gets a ConnectionFailed. May be called twice."""
+        ...
+
+
+def read_messages(data: bytes) -> list[Frame]:
+    """The messages in a body, an event or a line: one, or in one revision an array of them (L03-01).
+
+    Raises the `ProtocolError` of `weft.jsonrpc.decode`, or InvalidAnswer for an array that is none of messages.
+    """
+    if data[:1] == b"[" or data.lstrip()[:1] == b"[":
+        try:
+            return [decode(bytes(raw)) for raw in msgspec.json.decode(data, type=list[msgspec.Raw])]
+        except (msgspec.DecodeError, RecursionError):
+            raise InvalidAnswer("The server sent an array that does not consist of messages.") from None
+    return [decode(data)]
+
+
+class _Nameless(msgspec.Struct):
+    """An error without an id, or with a null one: the peer could not read whom it answers."""
+
+    error: msgspec.Raw
+    id: None = None
+
+
+def _error_in(data: bytes) -> Frame | None:
+    """The error response in some bytes, whether or not it names the request; None when there is none."""
+    try:
+        frame = decode(data)
+        return frame if frame.is_response and isinstance(frame.error, msgspec.Raw) else None
+    except ProtocolError:
+        pass
+    try:
+        return Frame("2.0", error=msgspec.json.decode(data, type=_Nameless).error)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+class PipeTransport:
+    """The common part of all transports on which messages follow each other in both directions."""
+
+    kind = "pipe"
+    stream_per_request = False
+
+    def __init__(self, where: str, limits: ClientLimits = DEFAULT_CLIENT_LIMITS) -> None:
+        self.where = where
+        self.limits = limits
+        self._waiting: dict[RequestId, asyncio.Future[Answer]] = {}  # requests that are not answered yet
+        self._receive: Receive = _ignore
+        self._tell_lost: Lost = _ignore
+        self._failure: ConnectionFailed | None = None  # why nothing can be sent any more
+        self._open = False
+
+    # --- what a pipe implements
+
+    async def _start(self) -> None:
+        """Connect. From now on `_incoming` may be called."""
+        raise NotImplementedError
+
+    async def _write(self, message: bytes) -> None:
+        """Send one message, without the newline. Raises ConnectionFailed when that cannot be."""
+        raise NotImplementedError
+
+    async def _stop(self) -> None:
+        """End the connection and free what it holds. Called once for every `_start`, also after `_lost`."""
+        raise NotImplementedError
+
+    # --- what a pipe calls
+
+    def _incoming(self, data: bytes) -> None:
+        """Take one message as it arrived. Whatever cannot be read is logged and left out (R1)."""
+        if not self._open:
+            return
+        try:
+            frames = read_messages(data)
+        except (ProtocolError, InvalidAnswer) as error:
+            frame = _error_in(data)
+            if frame is None:
+                log.warning("%s sent something that is no message: %s", self.where, error)
+                return
+            frames = [frame]
+        for frame in frames:
+            if frame.is_response:
+                self._settle(frame)
+            else:
+                self._receive(frame, None)
+
+    def _lost(self, failure: ConnectionFailed) -> None:
+        """Nothing more will come: everybody who waits is told why."""
+        if self._failure is not None or not self._open:
+            return
+        self._fail(failure)
+        self._tell_lost(failure)
+
+    # --- Transport
+
+    async def open(self, receive: Receive, lost: Lost) -> None:
+        """Connect."""
+        self._receive = receive
+        self._tell_lost = lost
+        await self._begin()
+
+    async def reopen(self) -> None:
+        """Start over."""
+        await self._end(ConnectionFailed(f"The connection to {self.where} is started anew."))
+        await self._begin()
+
+    async def request(
+        self, message: bytes, request_id: RequestId, headers: Mapping[str, str] = NO_HEADERS, *, resumable: bool = False
+    ) -> Answer:
+        """Send a request and wait for its answer."""
+        if self._failure is not None:
+            raise self._gone()
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[request_id] = answer
+        try:
+            await self._write(message)
+            return await answer
+        finally:
+            self._waiting.pop(request_id, None)
+            if not answer.cancel() and not answer.cancelled():
+                answer.exception()  # looked at, so that one which comes as this task is cancelled is not reported
+
+    async def send(self, message: bytes, headers: Mapping[str, str] = NO_HEADERS) -> None:
+        """Send a notification or a response."""
+        if self._failure is not None:
+            raise self._gone()
+        await self._write(message)
+
+    async def stand(self, headers: Mapping[str, str], opened: Callable[[], None]) -> None:
+        """Nothing to do: the pipe itself is that stream."""
+        opened()
+
+    async def dismiss(self, headers: Mapping[str, str]) -> None:
+        """Nothing to do: the end of the pipe says it."""
+
+    async def close(self) -> None:
+        """End the connection."""
+        await self._end(ConnectionFailed(f"The connection to {self.where} was closed."))
+
+    # --- inside
+
+    async def _begin(self) -> None:
+        self._failure = None
+        self._open = True
+        try:
+            await self._start()
+        except BaseException:
+            self._open = False
+            self._fail(ConnectionFailed(f"There is no connection to {self.where}."))
+            raise
+
+    async def _end(self, failure: ConnectionFailed) -> None:
+        was_open, self._open = self._open, False
+        self._fail(failure)
+        if was_open:
+            await self._stop()
+
+    def _fail(self, failure: ConnectionFailed) -> None:
+        if self._failure is None:
+            self._failure = failure
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(self._gone())
+
+    def _gone(self) -> ConnectionFailed:
+        """Why nothing can be sent: a new exception each time, for many tasks may raise it."""
+        return ConnectionFailed(str(self._failure))
+
+    def _settle(self, frame: Frame) -> None:
+        """Give an answer to whom it belongs. One that nobody waits for is late or made up: it is dropped (CAN-08)."""
+        answer = self._waiting.get(cast("RequestId", frame.id))
+        if answer is None and frame.reply_id is None and len(self._waiting) == 1:
+            answer = next(iter(self._waiting.values()))  # the only one that an error without an id can be about
+        if answer is None or answer.done():
+            log.debug("%s answered a request that does not wait for it.", self.where)
+        else:
+            answer.set_result(Answer(frame))
+
+
+def _ignore(*_: Any) -> None:
+    """The receiver of a transport that is not open."""

@@ -1,0 +1,327 @@
+"""Streamable HTTP: every message is a POST, and the answer to a request is a JSON body or a stream of events.
+
+Owns what becomes of a response: its status, its form, its size, its redirects, the streams that break off and are taken
+up again, and the standing stream. Which headers a message has is told to it; what a status means, others decide: it
+raises `Refused`.
+
+The JSON way is the quick one: one exchange, one decoding, nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+from urllib.parse import urljoin, urlsplit
+
+from weft.client.calls import Pulse, pause
+from weft.client.transports.base import NO_HEADERS, Answer, Lost, Receive, Refused, read_messages
+from weft.client.transports.http_wire import HttpReply, Wire, place
+from weft.errors import ConnectionFailed, InvalidAnswer, ProtocolError
+from weft.jsonrpc import Frame
+from weft.limits import ClientLimits
+from weft.protocol import sse
+from weft.types.base import RequestId
+
+__all__ = ["Auth", "HttpTransport"]
+
+log = logging.getLogger("weft.client")
+
+_POST = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
+_GET = {"Accept": "text/event-stream"}
+_TAKEN = 409  # how servers refuse a second standing stream, while they think that the first is there
+_SAME_REQUEST = (307, 308)  # the redirects that keep the method and the body
+_MOST_AUTHORIZATIONS = 3
+_REFUSAL_BYTES = 1024 * 1024  # of a refusal's body are read
+
+
+class Auth(Protocol):
+    """Authorization: what goes along with a request, and what is done when that does not suffice."""
+
+    async def headers(self, url: str, method: str) -> Mapping[str, str]:
+        """The headers of the next request."""
+        ...
+
+    async def refused(self, refusal: Refused, given: Mapping[str, str], request: Mapping[str, str]) -> bool:
+        """Look at a 401 or a 403; True when it is worth while to try again.
+
+        `given` is what `headers` returned for this request, `request` are its other headers.
+        """
+        ...
+
+
+class HttpTransport:
+    """A server at a URL."""
+
+    kind = "http"
+    stream_per_request = True
+
+    def __init__(
+        self,
+        url: str,
+        wire: Wire,
+        limits: ClientLimits,
+        *,
+        headers: Mapping[str, str] = NO_HEADERS,
+        auth: Auth | None = None,
+    ) -> None:
+        self.where = place(url)
+        self.url = url  # where a redirect within the origin has led to
+        self._wire = wire
+        self._limits = limits
+        self._auth = auth
+        self.hold: Callable[[], AbstractContextManager[Any]] = nullcontext  # stops the clocks while somebody logs in
+        self._posted = {**_POST, **headers}  # what goes along with every POST
+        self._gotten = {**_GET, **headers}
+        self._receive: Receive = _ignore
+
+    async def open(self, receive: Receive, lost: Lost) -> None:
+        """Make ready. There is no connection that could be lost: each request has its own."""
+        self._receive = receive
+        await self._wire.open()
+
+    async def reopen(self) -> None:
+        """Nothing to do."""
+
+    async def close(self) -> None:
+        """Cut off everything."""
+        await self._wire.close()
+
+    async def request(
+        self, message: bytes, request_id: RequestId, headers: Mapping[str, str] = NO_HEADERS, *, resumable: bool = False
+    ) -> Answer:
+        """Send a request and wait for its answer, in either form (HTTP-14)."""
+        reply = await self._exchange("POST", {**self._posted, **headers}, message)
+        form = reply.headers.get("Content-Type", "") if 200 <= reply.status < 300 else ""
+        if form.startswith("text/event-stream"):
+            return Answer(await self._follow(reply, request_id, headers, resumable=resumable), reply.headers)
+        try:
+            if not form.startswith("application/json"):
+                raise await self._refusal(reply)
+            body = await reply.body(self._limits.message_bytes)
+            return Answer(self._answer_in(body, request_id), reply.headers)
+        finally:
+            reply.done()
+
+    async def send(self, message: bytes, headers: Mapping[str, str] = NO_HEADERS) -> None:
+        """Send a notification or a response; any 2xx means that it was taken (HTTP-11)."""
+        reply = await self._exchange("POST", {**self._posted, **headers}, message)
+        try:
+            if not 200 <= reply.status < 300:
+                raise await self._refusal(reply)
+        finally:
+            reply.done()
+
+    async def dismiss(self, headers: Mapping[str, str]) -> None:
+        """End the session; a server may not allow it (L11-26)."""
+        try:
+            async with asyncio.timeout(self._limits.close_seconds):
+                reply = await self._exchange("DELETE", {**self._gotten, **headers}, None)
+                reply.done()
+        except (ConnectionFailed, Refused, TimeoutError):
+            log.debug("%s was not told of the end of its session.", self.where)
+
+    # --- exchanges
+
+    async def _exchange(self, method: str, headers: Mapping[str, str], body: bytes | None) -> HttpReply:
+        """One exchange, with authorization, and redirects within the origin (R11)."""
+        reply = await self._authorized(method, headers, body)
+        if not 300 <= reply.status < 400:
+            return reply
+        for _ in range(self._limits.redirects):
+            reply.done()
+            self.url = self._redirected(reply)
+            reply = await self._authorized(method, headers, body)
+            if not 300 <= reply.status < 400:
+                return reply
+        reply.done()
+        raise ConnectionFailed(f"{self.where} redirects again and again; use the URL that the server gives out itself.")
+
+    async def _authorized(self, method: str, headers: Mapping[str, str], body: bytes | None) -> HttpReply:
+        auth = self._auth
+        if auth is None:
+            return await self._wire.exchange(method, self.url, headers, body)
+        for attempt in range(_MOST_AUTHORIZATIONS + 1):
+            given = await auth.headers(self.url, method)
+            reply = await self._wire.exchange(method, self.url, {**headers, **given}, body)
+            if reply.status not in (401, 403) or attempt == _MOST_AUTHORIZATIONS:
+                return reply
+            refusal = await self._refusal(reply)
+            reply.done()
+            with self.hold():
+                if not await auth.refused(refusal, given, headers):
+                    raise refusal
+        raise AssertionError("the last attempt returns")
+
+    def _redirected(self, reply: HttpReply) -> str:
+        target = urljoin(self.url, reply.headers.get("Location", ""))
+        here, there = urlsplit(self.url), urlsplit(target)
+        if reply.status in _SAME_REQUEST and (here.scheme, here.netloc) == (there.scheme, there.netloc):
+            return target
+        raise ConnectionFailed(
+            f"{self.where} answered {reply.status}: it sends you to {place(target)[:300]}. If you trust that place, "
+            "use its URL."
+        )
+
+    async def _refusal(self, reply: HttpReply) -> Refused:
+        return Refused(self.where, reply.status, reply.headers, await self._start_of(reply))
+
+    async def _start_of(self, reply: HttpReply) -> bytes:
+        """The body of a refusal, as far as anybody will want to read it; it decides what the refusal means."""
+        try:
+            async with asyncio.timeout(self._limits.connect_seconds):
+                return await reply.body(_REFUSAL_BYTES)
+        except (ConnectionFailed, InvalidAnswer, TimeoutError):
+            return b""
+
+    def _answer_in(self, body: bytes, request_id: RequestId) -> Frame:
+        """The answer in a JSON body. One to another request is not taken for it, whatever it says (R6)."""
+        frame = self._sort(body, request_id)
+        if frame is None:
+            raise InvalidAnswer(f"{self.where} answered, but not the request with the id {request_id!r}.")
+        return frame
+
+    def _sort(self, data: bytes, request_id: RequestId | None) -> Frame | None:
+        """Hand on what came beside the answer; return the answer, if it is there."""
+        try:
+            frames = read_messages(data)
+        except ProtocolError as error:
+            raise InvalidAnswer(f"{self.where} sent something that is no message: {error}") from None
+        answer: Frame | None = None
+        for frame in frames:
+            if not frame.is_response:
+                self._receive(frame, request_id)
+            elif request_id is not None and (frame.id == request_id or frame.reply_id is None):
+                answer = frame
+            else:
+                log.warning("%s answered a request that does not wait for it.", self.where)
+        return answer
+
+    # --- streams
+
+    async def _follow(
+        self, reply: HttpReply, request_id: RequestId, headers: Mapping[str, str], *, resumable: bool
+    ) -> Frame:
+        """Read a stream up to the answer, taking it up again where it broke off, if that may be (L11-17)."""
+        events = sse.Decoder(max_event_bytes=self._limits.event_bytes)
+        attempt = 0
+        while True:
+            before = events.last_event_id
+            failure = ConnectionFailed(
+                f"{self.where} ended the stream before its answer was complete; ask again, or look into its log."
+            )
+            try:
+                if (frame := await self._read(reply, events, request_id)) is not None:
+                    reply.finish()
+                    return frame
+                reply.done()
+            except ConnectionFailed as error:
+                reply.done()
+                failure = error
+            except BaseException:
+                reply.done()
+                raise
+            attempt = 0 if events.last_event_id != before else attempt + 1
+            events = self._anew(events)
+            if not resumable or events.last_event_id is None or attempt > self._limits.resumptions:
+                raise failure
+            reply = await self._resume(events, headers, attempt, failure)
+
+    async def _resume(
+        self, events: sse.Decoder, headers: Mapping[str, str], attempt: int, failure: ConnectionFailed
+    ) -> HttpReply:
+        """Ask for the rest of a stream."""
+        sent = {**self._gotten, **headers, "Last-Event-ID": events.last_event_id or ""}
+        while attempt <= self._limits.resumptions:
+            await asyncio.sleep(pause(attempt, events.retry))
+            attempt += 1
+            try:
+                reply = await self._exchange("GET", sent, None)
+            except ConnectionFailed as error:
+                failure = error
+                continue
+            if reply.status == 200 and reply.headers.get("Content-Type", "").startswith("text/event-stream"):
+                return reply
+            refusal = await self._refusal(reply)
+            refusal.was_seen = True
+            reply.done()
+            raise refusal
+        raise failure
+
+    def _anew(self, events: sse.Decoder) -> sse.Decoder:
+        """A decoder for the next connection, which remembers where the last one ended."""
+        fresh = sse.Decoder(max_event_bytes=self._limits.event_bytes)
+        fresh.last_event_id, fresh.retry = events.last_event_id, events.retry
+        return fresh
+
+    async def _read(self, reply: HttpReply, events: sse.Decoder, request_id: RequestId | None) -> Frame | None:
+        """Read one connection's part of a stream; returns the answer, or None at its end.
+
+        ConnectionFailed also when the server should have given a sign of life and did not.
+        """
+        now = asyncio.get_running_loop().time
+        pulse = Pulse(self._limits.silence_seconds, now())
+        try:
+            async with asyncio.timeout(None) as silence:
+                async for chunk in reply.chunks():
+                    if (frame := self._read_chunk(chunk, events, request_id)) is not None:
+                        return frame
+                    silence.reschedule(pulse.felt(chunk, now()))
+        except TimeoutError:
+            self._wire.renew()  # those to the same place that are idle are as dead
+            raise ConnectionFailed(
+                f"{self.where} gave no sign of life any more, on a stream that it did not end."
+            ) from None
+        return None
+
+    def _read_chunk(self, chunk: bytes, events: sse.Decoder, request_id: RequestId | None) -> Frame | None:
+        try:
+            complete = events.feed(chunk)
+        except ValueError as error:
+            raise InvalidAnswer(f"{self.where}: {error}") from None
+        for event in complete:
+            if event.data and event.event == "message":
+                frame = self._sort(event.data.encode(), request_id)
+                if frame is not None:
+                    return frame
+        return None
+
+    async def stand(self, headers: Mapping[str, str], opened: Callable[[], None]) -> None:
+        """Keep the standing stream open, through every loss of it, as long as the server takes it.
+
+        ConnectionFailed when it could not be opened again several times in a row.
+        """
+        events = sse.Decoder(max_event_bytes=self._limits.event_bytes)
+        attempt, stood = 0, False
+        while True:
+            sent = {**self._gotten, **headers}
+            if events.last_event_id is not None:
+                sent["Last-Event-ID"] = events.last_event_id
+            try:
+                reply = await self._exchange("GET", sent, None)
+                try:
+                    if reply.status != 200 or not reply.headers.get("Content-Type", "").startswith("text/event-stream"):
+                        if stood and reply.status == _TAKEN:
+                            raise ConnectionFailed(f"{self.where} has not noticed yet that its stream was lost.")
+                        if stood:
+                            raise await self._refusal(reply)
+                        opened()  # the server has none, which is its right (L11-09)
+                        return
+                    stood, attempt = True, 0
+                    opened()
+                    await self._read(reply, events, None)
+                finally:
+                    reply.done()
+            except ConnectionFailed as error:
+                log.debug("The standing stream of %s was lost: %s", self.where, error)
+                if attempt >= self._limits.resumptions:
+                    raise
+            events = self._anew(events)
+            await asyncio.sleep(pause(attempt, events.retry))
+            attempt += 1
+
+
+def _ignore(frame: Frame, request_id: RequestId | None) -> None:
+    """The receiver of a transport that is not open."""

@@ -1,0 +1,109 @@
+"""The transport of the first revision: one stream of events down, POSTs up.
+
+A GET opens the stream; its first event names where to POST (L24-02). All answers come down the stream, so it is a pipe
+like any other. Only ever used where a server refuses everything newer (COMPAT-14).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from urllib.parse import urljoin, urlsplit
+
+from weft.client.calls import Pulse
+from weft.client.transports.base import NO_HEADERS, PipeTransport, Refused
+from weft.client.transports.http_wire import HttpReply, Wire, place
+from weft.errors import ConnectionFailed, InvalidAnswer
+from weft.limits import ClientLimits
+from weft.protocol import sse
+
+__all__ = ["SseTransport"]
+
+
+class SseTransport(PipeTransport):
+    """A server of the first revision at a URL."""
+
+    kind = "sse"
+
+    def __init__(self, url: str, wire: Wire, limits: ClientLimits, *, headers: Mapping[str, str] = NO_HEADERS) -> None:
+        super().__init__(place(url), limits)
+        self._url = url
+        self._wire = wire
+        self._headers = headers
+        self._endpoint = ""  # where to POST
+        self._reply: HttpReply | None = None
+        self._reader: asyncio.Task[None] | None = None
+
+    async def _start(self) -> None:
+        await self._wire.open()
+        try:
+            async with asyncio.timeout(self.limits.connect_seconds):
+                self._reply = await self._wire.exchange(
+                    "GET", self._url, {"Accept": "text/event-stream", **self._headers}, None
+                )
+                form = self._reply.headers.get("Content-Type", "")
+                if self._reply.status != 200 or not form.startswith("text/event-stream"):
+                    raise ConnectionFailed(f"HTTP {self._reply.status} without a stream of events")
+                named: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+                self._reader = asyncio.create_task(self._read(self._reply, named))
+                self._endpoint = self._checked(await named)
+        except TimeoutError:
+            await self._stop()
+            raise ConnectionFailed(f"no endpoint was named within {self.limits.connect_seconds:g} s") from None
+        except BaseException:
+            await self._stop()
+            raise
+
+    def _checked(self, named: str) -> str:
+        """Where to send: within the origin, for whatever is sent there may be secret (R11)."""
+        target = urljoin(self._url, named)
+        here, there = urlsplit(self._url), urlsplit(target)
+        if (here.scheme, here.netloc) != (there.scheme, there.netloc):
+            raise ConnectionFailed(f"it names an endpoint of another origin, {place(target)[:200]}")
+        return target
+
+    async def _read(self, reply: HttpReply, named: asyncio.Future[str]) -> None:
+        events = sse.Decoder(max_event_bytes=self.limits.event_bytes)
+        failure = ConnectionFailed(f"{self.where} ended its stream.")
+        now = asyncio.get_running_loop().time
+        pulse = Pulse(self.limits.silence_seconds, now())
+        try:
+            async with asyncio.timeout(None) as silence:
+                async for chunk in reply.chunks():
+                    for event in events.feed(chunk):
+                        if event.event == "endpoint" and not named.done():
+                            named.set_result(event.data)
+                        elif event.event == "message" and event.data:
+                            self._incoming(event.data.encode())
+                    silence.reschedule(pulse.felt(chunk, now()))
+        except ConnectionFailed as error:
+            failure = error
+        except TimeoutError:
+            failure = ConnectionFailed(f"{self.where} gave no sign of life any more, on a stream that it did not end.")
+        except (ValueError, InvalidAnswer) as error:
+            failure = ConnectionFailed(f"{self.where} sent something that is no stream of events: {error}")
+        finally:
+            reply.done()
+            if not named.done():
+                named.set_exception(ConnectionFailed("the stream ended before it named an endpoint"))
+                named.exception()  # whoever waited may have given up
+        self._lost(failure)
+
+    async def _write(self, message: bytes) -> None:
+        reply = await self._wire.exchange(
+            "POST", self._endpoint, {"Content-Type": "application/json", **self._headers}, message
+        )
+        try:
+            if not 200 <= reply.status < 300:
+                raise Refused(self.where, reply.status, reply.headers, b"")
+        finally:
+            reply.done()
+
+    async def _stop(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.cancel()
+            await asyncio.wait([reader])
+        if self._reply is not None:
+            self._reply.done()
+        await self._wire.close()

@@ -1,0 +1,297 @@
+"""`weft.sync.Client`: the client for programs that do not await.
+
+    from weft.sync import Client
+
+    with Client("https://flights.example/mcp") as client:
+        print(client.call_tool("book", {"flight": "LX38"}).text)
+
+Every verb of `weft.Client` is here by the same name, and waits for its result. For use in scripts, in a REPL, in a
+notebook, from several threads at once; Ctrl-C interrupts a call. A client that nobody closes is closed when the program
+ends.
+
+Owns one thread for each client, with an event loop in it, and the waiting; all else is `weft.Client`'s. Functions given
+to the client are called as they are there: those that answer questions in a thread of their own, from which they may
+use the client again; those for progress and log messages in the client's thread, where it cannot be waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import CancelledError, Future, wait
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar
+
+from weft.client.client import Client as AsyncClient
+from weft.errors import ConnectionFailed, UsageError
+
+if TYPE_CHECKING:
+    from weft.client.results import Change
+    from weft.client.subscriptions import Listening as AsyncListening
+    from weft.client.transports.base import Transport
+    from weft.types.base import Implementation
+    from weft.types.capabilities import ServerCapabilities
+
+__all__ = ["Client", "Listening"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_POLL: Final = 0.2 if sys.platform == "win32" else None  # there, Ctrl-C does not wake a thread that waits for another
+_END_SECONDS = 15.0  # for the client to end a child process, and the thread itself
+
+
+class _LoopThread:
+    """An event loop that runs in a thread, which does not keep the program from ending."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._lock = threading.Lock()  # so that nothing is given to a loop that has ended
+        self.is_over = False
+        self._thread = threading.Thread(target=self._main, name="weft-sync", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, R]) -> R:
+        """Run something on the loop, and wait for it. One who is interrupted meanwhile cancels it."""
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise UsageError(
+                "The client cannot be waited for in its own thread, where progress and log messages are told; note "
+                "what there is to do, and do it elsewhere."
+            )
+        with self._lock:
+            if self.is_over or not self._thread.is_alive():  # a process that was forked has no other threads
+                work.close()
+                raise UsageError("The client is closed, or its process was forked; make a new one.")
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return _result(future)
+        except CancelledError:
+            raise ConnectionFailed("The client was closed meanwhile.") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do one last thing, and stop. Where the loop's own thread ends it (in a finalizer), nobody waits for that."""
+        with self._lock:
+            if self.is_over or not self._thread.is_alive():
+                return
+            asyncio.run_coroutine_threadsafe(self._ending(last()), self._loop)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_END_SECONDS)
+
+    async def _ending(self, last: Coroutine[Any, Any, None]) -> None:
+        try:
+            await last
+        finally:
+            self._loop.stop()
+
+    def _main(self) -> None:
+        loop = self._loop
+        try:
+            loop.run_forever()
+            with self._lock:
+                self.is_over = True
+            loop.run_until_complete(_cancel_all())
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            loop.close()
+
+
+async def _cancel_all() -> None:
+    while True:
+        await asyncio.sleep(0)  # what was given to the loop at the last moment begins
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        if not left:
+            return
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+
+def _result(future: Future[R]) -> R:
+    while _POLL is not None and not wait([future], _POLL).done:
+        pass
+    return future.result()
+
+
+def _blocking(
+    verb: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Client, P], R]:
+    """The same verb, with the same parameters, that waits."""
+
+    @functools.wraps(verb)
+    def call(self: Client, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.wait_for(verb(self.asynchronous, *args, **kwargs))
+
+    return call
+
+
+def _like(
+    other: Callable[Concatenate[AsyncClient, P], Any],
+) -> Callable[[Callable[..., R]], Callable[Concatenate[Client, P], R]]:
+    """Gives a method the parameters of another."""
+
+    def entitle(method: Callable[..., R]) -> Callable[Concatenate[Client, P], R]:
+        return functools.wraps(other, assigned=())(method)
+
+    return entitle
+
+
+class Client:
+    """A connection to one server; see `weft.Client` for what it takes and does.
+
+    with Client(["uvx", "mcp-server-time"]) as client:
+        print([tool.name for tool in client.list_tools()])
+    """
+
+    asynchronous: AsyncClient  # the client that does the work, on a loop of its own
+
+    @_like(AsyncClient.__init__)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.asynchronous = AsyncClient(*args, **kwargs)
+        self._thread: _LoopThread | None = None  # started when it is first needed
+        self._starting = threading.Lock()
+        self._finalizer: weakref.finalize[Any, Any] | None = None  # also called when the program ends
+
+    def wait_for(self, work: Coroutine[Any, Any, R]) -> R:
+        """Run a coroutine where the client runs, and wait for its result."""
+        with self._starting:
+            if self._thread is None:
+                self._thread = _LoopThread()
+                self._finalizer = weakref.finalize(self, self._thread.end, self.asynchronous.close)
+        return self._thread.run(work)
+
+    # --- the life of a connection
+
+    def __enter__(self) -> Self:
+        try:
+            self.connect()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection, and the client with it. May be called twice, and from any thread."""
+        if self._finalizer is not None:
+            self._finalizer()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed; then a new client is needed."""
+        return self._thread is not None and self._thread.is_over
+
+    connect = _blocking(AsyncClient.connect)
+    reconnect = _blocking(AsyncClient.reconnect)
+
+    # --- what was found out
+
+    @property
+    def era(self) -> str:
+        """The era that is spoken: "stateless" or "session"."""
+        return self.asynchronous.era
+
+    @property
+    def protocol_version(self) -> str:
+        """The version that is spoken."""
+        return self.asynchronous.protocol_version
+
+    @property
+    def server_info(self) -> Implementation | None:
+        """Name and version of the server, if it told."""
+        return self.asynchronous.server_info
+
+    @property
+    def server_capabilities(self) -> ServerCapabilities:
+        """What the server offers."""
+        return self.asynchronous.server_capabilities
+
+    @property
+    def instructions(self) -> str | None:
+        """How the server wants to be used, in its own words."""
+        return self.asynchronous.instructions
+
+    @property
+    def transport(self) -> Transport:
+        """How messages travel; a child process has its `stderr` and `pid` here."""
+        return self.asynchronous.transport
+
+    # --- verbs
+
+    call_tool = _blocking(AsyncClient.call_tool)
+    complete = _blocking(AsyncClient.complete)
+    get_prompt = _blocking(AsyncClient.get_prompt)
+    list_prompts = _blocking(AsyncClient.list_prompts)
+    list_prompts_page = _blocking(AsyncClient.list_prompts_page)
+    list_resource_templates = _blocking(AsyncClient.list_resource_templates)
+    list_resource_templates_page = _blocking(AsyncClient.list_resource_templates_page)
+    list_resources = _blocking(AsyncClient.list_resources)
+    list_resources_page = _blocking(AsyncClient.list_resources_page)
+    list_tools = _blocking(AsyncClient.list_tools)
+    list_tools_page = _blocking(AsyncClient.list_tools_page)
+    notify = _blocking(AsyncClient.notify)
+    ping = _blocking(AsyncClient.ping)
+    read_resource = _blocking(AsyncClient.read_resource)
+    request = _blocking(AsyncClient.request)
+    roots_changed = _blocking(AsyncClient.roots_changed)
+    set_log_level = _blocking(AsyncClient.set_log_level)
+
+    @_like(AsyncClient.listen)
+    def listen(self, *args: Any, **kwargs: Any) -> Listening:
+        """Changes as they come, of lists and of single resources; of all lists, if nothing is named.
+
+        with client.listen(uris=["file:///log"]) as changes:
+            for change in changes:
+                ...
+        """
+        return Listening(self, self.asynchronous.listen(*args, **kwargs))
+
+
+class Listening:
+    """Changes as they come: iterate over it. `with` waits until the server listens, and ends it for sure."""
+
+    def __init__(self, client: Client, listening: AsyncListening) -> None:
+        self._client = client
+        self._listening = listening
+
+    def __enter__(self) -> Self:
+        self._client.wait_for(self._listening.start())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Change]:
+        return self
+
+    def __next__(self) -> Change:
+        try:
+            change = self._client.wait_for(self._next())
+        except (ConnectionFailed, UsageError):
+            if not self._client.is_closed:
+                raise
+            change = None
+        if change is None:
+            raise StopIteration
+        return change
+
+    def close(self) -> None:
+        """Stop to listen, and tell the server so."""
+        if not self._client.is_closed:
+            self._client.wait_for(self._listening.close())
+
+    async def _next(self) -> Change | None:
+        return await anext(self._listening, None)

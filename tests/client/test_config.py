@@ -1,0 +1,232 @@
+"""What a client can be pointed at, and what it says of the rest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from weft.client.config import CommandTarget, UrlTarget, check_url, is_config, parse_target, read_config
+from weft.errors import UsageError
+
+
+def refused(target: object, **options) -> str:
+    with pytest.raises(UsageError) as caught:
+        parse_target(target, **options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://a.example/mcp",
+        "https://a.example:8443/mcp?k=v",
+        "http://localhost:8000/mcp",
+        "http://127.0.0.1/",
+        "http://[::1]:1/x",
+    ],
+)
+def test_urls(url):
+    assert parse_target(url) == UrlTarget(url)
+    assert parse_target(f"  {url}\n") == UrlTarget(url)
+    assert parse_target({"url": url}) == UrlTarget(url)
+
+
+@pytest.mark.security("R11")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://a.example/mcp",
+        "http://localhost.evil.example/",
+        "http://127.0.0.1.evil.example/",
+        "http://192.168.1.2/mcp",
+        "http://[::2]/",
+        "HTTP://a.example/",
+    ],
+)
+def test_http_stays_on_this_machine(url):
+    assert "allow_insecure=True" in refused(url)
+    assert "allow_insecure=True" in refused({"url": url})
+    assert "allow_insecure=True" in refused(UrlTarget(url))
+    assert isinstance(parse_target(url, allow_insecure=True), UrlTarget)
+
+
+@pytest.mark.security("R11")
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("ftp://a.example/x", "scheme 'ftp'"),
+        ("file:///etc/passwd", "scheme 'file'"),
+        ("javascript://a/%0Aalert(1)", "scheme 'javascript'"),
+        ("https://ann:secret@a.example/", "headers="),
+        ("https://a.example@evil.example/", "headers="),
+        ("https://", "names no host"),
+        ("https:///mcp", "names no host"),
+        ("https://a.example/#x", "fragment"),
+        ("https://a.example:99999/", "not a URL"),
+        ("https://a.example:x/", "not a URL"),
+        ("https://a.ex\nample/", "percent-encode"),
+        ("https://a.example/$(reboot)`x`", "percent-encode"),
+        ("https://a\\evil.example/", "percent-encode"),
+    ],
+)
+def test_urls_that_are_refused(url, said):
+    message = refused(url)
+    assert said in message
+    assert "secret" not in message
+
+
+def test_a_key_in_the_query_is_not_told():
+    assert "s3cret" not in refused("http://a.example/mcp?key=s3cret")
+    assert parse_target("https://a.example/mcp?key=s3cret").where == "https://a.example/mcp"
+
+
+@pytest.mark.parametrize(
+    ("target", "command"),
+    [
+        (["python", "server.py"], ("python", "server.py")),
+        (("uvx", "mcp-server-time"), ("uvx", "mcp-server-time")),
+        ([Path("/bin/cat")], ("/bin/cat",)),
+        ("python -m flights", ("python", "-m", "flights")),
+        ("python 'my server.py' --name \"a b\"", ("python", "my server.py", "--name", "a b")),
+        (["sh", "-c", "a | b"], ("sh", "-c", "a | b")),
+        (["echo", "|"], ("echo", "|")),
+    ],
+)
+def test_commands(target, command):
+    assert parse_target(target) == CommandTarget(command)
+
+
+@pytest.mark.security("R11")
+def test_nothing_of_a_command_is_for_a_shell():
+    text = "prog $HOME *.py `id` $(id) a;b ~"
+    assert parse_target(text).command == ("prog", "$HOME", "*.py", "`id`", "$(id)", "a;b", "~")
+
+
+@pytest.mark.security("R11")
+@pytest.mark.parametrize("word", ["|", "&&", "||", ";", ">", "2>&1", "&"])
+def test_a_command_for_a_shell_is_refused(word):
+    assert "only a shell understands" in refused(f"prog a {word} b")
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("", "is empty"),
+        ("   ", "is empty"),
+        ([], "is empty"),
+        ([""], "is empty"),
+        ("prog 'x", "close the quote"),
+        (["prog", 5], "every part of a command is text"),
+        (["prog", "a\0b"], "NUL"),
+        (5, "cannot be pointed at something of the type 'int'"),
+        (None, "cannot be pointed at something of the type 'NoneType'"),
+        (b"prog", "of the type 'bytes'"),
+    ],
+)
+def test_what_is_no_target(target, said):
+    assert said in refused(target)
+
+
+def test_an_entry_with_a_command():
+    entry = {"command": "npx", "args": ["-y", "x"], "env": {"KEY": "v"}, "cwd": "/tmp", "disabled": False}
+    assert parse_target(entry) == CommandTarget(("npx", "-y", "x"), {"KEY": "v"}, "/tmp")
+    assert parse_target({"command": "npx -y x"}) == CommandTarget(
+        ("npx -y x",)
+    )  # one program: its path may have spaces
+    assert parse_target({"type": "stdio", "command": ["npx", "-y"], "args": ["x"]}).command == ("npx", "-y", "x")
+
+
+@pytest.mark.parametrize("kind", ["http", "sse", "streamable-http", "streamableHttp"])
+def test_an_entry_with_a_url(kind):
+    entry = {"type": kind, "url": "https://a.example/mcp", "headers": {"Authorization": "Bearer s3cret"}}
+    target = parse_target(entry)
+    assert target == UrlTarget("https://a.example/mcp", {"Authorization": "Bearer s3cret"})
+    assert "s3cret" not in repr(target)
+
+
+def test_secrets_of_the_environment_are_not_shown():
+    assert "s3cret" not in repr(CommandTarget(("x",), {"TOKEN": "s3cret"}))
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({}, "neither 'command' nor 'url'"),
+        ({"args": ["x"]}, "neither 'command' nor 'url'"),
+        ({"command": "x", "url": "https://a.example"}, "both 'command' and 'url'"),
+        ({"command": "x", "args": "y"}, "one for each argument"),
+        ({"command": 5}, "every part of a command is text"),
+        ({"command": "x", "env": {"PORT": 80}}, "'PORT' is of the type 'int'; write it as text"),
+        ({"command": "x", "env": {"A=B": "c"}}, "no environment can hold"),
+        ({"command": "x", "env": ["A"]}, "an object of names and texts"),
+        ({"command": "x", "cwd": 5}, "the path of a folder"),
+        ({"command": "x", "type": "http"}, "write 'stdio'"),
+        ({"url": "https://a.example", "type": "stdio"}, "write 'http'"),
+        ({"url": 5}, "needs to be text"),
+        ({"url": "https://a.example", "headers": {"A": "b\r\nC: d"}}, "cannot be sent"),
+        ({"url": "https://a.example", "headers": {"A b": "c"}}, "cannot be sent"),
+    ],
+)
+def test_entries_that_are_refused(entry, said):
+    assert said in refused(entry)
+    assert said in refused({"mcpServers": {"one": entry}})
+
+
+CONFIG = {
+    "mcpServers": {"time": {"command": "uvx", "args": ["mcp-server-time"]}, "web": {"url": "https://a.example/mcp"}}
+}
+
+
+def test_a_whole_configuration():
+    assert is_config(CONFIG)
+    assert not is_config({"command": "x"})
+    assert parse_target(CONFIG, server="web") == UrlTarget("https://a.example/mcp")
+    assert parse_target({"servers": {"web": {"url": "https://a.example"}}}) == UrlTarget("https://a.example")
+    assert "choose one of 'time', 'web'" in refused(CONFIG)
+    assert "has no server 'tine'; did you mean 'time'?" in refused(CONFIG, server="tine")
+    assert "choose one of" in refused(CONFIG, server="zzzzzzz")
+
+
+def test_a_configuration_file(tmp_path):
+    path = tmp_path / "mcp.json"
+    path.write_text("\ufeff" + json.dumps(CONFIG))
+    assert (
+        read_config(path)
+        == read_config(CONFIG)
+        == {
+            "time": CommandTarget(("uvx", "mcp-server-time")),
+            "web": UrlTarget("https://a.example/mcp"),
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "needs to be an object"),
+        ("{}", "names no server"),
+        ('{"mcpServers": {}}', "names no server"),
+        ('{"mcpServers": {"a": []}}', "'a' is of the type 'list'"),
+        ("[" * 100_000, "is not JSON"),
+        (" " * 1_100_000, "is larger than"),
+    ],
+)
+def test_configuration_files_that_are_refused(tmp_path, text, said):
+    path = tmp_path / "mcp.json"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=said):
+        read_config(path)
+
+
+def test_a_configuration_file_that_is_not_there(tmp_path):
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        read_config(tmp_path / "none.json")
+
+
+def test_check_url_alone():
+    check_url("https://a.example/")
+    with pytest.raises(UsageError):
+        check_url("http://a.example/")

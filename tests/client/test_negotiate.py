@@ -1,0 +1,376 @@
+"""Which era a server speaks: every way in which one can answer the first question, over HTTP and over a pipe."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from support.fakes import DISCOVERED, LEGACY, MODERN, Exchange, FakePipe, http_server, initialized, reply, sse
+from weft import Client, ClientLimits, ConnectionFailed, RemoteError, RequestTimeout, VersionMismatch
+from weft.client import client as client_module
+from weft.errors import UsageError
+
+QUICK = ClientLimits(probe_seconds=0.2, request_seconds=1, close_seconds=0.2)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_memory", type(client_module._memory)())
+
+
+class Server:
+    """Answers `server/discover` in one way, `initialize` in another; counts what it was asked."""
+
+    def __init__(self, probe: Any, handshake: Any = None, get: Any = None) -> None:
+        self.ways = {"server/discover": probe, "initialize": handshake}
+        self.get = get
+        self.asked: list[str] = []
+
+    async def __call__(self, exchange: Exchange) -> None:
+        self.asked.append(exchange.rpc or exchange.method)
+        if exchange.method == "GET":
+            await (self.get(exchange) if self.get else exchange.respond(405))
+        elif exchange.rpc in self.ways:
+            await self.ways[exchange.rpc](exchange)
+        elif "id" not in exchange.message:
+            await exchange.respond(202)
+        else:
+            await exchange.result({"tools": []})
+
+
+async def modern(exchange: Exchange) -> None:
+    await exchange.result(DISCOVERED)
+
+
+async def legacy(exchange: Exchange) -> None:
+    await exchange.result(initialized())
+
+
+def answering(status: int, body: bytes = b"", kind: str = "text/html") -> Any:
+    return lambda exchange: exchange.respond(status, body, kind)
+
+
+def refusing(status: int, code: int, data: Any = None) -> Any:
+    return lambda exchange: exchange.error(status, code, data)
+
+
+async def silent(exchange: Exchange) -> None:
+    await exchange.hang()
+
+
+@pytest.mark.spec("COMPAT-05", "COMPAT-11", "VER-04")
+async def test_a_server_that_answers_the_first_question_speaks_the_stateless_era() -> None:
+    server = Server(modern)
+    async with http_server(server) as url, Client(url) as client:
+        assert (client.era, client.protocol_version) == ("stateless", MODERN)
+        assert client.server_info is not None
+        assert client.server_info.name == "fake"
+        assert client.server_capabilities.tools is not None
+    assert server.asked == ["server/discover"]
+
+
+@pytest.mark.spec("COMPAT-12", "COMPAT-13", "L11-01", "L11-04")
+@pytest.mark.parametrize(
+    "probe",
+    [
+        answering(400),
+        answering(400, b"<html>Bad</html>"),
+        answering(400, b'{"jsonrpc":"2.0","id":null,"error":{"code":-32000,"message":"No valid session ID"}}'),
+        answering(404, b"Not found"),
+        answering(405),
+        answering(500, b"oops"),
+        answering(200, b"<html>Welcome</html>"),
+        refusing(200, -32601),
+        refusing(404, -32601),
+        refusing(400, -32602),
+        refusing(200, -32000, {"why": "no session"}),
+        lambda exchange: exchange.result({}),
+        silent,
+    ],
+    ids=lambda _: "",
+)
+async def test_any_other_answer_leads_to_the_handshake(probe: Any) -> None:
+    server = Server(probe, legacy)
+    async with http_server(server) as url, Client(url, limits=QUICK) as client:
+        assert (client.era, client.protocol_version) == ("session", LEGACY)
+        assert client.instructions == "Be kind."
+        assert await client.list_tools() == []
+    assert server.asked == ["server/discover", "initialize", "notifications/initialized", "GET", "tools/list"]
+
+
+@pytest.mark.spec("COMPAT-12")
+@pytest.mark.parametrize("code", [-32020, -32021])
+async def test_an_error_of_the_stateless_era_alone_is_no_reason_to_fall_back(code: int) -> None:
+    server = Server(refusing(400, code), legacy)
+    async with http_server(server) as url:
+        with pytest.raises(RemoteError) as caught:
+            await Client(url, limits=QUICK).connect()
+    assert caught.value.code == code
+    assert server.asked == ["server/discover"]
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_server_that_wants_authorization_has_said_nothing_about_its_era(status: int) -> None:
+    server = Server(answering(status), legacy)
+    async with http_server(server) as url:
+        with pytest.raises(ConnectionFailed, match=f"{status}") as caught:
+            await Client(url, limits=QUICK).connect()
+        assert url in str(caught.value)
+    assert server.asked == ["server/discover"]
+
+
+@pytest.mark.spec("VER-02", "COMPAT-12")
+@pytest.mark.parametrize("code", [-32022, -32004, -32602])
+async def test_versions_that_a_refusal_names_are_understood_whatever_its_code(code: int) -> None:
+    refusals = [refusing(400, code, {"supported": [MODERN], "requested": MODERN}), modern]
+
+    async def next_one(exchange: Exchange) -> None:
+        await refusals.pop(0)(exchange)
+
+    server = Server(next_one, legacy)
+    async with http_server(server) as url, Client(url) as client:
+        assert client.era == "stateless"
+    assert server.asked == ["server/discover"] * 2
+
+
+@pytest.mark.spec("VER-02", "COMPAT-07")
+async def test_without_a_common_version_both_lists_are_told() -> None:
+    server = Server(refusing(400, -32022, {"supported": ["2031-01-01"]}), legacy)
+    async with http_server(server) as url:
+        with pytest.raises(VersionMismatch, match="2031-01-01") as caught:
+            await Client(url).connect()
+    assert caught.value.theirs == ["2031-01-01"]
+    assert MODERN in caught.value.ours
+    assert LEGACY in caught.value.ours
+    assert server.asked == ["server/discover"]
+
+
+async def test_a_server_that_contradicts_itself_is_not_asked_for_ever() -> None:
+    server = Server(refusing(400, -32022, {"supported": [MODERN]}))
+    async with http_server(server) as url:
+        with pytest.raises(VersionMismatch):
+            await Client(url).connect()
+    assert server.asked == ["server/discover"] * 2
+
+
+async def test_a_session_version_that_a_refusal_names_is_agreed_on_by_a_handshake() -> None:
+    server = Server(refusing(400, -32022, {"supported": ["2025-06-18"]}), lambda e: e.result(initialized("2025-06-18")))
+    async with http_server(server) as url, Client(url, limits=QUICK) as client:
+        assert client.protocol_version == "2025-06-18"
+
+
+@pytest.mark.spec("L11-03")
+async def test_a_handshake_answered_with_an_unknown_version_is_no_agreement() -> None:
+    server = Server(answering(400), lambda exchange: exchange.result(initialized("1999-01-01")))
+    async with http_server(server) as url:
+        with pytest.raises(VersionMismatch, match="1999-01-01"):
+            await Client(url, limits=QUICK).connect()
+
+
+@pytest.mark.spec("CAN-12")
+async def test_a_server_that_hangs_after_the_first_question_is_not_waited_for() -> None:
+    server = Server(answering(400), silent)
+    async with http_server(server) as url:
+        with pytest.raises((ConnectionFailed, RequestTimeout), match="initialize") as caught:
+            await Client(url, limits=QUICK).connect()
+        assert url in str(caught.value)
+
+
+async def test_a_server_that_was_only_slow_is_asked_again_once_it_refuses_the_handshake() -> None:
+    async def slow(exchange: Exchange) -> None:
+        await asyncio.sleep(0.5)
+        await exchange.result(DISCOVERED)
+
+    server = Server(slow, refusing(400, -32020))
+    async with http_server(server) as url, Client(url, limits=QUICK) as client:
+        assert client.era == "stateless"
+    assert server.asked == ["server/discover", "initialize", "server/discover"]
+
+
+async def test_what_was_tried_is_told() -> None:
+    server = Server(answering(404, b"Nothing here"), answering(404, b"Nothing here"))
+    async with http_server(server) as url:
+        with pytest.raises(ConnectionFailed) as caught:
+            await Client(url, limits=QUICK).connect()
+    told = str(caught.value)
+    for part in (url, "server/discover: HTTP 404 (Nothing here)", "initialize: HTTP 404", "GET", "/mcp"):
+        assert part in told
+    assert server.asked == ["server/discover", "initialize", "GET"]
+
+
+async def test_nobody_there() -> None:
+    async with http_server(Server(modern)) as url:
+        pass
+    with pytest.raises(ConnectionFailed, match="No server is running at"):
+        await Client(url).connect()
+
+
+@pytest.mark.spec("COMPAT-14", "L24-03", "COMPAT-20")
+async def test_the_transport_of_the_first_revision_comes_last() -> None:
+    streams: list[Exchange] = []
+
+    async def handle(exchange: Exchange) -> None:
+        if exchange.method == "GET":
+            streams.append(exchange)
+            await exchange.stream(sse("/messages?session=1", event="endpoint"))
+            await exchange.hang()
+        elif exchange.path == "/mcp":
+            await exchange.respond(405)
+        else:
+            await exchange.respond(202)
+            if "id" in exchange.message:
+                result = initialized("2024-11-05") if exchange.rpc == "initialize" else {"tools": []}
+                await streams[0].raw(sse(reply(exchange.message, result), event="message"))
+
+    async with http_server(handle) as url, Client(url, limits=QUICK) as client:
+        assert client.protocol_version == "2024-11-05"
+        assert await client.list_tools() == []
+
+
+@pytest.mark.security("R11")
+async def test_an_endpoint_of_another_origin_is_not_sent_to() -> None:
+    async def handle(exchange: Exchange) -> None:
+        if exchange.method == "GET":
+            await exchange.stream(sse("http://evil.example/messages", event="endpoint"))
+            await exchange.hang()
+        await exchange.respond(405)
+
+    async with http_server(handle) as url:
+        with pytest.raises(ConnectionFailed, match="another origin"):
+            await Client(url, limits=QUICK).connect()
+
+
+@pytest.mark.spec("COMPAT-04")
+async def test_what_was_found_out_is_remembered_and_found_out_anew_when_it_is_not_so_any_more() -> None:
+    server = Server(answering(400), legacy)
+    async with http_server(server) as url:
+        for _ in range(2):
+            async with Client(url, limits=QUICK):
+                pass
+        assert server.asked.count("server/discover") == 1
+        server.ways = {"server/discover": modern, "initialize": refusing(404, -32601)}
+        async with Client(url, limits=QUICK) as client:
+            assert client.era == "stateless"
+
+
+async def test_a_mode_and_a_version_can_be_pinned() -> None:
+    server = Server(modern, lambda exchange: exchange.result(initialized("2025-06-18")))
+    async with http_server(server) as url:
+        async with Client(url, mode="session", limits=QUICK) as client:
+            assert client.era == "session"
+        async with Client(url, version=MODERN) as client:
+            assert client.era == "stateless"
+        with pytest.raises(VersionMismatch):
+            await Client(url, version="2025-03-26", limits=QUICK).connect()
+    with pytest.raises(UsageError, match="mode="):
+        Client(url, mode="modern")  # type: ignore[arg-type] - what a user may write
+    with pytest.raises(UsageError, match="version="):
+        Client(url, version="2020-01-01")
+
+
+# --- over a pipe
+
+
+def pipe_server(probe: Any) -> FakePipe:
+    def handle(pipe: FakePipe, message: dict[str, Any]) -> None:
+        if message["method"] == "server/discover":
+            probe(pipe, message)
+        elif message["method"] == "initialize":
+            pipe.answer(message, initialized())
+        elif "id" in message:
+            pipe.answer(message, {"tools": []})
+
+    return FakePipe(handle)
+
+
+@pytest.mark.spec("COMPAT-06")
+async def test_pipe_discovered() -> None:
+    server = pipe_server(lambda pipe, message: pipe.answer(message, DISCOVERED))
+    async with Client(server) as client:
+        assert client.era == "stateless"
+
+
+@pytest.mark.spec("COMPAT-08", "COMPAT-09")
+@pytest.mark.parametrize(
+    "probe",
+    [
+        lambda pipe, message: pipe.answer(message, error={"code": -32601, "message": "Method not found"}),
+        lambda pipe, message: pipe.answer(message, error={"code": -32602, "message": "Invalid params"}),
+        lambda pipe, message: pipe.answer(message, error={"code": 0, "message": ""}),
+        lambda pipe, message: pipe.say(b'{"jsonrpc":"2.0","id":null,"error":{"code":-32600,"message":"Invalid"}}'),
+        lambda pipe, message: pipe.say(b'{"jsonrpc":"2.0","error":{"code":-32700,"message":"Parse error"}}'),
+        lambda pipe, message: pipe.say(b"Unknown message! Aborting."),
+        lambda pipe, message: None,
+    ],
+    ids=lambda _: "",
+)
+async def test_pipe_any_other_error_or_silence(probe: Any) -> None:
+    server = pipe_server(probe)
+    async with Client(server, limits=QUICK) as client:
+        assert client.era == "session"
+        assert await client.list_tools() == []
+    assert [message["method"] for message in server.heard][:3] == [
+        "server/discover",
+        "initialize",
+        "notifications/initialized",
+    ]
+
+
+@pytest.mark.spec("COMPAT-07")
+async def test_pipe_a_refusal_of_the_version_never_leads_to_the_handshake() -> None:
+    refusal = {"code": -32022, "message": "no", "data": {"supported": ["2031-01-01"], "requested": MODERN}}
+    server = pipe_server(lambda pipe, message: pipe.answer(message, error=refusal))
+    with pytest.raises(VersionMismatch):
+        await Client(server).connect()
+    assert not server.calls("initialize")
+    assert server.is_closed
+
+
+@pytest.mark.spec("COMPAT-10")
+async def test_pipe_a_client_of_one_era_finds_out_before_it_calls() -> None:
+    server = pipe_server(lambda pipe, message: pipe.answer(message, error={"code": -32601, "message": "?"}))
+    with pytest.raises(ConnectionFailed, match="server/discover"):
+        await Client(server, mode="stateless").connect()
+    assert [message["method"] for message in server.heard] == ["server/discover"]
+
+
+@pytest.mark.spec("L11-05", "L11-07")
+async def test_pipe_a_session_begins_with_its_handshake_and_never_uses_an_id_twice() -> None:
+    server = pipe_server(lambda pipe, message: None)
+    async with Client(server, mode="session") as client:
+        await asyncio.gather(*(client.list_tools() for _ in range(10)))
+        await client.reconnect()
+        await client.list_tools()
+    assert [message["method"] for message in server.heard][:3] == [
+        "initialize",
+        "notifications/initialized",
+        "tools/list",
+    ]
+    ids = [message["id"] for message in server.heard if "id" in message]
+    assert len(ids) == len(set(ids)) == 13
+
+
+async def test_pipe_a_child_that_dies_of_the_first_question_is_started_anew(tmp_path: Any) -> None:
+    program = tmp_path / "server.py"
+    program.write_text(
+        "import sys, json\n"
+        "for line in sys.stdin:\n"
+        "    message = json.loads(line)\n"
+        "    if message['method'] == 'server/discover': sys.exit(3)\n"
+        "    if 'id' in message:\n"
+        f"        result = {initialized()!r} if message['method'] == 'initialize' else {{'tools': []}}\n"
+        "        print(json.dumps({'jsonrpc': '2.0', 'id': message['id'], 'result': result}), flush=True)\n"
+    )
+    async with Client(["python3", str(program)]) as client:
+        assert client.era == "session"
+        assert await client.list_tools() == []
+
+
+async def test_connecting_twice_is_connecting_once() -> None:
+    server = Server(modern)
+    async with http_server(server) as url:
+        client = Client(url)
+        await asyncio.gather(client.connect(), client.connect())
+        await client.close()
+        await client.close()
+    assert server.asked == ["server/discover"]

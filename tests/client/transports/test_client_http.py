@@ -1,0 +1,559 @@
+"""Streamable HTTP as a client speaks it: both forms of an answer, streams that break, servers that mean harm."""
+
+import asyncio
+import gzip
+import itertools
+import json
+import time
+from typing import Any
+
+import pytest
+
+from support.fakes import DISCOVERED, Exchange, http_server, initialized, reply, sse
+from weft import Client, ClientLimits, ConnectionFailed, InvalidAnswer, RemoteError, RequestTimeout
+from weft.client.transports.base import Refused
+
+TEXT = {"content": [{"type": "text", "text": "done"}]}
+QUICK = ClientLimits(probe_seconds=0.5, request_seconds=2, close_seconds=0.5)
+
+
+def notification(method: str, **params: Any) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", "method": method, "params": params}).encode()
+
+
+class Server:
+    """A server of the stateless era whose calls a function answers; remembers every exchange."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+        self.seen: list[Exchange] = []
+
+    async def __call__(self, exchange: Exchange) -> None:
+        self.seen.append(exchange)
+        if exchange.rpc == "server/discover":
+            await exchange.result(DISCOVERED)
+        elif exchange.rpc == "tools/list":
+            await exchange.result({"tools": []})
+        elif "id" not in exchange.message:
+            await exchange.respond(202)
+        else:
+            await self.call(exchange)
+
+    def methods(self) -> list[str]:
+        return [exchange.rpc or exchange.method for exchange in self.seen]
+
+
+@pytest.mark.spec("HTTP-06", "HTTP-07", "HTTP-08", "HTTP-09", "HDR-01", "HDR-02", "HDR-06", "HDR-07", "HDR-08")
+async def test_every_message_is_a_post_with_its_headers() -> None:
+    server = Server(lambda exchange: exchange.result({**TEXT, "contents": [], "messages": []}))
+    async with http_server(server) as url, Client(url, headers={"X-Mine": "yes"}) as client:
+        await client.call_tool("add")
+        await client.read_resource("file:///h\u00e9")
+        await client.get_prompt(" p ")
+        await client.notify("notifications/x")
+    for exchange in server.seen:
+        assert exchange.method == "POST"
+        assert {part.strip() for part in exchange.headers["accept"].split(",")} == {
+            "application/json",
+            "text/event-stream",
+        }
+        assert exchange.headers["content-type"] == "application/json"
+        assert exchange.headers["mcp-protocol-version"] == "2026-07-28"
+        assert exchange.headers["mcp-method"] == exchange.rpc
+        assert exchange.headers["x-mine"] == "yes"
+        assert "mcp-session-id" not in exchange.headers
+    names = [exchange.headers.get("mcp-name") for exchange in server.seen]
+    assert names == [None, "add", "=?base64?ZmlsZTovLy9ow6k=?=", "=?base64?IHAg?=", None]
+
+
+@pytest.mark.spec("HTTP-14", "HTTP-21", "TRN-01")
+async def test_an_answer_may_be_a_stream_with_comments_and_notifications_before_it() -> None:
+    told: list[Any] = []
+
+    async def call(exchange: Exchange) -> None:
+        token = exchange.message["params"]["_meta"]["progressToken"]
+        progress = notification("notifications/progress", progressToken=token, progress=1)
+        body = reply(exchange.message, {"content": [{"type": "text", "text": "d\u00f6ne"}]})
+        whole = b": alive\n\n" + sse() + sse(progress) + b":\n\n" + sse(body)
+        await exchange.stream(*(whole[start : start + 7] for start in range(0, len(whole), 7)))
+
+    async with http_server(Server(call)) as url, Client(url) as client:
+        assert (await client.call_tool("t", progress=told.append)).text == "d\u00f6ne"
+    assert [step.progress for step in told] == [1]
+
+
+@pytest.mark.spec("HTTP-23", "HTTP-22")
+async def test_a_stream_that_breaks_loses_the_call_and_says_so() -> None:
+    async def call(exchange: Exchange) -> None:
+        await exchange.stream(sse(b"", id="1"), sse(notification("notifications/x")))
+
+    server = Server(call)
+    async with http_server(server) as url, Client(url) as client:
+        with pytest.raises(ConnectionFailed, match="before its answer was complete"):
+            await client.call_tool("t")
+    assert server.methods() == ["server/discover", "tools/call"]
+
+
+@pytest.mark.spec("HTTP-23", "JRPC-05")
+async def test_what_only_reads_is_asked_again_under_another_id() -> None:
+    async def call(exchange: Exchange) -> None:
+        if len(server.seen) == 2:
+            exchange.cut()
+        else:
+            await exchange.result({"contents": []})
+
+    server = Server(call)
+    async with http_server(server) as url, Client(url) as client:
+        assert (await client.read_resource("x://y")).contents == []
+    assert server.seen[1].message["id"] != server.seen[2].message["id"]
+
+
+@pytest.mark.spec("HTTP-27")
+@pytest.mark.parametrize("how", ["cancel", "timeout"])
+async def test_giving_up_closes_the_stream_and_sends_nothing(how: str) -> None:
+    gone = asyncio.Event()
+
+    async def call(exchange: Exchange) -> None:
+        await exchange.stream(sse(notification("notifications/x")))
+        try:
+            while True:
+                await exchange.raw(b":\n\n")
+                await asyncio.sleep(0.01)
+        except OSError:
+            gone.set()
+            raise
+
+    server = Server(call)
+    async with http_server(server) as url, Client(url) as client:
+        if how == "timeout":
+            with pytest.raises(RequestTimeout):
+                await client.call_tool("t", timeout=0.1)
+        else:
+            task = asyncio.create_task(client.call_tool("t"))
+            await asyncio.sleep(0.1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        await asyncio.wait_for(gone.wait(), 2)
+    assert server.methods() == ["server/discover", "tools/call"]
+
+
+@pytest.mark.spec("L03-01")
+async def test_an_answer_may_come_in_an_array_with_others() -> None:
+    async def call(exchange: Exchange) -> None:
+        await exchange.respond(
+            200, b"[" + notification("notifications/x") + b"," + reply(exchange.message, TEXT) + b"]"
+        )
+
+    heard: list[str] = []
+    server = Server(call)
+    async with http_server(server) as url, Client(url, on_notification=lambda name, _: heard.append(name)) as client:
+        assert (await client.call_tool("t")).text == "done"
+    assert heard == ["notifications/x"]
+
+
+async def test_a_proxy_is_spoken_to_instead_of_the_server() -> None:
+    server = Server(lambda exchange: exchange.result(TEXT))
+    async with (
+        http_server(server) as proxy,
+        Client("http://127.0.0.1:1/mcp", proxy=proxy.removesuffix("/mcp")) as client,
+    ):
+        assert (await client.call_tool("t")).text == "done"
+    assert {exchange.path for exchange in server.seen} == {"http://127.0.0.1:1/mcp"}
+
+
+# --- redirects
+
+
+@pytest.mark.security("R11")
+async def test_redirects_are_followed_within_the_origin_only() -> None:
+    async def handle(exchange: Exchange) -> None:
+        if exchange.path == "/mcp":
+            await exchange.respond(308, location="/real")
+        elif exchange.rpc == "server/discover":
+            await exchange.result(DISCOVERED)
+        elif exchange.message["params"]["name"] == "away":
+            await exchange.respond(307, location="http://127.0.0.1:1/mcp?secret=1")
+        elif exchange.message["params"]["name"] == "changed":
+            await exchange.respond(302, location="/real")
+        elif exchange.message["params"]["name"] == "round":
+            await exchange.respond(307, location="/real")
+        else:
+            await exchange.result(TEXT)
+
+    async with http_server(handle) as url, Client(url) as client:
+        assert (await client.call_tool("t")).text == "done"
+        for name in ("away", "changed"):
+            with pytest.raises(ConnectionFailed, match="sends you to"):
+                await client.call_tool(name)
+        with pytest.raises(ConnectionFailed, match="again and again"):
+            await client.call_tool("round")
+
+
+# --- servers that mean harm
+
+
+@pytest.mark.security("D12")
+async def test_an_endless_body_ends() -> None:
+    async def call(exchange: Exchange) -> None:
+        await exchange.raw(b"HTTP/1.1 200 X\r\ncontent-type: application/json\r\n\r\n")
+        exchange.is_stream = True
+        while True:
+            await exchange.raw(b" " * 65536)
+
+    limits = ClientLimits(message_bytes=1_000_000)
+    async with http_server(Server(call)) as url, Client(url, limits=limits) as client:
+        with pytest.raises(InvalidAnswer, match="1000000 bytes"):
+            await client.call_tool("t")
+
+
+@pytest.mark.security("D12")
+async def test_one_byte_too_many_is_too_many() -> None:
+    body = b""
+
+    async def call(exchange: Exchange) -> None:
+        nonlocal body
+        body = reply(exchange.message, TEXT)
+        await exchange.respond(200, body + b" " * exchange.message["params"]["arguments"]["more"])
+
+    async with http_server(Server(call)) as url:
+        async with Client(url) as client:
+            await client.call_tool("t", {"more": 0})
+        limits = ClientLimits(message_bytes=max(len(body), 400))
+        async with Client(url, limits=limits) as client:
+            fits = limits.message_bytes - len(body)
+            assert (await client.call_tool("t", {"more": fits})).text == "done"
+            with pytest.raises(InvalidAnswer, match="bytes"):
+                await client.call_tool("t", {"more": fits + 1})
+
+
+@pytest.mark.security("D12")
+async def test_a_gzip_bomb_does_not_go_off() -> None:
+    bomb = gzip.compress(b" " * 50_000_000)
+
+    async def call(exchange: Exchange) -> None:
+        await exchange.respond(200, bomb, content_encoding="gzip")
+
+    async with http_server(Server(call)) as url, Client(url, limits=ClientLimits(message_bytes=1_000_000)) as client:
+        with pytest.raises((InvalidAnswer, ConnectionFailed)):
+            await client.call_tool("t")
+
+
+async def test_a_packed_answer_is_unpacked() -> None:
+    async def call(exchange: Exchange) -> None:
+        await exchange.respond(200, gzip.compress(reply(exchange.message, TEXT)), content_encoding="gzip")
+
+    async with http_server(Server(call)) as url, Client(url) as client:
+        assert (await client.call_tool("t")).text == "done"
+
+
+@pytest.mark.security("D12")
+async def test_an_event_that_is_too_long_ends_the_stream() -> None:
+    async def call(exchange: Exchange) -> None:
+        await exchange.stream(b"data: ")
+        while True:
+            await exchange.raw(b"x" * 65536)
+
+    async with http_server(Server(call)) as url, Client(url, limits=ClientLimits(event_bytes=200_000)) as client:
+        with pytest.raises(InvalidAnswer, match="200000 bytes"):
+            await client.call_tool("t")
+
+
+@pytest.mark.security("R6")
+@pytest.mark.parametrize("form", ["json", "stream"])
+async def test_an_answer_to_another_request_is_none(form: str) -> None:
+    async def call(exchange: Exchange) -> None:
+        body = reply({"id": 12345}, TEXT)
+        await (exchange.respond(200, body) if form == "json" else exchange.stream(sse(body)))
+
+    async with http_server(Server(call)) as url, Client(url) as client:
+        with pytest.raises((InvalidAnswer, ConnectionFailed)):
+            await client.call_tool("t")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"no json",
+        b"[1,2]",
+        b"{}",
+        b'{"jsonrpc":"2.0","id":2}',
+        b"[" * 5000,
+        b'{"jsonrpc":"2.0","id":2,"result":' + b"9" * 2000 + b"}",
+    ],
+)
+async def test_a_body_that_is_no_answer(body: bytes) -> None:
+    async with http_server(Server(lambda exchange: exchange.respond(200, body))) as url, Client(url) as client:
+        with pytest.raises((InvalidAnswer, ConnectionFailed)):
+            await client.call_tool("t")
+
+
+async def test_a_server_that_dies_during_a_call() -> None:
+    async def call(exchange: Exchange) -> None:
+        exchange.cut()
+
+    async with http_server(Server(call)) as url, Client(url) as client:
+        with pytest.raises(ConnectionFailed) as caught:
+            await client.call_tool("t")
+        assert url in str(caught.value)
+
+
+# --- authorization
+
+
+async def test_a_hook_may_authorize_and_try_again() -> None:
+    class Hook:
+        token = "old"
+
+        async def headers(self, url: str, method: str) -> dict[str, str]:
+            return {"Authorization": f"Bearer {self.token}"}
+
+        async def refused(self, refusal: Refused, given: Any, request: Any) -> bool:
+            assert refusal.status == 401
+            assert given == {"Authorization": "Bearer old"}
+            assert request["Mcp-Method"] == "server/discover"
+            assert refusal.headers["www-authenticate"] == "Bearer"
+            was, self.token = self.token, "new"
+            return was == "old"
+
+    async def handle(exchange: Exchange) -> None:
+        if exchange.headers["authorization"] != "Bearer new":
+            await exchange.respond(401, www_authenticate="Bearer")
+        else:
+            await exchange.result(DISCOVERED if exchange.rpc == "server/discover" else TEXT)
+
+    async with http_server(handle) as url, Client(url, auth=Hook()) as client:
+        assert (await client.call_tool("t")).text == "done"
+
+
+# --- the session era
+
+
+class Session:
+    """A server of the session era; sessions can be lost. Calls and the standing stream are functions."""
+
+    def __init__(self, call: Any = None, get: Any = None) -> None:
+        self.call = call or (lambda exchange: exchange.result(TEXT))
+        self.get = get or (lambda exchange: exchange.respond(405))
+        self.current = 0
+        self.seen: list[Exchange] = []
+
+    async def __call__(self, exchange: Exchange) -> None:
+        self.seen.append(exchange)
+        if exchange.rpc == "server/discover":
+            await exchange.respond(400)
+        elif exchange.rpc == "initialize":
+            self.current += 1
+            await exchange.result(initialized(), mcp_session_id=f"s{self.current}")
+        elif exchange.headers.get("mcp-session-id") != f"s{self.current}":
+            await exchange.error(404, -32001) if exchange.message else await exchange.respond(404)
+        elif exchange.method == "GET":
+            await self.get(exchange)
+        elif exchange.method == "DELETE" or "id" not in exchange.message or "method" not in exchange.message:
+            await exchange.respond(202)
+        else:
+            await self.call(exchange)
+
+    def methods(self) -> list[str]:
+        return [exchange.rpc or exchange.method for exchange in self.seen]
+
+
+@pytest.mark.spec("L11-22", "L11-26", "L11-27", "L11-53")
+async def test_the_session_and_the_version_go_along_with_everything_after_the_handshake() -> None:
+    server = Session()
+    async with http_server(server) as url, Client(url, limits=QUICK) as client:
+        await client.call_tool("t")
+    assert server.methods() == [
+        "server/discover",
+        "initialize",
+        "notifications/initialized",
+        "GET",
+        "tools/call",
+        "DELETE",
+    ]
+    assert "mcp-session-id" not in server.seen[1].headers
+    assert "mcp-protocol-version" not in server.seen[1].headers
+    for exchange in server.seen[2:]:
+        assert exchange.headers["mcp-session-id"] == "s1"
+        assert exchange.headers["mcp-protocol-version"] == "2025-11-25"
+        assert "mcp-method" not in exchange.headers
+
+
+@pytest.mark.spec("L11-25")
+async def test_a_session_that_is_gone_is_replaced_once_for_all_who_notice() -> None:
+    server = Session()
+    async with http_server(server) as url, Client(url, limits=QUICK) as client:
+        server.current += 1  # nobody knows s1 any more
+        results = await asyncio.gather(*(client.call_tool("t") for _ in range(5)))
+        assert [result.text for result in results] == ["done"] * 5
+    assert server.methods().count("initialize") == 2
+    again = [exchange for exchange in server.seen if exchange.rpc == "initialize"][1]
+    assert "mcp-session-id" not in again.headers
+
+
+async def test_a_session_that_is_gone_again_at_once_is_reported() -> None:
+    async def call(exchange: Exchange) -> None:
+        await exchange.respond(404)
+
+    async with http_server(Session(call)) as url, Client(url, limits=QUICK) as client:
+        with pytest.raises(ConnectionFailed, match="404"):
+            await client.call_tool("t")
+
+
+async def test_a_session_that_is_lost_while_it_is_replaced_does_not_hang() -> None:
+    async def call(exchange: Exchange) -> None:
+        if exchange.rpc == "logging/setLevel":
+            server.current += 1
+        await exchange.result(TEXT)
+
+    server = Session(call)
+    async with http_server(server) as url, Client(url, log_level="info", limits=QUICK) as client:
+        with pytest.raises((RemoteError, ConnectionFailed)):
+            await asyncio.wait_for(client.call_tool("t"), 2)
+
+
+@pytest.mark.parametrize("how", ["cancel", "timeout"])
+async def test_giving_up_is_told_for_a_disconnect_means_nothing(how: str) -> None:
+    server = Session(lambda exchange: exchange.hang())
+    async with http_server(server) as url, Client(url, limits=QUICK) as client:
+        if how == "timeout":
+            with pytest.raises(RequestTimeout):
+                await client.call_tool("t", timeout=0.1)
+        else:
+            task = asyncio.create_task(client.call_tool("t"))
+            await asyncio.sleep(0.1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        await asyncio.sleep(0.1)
+    calls = {exchange.rpc: exchange.message for exchange in server.seen}
+    assert calls["notifications/cancelled"]["params"]["requestId"] == calls["tools/call"]["id"]
+
+
+@pytest.mark.spec("L11-17")
+async def test_a_stream_that_broke_off_is_taken_up_again() -> None:
+    times: list[float] = []
+    asked: dict[str, Any] = {}
+
+    async def call(exchange: Exchange) -> None:
+        asked.update(exchange.message)
+        await exchange.stream(sse(b"", id="e1", retry=300))
+        times.append(time.monotonic())
+
+    async def get(exchange: Exchange) -> None:
+        if "last-event-id" not in exchange.headers:
+            await exchange.respond(405)
+            return
+        times.append(time.monotonic())
+        assert exchange.headers["mcp-session-id"] == "s1"
+        if exchange.headers["last-event-id"] == "e1":
+            await exchange.stream(sse(notification("notifications/x"), id="e2"))
+        else:
+            assert exchange.headers["last-event-id"] == "e2"
+            await exchange.stream(sse(reply(asked, TEXT), id="e3"))
+
+    server = Session(call, get)
+    async with http_server(server) as url, Client(url, limits=QUICK) as client:
+        assert (await client.call_tool("t")).text == "done"
+    assert server.methods().count("tools/call") == 1
+    assert all(later - earlier >= 0.29 for earlier, later in itertools.pairwise(times))
+
+
+async def test_a_stream_that_cannot_be_taken_up_again_is_reported() -> None:
+    async def call(exchange: Exchange) -> None:
+        await exchange.stream(sse(b"", id="e1", retry=10))
+
+    async def get(exchange: Exchange) -> None:
+        if "last-event-id" in exchange.headers:
+            exchange.cut()
+        else:
+            await exchange.respond(405)
+
+    server = Session(call, get)
+    async with http_server(server) as url, Client(url, limits=ClientLimits(resumptions=2, probe_seconds=1)) as client:
+        with pytest.raises(ConnectionFailed):
+            await client.call_tool("t")
+    assert 1 + 3 <= server.methods().count("GET") <= 1 + 2 * 3  # aiohttp may try a connection that it kept twice
+
+
+async def test_a_call_that_may_have_run_is_not_repeated_in_another_session() -> None:
+    async def call(exchange: Exchange) -> None:
+        await exchange.stream(sse(b"", id="e1", retry=10))
+        server.current += 1
+
+    server = Session(call)
+    async with http_server(server) as url, Client(url, limits=QUICK) as client:
+        with pytest.raises(ConnectionFailed, match="not known"):
+            await client.call_tool("t")
+        assert server.methods().count("tools/call") == 1
+        server.call = lambda exchange: exchange.result(TEXT)
+        assert (await client.call_tool("t")).text == "done"
+
+
+async def test_questions_on_a_stream_are_answered_by_posts_of_their_own() -> None:
+    answered = asyncio.Event()
+
+    async def call(exchange: Exchange) -> None:
+        await exchange.stream(sse(b'{"jsonrpc":"2.0","id":0,"method":"roots/list"}'))
+        await asyncio.wait_for(answered.wait(), 2)
+        await exchange.raw(sse(reply(exchange.message, TEXT)))
+
+    class Answering(Session):
+        async def __call__(self, exchange: Exchange) -> None:
+            await super().__call__(exchange)
+            if exchange.message.get("id") == 0 and "result" in exchange.message:
+                answered.set()
+
+    server = Answering(call)
+    async with http_server(server) as url, Client(url, roots=["file:///work"], limits=QUICK) as client:
+        assert (await client.call_tool("t")).text == "done"
+    [answer] = [exchange for exchange in server.seen if exchange.message.get("id") == 0]
+    assert answer.message["result"]["roots"] == [{"uri": "file:///work"}]
+    assert answer.headers["mcp-session-id"] == "s1"
+
+
+async def test_the_standing_stream_is_there_before_the_first_call_and_comes_back() -> None:
+    streams: list[Exchange] = []
+
+    async def get(exchange: Exchange) -> None:
+        streams.append(exchange)
+        await exchange.stream(sse(b"", id=f"g{len(streams)}", retry=20))
+        if len(streams) == 1:
+            await asyncio.sleep(0.1)
+        else:
+            await exchange.raw(sse(notification("notifications/tools/list_changed")))
+            await exchange.hang()
+
+    server = Session(get=get)
+    async with http_server(server) as url, Client(url, limits=QUICK) as client:
+        assert len(streams) == 1
+        async with client.listen(tools=True, uris=["x://y"]) as changes:
+            seen = [await asyncio.wait_for(anext(changes), 2) for _ in range(2)]
+        assert [type(change).__name__ for change in seen] == ["StreamReopened", "ToolsChanged"]
+        assert streams[1].headers["last-event-id"] == "g1"
+    subscriptions = [exchange.message for exchange in server.seen if "subscribe" in exchange.rpc]
+    assert [message["method"] for message in subscriptions] == ["resources/subscribe", "resources/unsubscribe"]
+    assert subscriptions[0]["params"] == {"uri": "x://y"}
+
+
+async def test_a_standing_stream_that_the_server_still_thinks_is_there_is_tried_again() -> None:
+    gets = 0
+
+    async def get(exchange: Exchange) -> None:
+        nonlocal gets
+        gets += 1
+        if gets == 1:
+            await exchange.stream(b"retry: 1\n\n:\n\n")
+            exchange.cut()
+        elif gets < 4:
+            await exchange.respond(409)
+        else:
+            await exchange.stream(sse(notification("notifications/tools/list_changed")))
+            await exchange.hang()
+
+    async with http_server(Session(get=get)) as url, Client(url, mode="session", limits=QUICK) as client:
+        changes = client.listen(tools=True)
+        assert await asyncio.wait_for(anext(changes), 5) == StreamReopened()
+        assert await asyncio.wait_for(anext(changes), 5) == ToolsChanged()
+    assert gets == 4
