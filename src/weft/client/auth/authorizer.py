@@ -1,0 +1,250 @@
+"""What a transport asks for with every request, and what is done when that does not suffice.
+
+Owns the tokens at hand, one for each server; that one login serves all who wait for it, and that it ends when nobody
+waits any more; and how often more is asked for before it is given up (AUTH-44). How a token is come by is the grant's
+business, the steps are the driver's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from weft.client.auth import urls
+from weft.client.auth.challenge import Challenge, challenges
+from weft.client.auth.credentials import Token
+from weft.client.auth.dpop import DpopKey, Nonces
+from weft.client.auth.driver import World, run
+from weft.client.auth.grant import Grant, Situation, recall_token
+from weft.client.auth.steps import Steps
+from weft.errors import AuthorizationFailed
+
+__all__ = ["Authorizer", "Refusal", "Stamp"]
+
+log = logging.getLogger("weft.client.auth")
+
+_MARGIN_SECONDS = 30.0  # before its end a token is replaced
+_PAUSE_SECONDS = 10.0  # before a replacement that failed is tried again
+_MOST_STEP_UPS = 2  # for one operation …
+_STEP_UP_SECONDS = 600.0  # … in this time
+_FAREWELL = "DELETE"  # nobody is asked to log in to say goodbye
+
+
+class Refusal(Protocol):
+    """A 401 or a 403, as a transport has it."""
+
+    status: int
+    headers: Mapping[str, str]
+
+
+@dataclass(slots=True)
+class _Place:
+    """One server, and where we stand with it."""
+
+    url: str
+    token: Token | None = None
+    key: DpopKey | None = None  # of the token, if it is bound to one
+    challenge: Challenge = field(default_factory=Challenge)  # the last: it says where the server's metadata is
+    nonces: Nonces = field(default_factory=Nonces)
+    is_recalled: bool = False  # the storage was looked into
+    login: asyncio.Task[Token] | None = None  # under way, for all who wait
+    waiting: int = 0
+    failures: int = 0
+    failure: AuthorizationFailed | None = None  # the last
+    renew_after: float = 0
+    step_ups: dict[str, deque[float]] = field(default_factory=dict[str, deque[float]])
+
+    @property
+    def nonce_key(self) -> str:
+        return f"resource {self.url}"
+
+    def take(self, token: Token) -> None:
+        self.token = token
+        self.key = None if token.dpop_key is None else DpopKey.from_pem(token.dpop_key)
+
+
+class Stamp(dict[str, str]):
+    """The headers of one request, and what they were made of. They are shown by name alone."""
+
+    def __init__(self, place: _Place, url: str, method: str) -> None:
+        super().__init__()
+        self.place = place
+        self.method = method
+        self.token = token = place.token
+        self.failures = place.failures
+        if token is None:
+            return
+        self["Authorization"] = f"{token.kind} {token.access_token}"
+        if token.kind == "DPoP" and place.key is not None:
+            nonce = place.nonces.get(place.nonce_key)
+            self["DPoP"] = place.key.proof(method, url, nonce=nonce, access_token=token.access_token)
+
+    def __repr__(self) -> str:
+        return f"Stamp({sorted(self)})"
+
+
+class Authorizer:
+    """Authorization for the requests of any number of clients, to any number of servers.
+
+    A token goes only to the server that it was obtained for (AUTH-32).
+    """
+
+    extension: str | None = None  # that a client which uses it declares
+
+    def __init__(self, grant: Grant, world: World, clock: Callable[[], float] = time.time) -> None:
+        self._grant = grant
+        self._world = world
+        self._clock = clock
+        self._places: dict[str, _Place] = {}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(urls.shown(url) for url in self._places)})"
+
+    # --- what a transport calls
+
+    async def headers(self, url: str, method: str) -> Mapping[str, str]:
+        """The headers of the next request: the token at hand, replaced if it is about to expire."""
+        place = self._place(url)
+        if not place.is_recalled:
+            await self._recall(place)
+        token = place.token
+        if token is not None and method != _FAREWELL and token.is_due(self._clock(), _MARGIN_SECONDS):
+            await self._renew(place)
+        return Stamp(place, url, method)
+
+    async def refused(self, refusal: Refusal, given: Mapping[str, str], request: Mapping[str, str]) -> bool:
+        """Look at a 401 or a 403; True when it is worth while to try again, because there is another token now.
+
+        `given` is what `headers` returned for it, `request` the message's own headers, which tell one operation from
+        another.
+        """
+        if not isinstance(given, Stamp) or given.method == _FAREWELL:
+            return False
+        place = given.place
+        offered = challenges(refusal.headers)
+        is_new = place.nonces.put(place.nonce_key, refusal.headers.get("DPoP-Nonce"))
+        if refusal.status == 401 and any(one.error == "use_dpop_nonce" for one in offered):
+            return is_new
+        challenge = _relevant(offered)
+        if refusal.status == 403 and challenge.error != "insufficient_scope":
+            return False
+        place.challenge = challenge
+        current, demanded = place.token, set(challenge.scopes or ())
+        if current is not None and current is not given.token and demanded <= set(current.granted):
+            return True  # somebody else has logged in since
+        if place.failures != given.failures and place.failure is not None:
+            raise _again(place.failure)  # and failed, for all who asked at that time
+        is_step_up = current is not None and (refusal.status == 403 or not demanded <= set(current.granted))
+        if is_step_up:
+            self._count_step_up(place, challenge, request)
+        await self._shared(place, lambda: self._grant.login(self._situation(place, is_step_up=is_step_up)))
+        return True
+
+    # --- inside
+
+    def _place(self, url: str) -> _Place:
+        place = self._places.get(url)
+        if place is None:
+            place = self._places[url] = _Place(url)
+        return place
+
+    def _situation(self, place: _Place, *, is_step_up: bool = False) -> Situation:
+        return Situation(place.url, place.challenge, place.token, is_step_up, place.nonces)
+
+    async def _recall(self, place: _Place) -> None:
+        token = await run(recall_token(place.url), self._world, place.url)
+        if not place.is_recalled:
+            place.is_recalled = True
+            if token is not None and place.token is None:
+                place.take(token)
+
+    async def _renew(self, place: _Place) -> None:
+        """Replace the token, once for all. If that fails, the old one is shown: the server decides what then."""
+        now = self._clock()
+        if place.login is None and (now < place.renew_after or self._grant.renewal(self._situation(place)) is None):
+            return
+
+        def renewal() -> Steps[Token]:
+            steps = self._grant.renewal(self._situation(place))
+            assert steps is not None
+            return steps
+
+        try:
+            await self._shared(place, renewal)
+        except AuthorizationFailed as failure:
+            place.renew_after = now + _PAUSE_SECONDS
+            log.debug("The token for %s was not replaced: %s", urls.shown(place.url), failure)
+
+    async def _shared(self, place: _Place, make: Callable[[], Steps[Token]]) -> None:
+        """Wait for the login that is under way, or begin one. It ends with the last who waits for it."""
+        task = place.login
+        if task is None:
+            task = place.login = asyncio.create_task(self._log_in(place, make()))
+        place.waiting += 1
+        try:
+            await asyncio.wait([task])
+        finally:
+            place.waiting -= 1
+            if place.waiting == 0 and not task.done():
+                place.login = None
+                task.cancel()
+                await asyncio.wait([task])
+        if task.cancelled():
+            raise AuthorizationFailed("The login was broken off; try again.")
+        failure = task.exception()
+        if isinstance(failure, AuthorizationFailed):
+            raise _again(failure)
+        if failure is not None:
+            raise failure
+
+    async def _log_in(self, place: _Place, steps: Steps[Token]) -> Token:
+        this = asyncio.current_task()
+        try:
+            token = await run(steps, self._world, place.url)
+            place.take(token)
+        except AuthorizationFailed as failure:
+            place.failures += 1
+            place.failure = failure
+            raise
+        finally:
+            if place.login is this:
+                place.login = None
+        return token
+
+    def _count_step_up(self, place: _Place, challenge: Challenge, request: Mapping[str, str]) -> None:
+        """More is asked for a few times only, for one operation (AUTH-44)."""
+        demanded = " ".join(challenge.scopes or ())
+        given = {name.lower(): value for name, value in request.items()}
+        operation = f"{given.get('mcp-method', '')} {given.get('mcp-name', '')} {demanded}"
+        now = self._clock()
+        tried = place.step_ups.setdefault(operation, deque(maxlen=_MOST_STEP_UPS))
+        token = place.token
+        has_all = token is not None and bool(demanded) and set(demanded.split()) <= set(token.granted)
+        if has_all or (len(tried) == _MOST_STEP_UPS and now - tried[0] < _STEP_UP_SECONDS):
+            raise AuthorizationFailed(
+                f"{urls.shown(place.url)} wants the scopes {_readable(demanded) or '(it does not say which)'} for "
+                "this, and still does after they were granted; ask its operator who may do this."
+            )
+        tried.append(now)
+
+
+def _relevant(offered: Sequence[Challenge]) -> Challenge:
+    """The challenge to act on: one that names scopes or a reason before one that names neither."""
+    for one in offered:
+        if one.error == "insufficient_scope":
+            return one
+    return offered[0] if offered else Challenge("bearer")
+
+
+def _readable(text: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in text[:200])
+
+
+def _again(failure: AuthorizationFailed) -> AuthorizationFailed:
+    """The same failure for another who waited: an exception is raised by one task only."""
+    return AuthorizationFailed(failure.message, failure.tried)

@@ -1,0 +1,98 @@
+"""What is kept of a login: the client's identity at an issuer, and the tokens for one resource.
+
+Owns the two records, their keys in the storage, and how they look when printed: without anything secret in them. Every
+key has the issuer in it, so that nothing that one authorization server gave out is ever shown to another (ASD-08,
+CREG-12).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+
+from weft.client.auth.steps import Steps, keep, load
+
+__all__ = ["Identity", "Token", "binding_key", "identity_key", "keep_record", "load_record", "server_key", "token_key"]
+
+R = TypeVar("R")
+
+
+@dataclass(slots=True)
+class Identity:
+    """A client as an authorization server knows it."""
+
+    client_id: str
+    issuer: str
+    client_secret: str | None = field(default=None, repr=False)
+    auth_method: str | None = None  # of the token endpoint; None: chosen by what the issuer offers
+    redirect_uris: list[str] = field(default_factory=list[str])
+    scope: str | None = None  # what the issuer said that this client may ask for
+    secret_expires_at: float = 0  # 0: never
+
+
+@dataclass(slots=True)
+class Token:
+    """An access token, where it is from, and what it is good for."""
+
+    access_token: str = field(repr=False)
+    issuer: str
+    resource: str
+    client_id: str
+    kind: str = "Bearer"  # or "DPoP"
+    granted: list[str] = field(default_factory=list[str])
+    asked: list[str] = field(default_factory=list[str])  # kept so that a step-up loses nothing (AUTH-12)
+    obtained_at: float = 0
+    expires_at: float | None = None
+    refresh_token: str | None = field(default=None, repr=False)
+    dpop_key: str | None = field(default=None, repr=False)  # PEM; the token is worth nothing without it
+
+    @property
+    def scopes(self) -> list[str]:
+        """Everything that was ever asked for or given."""
+        return list(dict.fromkeys([*self.asked, *self.granted]))
+
+    def is_expired(self, now: float) -> bool:
+        """Whether it is known to be over."""
+        return self.is_due(now, 0)
+
+    def is_due(self, now: float, margin: float) -> bool:
+        """Whether it has expired, or is about to."""
+        return self.expires_at is not None and now >= self.expires_at - margin
+
+
+def identity_key(issuer: str) -> str:
+    """Where a registered identity is kept."""
+    return f"client {issuer}"
+
+
+def token_key(issuer: str, resource: str) -> str:
+    """Where tokens are kept."""
+    return f"token {issuer} {resource}"
+
+
+def server_key(server_url: str) -> str:
+    """Where it is kept which token a server takes."""
+    return f"server {server_url}"
+
+
+def binding_key(client_id: str, server_url: str) -> str:
+    """Where it is kept which issuer a pre-registered identity was first used with."""
+    return f"bound {client_id} {server_url}"
+
+
+def load_record(key: str, kind: type[R]) -> Steps[R | None]:
+    """A record of the storage; one that cannot be read is as good as none."""
+    raw = yield from load(key)
+    if raw is None:
+        return None
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def keep_record(key: str, record: object | None) -> Steps[None]:
+    """Keep a record; None forgets it."""
+    yield from keep(key, None if record is None else msgspec.json.encode(record))

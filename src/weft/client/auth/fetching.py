@@ -1,0 +1,199 @@
+"""The HTTP exchanges of a login, over the network, within bounds.
+
+Owns what may be fetched (https, or http on this machine; nothing private on behalf of a public server, judged by the
+addresses that a name really leads to), how much of it (size, time, redirects), and that nothing goes along that was not
+asked for (no cookies, no credentials of other places).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urljoin, urlsplit
+
+from weft.client.auth import urls
+from weft.client.auth.steps import FetchFailed, Request, Response
+from weft.protocol.hosts import is_loopback
+
+if TYPE_CHECKING:
+    import aiohttp
+
+__all__ = ["Fetch", "Fetcher", "Fetching"]
+
+_REDIRECTS = (301, 302, 303, 307, 308)
+
+
+class Fetch(Protocol):
+    """Does one exchange; FetchFailed when there is no response."""
+
+    async def __call__(self, request: Request) -> Response:
+        """Do it."""
+        ...
+
+
+class Fetching(Protocol):
+    """A way to do the exchanges of a login."""
+
+    def open(self, server_url: str) -> Any:
+        """An async context manager of a `Fetch`, on behalf of one server."""
+        ...
+
+
+class Fetcher:
+    """Exchanges over the network, with aiohttp.
+
+    `allow_insecure` lets http leave this machine, `allow_private` lets a public server name private addresses: both for
+    networks that are trusted. `tls` and `proxy` are as those of the client.
+    """
+
+    def __init__(
+        self,
+        *,
+        allow_insecure: bool = False,
+        allow_private: bool = False,
+        tls: ssl.SSLContext | None = None,
+        proxy: str | None = None,
+        seconds: float = 30.0,
+        most_bytes: int = 1024 * 1024,
+        redirects: int = 3,
+    ) -> None:
+        self._allow_insecure = allow_insecure
+        self._allow_private = allow_private
+        self._tls = tls
+        self._proxy = proxy
+        self._seconds = seconds
+        self._most_bytes = most_bytes
+        self._redirects = redirects
+
+    @asynccontextmanager
+    async def open(self, server_url: str) -> AsyncGenerator[Fetch]:
+        """Ready to fetch on behalf of one server."""
+        import aiohttp
+
+        is_guarded = not self._allow_private and await _is_public(server_url)
+        guarded = is_guarded and self._proxy is None  # a proxy resolves names by itself
+        connector = aiohttp.TCPConnector(ssl=self._tls or True, resolver=_guarded_resolver() if guarded else None)
+        session = aiohttp.ClientSession(
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=self._seconds),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"User-Agent": "weft"},
+        )
+        async with session:
+
+            async def fetch(request: Request) -> Response:
+                return await self._fetch(session, request, is_guarded=is_guarded)
+
+            yield fetch
+
+    async def _fetch(self, session: aiohttp.ClientSession, request: Request, *, is_guarded: bool) -> Response:
+        """One exchange. Only a GET goes where it is sent: a POST has secrets in it."""
+        url = request.url
+        hops = self._redirects if request.method == "GET" else 0
+        for _ in range(hops + 1):
+            self._check(url, is_guarded=is_guarded)
+            response, target = await self._exchange(session, request, url)
+            if target is None or hops == 0:
+                return response
+            if urlsplit(url).scheme == "https" and urlsplit(target).scheme != "https":
+                raise FetchFailed("it redirects to a place without encryption")
+            url = target
+        raise FetchFailed("it redirects again and again")
+
+    def _check(self, url: str, *, is_guarded: bool) -> None:
+        try:
+            host = urls.check(url, allow_insecure=self._allow_insecure).hostname or ""
+        except urls.UrlRefused as refused:
+            raise FetchFailed(str(refused)) from None
+        if is_guarded and _is_private_host(host):
+            raise FetchFailed(_PRIVATE)
+
+    async def _exchange(
+        self, session: aiohttp.ClientSession, request: Request, url: str
+    ) -> tuple[Response, str | None]:
+        import aiohttp
+
+        try:
+            async with session.request(
+                request.method,
+                url,
+                headers=request.headers,
+                data=request.body,
+                allow_redirects=False,
+                proxy=self._proxy,
+            ) as reply:
+                if reply.status in _REDIRECTS and "Location" in reply.headers:
+                    return Response(reply.status), urljoin(url, reply.headers["Location"])
+                body = bytearray()
+                async for chunk in reply.content.iter_any():
+                    body += chunk
+                    if len(body) > self._most_bytes:
+                        raise FetchFailed(f"it sent more than {self._most_bytes} bytes")
+                headers = {name.lower(): value for name, value in reply.headers.items()}
+                return Response(reply.status, headers, bytes(body)), None
+        except TimeoutError:
+            raise FetchFailed(f"no answer within {self._seconds:g} s") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            cause = getattr(error, "os_error", None)
+            if isinstance(cause, _PrivateAddress) or isinstance(error, _PrivateAddress):
+                raise FetchFailed(_PRIVATE) from None
+            raise FetchFailed(f"it cannot be reached ({type(error).__name__})") from None
+
+
+_PRIVATE = (
+    "it leads to a private address, which a public server has no business to name; if it is meant so, give "
+    "Fetcher(allow_private=True)"
+)
+
+
+class _PrivateAddress(OSError):
+    """A name leads to an address that is not fetched from."""
+
+
+def _is_private_host(host: str) -> bool:
+    """Whether a host is private by how it is written."""
+    if is_loopback(host) or host.lower().endswith(".localhost"):
+        return True
+    try:
+        return urls.is_private(host)
+    except ValueError:
+        return False  # a name: where it leads is looked at when it is resolved
+
+
+async def _is_public(server_url: str) -> bool:
+    """Whether a server is on the public internet; one whose name cannot be resolved counts as public."""
+    host = urlsplit(server_url).hostname or ""
+    if _is_private_host(host):
+        return False
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return True
+    return not any(urls.is_private(str(entry[4][0])) for entry in found)
+
+
+def _guarded_resolver() -> Any:
+    """A resolver that refuses names of private addresses: what was checked is what is connected to."""
+    from aiohttp.abc import AbstractResolver, ResolveResult
+    from aiohttp.resolver import DefaultResolver
+
+    class GuardedResolver(AbstractResolver):
+        def __init__(self) -> None:
+            self._inner = DefaultResolver()
+
+        async def resolve(
+            self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+        ) -> list[ResolveResult]:
+            found = await self._inner.resolve(host, port, family)
+            if any(urls.is_private(entry["host"]) for entry in found):
+                raise _PrivateAddress(_PRIVATE)
+            return found
+
+        async def close(self) -> None:
+            await self._inner.close()
+
+    return GuardedResolver()

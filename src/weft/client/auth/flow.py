@@ -1,0 +1,248 @@
+"""A person logs in: authorization code with PKCE, and what follows from it — refreshing, and asking for more.
+
+The flow as a whole, one function after the other: find out who guards the server, refresh if that is enough, come by an
+identity, send the person to the authorization server, check what the browser came back with, redeem the code. Nothing
+of the answer is looked at before it is certain whose answer it is (AUTH-19 … AUTH-23).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
+
+from weft.client.auth import urls
+from weft.client.auth.credentials import Identity, Token
+from weft.client.auth.dpop import DpopKey
+from weft.client.auth.grant import (
+    Guarded,
+    Situation,
+    find_guard,
+    forget_token,
+    keep_token,
+    select_scopes,
+    wants_dpop,
+)
+from weft.client.auth.metadata import Issuer, discover_issuer, legacy_issuer
+from weft.client.auth.registration import Registration
+from weft.client.auth.steps import Steps, listen, visit
+from weft.client.auth.tokens import Refusal, TokenEndpoint, said
+from weft.errors import AuthorizationFailed
+
+__all__ = ["CodeFlow", "Pkce", "read_redirect"]
+
+_OFFLINE = "offline_access"
+_FRESH_SECONDS = 10.0  # a token that is refused so soon is not refused for its age
+
+
+@dataclass(frozen=True, slots=True)
+class Pkce:
+    """A secret that only the one who began a login can show at its end (ASEC-06)."""
+
+    verifier: str = field(repr=False)
+
+    @classmethod
+    def new(cls) -> Pkce:
+        """A new secret."""
+        return cls(secrets.token_urlsafe(48))
+
+    @property
+    def challenge(self) -> str:
+        """Its S256 digest."""
+        return base64.urlsafe_b64encode(hashlib.sha256(self.verifier.encode()).digest()).rstrip(b"=").decode()
+
+
+@dataclass(slots=True)
+class CodeFlow:
+    """The login of a person, as one program is set up for it."""
+
+    registration: Registration
+    scopes: Sequence[str] = ()
+    dpop: bool | None = None
+    offline: bool = True  # ask for a refresh token where the issuer wants to be asked
+    clock: Callable[[], float] = time.time
+
+    # --- Grant
+
+    def login(self, situation: Situation) -> Steps[Token]:
+        """A token: by refreshing if that suffices, else by sending the person to the authorization server."""
+        guarded = yield from find_guard(situation, self.registration.choose)
+        previous = situation.previous(guarded)
+        if previous is not None and not situation.is_step_up:
+            self._check_not_fresh(situation, previous)
+            token = yield from self._refreshed(situation, guarded.issuer, previous)
+            if token is not None:
+                return token
+        token = yield from self._authorized(situation, guarded)
+        yield from keep_token(situation.server_url, token)
+        return token
+
+    def renewal(self, situation: Situation) -> Steps[Token] | None:
+        """Refreshing, where there is a refresh token: none is ever presumed (AUTH-38)."""
+        token = situation.token
+        return None if token is None or token.refresh_token is None else self._renewed(situation, token)
+
+    # --- refreshing
+
+    def _renewed(self, situation: Situation, token: Token) -> Steps[Token]:
+        issuer = yield from discover_issuer(token.issuer, situation.tried)
+        if issuer is None and token.issuer == urls.base(situation.server_url):
+            issuer = legacy_issuer(situation.server_url)
+        renewed = None if issuer is None else (yield from self._refreshed(situation, issuer, token))
+        if renewed is None:
+            raise AuthorizationFailed("The token could not be refreshed.", situation.tried)
+        return renewed
+
+    def _refreshed(self, situation: Situation, issuer: Issuer, token: Token) -> Steps[Token | None]:
+        """A new token for the refresh token; None when that is worth nothing any more."""
+        if token.refresh_token is None:
+            return None
+        identity = yield from self._identity_of(token, issuer)
+        if identity is None:
+            return None
+        dpop = None if token.dpop_key is None else DpopKey.from_pem(token.dpop_key)
+        endpoint = self._endpoint(situation, issuer, identity, dpop)
+        form = {"grant_type": "refresh_token", "refresh_token": token.refresh_token, "resource": token.resource}
+        try:
+            renewed = yield from endpoint.ask(form, resource=token.resource, asked=token.granted)
+        except Refusal:
+            token.refresh_token = None  # it is not tried again
+            yield from forget_token(token)
+            return None
+        renewed.asked = token.asked
+        renewed.refresh_token = renewed.refresh_token or token.refresh_token  # rotated where the issuer does
+        yield from keep_token(situation.server_url, renewed)
+        return renewed
+
+    def _identity_of(self, token: Token, issuer: Issuer) -> Steps[Identity | None]:
+        """Who we were when we got a token."""
+        own = self.registration
+        if own.client_id is not None and own.client_id == token.client_id:
+            return Identity(own.client_id, issuer.issuer, own.client_secret, own.auth_method)
+        if own.document_url is not None and own.document_url == token.client_id:
+            return Identity(own.document_url, issuer.issuer, auth_method="none")
+        kept = yield from own.known(issuer)
+        return kept if kept is not None and kept.client_id == token.client_id else None
+
+    def _check_not_fresh(self, situation: Situation, token: Token) -> None:
+        now = self.clock()
+        if now - token.obtained_at < _FRESH_SECONDS and not token.is_expired(now):
+            raise AuthorizationFailed(
+                f"{urls.shown(situation.server_url)} refuses the token that {urls.shown(token.issuer)} has just given "
+                "for it. Logging in again would not help: tell the operator, the two do not agree on audience, issuer "
+                "or keys.",
+                situation.tried,
+            )
+
+    # --- the person's part
+
+    def _authorized(self, situation: Situation, guarded: Guarded) -> Steps[Token]:
+        issuer, tried = guarded.issuer, situation.tried
+        endpoint = self._authorization_endpoint(issuer, tried)
+        scopes = self._with_offline(select_scopes(situation, guarded, self.scopes), issuer)
+        known = yield from self.registration.known(issuer)
+        redirect_uri = yield from listen([] if known is None else known.redirect_uris)
+        self._check(redirect_uri, "The redirect URI cannot be used", tried)  # this machine, or https (ASEC-05)
+        identity = yield from self.registration.obtain(issuer, situation.server_url, redirect_uri, scopes, tried)
+        pkce, state = Pkce.new(), secrets.token_urlsafe(32)
+        asked = {
+            "response_type": "code",
+            "client_id": identity.client_id,
+            "redirect_uri": redirect_uri,
+            "state": state,
+            "code_challenge": pkce.challenge,
+            "code_challenge_method": "S256",
+            "resource": guarded.resource,
+        }
+        if scopes:
+            asked["scope"] = " ".join(scopes)
+        tried.append(f"login at {urls.shown(endpoint)}")
+        came_back = yield from visit(_with_query(endpoint, asked), state)
+        code = read_redirect(came_back, state, issuer, tried)
+        dpop = DpopKey.new() if wants_dpop(self.dpop, situation, guarded) else None
+        form = {
+            "grant_type": "authorization_code",
+            "code": code,
+            "redirect_uri": redirect_uri,
+            "code_verifier": pkce.verifier,
+            "resource": guarded.resource,
+        }
+        tokens = self._endpoint(situation, issuer, identity, dpop)
+        token = yield from tokens.ask(form, resource=guarded.resource, asked=scopes)
+        if self.dpop and token.kind != "DPoP":
+            raise AuthorizationFailed("The token is not bound to our key, which `dpop=True` demands.", tried)
+        return token
+
+    def _authorization_endpoint(self, issuer: Issuer, tried: list[str]) -> str:
+        endpoint = issuer.authorization_endpoint
+        if endpoint is None:
+            raise AuthorizationFailed(
+                f"{urls.shown(issuer.issuer)} publishes no authorization endpoint: nobody can log in there.", tried
+            )
+        if "S256" not in (issuer.code_challenge_methods_supported or ()):  # ASEC-07
+            raise AuthorizationFailed(
+                f"{urls.shown(issuer.issuer)} does not say that it supports PKCE with S256, without which a login is "
+                "not safe; have its operator publish `code_challenge_methods_supported`.",
+                tried,
+            )
+        self._check(endpoint, "The login page is not opened", tried)  # SBP-05: it is handed to a browser
+        return endpoint
+
+    def _check(self, url: str, what: str, tried: list[str]) -> None:
+        try:
+            urls.check(url)
+        except urls.UrlRefused as refused:
+            raise AuthorizationFailed(f"{what}: {refused}.", tried) from None
+
+    def _with_offline(self, scopes: list[str], issuer: Issuer) -> list[str]:
+        """With a refresh token, where the issuer lists it (AUTH-37); no scope at all means the issuer's defaults."""
+        if not self.offline or not scopes or _OFFLINE in scopes or _OFFLINE not in (issuer.scopes_supported or ()):
+            return scopes
+        return [*scopes, _OFFLINE]
+
+    def _endpoint(
+        self, situation: Situation, issuer: Issuer, identity: Identity, dpop: DpopKey | None
+    ) -> TokenEndpoint:
+        return TokenEndpoint(issuer, identity, situation.tried, dpop=dpop, nonces=situation.nonces, clock=self.clock)
+
+
+def read_redirect(url: str, state: str, issuer: Issuer, tried: list[str]) -> str:
+    """The code that the browser came back with, once it is certain that it is the answer to our question.
+
+    The state first: an answer to another question is discarded (ASEC-11). Then the issuer, compared as it is written;
+    on a mismatch nothing of the answer is acted on or shown (AUTH-21, AUTH-23). Only then the answer itself.
+    """
+    try:
+        query = parse_qs(urlsplit(url).query, keep_blank_values=True, max_num_fields=50)
+    except ValueError:
+        query = dict[str, list[str]]()
+    answer = {name: values[0] for name, values in query.items() if len(values) == 1}
+    if not hmac.compare_digest(answer.get("state", "").encode(), state.encode()):
+        raise AuthorizationFailed("The browser came back with an answer to another login; it was discarded.", tried)
+    must_say = issuer.authorization_response_iss_parameter_supported or "iss" in query
+    if must_say and answer.get("iss") != issuer.issuer:
+        raise AuthorizationFailed(
+            f"The answer to the login is not from {urls.shown(issuer.issuer)}, or does not say so although it should: "
+            "it was discarded, and the code in it was not redeemed. Somebody may be trying to mix up two servers.",
+            tried,
+        )
+    if "error" in query:
+        reason = said(answer, 0)
+        tried.append(f"the answer: {reason}")
+        raise AuthorizationFailed(f"The login was refused ({reason}); log in again, or as somebody else.", tried)
+    code = answer.get("code")
+    if not code:
+        raise AuthorizationFailed("The browser came back without a code; try again.", tried)
+    return code
+
+
+def _with_query(endpoint: str, params: dict[str, str]) -> str:
+    """A URL with more parameters; those that it has stay."""
+    parts = urlsplit(endpoint)
+    query = "&".join(part for part in (parts.query, urlencode(params)) if part)
+    return urlunsplit((parts.scheme, parts.netloc, parts.path, query, ""))

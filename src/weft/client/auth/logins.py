@@ -1,0 +1,205 @@
+"""The ways to log in that a program chooses from: what `Client(url, auth=...)` takes.
+
+    "token", BearerToken           a token that the program has already
+    OAuth                          a person logs in, in the browser
+    ClientCredentials              the program itself, with a secret or a key
+    EnterpriseManaged              the company's identity provider vouches for the user
+    WorkloadIdentity               the platform vouches for the program
+
+Owns their options and what is wrong with them; each is an `Authorizer` with one grant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from weft.client.auth.authorizer import Authorizer
+from weft.client.auth.driver import World
+from weft.client.auth.fetching import Fetcher, Fetching
+from weft.client.auth.flow import CodeFlow
+from weft.client.auth.grants import ClientCredentialsFlow, EnterpriseFlow, IdentityProvider, Secret, WorkloadFlow
+from weft.client.auth.redirect import LoopbackRedirect, Redirect
+from weft.client.auth.registration import Registration, client_document
+from weft.client.auth.storage import MemoryStorage, Storage
+from weft.client.auth.tokens import PrivateKey
+from weft.errors import UsageError
+
+__all__ = ["BearerToken", "ClientCredentials", "EnterpriseManaged", "OAuth", "WorkloadIdentity", "as_auth"]
+
+
+class BearerToken:
+    """A token that the program has already; `token` may be a function, plain or async, that returns it.
+
+    >>> BearerToken("s3cret")
+    BearerToken(…)
+    """
+
+    extension: str | None = None
+
+    def __init__(self, token: str | Callable[[], Any]) -> None:
+        if isinstance(token, str):
+            _check_token(token)
+        self._token = token
+
+    def __repr__(self) -> str:
+        return "BearerToken(…)"
+
+    async def headers(self, url: str, method: str) -> Mapping[str, str]:
+        """The token, in the header that is there for it and nowhere else (AUTH-28)."""
+        token: Any = self._token if isinstance(self._token, str) else self._token()
+        if not isinstance(token, str):
+            token = _check_token(await token)
+        return {"Authorization": f"Bearer {token}"}
+
+    async def refused(self, refusal: Any, given: Mapping[str, str], request: Mapping[str, str]) -> bool:
+        """There is no other."""
+        return False
+
+
+class OAuth(Authorizer):
+    """A person logs in, in the browser, when a server wants it; the token is refreshed for as long as it can be.
+
+        client = Client("https://flights.example/mcp", auth=OAuth())
+
+    With nothing given, the client registers itself. Give `client_id` (and its secret, and the `issuer` it is registered
+    with) if it is registered already, or `client_metadata_url` if it publishes a document about itself. `scopes` are
+    asked for besides those that the server demands. `storage` keeps logins beyond the program's end: see `FileStorage`
+    and `KeyringStorage`. `dpop` binds tokens to a key: None does it where the server wants it.
+    """
+
+    def __init__(
+        self,
+        *,
+        client_name: str = "Weft",
+        client_id: str | None = None,
+        client_secret: str | None = None,
+        issuer: str | None = None,
+        client_metadata_url: str | None = None,
+        auth_method: str | None = None,
+        scopes: Sequence[str] = (),
+        dpop: bool | None = None,
+        offline: bool = True,
+        redirect: Redirect | None = None,
+        storage: Storage | None = None,
+        fetcher: Fetching | None = None,
+    ) -> None:
+        registration = Registration(client_name, client_id, client_secret, auth_method, issuer, client_metadata_url)
+        registration.check()
+        self._registration = registration
+        super().__init__(
+            CodeFlow(registration, _scopes(scopes), dpop, offline),
+            World(fetcher or Fetcher(), storage or MemoryStorage(), redirect or LoopbackRedirect()),
+        )
+
+    def client_metadata(self, redirect_uris: Sequence[str]) -> dict[str, Any]:
+        """The document to be published at `client_metadata_url`."""
+        url = self._registration.document_url
+        if url is None or not redirect_uris:
+            raise UsageError("Give OAuth(client_metadata_url=...), and at least one redirect URI.")
+        return client_document(self._registration.name, list(redirect_uris), client_id=url)
+
+
+class ClientCredentials(Authorizer):
+    """The program itself is the client: with a secret, or with a private key (PEM), which is safer.
+
+    >>> ClientCredentials("reporter", client_secret="s3cret")
+    ClientCredentials()
+    """
+
+    extension = "io.modelcontextprotocol/oauth-client-credentials"
+
+    def __init__(
+        self,
+        client_id: str,
+        *,
+        client_secret: str | None = None,
+        private_key: PrivateKey | str | None = None,
+        auth_method: str | None = None,
+        issuer: str | None = None,
+        scopes: Sequence[str] = (),
+        dpop: bool | None = None,
+        storage: Storage | None = None,
+        fetcher: Fetching | None = None,
+    ) -> None:
+        if (client_secret is None) == (private_key is None):
+            raise UsageError("ClientCredentials needs either a client_secret or a private_key.")
+        key = PrivateKey(private_key) if isinstance(private_key, str) else private_key
+        flow = ClientCredentialsFlow(client_id, client_secret, auth_method, issuer, _scopes(scopes), dpop, key=key)
+        super().__init__(flow, _world(storage, fetcher))
+
+
+class EnterpriseManaged(Authorizer):
+    """The company's identity provider vouches for the user: no page of the server's own is ever shown.
+
+    `provider` says who that is, and where the user's id token comes from; `client_id` and its secret are those at the
+    authorization server of the MCP server.
+    """
+
+    extension = "io.modelcontextprotocol/enterprise-managed-authorization"
+
+    def __init__(
+        self,
+        client_id: str,
+        provider: IdentityProvider,
+        *,
+        client_secret: str | None = None,
+        auth_method: str | None = None,
+        issuer: str | None = None,
+        scopes: Sequence[str] = (),
+        dpop: bool | None = None,
+        storage: Storage | None = None,
+        fetcher: Fetching | None = None,
+    ) -> None:
+        if provider.token_endpoint is None and provider.issuer is None:
+            raise UsageError("IdentityProvider needs its token_endpoint, or its issuer, from which that is found out.")
+        flow = EnterpriseFlow(client_id, client_secret, auth_method, issuer, _scopes(scopes), dpop, provider=provider)
+        super().__init__(flow, _world(storage, fetcher))
+
+
+class WorkloadIdentity(Authorizer):
+    """The platform that the program runs on vouches for it, with a JWT; `assertion` may be a function that gets one."""
+
+    def __init__(
+        self,
+        client_id: str,
+        assertion: Secret,
+        *,
+        client_secret: str | None = None,
+        auth_method: str | None = None,
+        issuer: str | None = None,
+        scopes: Sequence[str] = (),
+        dpop: bool | None = None,
+        storage: Storage | None = None,
+        fetcher: Fetching | None = None,
+    ) -> None:
+        flow = WorkloadFlow(client_id, client_secret, auth_method, issuer, _scopes(scopes), dpop, assertion=assertion)
+        super().__init__(flow, _world(storage, fetcher))
+
+
+def as_auth(auth: Any) -> Any:
+    """What a transport asks, made of what a user gave: a text is a token."""
+    if isinstance(auth, str):
+        return BearerToken(auth)
+    if auth is not None and not (hasattr(auth, "headers") and hasattr(auth, "refused")):
+        raise UsageError(
+            f"auth= was given something of the type {type(auth).__name__!r}; give a token as text, or OAuth(), "
+            "ClientCredentials(...) or the like."
+        )
+    return auth
+
+
+def _world(storage: Storage | None, fetcher: Fetching | None) -> World:
+    return World(fetcher or Fetcher(), storage or MemoryStorage())
+
+
+def _scopes(scopes: Sequence[str]) -> Sequence[str]:
+    if isinstance(scopes, str):
+        raise UsageError(f"scopes= is a list; write scopes={scopes.split()!r}.")
+    return tuple(scopes)
+
+
+def _check_token(token: Any) -> str:
+    if not isinstance(token, str) or not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise UsageError("The token cannot be sent: it is empty, or has spaces or other characters that no token has.")
+    return token

@@ -1,0 +1,173 @@
+"""The steps of a login: what a flow wants done, as values.
+
+A flow is a generator. It yields steps and is sent what came of them, so that every branch of it can be walked without
+a network, a browser or a disk. `driver` does the steps; nothing here does anything.
+
+    Request        do one HTTP exchange                         → Response; FetchFailed is thrown in when there is none
+    Listen         make ready to receive the browser            → the redirect URI
+    Visit          send the person there, and wait              → the URL that the browser came back with
+    Load, Keep     read or write the storage                    → bytes or None; nothing
+    Call           call a function of the user's                → what it returned
+
+No value here shows a secret when it is printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
+from urllib.parse import urlencode
+
+import msgspec
+
+from weft.errors import WeftError
+
+__all__ = [
+    "Call",
+    "FetchFailed",
+    "Keep",
+    "Listen",
+    "Load",
+    "Request",
+    "Response",
+    "Step",
+    "Steps",
+    "Visit",
+    "call",
+    "fetch",
+    "get",
+    "keep",
+    "listen",
+    "load",
+    "post_form",
+    "post_json",
+    "visit",
+]
+
+T = TypeVar("T")
+
+
+class FetchFailed(WeftError):
+    """There was no response: the place cannot be reached, or may not be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One HTTP exchange. GET follows redirects within the rules for URLs; POST follows none."""
+
+    method: str
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    body: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What came back. The names of the headers are in lower case."""
+
+    status: int
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    body: bytes = field(default=b"", repr=False)
+
+    def json(self) -> dict[str, Any] | None:
+        """The object in the body, or None when there is none."""
+        try:
+            found = msgspec.json.decode(self.body)
+        except (msgspec.DecodeError, RecursionError):
+            return None
+        return found if isinstance(found, dict) else None  # pyright: ignore[reportUnknownVariableType] - JSON is Any
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Make ready to receive the browser, at one of the known redirect URIs if that can be."""
+
+    known: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """Send the person to a page of the authorization server. Only what comes back with this `state` counts."""
+
+    url: str = field(repr=False)
+    state: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Read what is kept under a key."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Keep something under a key; None forgets it."""
+
+    key: str
+    value: bytes | None = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Call a function, plain or async, without arguments."""
+
+    function: Callable[[], Any]
+
+
+Step: TypeAlias = Request | Listen | Visit | Load | Keep | Call
+Steps: TypeAlias = Generator[Step, Any, T]
+"""A flow that comes to a T."""
+
+
+def fetch(request: Request) -> Steps[Response]:
+    """Do one exchange."""
+    response: Response = yield request
+    return response
+
+
+def get(url: str) -> Steps[Response]:
+    """Get a JSON document."""
+    return (yield from fetch(Request("GET", url, {"Accept": "application/json"})))
+
+
+def post_form(url: str, form: Mapping[str, str], headers: Mapping[str, str]) -> Steps[Response]:
+    """Post a form, and take JSON."""
+    sent = {"Accept": "application/json", "Content-Type": "application/x-www-form-urlencoded", **headers}
+    return (yield from fetch(Request("POST", url, sent, urlencode(form).encode())))
+
+
+def post_json(url: str, document: Mapping[str, Any]) -> Steps[Response]:
+    """Post JSON, and take JSON."""
+    sent = {"Accept": "application/json", "Content-Type": "application/json"}
+    return (yield from fetch(Request("POST", url, sent, msgspec.json.encode(document))))
+
+
+def listen(known: Sequence[str] = ()) -> Steps[str]:
+    """Make ready for the browser."""
+    uri: str = yield Listen(known)
+    return uri
+
+
+def visit(url: str, state: str) -> Steps[str]:
+    """Send the person somewhere."""
+    came_back: str = yield Visit(url, state)
+    return came_back
+
+
+def load(key: str) -> Steps[bytes | None]:
+    """Read the storage."""
+    value: bytes | None = yield Load(key)
+    return value
+
+
+def keep(key: str, value: bytes | None) -> Steps[None]:
+    """Write the storage."""
+    yield Keep(key, value)
+
+
+def call(function: Callable[[], Any]) -> Steps[Any]:
+    """Call a function of the user's."""
+    result: Any = yield Call(function)
+    return result

@@ -1,0 +1,187 @@
+"""Where tokens and registrations are kept: in memory, in a file that only its owner can read, in the system's keyring.
+
+A storage maps texts to bytes, and knows nothing of what they are. The keys have the issuer in them (`credentials`), so
+two issuers never share an entry. Whatever cannot be read is as good as not there: the worst that follows is a login.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import logging
+import os
+import secrets
+import stat
+import threading
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from weft.errors import UsageError
+
+__all__ = ["FileStorage", "KeyringStorage", "MemoryStorage", "Storage"]
+
+log = logging.getLogger("weft.client.auth")
+
+_MOST_FILE_BYTES = 4 * 1024 * 1024
+
+
+class Storage(Protocol):
+    """Keeps secrets between logins."""
+
+    async def get(self, key: str) -> bytes | None:
+        """What is kept under a key."""
+        ...
+
+    async def put(self, key: str, value: bytes | None) -> None:
+        """Keep something; None forgets it."""
+        ...
+
+
+class MemoryStorage:
+    """For as long as the program runs."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, bytes] = {}
+
+    async def get(self, key: str) -> bytes | None:
+        """What is kept under a key."""
+        return self._kept.get(key)
+
+    async def put(self, key: str, value: bytes | None) -> None:
+        """Keep something; None forgets it."""
+        if value is None:
+            self._kept.pop(key, None)
+        else:
+            self._kept[key] = value
+
+
+class FileStorage:
+    """In one file, readable by its owner alone, replaced as a whole each time: a crash leaves the old one.
+
+    >>> FileStorage("~/.config/weft/tokens.json")
+    FileStorage('~/.config/weft/tokens.json')
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._shown = os.fspath(path)
+        self._path = Path(path).expanduser()
+        self._lock = threading.Lock()  # two threads of this program; two programs are kept apart by the replacing
+
+    def __repr__(self) -> str:
+        return f"FileStorage({self._shown!r})"
+
+    async def get(self, key: str) -> bytes | None:
+        """What is kept under a key."""
+        entries = await asyncio.to_thread(self._locked_read)
+        value = entries.get(key)
+        return None if value is None else value.encode()
+
+    async def put(self, key: str, value: bytes | None) -> None:
+        """Keep something; None forgets it."""
+        await asyncio.to_thread(self._change, key, None if value is None else value.decode())
+
+    def _locked_read(self) -> dict[str, str]:
+        with self._lock:
+            return self._read()
+
+    def _read(self) -> dict[str, str]:
+        try:
+            with self._path.open("rb") as file:
+                self._check_mode(os.fstat(file.fileno()))
+                found: Any = json.loads(file.read(_MOST_FILE_BYTES))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            log.warning("%s cannot be read (%s): logging in anew.", self._shown, type(error).__name__)
+            return {}
+        entries = cast("dict[Any, Any]", found if isinstance(found, dict) else {})
+        return {key: value for key, value in entries.items() if isinstance(key, str) and isinstance(value, str)}
+
+    def _check_mode(self, status: os.stat_result) -> None:
+        if os.name == "posix" and stat.S_IMODE(status.st_mode) & 0o077:
+            raise UsageError(
+                f"{self._shown} holds tokens and can be read by others; run `chmod 600 {self._shown}`, and log in anew "
+                "if somebody may have."
+            )
+
+    def _change(self, key: str, value: str | None) -> None:
+        with self._lock:
+            entries = self._read()
+            if value is None:
+                entries.pop(key, None)
+            else:
+                entries[key] = value
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            beside = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}")
+            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(json.dumps(entries).encode())
+                    file.flush()
+                    os.fsync(file.fileno())
+                beside.replace(self._path)
+            except BaseException:
+                beside.unlink(missing_ok=True)
+                raise
+
+
+class KeyringStorage:
+    """In the keyring of the system; the package `keyring` has to be installed.
+
+    Names are digests, for keyrings show them; values are cut into pieces, for some take no long ones.
+    """
+
+    def __init__(self, service: str = "weft") -> None:
+        try:
+            import keyring  # pyright: ignore[reportMissingImports] - installed by those who want it
+        except ImportError:
+            raise UsageError("KeyringStorage needs the package `keyring`: run `pip install keyring`.") from None
+        self._keyring: Any = keyring
+        self._service = service
+
+    async def get(self, key: str) -> bytes | None:
+        """What is kept under a key."""
+        return await asyncio.to_thread(self._get, _name(key))
+
+    async def put(self, key: str, value: bytes | None) -> None:
+        """Keep something; None forgets it."""
+        await asyncio.to_thread(self._put, _name(key), value)
+
+    def _get(self, name: str) -> bytes | None:
+        head = self._keyring.get_password(self._service, name)
+        if not head or not head.isdigit() or int(head) > _MOST_PIECES:
+            return None
+        pieces = [self._keyring.get_password(self._service, f"{name}.{number}") for number in range(int(head))]
+        try:
+            return base64.b64decode("".join(pieces), validate=True)
+        except (TypeError, ValueError):
+            return None
+
+    def _put(self, name: str, value: bytes | None) -> None:
+        text = "" if value is None else base64.b64encode(value).decode()
+        pieces = [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)]
+        old = self._keyring.get_password(self._service, name) or "0"
+        for number, piece in enumerate(pieces):
+            self._keyring.set_password(self._service, f"{name}.{number}", piece)
+        if value is not None:
+            self._keyring.set_password(self._service, name, str(len(pieces)))
+        else:
+            self._forget(name)
+        for number in range(len(pieces), int(old) if old.isdigit() else 0):
+            self._forget(f"{name}.{number}")
+
+    def _forget(self, name: str) -> None:
+        try:
+            self._keyring.delete_password(self._service, name)
+        except Exception as error:  # noqa: BLE001 - each keyring has its own way to say that there is nothing
+            log.debug("A keyring entry was not deleted: %s", type(error).__name__)
+
+
+_PIECE = 1000
+_MOST_PIECES = 200
+
+
+def _name(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()[:32]

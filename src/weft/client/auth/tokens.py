@@ -1,0 +1,203 @@
+"""The token endpoint: how a client shows who it is there, what it asks, and how the answer is read.
+
+Owns client authentication (RFC 6749, RFC 7523), the retry with a nonce that DPoP has, and what is said about a refusal.
+Which grant is asked for, the flows decide. Whatever an authorization server writes into an error is shown shortened and
+without control characters; nothing that was sent is.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote_plus
+
+from weft.client.auth import urls
+from weft.client.auth.credentials import Identity, Token
+from weft.client.auth.dpop import DpopKey, Nonces
+from weft.client.auth.metadata import Issuer
+from weft.client.auth.steps import FetchFailed, Response, Steps, post_form
+from weft.errors import AuthorizationFailed
+
+__all__ = ["PrivateKey", "Refusal", "TokenEndpoint", "said"]
+
+_JWT_BEARER = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
+_ASSERTION_SECONDS = 60
+_LONGEST_TOKEN = 32 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateKey:
+    """A key with which a client proves who it is (`private_key_jwt`)."""
+
+    pem: str = field(repr=False)
+    algorithm: str = "ES256"
+    key_id: str | None = None
+
+    def assertion(self, client_id: str, audience: str, now: float) -> str:
+        """A short-lived statement that we are this client, for this authorization server alone (XAUTH-02)."""
+        import jwt
+
+        claims = {
+            "iss": client_id,
+            "sub": client_id,
+            "aud": audience,
+            "iat": int(now),
+            "exp": int(now) + _ASSERTION_SECONDS,
+            "jti": secrets.token_urlsafe(16),
+        }
+        headers = None if self.key_id is None else {"kid": self.key_id}
+        return jwt.encode(claims, self.pem, algorithm=self.algorithm, headers=headers)
+
+
+class Refusal(AuthorizationFailed):
+    """The token endpoint said no. `code` is its word for it, such as `invalid_grant`."""
+
+    def __init__(self, message: str, code: str, tried: list[str]) -> None:
+        super().__init__(message, tried)
+        self.code = code
+
+
+def said(document: Mapping[str, Any] | None, status: int) -> str:
+    """What an authorization server says about a refusal, fit to be shown."""
+    if document is None:
+        return f"HTTP {status}"
+    texts = [document.get("error"), document.get("error_description")]
+    words = ": ".join(text[:200] for text in texts if isinstance(text, str) and text)
+    return "".join(char if char.isprintable() else " " for char in words) or f"HTTP {status}"
+
+
+@dataclass(slots=True)
+class TokenEndpoint:
+    """The token endpoint of one issuer, as one client uses it."""
+
+    issuer: Issuer
+    identity: Identity
+    tried: list[str]
+    key: PrivateKey | None = None
+    dpop: DpopKey | None = None
+    nonces: Nonces = field(default_factory=Nonces)
+    clock: Callable[[], float] = time.time
+
+    def ask(self, form: Mapping[str, str], *, resource: str, asked: list[str]) -> Steps[Token]:
+        """Ask for a token; `asked` are the scopes that were asked for, which are granted if nothing else is said."""
+        document = yield from self.exchange(form)
+        return self._read(document, resource, asked)
+
+    def exchange(self, form: Mapping[str, str]) -> Steps[dict[str, Any]]:
+        """One request, and one more with the nonce that the first was refused for; the document that came."""
+        endpoint = self.issuer.token_endpoint
+        if endpoint is None:
+            raise AuthorizationFailed(
+                f"The authorization server {urls.shown(self.issuer.issuer)} publishes no token endpoint.", self.tried
+            )
+        response = yield from self._post(endpoint, form)
+        document = response.json()
+        is_new = self.nonces.put(self._place, response.headers.get("dpop-nonce"))
+        if response.status >= 400 and document and document.get("error") == "use_dpop_nonce" and is_new:
+            response = yield from self._post(endpoint, form)
+            document = response.json()
+            self.nonces.put(self._place, response.headers.get("dpop-nonce"))
+        grant = form.get("grant_type", "").rpartition(":")[2]
+        if response.status != 200 or document is None:
+            reason = said(document, response.status)
+            self.tried.append(f"{grant} at {urls.shown(endpoint)}: {reason}")
+            code = str((document or {}).get("error", ""))[:100]
+            raise Refusal(
+                f"The authorization server {urls.shown(self.issuer.issuer)} gave no token ({reason}); {_remedy(code)}.",
+                code,
+                self.tried,
+            )
+        self.tried.append(f"{grant} at {urls.shown(endpoint)}: granted")
+        return document
+
+    @property
+    def _place(self) -> str:
+        return f"issuer {self.issuer.issuer}"
+
+    def _post(self, endpoint: str, form: Mapping[str, str]) -> Steps[Response]:
+        sent = dict(form)
+        headers: dict[str, str] = {}
+        self._authenticate(sent, headers)
+        if self.dpop is not None:
+            headers["DPoP"] = self.dpop.proof("POST", endpoint, nonce=self.nonces.get(self._place))
+        try:
+            return (yield from post_form(endpoint, sent, headers))
+        except FetchFailed as failure:
+            self.tried.append(f"{urls.shown(endpoint)}: {failure}")
+            raise AuthorizationFailed(
+                "The token endpoint cannot be reached; try again, or check the network.", self.tried
+            ) from None
+
+    def _authenticate(self, form: dict[str, str], headers: dict[str, str]) -> None:
+        identity = self.identity
+        method = self._method()
+        form["client_id"] = identity.client_id  # also beside a header: servers of other SDKs look for it here
+        if method == "private_key_jwt" and self.key is not None:
+            form["client_assertion_type"] = _JWT_BEARER
+            form["client_assertion"] = self.key.assertion(identity.client_id, self.issuer.issuer, self.clock())
+        elif method == "client_secret_basic" and identity.client_secret is not None:
+            pair = f"{quote_plus(identity.client_id)}:{quote_plus(identity.client_secret)}"
+            headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+        elif method == "client_secret_post" and identity.client_secret is not None:
+            form["client_secret"] = identity.client_secret
+
+    def _method(self) -> str:
+        """How we show who we are: as was registered, else the best that both sides can."""
+        if self.key is not None:
+            return "private_key_jwt"
+        if self.identity.auth_method is not None:
+            return self.identity.auth_method
+        if self.identity.client_secret is None:
+            return "none"
+        offered = self.issuer.token_endpoint_auth_methods_supported
+        if offered is None or "client_secret_basic" in offered:
+            return "client_secret_basic"
+        return "client_secret_post"
+
+    def _read(self, document: Mapping[str, Any], resource: str, asked: list[str]) -> Token:
+        access, kind = document.get("access_token"), document.get("token_type")
+        refresh, scope, seconds = (document.get(name) for name in ("refresh_token", "scope", "expires_in"))
+        if not isinstance(access, str) or not access.isprintable() or not 0 < len(access) <= _LONGEST_TOKEN:
+            raise self._unusable("no access token that can be sent")
+        if not isinstance(kind, str) or kind.lower() not in ("bearer", "dpop"):
+            raise self._unusable("a token of a kind that is not known here")
+        is_bound = kind.lower() == "dpop"
+        if is_bound and self.dpop is None:
+            raise self._unusable("a token bound to a key that was never shown")
+        return Token(
+            access_token=access,
+            issuer=self.issuer.issuer,
+            resource=resource,
+            client_id=self.identity.client_id,
+            kind="DPoP" if is_bound else "Bearer",
+            granted=scope.split() if isinstance(scope, str) and scope.split() else list(asked),
+            asked=list(asked),
+            obtained_at=self.clock(),
+            expires_at=self.clock() + seconds if isinstance(seconds, int | float) and seconds > 0 else None,
+            refresh_token=refresh if isinstance(refresh, str) and refresh else None,
+            dpop_key=self.dpop.pem() if is_bound and self.dpop is not None else None,
+        )
+
+    def _unusable(self, what: str) -> AuthorizationFailed:
+        return AuthorizationFailed(
+            f"The authorization server {urls.shown(self.issuer.issuer)} answered with {what}; tell its operator.",
+            self.tried,
+        )
+
+
+_REMEDIES = {
+    "invalid_client": "check the client id and its secret or key, and how the client is registered there",
+    "invalid_grant": "log in again; a code or an assertion is good for once and a short time",
+    "unauthorized_client": "have the client allowed this grant there",
+    "unsupported_grant_type": "use another way to log in: this server does not offer this one",
+    "invalid_scope": "ask for scopes that it knows",
+    "invalid_target": "it does not know this server: check the URL, or have it registered there",
+}
+
+
+def _remedy(code: str) -> str:
+    return _REMEDIES.get(code, "look at what it says, or try again later")

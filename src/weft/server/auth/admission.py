@@ -1,0 +1,157 @@
+"""Admission: whether a request is let in, decided on its raw headers before anything else is read of it.
+
+What a verifier said of a token is remembered under a digest of the token, until it expires: the next request with the
+same token costs one look-up. The token itself is kept nowhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote_plus
+
+import msgspec
+
+from weft.errors import InternalError
+from weft.protocol.headers import Headers
+from weft.server.auth.challenge import challenge
+from weft.server.auth.dpop import ProofRefused, Proofs
+from weft.server.auth.resource import ResourceServer
+from weft.server.auth.verifying import TokenRefused, VerifierFailed, check_claims, expiry_of
+from weft.server.context import TokenInfo
+from weft.server.faults import report
+from weft.server.transports.asgi import Scope
+from weft.server.transports.http_reply import Refusal
+
+if TYPE_CHECKING:
+    from weft.server.app import Server
+
+__all__ = ["Admission"]
+
+_CREDENTIALS = re.compile(rb"(bearer|dpop) +([A-Za-z0-9._~+/-]+=*)[ \t]*", re.IGNORECASE)  # RFC 6750, 2.1
+_MOST_KNOWN = 10_000
+_LEEWAY = 30.0
+
+
+class Admission:
+    """Lets requests in to one server, or turns them away with what it takes."""
+
+    def __init__(self, auth: ResourceServer, server: Server) -> None:
+        self.auth = auth
+        self._server = server
+        self._proofs = Proofs(auth.dpop, server)
+        self._known: dict[bytes, tuple[TokenInfo, float]] = {}  # by digest of scheme and token, until when
+
+    def recall(self, authorization: bytes) -> TokenInfo | None:
+        """Who bears a token that was let in before and needs nothing besides; None where that is to be found out."""
+        known = self._known.get(sha256(authorization).digest())
+        return known[0] if known is not None and known[1] > time.time() else None
+
+    async def admit(self, scope: Scope, headers: Headers, metadata_url: str) -> TokenInfo:
+        """Who sends a request. A `Refusal` with a challenge where that does not suffice (AUTH-34)."""
+        asking = _Asking(self.auth, metadata_url)
+        if _has_token(scope.get("query_string", b"")):
+            raise asking.refuse(400, "invalid_request", "A token is sent in the Authorization header, never in a URL.")
+        value = headers.known.get(b"authorization")
+        found = None if value is None else _CREDENTIALS.fullmatch(value.strip(b" \t"))
+        if found is None:
+            if value is not None and value.split(b" ", 1)[0].lower() in (b"bearer", b"dpop"):
+                raise asking.refuse(400, "invalid_request", "The Authorization header holds no token as it should.")
+            raise asking.refuse(401, None, "This server needs a token: send it in the Authorization header.")
+        asking.is_dpop = found[1].lower() == b"dpop"
+        token = found[2].decode("ascii")
+        info = await self._verify(token, asking)
+        if asking.is_dpop:
+            await self._check_proof(scope, headers, token, info, asking)
+        elif "cnf" in info.claims or self.auth.dpop.required:
+            asking.is_dpop = True
+            raise asking.refuse(401, "invalid_token", "The token must be bound to a key, and come with a proof of it.")
+        if not info.scopes.issuperset(self.auth.scopes):
+            raise asking.refuse(403, "insufficient_scope", "The token does not have the scopes that this server takes.")
+        return info
+
+    async def _verify(self, token: str, asking: _Asking) -> TokenInfo:
+        """What the verifier says of a token, now or a while ago."""
+        # No header has a NUL in it: `recall` finds no token that needs a proof besides.
+        key = sha256((b"DPoP\0" if asking.is_dpop else b"Bearer ") + token.encode()).digest()
+        known, now = self._known.get(key), time.time()
+        if known is not None and known[1] > now:
+            return known[0]
+        try:
+            info = await self.auth.verifier(token)
+            if info is None:
+                raise TokenRefused("The token is not valid.")
+            if not hasattr(self.auth.verifier, "bind"):  # those that have it have done so themselves
+                check_claims(info.claims, audiences=self.auth.audiences, leeway=_LEEWAY)
+            until = min(expiry_of(info) or now + self.auth.cache_seconds, now + self.auth.cache_seconds)
+        except TokenRefused as error:
+            raise asking.refuse(401, "invalid_token", str(error)) from None
+        except VerifierFailed as error:
+            raise _unavailable(report("The verifier of tokens", error, debug=self._server.debug)) from None
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - R1: whatever a verifier raises, nobody is let in and all goes on
+            text = report("The verifier of tokens", error, debug=self._server.debug)
+            raise Refusal(500, text, code=InternalError.code) from None
+        if (scopes := self.auth.expand(info.scopes)) is not info.scopes:
+            info = msgspec.structs.replace(info, scopes=scopes)
+        self._keep(key, info, until, asking)
+        return info
+
+    def _keep(self, key: bytes, info: TokenInfo, until: float, asking: _Asking) -> None:
+        """Remember who bears a token. What `recall` finds is let in as it is: it must lack nothing."""
+        bearer = not asking.is_dpop
+        if bearer and ("cnf" in info.claims or self.auth.dpop.required or not info.scopes.issuperset(self.auth.scopes)):
+            return
+        if until <= time.time():
+            return
+        self._known.pop(key, None)
+        if len(self._known) >= _MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+        self._known[key] = info, until
+
+    async def _check_proof(self, scope: Scope, headers: Headers, token: str, info: TokenInfo, asking: _Asking) -> None:
+        proofs = [value for name, value in headers.raw if name == b"dpop"]
+        # The URL as the client sees it: the resource says under which name that is, whatever a proxy makes of it.
+        raw: bytes = scope.get("raw_path") or scope["path"].encode()
+        urls = (self.auth.resource, self.auth.origin + raw.partition(b"?")[0].decode("latin-1"))
+        try:
+            await self._proofs.check(proofs, method=scope["method"], urls=urls, token=token, info=info)
+        except ProofRefused as error:
+            refusal = asking.refuse(401, error.error, str(error))
+            if error.nonce is not None:
+                refusal.headers = [*refusal.headers, (b"dpop-nonce", error.nonce.encode())]
+            raise refusal from None
+
+
+class _Asking:
+    """What a challenge to one request says."""
+
+    def __init__(self, auth: ResourceServer, metadata_url: str) -> None:
+        self.auth = auth
+        self.metadata_url = metadata_url
+        self.is_dpop = auth.dpop.required
+
+    def refuse(self, status: int, error: str | None, text: str) -> Refusal:
+        """A refusal with its challenge: where to get a token (L06-07), and with which scopes (AUTH-09)."""
+        value = challenge(
+            "DPoP" if self.is_dpop else "Bearer",
+            error=error,
+            error_description=None if error is None else text,
+            scope=" ".join(self.auth.scopes) or None,
+            resource_metadata=self.metadata_url,
+            algs=" ".join(self.auth.dpop.algorithms) if self.is_dpop else None,
+        )
+        return Refusal(status, text, headers=[(b"www-authenticate", value), (b"cache-control", b"no-store")])
+
+
+def _has_token(query: Any) -> bool:
+    """Whether a query has an `access_token` (AUTH-28): however it is spelled, it is in somebody's log already."""
+    return any(unquote_plus(part.partition("=")[0]) == "access_token" for part in query.decode("latin-1").split("&"))
+
+
+def _unavailable(text: str) -> Refusal:
+    return Refusal(503, text, code=InternalError.code, headers=[(b"retry-after", b"5")])

@@ -1,0 +1,20 @@
+"""An authorization server for development and small deployments: people log in, consent, and clients get tokens.
+
+It speaks OAuth 2.1 as MCP clients expect it: the code flow with PKCE, refresh tokens that are rotated, client metadata
+documents and dynamic registration. What outlives a request is in a Backend. (Authlib, which would be the library for
+this, has servers only for frameworks and stores that block; it cannot stand on a Backend.)
+
+>>> from weft.server.auth.authorization import AuthorizationServer
+>>> authorization = AuthorizationServer(
+...     "http://localhost:9000", resources=["http://localhost:8000/mcp"], users={"ann": "correct horse"}
+... )
+>>> app = authorization.asgi()  # to run under any ASGI server, at the root of its host
+"""
+
+from __future__ import annotations
+
+from weft.server.auth.authorization.app import AuthorizationServer
+from weft.server.auth.authorization.clients import RegisteredClient
+from weft.server.auth.authorization.users import hash_password
+
+__all__ = ["AuthorizationServer", "RegisteredClient", "hash_password"]

@@ -1,0 +1,208 @@
+"""AuthorizationServer: its settings, its metadata, and the ASGI app that serves its endpoints."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from weft.backends.base import Backend
+from weft.backends.memory import MemoryBackend
+from weft.errors import UsageError
+from weft.protocol.headers import HeaderFault, read
+from weft.protocol.hosts import HostPolicy, is_loopback, refusal
+from weft.protocol.sealing import KeyRing
+from weft.server.auth.authorization.authorizing import Authorizing
+from weft.server.auth.authorization.clients import Clients, RegisteredClient
+from weft.server.auth.authorization.grants import Grants
+from weft.server.auth.authorization.signing import Signer
+from weft.server.auth.authorization.tokening import Tokening
+from weft.server.auth.authorization.users import Login, Users
+from weft.server.auth.authorization.web import Answer, OAuthError, Request, json_answer
+from weft.server.auth.jwt_verifier import JwtVerifier
+from weft.server.auth.scopes import check_scopes
+from weft.server.auth.urls import check_url, origin_of
+from weft.server.faults import report
+from weft.server.transports.asgi import Receive, Scope, Send
+
+__all__ = ["AuthorizationServer"]
+
+_Endpoint = Callable[[Request], Awaitable[Answer]]
+
+
+class AuthorizationServer:
+    """Issues tokens for the resources it knows, to the clients of the users it knows.
+
+    Args:
+        issuer: The URL that it is reached at, without a slash at its end. Served at the root of its host, or below the
+            path that the URL has.
+        resources: The URLs of the servers that it issues tokens for, as their `ResourceServer` has them.
+        users: Who can log in: a dictionary from names to passwords (or to what `hash_password` makes of them), or an
+            async function of a name and a password that returns the subject, or None.
+        scopes: What can be granted. A client that asks for nothing in particular gets all of it.
+        clients: Clients that are known beforehand.
+        registration: Whether clients may register themselves (RFC 7591).
+        documents: Whether clients may be described by a document at their id (CIMD).
+        key: The private key that signs tokens, in PEM (P-256). One that dies with the process if not said.
+        backend: Where codes, refresh tokens and registrations are kept; a memory of this process's own if not said.
+        access_seconds: How long an access token is good.
+        refresh_seconds: How long a refresh token is good that nobody uses.
+    """
+
+    def __init__(
+        self,
+        issuer: str,
+        *,
+        resources: Sequence[str],
+        users: Mapping[str, str] | Login,
+        scopes: Sequence[str] = (),
+        clients: Sequence[RegisteredClient] = (),
+        registration: bool = True,
+        documents: bool = True,
+        key: str | None = None,
+        backend: Backend | None = None,
+        access_seconds: float = 600.0,
+        refresh_seconds: float = 30 * 86_400.0,
+    ) -> None:
+        parts = check_url(issuer, "issuer")
+        if parts.query or issuer.endswith("/"):
+            raise UsageError(f"issuer={issuer!r} is not possible: give it without a query and a slash at its end.")
+        if isinstance(resources, str) or not resources:
+            raise UsageError("resources= is a list of the URLs that tokens are issued for; give at least one.")
+        for resource in resources:
+            check_url(resource, "An entry of resources")
+        if not 1 <= access_seconds <= 3600:
+            raise UsageError(
+                "access_seconds= is 1 to 3600: an access token cannot be taken back, so it is short-lived."
+            )
+        store = (backend or MemoryBackend()).store
+        self.issuer = issuer
+        self.origin = origin_of(issuer)
+        self.resources = tuple(resources)
+        self.scopes = check_scopes(scopes, "AuthorizationServer")
+        self.access_seconds = access_seconds
+        self.users = Users(users, store)
+        ring = KeyRing.ephemeral() if key is None else KeyRing([hashlib.sha256(b"consent" + key.encode()).digest()])
+        self.grants = Grants(store, ring, refresh_seconds)
+        self.clients = Clients(store, clients, documents=documents, local=is_loopback(parts.hostname or ""))
+        self.signer = Signer(key)
+        self._registration = registration
+        self._documents = documents
+
+    def __repr__(self) -> str:
+        return f"<AuthorizationServer {self.issuer!r}>"
+
+    def verifier(self) -> JwtVerifier:
+        """A verifier of the tokens that are issued here, for a `ResourceServer` in the same process."""
+        return JwtVerifier(keys=self.signer.jwks, issuer=self.issuer, algorithms=["ES256"])
+
+    def metadata(self) -> dict[str, Any]:
+        """What clients find out about it (RFC 8414, OpenID Connect Discovery)."""
+        document: dict[str, Any] = {
+            "issuer": self.issuer,
+            "authorization_endpoint": f"{self.issuer}/authorize",
+            "token_endpoint": f"{self.issuer}/token",
+            "jwks_uri": f"{self.issuer}/jwks",
+            "response_types_supported": ["code"],
+            "response_modes_supported": ["query"],
+            "grant_types_supported": ["authorization_code", "refresh_token"],
+            "code_challenge_methods_supported": ["S256"],
+            "token_endpoint_auth_methods_supported": ["none", "client_secret_basic", "client_secret_post"],
+            "authorization_response_iss_parameter_supported": True,  # AUTH-18
+            "client_id_metadata_document_supported": self._documents,
+            "subject_types_supported": ["public"],
+            "id_token_signing_alg_values_supported": ["ES256"],
+        }
+        if self._registration:
+            document["registration_endpoint"] = f"{self.issuer}/register"
+        if self.scopes:
+            document["scopes_supported"] = self.scopes
+        return document
+
+    def choose_scopes(self, asked: str | None) -> tuple[str, ...]:
+        """What is granted of what is asked for."""
+        if not asked:
+            return self.scopes
+        granted = tuple(scope for scope in dict.fromkeys(asked.split()) if scope in self.scopes)
+        if not granted and self.scopes:
+            raise OAuthError("invalid_scope", f"The scopes are {', '.join(self.scopes)}.")
+        return granted
+
+    def choose_resource(self, asked: str | None) -> str:
+        """For which resource a token is: the one asked for (RFC 8707), or the only one."""
+        if asked in self.resources:
+            return asked
+        if asked is None and len(self.resources) == 1:
+            return self.resources[0]
+        raise OAuthError("invalid_target", "resource names the server that the token is for, by its URL.")
+
+    def asgi(self, *, allowed_hosts: Sequence[str] | None = None) -> _App:
+        """An ASGI app, to run under any ASGI server. It serves the issuer's host, unless others are named."""
+        return _App(self, registration=self._registration, allowed_hosts=allowed_hosts)
+
+
+class _App:
+    """Finds the endpoint of a request, after a look at where it comes from."""
+
+    def __init__(self, server: AuthorizationServer, *, registration: bool, allowed_hosts: Sequence[str] | None) -> None:
+        parts = urlsplit(server.issuer)
+        base, metadata = parts.path, server.metadata()
+        authorizing, tokening = Authorizing(server, f"{base}/authorize"), Tokening(server)
+
+        async def describe(_: Request) -> Answer:
+            return json_answer(metadata)
+
+        async def keys(_: Request) -> Answer:
+            return json_answer(server.signer.jwks)
+
+        async def register(request: Request) -> Answer:
+            return json_answer(await server.clients.register(await request.json()), 201)
+
+        self._routes: dict[str, dict[str, _Endpoint]] = {
+            f"/.well-known/oauth-authorization-server{base}": {"GET": describe},
+            f"/.well-known/openid-configuration{base}": {"GET": describe},
+            f"{base}/.well-known/openid-configuration": {"GET": describe},
+            f"{base}/jwks": {"GET": keys},
+            f"{base}/authorize": {"GET": authorizing.ask, "POST": authorizing.decide},
+            f"{base}/token": {"POST": tokening.answer},
+        }
+        if registration:
+            self._routes[f"{base}/register"] = {"POST": register}
+        own = None if is_loopback(parts.hostname or "") else [parts.netloc]
+        self._policy = HostPolicy(allowed_hosts or own, None)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI connection."""
+        if scope["type"] == "lifespan":
+            for done in ("lifespan.startup.complete", "lifespan.shutdown.complete"):
+                await receive()
+                await send({"type": done})
+        elif scope["type"] == "http":
+            answer = await self._answer(scope, receive)
+            await answer.send(send)
+
+    async def _answer(self, scope: Scope, receive: Receive) -> Answer:
+        try:
+            headers = read(scope["headers"])
+            host = headers.known.get(b"host")
+            if not self._policy.host_ok(host):
+                raise OAuthError("invalid_request", refusal("host", host), status=421)
+            endpoints = self._routes.get(scope["path"])
+            if endpoints is None:
+                raise OAuthError("invalid_request", "There is nothing at this path.", status=404)
+            endpoint = endpoints.get(scope["method"])
+            if endpoint is None:
+                allow = ", ".join(endpoints).encode()
+                raise OAuthError(
+                    "invalid_request", "Another verb is served here.", status=405, headers=[(b"allow", allow)]
+                )
+            return await endpoint(Request(scope, headers, receive))
+        except OAuthError as error:
+            told = {"error": error.error, "error_description": error.description}
+            return json_answer(told, error.status, error.headers)
+        except HeaderFault as fault:
+            return json_answer({"error": "invalid_request", "error_description": str(fault)}, fault.status)
+        except Exception as error:  # noqa: BLE001 - R1: a login function may raise anything
+            text = report("The authorization server", error, debug=False)
+            return json_answer({"error": "server_error", "error_description": text}, 500)

@@ -1,0 +1,169 @@
+"""The clients of the authorization server: known beforehand, described by a document, or registered by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import msgspec
+
+from weft.backends.base import Store
+from weft.protocol.hosts import is_loopback
+from weft.server.auth.authorization.web import OAuthError
+from weft.server.auth.fetching import FetchFailed, fetch_json
+from weft.server.auth.urls import is_safe_url
+
+__all__ = ["Clients", "RegisteredClient", "digest"]
+
+_GRANTS = ("authorization_code", "refresh_token")
+_METHODS = ("none", "client_secret_basic", "client_secret_post")
+_KEEP_SECONDS = 90 * 86_400.0  # a registration that nobody uses
+_DOCUMENT_SECONDS = 300.0
+_MOST_DOCUMENTS = 1000
+_FETCHED_AT_ONCE = 8
+_MOST_URIS = 16
+_MOST_TEXT = 200
+_MOST_PER_HOUR = 1000  # registrations that one process takes
+
+
+def digest(secret: str) -> str:
+    """What is kept of a secret: enough to know it again."""
+    return hashlib.sha256(secret.encode(errors="surrogatepass")).hexdigest()
+
+
+class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A client. Without a secret it is a public one, and proves with PKCE alone that it began what it ends."""
+
+    client_id: str
+    redirect_uris: tuple[str, ...]
+    client_name: str = ""
+    secret_digest: str | None = None  # made by `with_secret`
+    grant_types: tuple[str, ...] = _GRANTS
+
+    def with_secret(self, secret: str) -> RegisteredClient:
+        """The same client, confidential."""
+        return msgspec.structs.replace(self, secret_digest=digest(secret))
+
+    def takes(self, redirect_uri: str) -> bool:
+        """Whether a redirect URI is one of this client's: exactly (ASEC-10), but for the port of a loopback one."""
+        return any(uri == redirect_uri or _same_but_port(uri, redirect_uri) for uri in self.redirect_uris)
+
+    def has_secret(self, secret: str | None) -> bool:
+        """Whether a secret is the client's; a public one has none, and must not bring one."""
+        if self.secret_digest is None or secret is None:
+            return self.secret_digest is None and secret is None
+        return hmac.compare_digest(self.secret_digest, digest(secret))
+
+
+def _same_but_port(registered: str, given: str) -> bool:
+    """RFC 8252, 7.3: a native app takes any free port."""
+    if not is_safe_url(given):
+        return False
+    one, other = urlsplit(registered), urlsplit(given)
+    same = (one.scheme, one.hostname, one.path, one.query) == (other.scheme, other.hostname, other.path, other.query)
+    return same and one.scheme == "http" and is_loopback(one.hostname or "")
+
+
+class Clients:
+    """All clients. Those that register themselves are in the store; documents are fetched, and kept for minutes."""
+
+    def __init__(self, store: Store, known: Sequence[RegisteredClient], *, documents: bool, local: bool) -> None:
+        self._store = store
+        self._known = {client.client_id: client for client in known}
+        self._reads_documents = documents
+        self._local = local  # the server is this machine's own: so may documents be
+        self._at_once = asyncio.Semaphore(_FETCHED_AT_ONCE)
+        self._documents: dict[str, tuple[RegisteredClient, float]] = {}
+        self._registered: list[float] = []  # when, within the last hour
+
+    async def find(self, client_id: str) -> RegisteredClient | None:
+        """The client of this id."""
+        known = self._known.get(client_id)
+        if known is not None:
+            return known
+        if "://" in client_id:
+            return await self._read_document(client_id) if self._reads_documents else None
+        record = await self._store.get(f"client:{digest(client_id)}")
+        if record is None:
+            return None
+        await self._store.touch(f"client:{digest(client_id)}", ttl=_KEEP_SECONDS)
+        return msgspec.json.decode(record, type=RegisteredClient)
+
+    async def _read_document(self, url: str) -> RegisteredClient | None:
+        """A client whose id is the URL of what describes it (CREG-03, CREG-05, ASEC-12)."""
+        kept = self._documents.get(url)
+        if kept is not None and kept[1] > time.monotonic():
+            return kept[0]
+        parts = urlsplit(url) if is_safe_url(url) else None
+        if parts is None or parts.path in ("", "/") or (parts.scheme != "https" and not self._local):
+            return None
+        try:
+            async with self._at_once:
+                document = await fetch_json(url, public_only=not self._local)
+            if document.get("client_id") != url or document.get("token_endpoint_auth_method", "none") != "none":
+                return None
+            client = _describe(document, url)
+        except (FetchFailed, OAuthError):
+            return None
+        if len(self._documents) >= _MOST_DOCUMENTS:
+            del self._documents[next(iter(self._documents))]
+        self._documents[url] = client, time.monotonic() + _DOCUMENT_SECONDS
+        return client
+
+    async def register(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        """Register a client (RFC 7591), and what it is told."""
+        now = time.monotonic()
+        self._registered = [when for when in self._registered if when > now - 3600]
+        if len(self._registered) >= _MOST_PER_HOUR:
+            raise OAuthError("temporarily_unavailable", "Too many clients have registered. Try later.", status=429)
+        method = metadata.get("token_endpoint_auth_method", "client_secret_basic")
+        if method not in _METHODS:
+            raise OAuthError("invalid_client_metadata", f"token_endpoint_auth_method is one of {', '.join(_METHODS)}.")
+        client = _describe(metadata, secrets.token_urlsafe(16))
+        told: dict[str, Any] = {
+            "client_id": client.client_id,
+            "client_id_issued_at": int(time.time()),
+            "client_name": client.client_name,
+            "redirect_uris": client.redirect_uris,
+            "grant_types": client.grant_types,
+            "response_types": ["code"],
+            "token_endpoint_auth_method": method,
+        }
+        if method != "none":
+            secret = secrets.token_urlsafe(32)
+            client = client.with_secret(secret)
+            told |= {"client_secret": secret, "client_secret_expires_at": 0}
+        if "application_type" in metadata:
+            told["application_type"] = metadata["application_type"]
+        self._registered.append(now)
+        await self._store.put(f"client:{digest(client.client_id)}", msgspec.json.encode(client), ttl=_KEEP_SECONDS)
+        return told
+
+
+def _describe(metadata: Mapping[str, Any], client_id: str) -> RegisteredClient:
+    """A client by what it says of itself; OAuthError where that cannot be."""
+    uris, name = _texts(metadata.get("redirect_uris")), metadata.get("client_name", "")
+    if not uris or len(uris) > _MOST_URIS or not all(map(is_safe_url, uris)):  # ASEC-05
+        raise OAuthError(
+            "invalid_redirect_uri", "redirect_uris are https URLs, or http ones of the user's own machine."
+        )
+    if not isinstance(name, str) or len(name) > _MOST_TEXT or not name.isprintable():
+        raise OAuthError("invalid_client_metadata", f"client_name is a text of at most {_MOST_TEXT} characters.")
+    grants = _texts(metadata.get("grant_types", ["authorization_code"]))
+    if not grants or "authorization_code" not in grants:
+        raise OAuthError("invalid_client_metadata", f"grant_types are of {', '.join(_GRANTS)}.")
+    served = tuple(grant for grant in _GRANTS if grant in grants)
+    return RegisteredClient(client_id=client_id, redirect_uris=tuple(uris), client_name=name, grant_types=served)
+
+
+def _texts(value: object) -> list[str] | None:
+    """A list of texts; None for anything else."""
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in cast("list[object]", value)):
+        return None
+    return cast("list[str]", value)

@@ -1,0 +1,94 @@
+"""Who can log in: names and passwords, or a function that knows."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import inspect
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeAlias, cast
+
+from weft.backends.base import Store
+from weft.errors import UsageError, WeftError
+from weft.server.auth.authorization.clients import digest
+
+__all__ = ["Login", "TooManyTries", "Users", "hash_password"]
+
+Login: TypeAlias = Callable[[str, str], Awaitable[str | None]]  # name and password, to the subject of tokens
+
+_PREFIX = "scrypt$"
+_COST = {"n": 2**14, "r": 8, "p": 1, "dklen": 32, "maxmem": 64 * 1024 * 1024}
+_NOBODY = "scrypt$AAAAAAAAAAAAAAAAAAAAAA==$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="
+_MOST = 1024  # characters of a name or a password
+_MOST_TRIES = 10  # wrong passwords for one name within a minute
+_TRIES_SECONDS = 60.0
+_AT_ONCE = 4  # passwords checked at the same time: each is work on purpose
+_MOST_WAITING = 64
+
+
+class TooManyTries(WeftError):
+    """Somebody guesses; or too many log in at once."""
+
+
+def hash_password(password: str) -> str:
+    """A password in the form in which it may be written down.
+
+    >>> hash_password("correct horse")[:7]
+    'scrypt$'
+    """
+    salt = os.urandom(16)
+    return _PREFIX + "$".join(base64.b64encode(part).decode() for part in (salt, _derive(password, salt)))
+
+
+def _derive(password: str, salt: bytes) -> bytes:
+    return hashlib.scrypt(password.encode(errors="surrogatepass"), salt=salt, **_COST)
+
+
+class Users:
+    """Checks who logs in."""
+
+    def __init__(self, users: Mapping[str, str] | Login, store: Store) -> None:
+        self._store = store
+        self._at_once = asyncio.Semaphore(_AT_ONCE)
+        self._waiting = 0
+        self._login: Login | None = None
+        self._hashes: dict[str, str] = {}
+        if isinstance(users, Mapping):
+            passwords = cast("Mapping[str, str]", users)
+            if not passwords or not all(passwords.values()):
+                raise UsageError("users= is a dictionary from names to passwords (or hash_password(...) of them).")
+            # Only the hash is kept, however it was written.
+            self._hashes = {
+                name: word if word.startswith(_PREFIX) else hash_password(word) for name, word in passwords.items()
+            }
+        elif inspect.iscoroutinefunction(users) or inspect.iscoroutinefunction(getattr(users, "__call__", None)):  # noqa: B004 - whether that is async is the question
+            self._login = users
+        else:
+            raise UsageError("users= is a dictionary of passwords, or an async function of a name and a password.")
+
+    async def check(self, name: str, password: str) -> str | None:
+        """The subject of the tokens of who logs in so; None if that is nobody."""
+        if not name or len(name) > _MOST or len(password) > _MOST:
+            return None
+        key = f"tries:{digest(name)}"
+        tries = int(await self._store.get(key) or 0)
+        if tries >= _MOST_TRIES or self._waiting >= _MOST_WAITING:
+            raise TooManyTries("Too many tries. Wait a minute.")
+        self._waiting += 1
+        try:
+            async with self._at_once:
+                subject = await (self._login or self._compare)(name, password)
+        finally:
+            self._waiting -= 1
+        if subject is None:
+            await self._store.put(key, b"%d" % (tries + 1), ttl=_TRIES_SECONDS)
+        return subject
+
+    async def _compare(self, name: str, password: str) -> str | None:
+        _, salt, known = self._hashes.get(name, _NOBODY).split("$")  # as much work for a name that there is not
+        derived = await asyncio.to_thread(_derive, password, base64.b64decode(salt))
+        same = hmac.compare_digest(derived, base64.b64decode(known))
+        return name if same and name in self._hashes else None

@@ -1,0 +1,119 @@
+"""Requests and answers of the authorization server: small forms in, pages, JSON and redirects out. Nothing of OAuth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from weft.errors import WeftError
+from weft.protocol.headers import Headers
+from weft.server.transports.asgi import RawHeaders, Receive, Scope, Send
+
+__all__ = ["Answer", "OAuthError", "Request", "json_answer", "read_fields", "redirect"]
+
+_MOST_BYTES = 64 * 1024
+_MOST_FIELDS = 64
+_NO_STORE = (b"cache-control", b"no-store")
+
+
+class OAuthError(WeftError):
+    """What a client did wrong, with the code that says so."""
+
+    def __init__(self, error: str, description: str, *, status: int = 400, headers: RawHeaders = ()) -> None:
+        super().__init__(description)
+        self.error = error
+        self.description = description
+        self.status = status
+        self.headers = headers
+
+
+class Answer:
+    """A whole response."""
+
+    def __init__(self, status: int, body: bytes = b"", headers: RawHeaders = ()) -> None:
+        self.status = status
+        self.body = body
+        self.headers: Sequence[tuple[bytes, bytes]] = headers
+
+    async def send(self, send: Send) -> None:
+        """Send it."""
+        headers = [*self.headers, (b"content-length", b"%d" % len(self.body))]
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": self.body})
+
+
+def json_answer(document: object, status: int = 200, headers: RawHeaders = ()) -> Answer:
+    """JSON that nobody keeps."""
+    return Answer(status, msgspec.json.encode(document), [(b"content-type", b"application/json"), _NO_STORE, *headers])
+
+
+def redirect(url: str, headers: RawHeaders = ()) -> Answer:
+    """Send the browser elsewhere, by GET whatever it came with."""
+    return Answer(303, b"", [(b"location", url.encode("ascii")), _NO_STORE, *headers])
+
+
+def read_fields(data: bytes) -> dict[str, str]:
+    """The fields of a query or a form; each may be there once (OAuth 2.1, 3.1)."""
+    try:
+        pairs = parse_qsl(data.decode("ascii"), keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="strict")
+    except ValueError:
+        raise OAuthError("invalid_request", "The parameters cannot be read.") from None
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise OAuthError("invalid_request", "A parameter is there more than once.")
+    return fields
+
+
+class Request:
+    """One request, with its body not read yet."""
+
+    def __init__(self, scope: Scope, headers: Headers, receive: Receive) -> None:
+        self.method: str = scope["method"]
+        self.headers = headers
+        self._query: bytes = scope.get("query_string", b"")
+        self._receive = receive
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The fields of the query."""
+        return read_fields(self._query)
+
+    def cookie(self, name: str) -> str | None:
+        """A cookie of the browser."""
+        found = [
+            value
+            for key, _, value in (
+                part.strip().partition("=") for part in (self.headers.get(b"cookie") or "").split(";")
+            )
+            if key == name
+        ]
+        return found[0] if len(found) == 1 else None
+
+    async def form(self) -> dict[str, str]:
+        """The fields of the body."""
+        self._expect(b"application/x-www-form-urlencoded")
+        return read_fields(await self._body())
+
+    async def json(self) -> dict[str, object]:
+        """The JSON object of the body."""
+        self._expect(b"application/json")
+        try:
+            return msgspec.json.decode(await self._body(), type=dict[str, object])
+        except (msgspec.DecodeError, RecursionError):
+            raise OAuthError("invalid_client_metadata", "The body is no JSON object.") from None
+
+    def _expect(self, kind: bytes) -> None:
+        if self.headers.known.get(b"content-type", b"").partition(b";")[0].strip().lower() != kind:
+            raise OAuthError("invalid_request", f"The body must be {kind.decode()}.", status=415)
+
+    async def _body(self) -> bytes:
+        body = b""
+        while True:
+            message = await self._receive()
+            body += message.get("body", b"")
+            if len(body) > _MOST_BYTES:
+                raise OAuthError("invalid_request", f"A body has at most {_MOST_BYTES} bytes.", status=413)
+            if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                return body

@@ -1,0 +1,172 @@
+"""DPoP (RFC 9449): tokens that are good only together with a proof that the client has the key they are bound to.
+
+A proof is a JWT about one request: its method, its URL, its token, when it was made. It is good once, for a minute.
+Which proofs were seen is kept in the Backend's store, which workers share, and counted here, so that it is bounded.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import time
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
+
+from weft.errors import UsageError, WeftError
+from weft.protocol.sealing import StateRefused
+from weft.server.auth.keys import check_algorithms, fits
+from weft.server.context import TokenInfo
+
+if TYPE_CHECKING:
+    from weft.server.app import Server
+
+__all__ = ["Dpop", "ProofRefused", "Proofs", "thumbprint"]
+
+_MOST_BYTES = 8 * 1024
+_MOST_ID = 256
+_MOST_SEEN = 100_000
+_NONCE_SECONDS = 300
+_NONCE = b"dpop nonce"
+_MEMBERS = {"EC": ("crv", "kty", "x", "y"), "OKP": ("crv", "kty", "x"), "RSA": ("e", "kty", "n")}  # RFC 7638, 3.2
+_PRIVATE = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth", "k"})
+_PORTS = {"https": 443, "http": 80}
+
+
+class Dpop:
+    """How tokens that are bound to a key are handled.
+
+    They are always accepted, with a proof, and never without. `required` refuses all others; `nonces` demands that a
+    proof repeats what the server gave out a moment ago; `window` is how many seconds old a proof may be.
+    """
+
+    def __init__(
+        self,
+        *,
+        required: bool = False,
+        nonces: bool = False,
+        window: float = 60.0,
+        algorithms: Sequence[str] = ("ES256", "EdDSA"),
+    ) -> None:
+        if not 1 <= window <= 600:
+            raise UsageError(f"Dpop(window={window!r}) is not possible: a proof is good for 1 to 600 seconds.")
+        self.required = required
+        self.nonces = nonces
+        self.window = window
+        self.algorithms = check_algorithms(algorithms)
+
+
+class ProofRefused(WeftError):
+    """A proof is not good. `error` is the code for the challenge, `nonce` what the next proof has to repeat."""
+
+    def __init__(self, message: str, *, error: str = "invalid_dpop_proof", nonce: str | None = None) -> None:
+        super().__init__(message)
+        self.error = error
+        self.nonce = nonce
+
+
+class Proofs:
+    """Checks proofs, and remembers which were seen."""
+
+    def __init__(self, dpop: Dpop, server: Server) -> None:
+        self._dpop = dpop
+        self._server = server
+        self._seen: dict[bytes, float] = {}  # until when each is remembered, the oldest first
+
+    async def check(
+        self, proofs: Sequence[bytes], *, method: str, urls: Sequence[str], token: str, info: TokenInfo
+    ) -> None:
+        """Refuse a request whose token is not bound to a key, or that has no good proof of that key."""
+        bound = cast("Mapping[str, Any]", info.claims.get("cnf") or {}).get("jkt")
+        if not isinstance(bound, str):
+            raise ProofRefused("The token is not bound to a key: send it as Bearer.", error="invalid_token")
+        if len(proofs) != 1 or len(proofs[0]) > _MOST_BYTES:
+            raise ProofRefused("A token that is bound to a key needs exactly one proof, in the DPoP header.")
+        jwk, claims = self._read(proofs[0].decode("latin-1"))
+        if not hmac.compare_digest(thumbprint(jwk).encode(), bound.encode()):
+            raise ProofRefused("The proof is made with another key than the token's.", error="invalid_token")
+        self._check_claims(claims, method, urls, token)
+        if self._dpop.nonces:
+            self._check_nonce(claims.get("nonce"))
+        await self._remember(bound, claims["jti"])
+
+    def _read(self, proof: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """The key and the claims of a proof that is signed with that key."""
+        import jwt
+
+        try:
+            head = jwt.get_unverified_header(proof)
+            algorithm, jwk = str(head.get("alg")), head.get("jwk")
+            if head.get("typ") != "dpop+jwt" or algorithm not in self._dpop.algorithms or "crit" in head:
+                raise ProofRefused(f"The proof must be a dpop+jwt signed with {' or '.join(self._dpop.algorithms)}.")
+            if not isinstance(jwk, dict) or _PRIVATE & jwk.keys() or not fits(cast("dict[str, Any]", jwk), algorithm):
+                raise ProofRefused("The proof must carry the public key that it is signed with.")
+            key = jwt.PyJWK(cast("dict[str, Any]", jwk), algorithm)
+            claims = jwt.decode(
+                proof,
+                key,
+                algorithms=[algorithm],
+                options={"require": ["jti", "htm", "htu", "iat", "ath"], "verify_iat": False, "verify_aud": False},
+            )
+        except (jwt.PyJWTError, ValueError, TypeError):
+            raise ProofRefused("The proof cannot be read, or is not signed with the key that it carries.") from None
+        return cast("dict[str, Any]", jwk), claims
+
+    def _check_claims(self, claims: Mapping[str, Any], method: str, urls: Sequence[str], token: str) -> None:
+        jti, iat, htu = claims["jti"], claims["iat"], claims["htu"]
+        if not isinstance(jti, str) or not 0 < len(jti) <= _MOST_ID:
+            raise ProofRefused("The `jti` of the proof must be a text of 1 to 256 characters.")
+        if claims["htm"] != method:
+            raise ProofRefused("The proof is for another method.")
+        if not isinstance(htu, str) or _plain(htu) not in {_plain(url) for url in urls}:
+            raise ProofRefused("The proof is for another URL.")
+        digest = base64.urlsafe_b64encode(hashlib.sha256(token.encode()).digest()).rstrip(b"=")
+        if not hmac.compare_digest(str(claims["ath"]).encode(), digest):
+            raise ProofRefused("The proof is for another token.")
+        if isinstance(iat, bool) or not isinstance(iat, int | float) or abs(time.time() - iat) > self._dpop.window:
+            raise ProofRefused(f"The proof must be made within {self._dpop.window:g} s of its use. Check the clock.")
+
+    def _check_nonce(self, nonce: object) -> None:
+        now = int(time.time())
+        try:
+            self._server.state_keys.open(str(nonce), binding=_NONCE, now=now)
+        except StateRefused:
+            fresh = self._server.state_keys.seal(b"", binding=_NONCE, expires=now + _NONCE_SECONDS)
+            text = "The proof must repeat the nonce of the DPoP-Nonce header."
+            raise ProofRefused(text, error="use_dpop_nonce", nonce=fresh) from None
+
+    async def _remember(self, key: str, jti: str) -> None:
+        """A proof is good once, on all workers together."""
+        now, keep = time.monotonic(), 2 * self._dpop.window  # as early as it may be made, as late as it may come
+        for old in [mark for mark, until in islice(self._seen.items(), 2) if until <= now]:
+            del self._seen[old]
+        mark = hashlib.sha256(f"{key} {jti}".encode(errors="surrogatepass")).digest()
+        if len(self._seen) >= _MOST_SEEN:
+            raise ProofRefused("Too many proofs are being used at the moment. Try again in a minute.")
+        known = self._seen.get(mark, 0.0) > now
+        if known or not await self._server.backend.store.swap(f"dpop:{mark.hex()}", None, b"1", ttl=keep):
+            raise ProofRefused("The proof was used before: make a new one for each request.")
+        self._seen[mark] = now + keep
+
+
+def thumbprint(jwk: Mapping[str, Any]) -> str:
+    """The name of a key by what it is (RFC 7638).
+
+    >>> thumbprint({"kty": "OKP", "crv": "Ed25519", "x": "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"})
+    'kPrK_qmxVWaYVA9wwBF6Iuo3vVzz7TxHCTwXBygrS4k'
+    """
+    members = {name: jwk.get(name) for name in _MEMBERS.get(str(jwk.get("kty")), ("kty",))}
+    digest = hashlib.sha256(json.dumps(members, sort_keys=True, separators=(",", ":")).encode()).digest()
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def _plain(url: str) -> tuple[str, str, int | None, str] | None:
+    """A URL as it is compared: without query and fragment, host in lower case, the port said."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme, parts.hostname or "", parts.port or _PORTS.get(parts.scheme), parts.path or "/"
+    except ValueError:
+        return None

@@ -1,0 +1,160 @@
+"""The keys that sign tokens: a JSON Web Key Set, given or fetched, and which key fits which algorithm.
+
+A fetched set is kept for an hour. A key id that is not in it makes it fetched anew, at most every half minute: keys may
+be rotated at any time, and nobody can make this server ask more often by making up ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from weft.errors import UsageError
+from weft.server.auth.fetching import FetchFailed, fetch_json
+from weft.server.auth.verifying import VerifierFailed
+
+if TYPE_CHECKING:
+    from jwt import PyJWK
+
+__all__ = ["ALGORITHMS", "KeySet", "check_algorithms", "fits", "read_keys"]
+
+log = logging.getLogger("weft.auth")
+
+# The key type and curve that each algorithm is for. All are asymmetric: whoever can verify cannot sign, and a public
+# key can never be taken for a shared secret. `none` is in no list (AUTH-29).
+ALGORITHMS: Mapping[str, tuple[str, str | None]] = {
+    "RS256": ("RSA", None),
+    "RS384": ("RSA", None),
+    "RS512": ("RSA", None),
+    "PS256": ("RSA", None),
+    "PS384": ("RSA", None),
+    "PS512": ("RSA", None),
+    "ES256": ("EC", "P-256"),
+    "ES384": ("EC", "P-384"),
+    "ES512": ("EC", "P-521"),
+    "EdDSA": ("OKP", None),
+}
+
+KEEP_SECONDS = 3600.0
+RETRY_SECONDS = 30.0
+FIRST_RETRY_SECONDS = 1.0  # while there are no keys at all
+MOST_KEYS = 64
+MOST_TRIED = 8  # keys that one signature is held against
+
+
+def check_algorithms(algorithms: Sequence[str]) -> tuple[str, ...]:
+    """An allow-list of algorithms; UsageError where one is not asymmetric, or unknown."""
+    listed = (algorithms,) if isinstance(algorithms, str) else tuple(algorithms)
+    wrong = [name for name in listed if name not in ALGORITHMS]
+    if wrong or not listed:
+        raise UsageError(
+            f"algorithms= has {', '.join(map(repr, wrong)) or 'no entry'}. Signatures are made with one of "
+            f"{', '.join(ALGORITHMS)}: list those that your authorization server uses."
+        )
+    return listed
+
+
+def fits(jwk: Mapping[str, Any], algorithm: str) -> bool:
+    """Whether a key may verify signatures of this algorithm: by its type, its curve, and what it says of itself."""
+    kind, curve = ALGORITHMS.get(algorithm, (None, None))
+    if jwk.get("kty") != kind or (curve is not None and jwk.get("crv") != curve):
+        return False
+    operations = jwk.get("key_ops")
+    if isinstance(operations, list) and "verify" not in operations:
+        return False
+    return jwk.get("use", "sig") == "sig" and jwk.get("alg", algorithm) == algorithm
+
+
+def read_keys(keys: Mapping[str, Any] | Sequence[Mapping[str, Any]] | str) -> list[Mapping[str, Any]]:
+    """Keys as JWKs: of a JWK set, of a list of JWKs, or of one public key in PEM."""
+    if isinstance(keys, str):
+        return [_of_pem(keys)]
+    listed: Any = keys.get("keys", [keys]) if isinstance(keys, Mapping) else keys
+    found = [cast("Mapping[str, Any]", key) for key in listed if isinstance(key, Mapping)]
+    if not found:
+        raise UsageError("keys= has no key: give a JWK set, a list of JWKs, or one public key in PEM.")
+    return found
+
+
+def _of_pem(pem: str) -> Mapping[str, Any]:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+    from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
+
+    try:
+        key = load_pem_public_key(pem.encode())
+    except ValueError:
+        raise UsageError("keys= is no public key in PEM (-----BEGIN PUBLIC KEY-----).") from None
+    if isinstance(key, RSAPublicKey):
+        return RSAAlgorithm.to_jwk(key, as_dict=True)
+    if isinstance(key, EllipticCurvePublicKey):
+        return ECAlgorithm.to_jwk(key, as_dict=True)
+    return OKPAlgorithm.to_jwk(cast("Any", key), as_dict=True)
+
+
+class KeySet:
+    """The keys of one issuer."""
+
+    def __init__(self, uri: str | None, keys: Sequence[Mapping[str, Any]] = ()) -> None:
+        self._uri = uri
+        self._keys = list(keys)
+        self._parsed: dict[tuple[int, str], PyJWK] = {}  # by place and algorithm
+        self._fetched = 0.0  # when it last succeeded, on the monotonic clock; 0: never
+        self._tried = 0.0
+        self._lock = asyncio.Lock()
+
+    async def find(self, kid: str | None, algorithm: str) -> list[PyJWK]:
+        """The keys that a signature of this algorithm may be made with; those of that id where one is given."""
+        if self._uri is not None and (not self._fetched or time.monotonic() - self._fetched > KEEP_SECONDS):
+            await self._refresh()
+        found = self._fitting(kid, algorithm)
+        if not found and self._uri is not None:
+            await self._refresh()
+            found = self._fitting(kid, algorithm)
+        if not found and self._uri is not None and not self._fetched:
+            raise VerifierFailed("The keys of the authorization server cannot be had.")
+        return found
+
+    def _fitting(self, kid: str | None, algorithm: str) -> list[PyJWK]:
+        places = [
+            place
+            for place, jwk in enumerate(self._keys)
+            if (kid is None or jwk.get("kid", kid) == kid) and fits(jwk, algorithm)
+        ]
+        found = [self._parse(place, algorithm) for place in places[:MOST_TRIED]]
+        return [key for key in found if key is not None]
+
+    def _parse(self, place: int, algorithm: str) -> PyJWK | None:
+        from jwt import PyJWK
+        from jwt.exceptions import PyJWTError
+
+        known = self._parsed.get((place, algorithm))
+        if known is None:
+            try:
+                known = PyJWK(dict(self._keys[place]), algorithm)
+            except (PyJWTError, ValueError, TypeError):
+                return None  # one key that is malformed does not take the others with it
+            self._parsed[place, algorithm] = known
+        return known
+
+    async def _refresh(self) -> None:
+        """Fetch the set anew, unless that was just tried. Where it fails, the old keys stay good."""
+        assert self._uri is not None
+        async with self._lock:
+            now = time.monotonic()
+            if self._tried and now - self._tried < (RETRY_SECONDS if self._fetched else FIRST_RETRY_SECONDS):
+                return
+            self._tried = now
+            try:
+                document = await fetch_json(self._uri)
+                keys = [cast("Mapping[str, Any]", key) for key in document["keys"] if isinstance(key, dict)]
+            except FetchFailed as error:
+                log.warning("The keys that sign tokens could not be fetched: %s", error)
+            except (KeyError, TypeError):
+                log.warning("The keys that sign tokens could not be read: %s is no JWK set.", self._uri)
+            else:
+                self._keys, self._parsed, self._fetched = keys[:MOST_KEYS], {}, time.monotonic()

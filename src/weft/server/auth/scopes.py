@@ -1,0 +1,106 @@
+"""Scopes: what a caller may use, decided before anything runs.
+
+A tool, resource or prompt says with `scopes=` what it takes. Who lacks a scope is told all that the operation takes, in
+one challenge (AUTH-40, AUTH-41), and does not find it in lists. Where no request carries a token, on stdio and in
+memory, the process's own user is served, who may everything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+
+from weft.errors import InvalidRequest, UsageError
+from weft.server.auth.challenge import challenge
+from weft.server.pages import Encoded, Pages
+from weft.server.transports.http_reply import HttpReply
+from weft.types.base import Result
+from weft.types.request import PaginatedParams
+
+if TYPE_CHECKING:
+    from weft.server.call import Call
+
+__all__ = ["InsufficientScope", "check_scopes", "granted_to", "page_for", "require_scopes"]
+
+
+class _Scoped(Protocol):
+    scopes: tuple[str, ...]
+
+
+T = TypeVar("T", bound=_Scoped)
+
+_SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+")  # RFC 6749, 3.3
+_NONE: frozenset[str] = frozenset()
+
+
+class InsufficientScope(InvalidRequest):
+    """The caller's token is good, but not for this."""
+
+    status = 403
+
+
+def check_scopes(scopes: Sequence[str], where: str) -> tuple[str, ...]:
+    """The scopes of an option, each once; UsageError where one is none."""
+    listed = cast("Sequence[object]", () if isinstance(scopes, str) else scopes)  # callers may be untyped
+    for scope in listed:
+        if not isinstance(scope, str) or not _SCOPE.fullmatch(scope):
+            raise UsageError(f"{where} has scopes=[{scope!r}], which is no scope: it has no blanks or quotes in it.")
+        if scope == "offline_access":  # AUTH-39
+            raise UsageError(
+                f"{where} has the scope 'offline_access', which no operation takes: it is between a client and its "
+                "authorization server. Leave it out."
+            )
+    if isinstance(scopes, str):
+        raise UsageError(f"{where} has scopes={scopes!r}; scopes come as a list: scopes={scopes.split()!r}.")
+    return tuple(dict.fromkeys(scopes))
+
+
+def granted_to(call: Call) -> frozenset[str] | None:
+    """The scopes of a call's token; None where calls have no tokens at all, and everything is allowed."""
+    if call.headers is None:
+        return None
+    return _NONE if call.token_info is None else call.token_info.scopes
+
+
+def page_for(
+    call: Call, pages: Pages[T], build: Callable[[list[T], str | None], Result], scopes: frozenset[str]
+) -> Encoded:
+    """One page of a list, with what the caller may use. `scopes` are all that anything in the list takes."""
+    cursor = cast("PaginatedParams", call.envelope.params).cursor
+    granted = granted_to(call) if scopes else None
+    if granted is None:
+        return pages.page(cursor, build, call.seal, call.envelope.revision.version)
+    useful = granted & scopes  # what else a token is good for makes no difference to the list
+    return pages.page(
+        cursor,
+        build,
+        call.seal,
+        call.envelope.revision.version,
+        view=useful,
+        sees=lambda item: useful.issuperset(item.scopes),
+    )
+
+
+def require_scopes(call: Call, scopes: Iterable[str]) -> None:
+    """Refuse a call whose token has not all of these scopes, with a challenge that names all that the call takes."""
+    needed = tuple(scopes)
+    granted = granted_to(call)
+    if granted is None or granted.issuperset(needed):
+        return
+    auth = call.server.auth
+    whole = dict.fromkeys((*(() if auth is None else auth.scopes), *needed))
+    text = "The token does not have the scopes that this takes."
+    reply = call.reply
+    if isinstance(reply, HttpReply):  # an answer within a batch, or on a shared stream, has no headers of its own
+        metadata_url = None if auth is None else reply.metadata_url or auth.metadata_url
+        bound = call.token_info is not None and "cnf" in call.token_info.claims
+        value = challenge(
+            "DPoP" if bound else "Bearer",
+            error="insufficient_scope",
+            error_description=text,
+            scope=" ".join(whole),
+            resource_metadata=metadata_url,
+        )
+        reply.extra = [*reply.extra, (b"www-authenticate", value)]
+    raise InsufficientScope(f"{text} Needed: {', '.join(whole)}.")

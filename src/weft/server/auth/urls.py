@@ -1,0 +1,51 @@
+"""Which URLs authorization is done over: https, or http to this machine (ASEC-05, R11). Pure; resolves no name."""
+
+from __future__ import annotations
+
+from urllib.parse import SplitResult, urlsplit
+
+from weft.errors import UsageError
+from weft.protocol.hosts import is_loopback
+
+__all__ = ["check_url", "is_safe_url", "origin_of"]
+
+_MOST = 2048
+_UNSAFE = frozenset('"\\<>^`{|} ')  # what no URI has, and what would end a quoted string
+
+
+def is_safe_url(url: str) -> bool:
+    """Whether a URL is https with a host, or http to this machine; without user, fragment or stray characters.
+
+    >>> is_safe_url("https://auth.example.com/t"), is_safe_url("http://auth.example.com"), is_safe_url("http://[::1]:9/")
+    (True, False, True)
+    """
+    if len(url) > _MOST or not url.isascii() or not url.isprintable() or _UNSAFE & set(url):
+        return False
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        return False
+    if not host or "@" in parts.netloc or "#" in url:
+        return False
+    return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host))
+
+
+def check_url(url: str, what: str) -> SplitResult:
+    """The parts of a URL; UsageError where tokens must not travel over it."""
+    if not isinstance(url, str) or not is_safe_url(url):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+        raise UsageError(
+            f"{what} is {str(url)[:200]!r}, over which no token may travel. Give a full https:// URL without user and "
+            "fragment; http:// is for this machine alone, such as http://localhost:8000/mcp."
+        )
+    return urlsplit(url)
+
+
+def origin_of(url: str) -> str:
+    """Scheme, host and port of a URL, in the one spelling (lower case).
+
+    >>> origin_of("HTTPS://Mcp.Example.com/mcp?x=1")
+    'https://mcp.example.com'
+    """
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}".lower()

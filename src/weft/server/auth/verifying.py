@@ -1,0 +1,90 @@
+"""What a verifier is, and what the claims of a token say.
+
+A verifier is any async callable from a token to the `TokenInfo` of who bears it, or None. Whether a token is one of
+this resource's, and of now, is judged here for those that bring claims along.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+from weft.errors import UsageError, WeftError
+from weft.server.context import TokenInfo
+
+__all__ = ["TokenRefused", "Verifier", "VerifierFailed", "check_claims", "expiry_of", "info_of", "read_audience"]
+
+Verifier: TypeAlias = Callable[[str], Awaitable[TokenInfo | None]]
+
+
+class TokenRefused(WeftError):
+    """A token is not good. A verifier may raise it in place of returning None, to tell the client why.
+
+    The sentence is sent to the client: it must not repeat the token, nor what is secret.
+    """
+
+
+class VerifierFailed(WeftError):
+    """Whether a token is good cannot be told at the moment: the keys or the introspection cannot be had."""
+
+
+def read_audience(audience: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """An option that is one audience or several; None where the resource itself is meant."""
+    if audience is None:
+        return None
+    audiences = (audience,) if isinstance(audience, str) else tuple(audience)
+    if not audiences or not all(audiences):
+        raise UsageError("audience= is empty: leave it out to accept the tokens issued for the resource itself.")
+    return audiences
+
+
+def check_claims(claims: Mapping[str, Any], *, audiences: Sequence[str], leeway: float) -> None:
+    """Refuse claims of another audience (AUTH-30), or of another time. What is absent is for the verifier to demand."""
+    now = time.time()
+    exp, nbf = _seconds(claims, "exp"), _seconds(claims, "nbf")
+    if exp is not None and exp + leeway <= now:
+        raise TokenRefused("The token has expired.")
+    if nbf is not None and nbf - leeway > now:
+        raise TokenRefused("The token is not valid yet.")
+    named = claims.get("aud")
+    if named is None:
+        return
+    for_whom = cast("list[Any]", named) if isinstance(named, list) else [named]
+    if not any(audience in audiences for audience in for_whom):
+        raise TokenRefused("The token was issued for another resource.")
+
+
+def expiry_of(info: TokenInfo) -> float | None:
+    """When a token expires, in Unix seconds, where its claims say so."""
+    return _seconds(info.claims, "exp")
+
+
+def info_of(claims: Mapping[str, Any]) -> TokenInfo:
+    """Who is calling, by the claims of a verified token (RFC 9068, RFC 7662)."""
+    client = claims.get("client_id", claims.get("azp"))
+    subject = claims.get("sub", client)
+    if not isinstance(subject, str) or not subject:
+        raise TokenRefused("The token does not say whose it is.")
+    scopes = claims.get("scope", claims.get("scp", ()))
+    granted: Sequence[Any] = scopes.split() if isinstance(scopes, str) else scopes
+    if not isinstance(granted, (list, tuple)) or not all(isinstance(scope, str) for scope in granted):
+        raise TokenRefused("The scopes of the token cannot be read.")
+    issuer = claims.get("iss")
+    return TokenInfo(
+        subject=subject,
+        client_id=client if isinstance(client, str) else None,
+        scopes=frozenset(cast("Sequence[str]", granted)),
+        claims=dict(claims),
+        issuer=issuer if isinstance(issuer, str) else None,
+    )
+
+
+def _seconds(claims: Mapping[str, Any], name: str) -> float | None:
+    value = claims.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise TokenRefused(f"The claim `{name}` of the token is no time.")
+    return float(value)

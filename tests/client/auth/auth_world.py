@@ -1,0 +1,146 @@
+"""A world for flows without I/O: a server, an authorization server, a browser and a disk, all of them dictionaries.
+
+`World.run` does the steps of a flow as the driver would, and writes down what was asked. A test changes what it is
+about (`documents`, `answers`, `came_back`) and reads the record.
+"""
+
+import json
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
+
+from weft.client.auth.steps import Call, FetchFailed, Keep, Listen, Load, Request, Response, Visit
+
+SERVER = "https://mcp.example/mcp"
+ISSUER = "https://auth.example"
+PRM = "https://mcp.example/.well-known/oauth-protected-resource/mcp"
+PRM_ROOT = "https://mcp.example/.well-known/oauth-protected-resource"
+AS = "https://auth.example/.well-known/oauth-authorization-server"
+REDIRECT = "http://127.0.0.1:5555/callback"
+NOW = 1_800_000_000.0
+
+
+def json_response(document: Any, status: int = 200, **headers: str) -> Response:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Response(status, named, json.dumps(document).encode())
+
+
+def prm(**changes: Any) -> dict[str, Any]:
+    return {"resource": SERVER, "authorization_servers": [ISSUER], **changes}
+
+
+def metadata(issuer: str = ISSUER, **changes: Any) -> dict[str, Any]:
+    return {
+        "issuer": issuer,
+        "authorization_endpoint": f"{issuer}/authorize",
+        "token_endpoint": f"{issuer}/token",
+        "registration_endpoint": f"{issuer}/register",
+        "code_challenge_methods_supported": ["S256"],
+        "authorization_response_iss_parameter_supported": True,
+        **changes,
+    }
+
+
+class World:
+    def __init__(self) -> None:
+        self.documents: dict[str, Any] = {PRM: prm(), AS: metadata()}  # by URL; an int is a status, an error is thrown
+        self.answers: dict[str, Any] = {}  # of POSTs, by URL: a Response or a function of the request
+        self.came_back: Callable[[dict[str, str]], dict[str, str]] = self.log_in
+        self.requests: list[Request] = []
+        self.visits: list[dict[str, str]] = []
+        self.kept: dict[str, bytes] = {}
+        self.known: list[Any] = []  # what was offered as redirect URIs
+        self.redirect_uri = REDIRECT
+        self.issuer = ISSUER
+        self.granted = 0
+
+    # --- doing steps
+
+    def run(self, steps: Any) -> Any:
+        outcome: Any = None
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    outcome = self.do(step)
+                except FetchFailed as failure:
+                    step = steps.throw(failure)
+                else:
+                    step = steps.send(outcome)
+        except StopIteration as end:
+            return end.value
+
+    def do(self, step: Any) -> Any:
+        match step:
+            case Request():
+                return self.respond(step)
+            case Listen(known):
+                self.known.append(list(known))
+                return self.redirect_uri
+            case Visit(url, state):
+                asked = dict(parse_qsl(urlsplit(url).query))
+                self.visits.append(asked)
+                assert asked["state"] == state
+                return f"{self.redirect_uri}?{urlencode(self.came_back(asked))}"
+            case Load(key):
+                return self.kept.get(key)
+            case Keep(key, None):
+                self.kept.pop(key, None)
+            case Keep(key, value):
+                self.kept[key] = value
+            case Call(function):
+                return function()
+        return None
+
+    def respond(self, request: Request) -> Response:
+        self.requests.append(request)
+        if request.method == "GET":
+            found = self.documents.get(request.url, 404)
+        else:
+            found = self.answers.get(request.url) or self.default(request)
+        if callable(found):
+            found = found(request)
+        if isinstance(found, Exception):
+            raise found
+        if isinstance(found, int):
+            return Response(found)
+        return found if isinstance(found, Response) else json_response(found)
+
+    def default(self, request: Request) -> Any:
+        if request.url.endswith("/register"):
+            return json_response({"client_id": f"client-at-{urlsplit(request.url).hostname}"}, 201)
+        if request.url.endswith("/token"):
+            self.granted += 1
+            return {"access_token": f"access-{self.granted}", "token_type": "Bearer", "expires_in": 3600}
+        return 404
+
+    def log_in(self, asked: dict[str, str]) -> dict[str, str]:
+        """The person agrees."""
+        return {"code": "the-code", "state": asked["state"], "iss": self.issuer}
+
+    # --- reading the record
+
+    @property
+    def fetched(self) -> list[str]:
+        return [request.url for request in self.requests if request.method == "GET"]
+
+    @property
+    def posted(self) -> list[str]:
+        return [request.url for request in self.requests if request.method == "POST"]
+
+    def forms(self, url: str = f"{ISSUER}/token") -> list[dict[str, str]]:
+        bodies = [request.body.decode() for request in self.requests if request.method == "POST" and request.url == url]
+        return [{name: values[0] for name, values in parse_qs(body).items()} for body in bodies]
+
+    def registered(self, url: str = f"{ISSUER}/register") -> list[dict[str, Any]]:
+        return [json.loads(request.body) for request in self.requests if request.url == url]
+
+    # --- for authorizers: the same as a fetcher
+
+    @asynccontextmanager
+    async def open(self, server_url: str) -> Any:
+        async def fetch(request: Request) -> Response:
+            return self.respond(request)
+
+        yield fetch

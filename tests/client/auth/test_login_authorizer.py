@@ -1,0 +1,353 @@
+"""The hook of the transports: tokens at hand, one login for all who wait, a few tries and no more."""
+
+import asyncio
+import gc
+import logging
+from types import SimpleNamespace
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+import pytest
+from auth_world import AS, ISSUER, PRM, REDIRECT, SERVER, World, json_response, metadata, prm
+
+from weft.client.auth import BearerToken, ClientCredentials, FunctionRedirect, MemoryStorage, OAuth, as_auth
+from weft.client.auth.authorizer import Authorizer
+from weft.errors import AuthorizationFailed, UsageError
+
+TOKEN = f"{ISSUER}/token"
+
+
+def refusal(status: int = 401, challenge: str = "Bearer", **headers: str):
+    return SimpleNamespace(status=status, headers={"WWW-Authenticate": challenge, **headers})
+
+
+class Person:
+    """Logs in when told to; counts how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, str]] = []
+        self.may_go_on = asyncio.Event()
+        self.may_go_on.set()
+        self.denies = False
+        self.issuer = ISSUER
+
+    async def __call__(self, url: str) -> str:
+        asked = dict(parse_qsl(urlsplit(url).query))
+        self.asked.append(asked)
+        await self.may_go_on.wait()
+        answer = {"error": "access_denied"} if self.denies else {"code": "c"}
+        return f"{REDIRECT}?{urlencode({**answer, 'state': asked['state'], 'iss': self.issuer})}"
+
+
+def oauth(world: World, person: Person, storage=None, now: list[float] | None = None) -> OAuth:
+    made = OAuth(redirect=FunctionRedirect(person, REDIRECT), fetcher=world, storage=storage)
+    if now is not None:
+        made._clock = made._grant.clock = lambda: now[0]
+    return made
+
+
+async def go(auth, status: int = 401, challenge: str = "Bearer", url: str = SERVER, **request: str) -> bool:
+    """One request that is refused."""
+    given = await auth.headers(url, "POST")
+    return await auth.refused(refusal(status, challenge), given, request)
+
+
+@pytest.mark.spec("AUTH-27", "AUTH-28")
+async def test_a_login_and_what_is_sent_from_then_on():
+    world, person = World(), Person()
+    auth = oauth(world, person)
+    assert await auth.headers(SERVER, "POST") == {}
+    assert await go(auth) is True
+    for method in ("POST", "GET", "DELETE"):
+        assert await auth.headers(SERVER, method) == {"Authorization": "Bearer access-1"}
+    assert len(person.asked) == 1
+
+
+@pytest.mark.spec("AUTH-32")
+async def test_a_token_goes_only_to_its_server():
+    world, person = World(), Person()
+    auth = oauth(world, person)
+    await go(auth)
+    for other in ("https://evil.example/mcp", "https://mcp.example/other", "http://mcp.example/mcp"):
+        assert await auth.headers(other, "POST") == {}
+
+
+async def test_one_login_for_all_who_wait():
+    world, person = World(), Person()
+    person.may_go_on.clear()
+    auth = oauth(world, person)
+    waiting = [asyncio.create_task(go(auth)) for _ in range(20)]
+    await asyncio.sleep(0.05)
+    person.may_go_on.set()
+    assert await asyncio.gather(*waiting) == [True] * 20
+    assert len(person.asked) == 1
+    assert len(world.forms()) == 1
+
+
+async def test_who_was_refused_with_an_older_token_only_tries_again():
+    world, person = World(), Person()
+    auth = oauth(world, person)
+    early = await auth.headers(SERVER, "POST")
+    await go(auth)
+    assert await auth.refused(refusal(), early, {}) is True
+    assert len(person.asked) == 1
+
+
+async def test_a_failed_login_is_the_same_clear_error_for_all_and_the_next_request_may_try_again():
+    world, person = World(), Person()
+    person.denies = True
+    person.may_go_on.clear()
+    auth = oauth(world, person)
+    early = await auth.headers(SERVER, "POST")
+    waiting = [asyncio.create_task(go(auth)) for _ in range(5)]
+    await asyncio.sleep(0.05)
+    person.may_go_on.set()
+    failures = await asyncio.gather(*waiting, return_exceptions=True)
+    assert {type(failure) for failure in failures} == {AuthorizationFailed}
+    assert len({id(failure) for failure in failures}) == 5
+    assert all("access_denied" in str(failure) and "log in again" in str(failure) for failure in failures)
+    with pytest.raises(AuthorizationFailed, match="access_denied"):  # it was sent before the login failed
+        await auth.refused(refusal(), early, {})
+    assert len(person.asked) == 1
+    person.denies = False
+    assert await go(auth) is True
+
+
+async def test_a_login_ends_with_the_last_who_waits():
+    world, person = World(), Person()
+    person.may_go_on.clear()
+    auth = oauth(world, person)
+    before = asyncio.all_tasks()
+    first, second = (asyncio.create_task(go(auth)) for _ in range(2))
+    await asyncio.sleep(0.05)
+    first.cancel()
+    await asyncio.wait([first])
+    assert len(asyncio.all_tasks() - before) == 2  # the second, and the login
+    second.cancel()
+    await asyncio.wait([second])
+    assert asyncio.all_tasks() - before == set()
+    person.may_go_on.set()
+    assert await go(auth) is True
+
+
+async def test_a_token_is_replaced_before_it_expires_once_for_all():
+    world, person, now = World(), Person(), [1000.0]
+    answers = iter(range(1, 100))
+    world.answers[TOKEN] = lambda _: json_response(
+        {"access_token": f"t{next(answers)}", "token_type": "Bearer", "expires_in": 100, "refresh_token": "r"}
+    )
+    auth = oauth(world, person, now=now)
+    await go(auth)
+    now[0] += 69
+    assert (await auth.headers(SERVER, "POST"))["Authorization"] == "Bearer t1"
+    now[0] += 2
+    assert (await auth.headers(SERVER, "DELETE"))["Authorization"] == "Bearer t1"  # nobody waits to say goodbye
+    sent = await asyncio.gather(*(auth.headers(SERVER, "POST") for _ in range(20)))
+    assert {headers["Authorization"] for headers in sent} == {"Bearer t2"}
+    assert [form["grant_type"] for form in world.forms()] == ["authorization_code", "refresh_token"]
+    assert len(person.asked) == 1
+
+
+async def test_a_replacement_that_fails_leaves_the_decision_to_the_server():
+    world, person, now = World(), Person(), [1000.0]
+    world.answers[TOKEN] = json_response(
+        {"access_token": "t", "token_type": "Bearer", "expires_in": 100, "refresh_token": "r"}
+    )
+    auth = oauth(world, person, now=now)
+    await go(auth)
+    world.documents[AS] = 503
+    now[0] += 80
+    for _ in range(3):
+        assert (await auth.headers(SERVER, "POST"))["Authorization"] == "Bearer t"
+    assert world.fetched.count(AS) == 2  # at the login, and once since: it is not tried again at once
+
+
+async def test_a_kept_token_is_used_at_once_and_refreshed_when_it_is_refused():
+    storage = MemoryStorage()
+    world, person = World(), Person()
+    world.answers[TOKEN] = json_response({"access_token": "kept", "token_type": "Bearer", "refresh_token": "r"})
+    await go(oauth(world, person, storage))
+    later = oauth(world, person, storage, now=[4_000_000_000.0])
+    assert await later.headers(SERVER, "POST") == {"Authorization": "Bearer kept"}
+    world.answers[TOKEN] = json_response({"access_token": "fresh", "token_type": "Bearer"})
+    assert await go(later) is True
+    assert await later.headers(SERVER, "POST") == {"Authorization": "Bearer fresh"}
+    assert len(person.asked) == 1
+
+
+# --- asking for more
+
+
+@pytest.mark.spec("AUTH-43", "AUTH-12")
+async def test_more_is_asked_for_when_the_server_says_what():
+    world, person = World(), Person()
+    auth = oauth(world, person)
+    await go(auth, challenge='Bearer scope="read"')
+    assert await go(auth, 403, 'Bearer error="insufficient_scope", scope="write"') is True
+    assert [asked["scope"] for asked in person.asked] == ["read", "write read"]
+
+
+@pytest.mark.spec("AUTH-43")
+@pytest.mark.parametrize("challenge", ["Bearer", 'Bearer error="invalid_token"', "Basic", ""])
+async def test_a_403_that_is_not_about_scopes_is_final(challenge):
+    world, person = World(), Person()
+    auth = oauth(world, person)
+    await go(auth)
+    assert await go(auth, 403, challenge) is False
+    assert len(person.asked) == 1
+
+
+@pytest.mark.spec("AUTH-44")
+async def test_more_is_asked_for_a_few_times_only_for_one_operation():
+    world, person, now = World(), Person(), [1000.0]
+    world.answers[TOKEN] = json_response({"access_token": "t", "token_type": "Bearer", "scope": "little"})
+    auth = oauth(world, person, now=now)
+    await go(auth)
+    for _ in range(2):
+        await go(auth, 403, 'Bearer error="insufficient_scope", scope="much"', **{"Mcp-Name": "x"})
+    with pytest.raises(AuthorizationFailed, match="wants the scopes much"):
+        await go(auth, 403, 'Bearer error="insufficient_scope", scope="much"', **{"Mcp-Name": "x"})
+    assert len(person.asked) == 3
+    assert await go(auth, 403, 'Bearer error="insufficient_scope", scope="much"', **{"Mcp-Name": "y"}) is True
+    now[0] += 601
+    assert await go(auth, 403, 'Bearer error="insufficient_scope", scope="much"', **{"Mcp-Name": "x"}) is True
+
+
+@pytest.mark.spec("AUTH-44")
+async def test_what_was_granted_already_is_not_asked_for_again():
+    world, person = World(), Person()
+    auth = oauth(world, person)
+    await go(auth, challenge='Bearer scope="write"')
+    with pytest.raises(AuthorizationFailed, match="still does after they were granted"):
+        await go(auth, 403, 'Bearer error="insufficient_scope", scope="write"')
+    assert len(person.asked) == 1
+
+
+@pytest.mark.spec("AUTH-11")
+async def test_a_401_that_demands_more_scopes_is_a_step_up():
+    world, person = World(), Person()
+    auth = oauth(world, person)
+    await go(auth, challenge='Bearer scope="a"')
+    assert await go(auth, 401, 'Bearer scope="b"') is True
+    assert person.asked[1]["scope"] == "b a"
+
+
+async def test_one_step_up_for_all_who_need_it():
+    world, person = World(), Person()
+    auth = oauth(world, person)
+    await go(auth, challenge='Bearer scope="a"')
+    stamps = [await auth.headers(SERVER, "POST") for _ in range(10)]
+    denied = refusal(403, 'Bearer error="insufficient_scope", scope="b"')
+    assert all([await auth.refused(denied, stamp, {}) for stamp in stamps])
+    assert len(person.asked) == 2
+
+
+async def test_nobody_logs_in_to_say_goodbye():
+    world, person = World(), Person()
+    auth = oauth(world, person)
+    given = await auth.headers(SERVER, "DELETE")
+    assert await auth.refused(refusal(), given, {}) is False
+    assert person.asked == []
+
+
+# --- DPoP at the resource
+
+
+@pytest.mark.spec("XAUTH-09")
+async def test_every_request_has_a_proof_of_its_own_and_the_nonce_it_was_given():
+    import jwt
+
+    world, person = World(), Person()
+    world.documents[AS] = metadata(dpop_signing_alg_values_supported=["ES256"])
+    world.answers[TOKEN] = json_response({"access_token": "bound", "token_type": "DPoP"})
+    auth = oauth(world, person)
+    await go(auth, challenge='DPoP algs="ES256"')
+
+    def claims(given):
+        assert given["Authorization"] == "DPoP bound"
+        return jwt.decode(given["DPoP"], options={"verify_signature": False})
+
+    first, second = [await auth.headers(SERVER, "POST") for _ in range(2)]
+    assert claims(first)["jti"] != claims(second)["jti"]
+    assert (claims(first)["htm"], claims(first)["htu"]) == ("POST", SERVER)
+    assert "nonce" not in claims(first)
+    wanted = refusal(401, 'DPoP error="use_dpop_nonce"', **{"DPoP-Nonce": "n1"})
+    assert await auth.refused(wanted, first, {}) is True
+    assert claims(await auth.headers(SERVER, "GET"))["nonce"] == "n1"
+    assert await auth.refused(wanted, second, {}) is False  # the same again: it would not help
+    assert len(person.asked) == 1
+
+
+# --- nothing leaks
+
+
+@pytest.mark.spec("XAUTH-08", "AUTH-35")
+async def test_no_secret_is_in_a_repr_a_log_or_an_error(caplog):
+    caplog.set_level(logging.DEBUG)
+    world, person, now = World(), Person(), [1000.0]
+    world.answers[TOKEN] = json_response(
+        {"access_token": "SECRET1", "token_type": "Bearer", "refresh_token": "SECRET2", "expires_in": 50}
+    )
+    auth = oauth(world, person, now=now)
+    await go(auth)
+    world.answers[TOKEN] = json_response({"error": "invalid_grant"}, 400)
+    now[0] += 60
+    given = await auth.headers(SERVER, "POST")
+    with pytest.raises(AuthorizationFailed) as failure:
+        await auth.refused(refusal(), given, {})
+    own = [thing for thing in gc.get_objects() if type(thing).__module__.startswith("weft.client.auth")]
+    text = " ".join([caplog.text, str(failure.value), repr(failure.value.tried), repr(given), *map(repr, own)])
+    assert "SECRET" not in text
+
+
+# --- the simple ways
+
+
+@pytest.mark.spec("AUTH-27")
+async def test_a_token_as_text():
+    auth = as_auth("s3cret")
+    assert await auth.headers(SERVER, "POST") == {"Authorization": "Bearer s3cret"}
+    assert await auth.refused(refusal(), {}, {}) is False
+    assert "s3cret" not in repr(auth)
+
+
+async def test_a_token_from_a_function():
+    async def later() -> str:
+        return "two"
+
+    assert await BearerToken(lambda: "one").headers(SERVER, "POST") == {"Authorization": "Bearer one"}
+    assert await BearerToken(later).headers(SERVER, "POST") == {"Authorization": "Bearer two"}
+
+
+@pytest.mark.parametrize("token", ["", "a b", "a\r\nX: y", "é"])
+def test_a_token_that_cannot_be_sent(token):
+    with pytest.raises(UsageError, match="cannot be sent") as failure:
+        as_auth(token)
+    assert not token or token not in str(failure.value)
+
+
+def test_something_that_is_no_authorization():
+    assert as_auth(None) is None
+    with pytest.raises(UsageError, match="'int'"):
+        as_auth(7)
+
+
+@pytest.mark.spec("XAUTH-02")
+async def test_a_machine_logs_in_without_a_person():
+    world = World()
+    auth = ClientCredentials("robot", client_secret="s", fetcher=world)
+    assert await go(auth) is True
+    assert await auth.headers(SERVER, "POST") == {"Authorization": "Bearer access-1"}
+    assert isinstance(auth, Authorizer)
+
+
+@pytest.mark.spec("CREG-13", "CREG-14")
+async def test_the_server_moves_to_another_issuer():
+    world, person = World(), Person()
+    auth = oauth(world, person)
+    await go(auth)
+    second = "https://second.example"
+    world.documents[PRM] = prm(authorization_servers=[second])
+    world.documents[f"{second}/.well-known/oauth-authorization-server"] = metadata(second)
+    person.issuer = second
+    assert await go(auth) is True
+    assert world.posted[-2:] == [f"{second}/register", f"{second}/token"]

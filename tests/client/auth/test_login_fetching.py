@@ -1,0 +1,243 @@
+"""What a login fetches: over real sockets, within its bounds, and from nowhere that it should not."""
+
+import asyncio
+import socket
+
+import pytest
+from auth_world import PRM
+
+from support.fakes import http_server
+from weft.client.auth import Fetcher
+from weft.client.auth import fetching as fetching_module
+from weft.client.auth.steps import FetchFailed, Request
+from weft.client.auth.urls import UrlRefused, check, is_private, shown
+
+PUBLIC = "https://mcp.example/mcp"
+
+
+async def fetch(fetcher: Fetcher, request: Request, server: str):
+    async with fetcher.open(server) as do:
+        return await do(request)
+
+
+# --- which URLs
+
+
+@pytest.mark.spec("SBP-05", "SBP-02", "ASEC-05")
+@pytest.mark.security("R11")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://auth.example/x",
+        "ftp://auth.example/x",
+        "file:///etc/passwd",
+        "javascript:alert(1)",
+        "data:text/html,x",
+        "https://",
+        "https://user:pw@auth.example/",
+        "https://auth.example:0/",
+        "https://auth.example:99999/",
+        "https://auth.example/a b",
+        "https://auth.example\\@evil.example/",
+        "https://auth.example/\r\nX: y",
+        "https://[::1",
+        "https://" + "a" * 9000,
+        "",
+    ],
+)
+def test_urls_that_are_not_followed(url):
+    with pytest.raises(UrlRefused):
+        check(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["https://auth.example/x", "http://127.0.0.1:8/x", "http://localhost/x", "http://[::1]:1/"]
+)
+def test_urls_that_are(url):
+    assert check(url).geturl() == url
+
+
+def test_what_is_shown_of_a_url():
+    assert shown("https://a.example/b?key=secret#x") == "https://a.example/b"
+    assert shown("https://a.example/\x1b[31m") == "https://a.example/?[31m"
+
+
+@pytest.mark.spec("SBP-02")
+@pytest.mark.security("D15")
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("10.1.2.3", True),
+        ("172.16.0.1", True),
+        ("192.168.0.1", True),
+        ("127.0.0.1", True),
+        ("169.254.169.254", True),
+        ("100.64.0.1", True),
+        ("0.0.0.0", True),
+        ("224.0.0.1", True),
+        ("::1", True),
+        ("fe80::1%eth0", True),
+        ("fd00::1", True),
+        ("::ffff:10.0.0.1", True),
+        ("2002:0a00:0001::1", True),
+        ("8.8.8.8", False),
+        ("2606:4700::1111", False),
+    ],
+)
+def test_which_addresses_are_private(address, expected):
+    assert is_private(address) is expected
+
+
+# --- on whose behalf
+
+
+@pytest.mark.spec("SBP-02")
+@pytest.mark.security("D15")
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "10.0.0.8", "169.254.169.254", "x.localhost"])
+async def test_a_public_server_cannot_send_us_to_a_private_place(host, monkeypatch):
+    monkeypatch.setattr(fetching_module, "_is_public", public)
+    with pytest.raises(FetchFailed, match="private address"):
+        await fetch(Fetcher(), Request("GET", f"https://{host}/metadata"), PUBLIC)
+
+
+async def public(_: str) -> bool:
+    return True
+
+
+@pytest.mark.spec("SBP-02")
+@pytest.mark.security("D15")
+async def test_a_name_that_leads_to_a_private_place_is_found_out_when_it_is_resolved(monkeypatch):
+    monkeypatch.setattr(fetching_module, "_is_public", public)
+    asked: list[str] = []
+
+    async def handler(exchange):
+        asked.append(exchange.path)
+        await exchange.respond(200, b"{}")
+
+    def everything_is_here(host, port, *args, **kwargs):
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port or 0))]
+
+    async with http_server(handler) as url:
+        port = url.split(":")[2].split("/")[0]
+        monkeypatch.setattr(socket, "getaddrinfo", everything_is_here)
+        request = Request("GET", f"http://rebound.example:{port}/metadata")
+        with pytest.raises(FetchFailed, match="private address"):
+            await fetch(Fetcher(allow_insecure=True), request, PUBLIC)
+        assert asked == []
+        reply = await fetch(Fetcher(allow_insecure=True, allow_private=True), request, PUBLIC)
+        assert reply.status == 200
+
+
+async def test_whether_a_server_is_public(monkeypatch):
+    def resolved(host, *args, **kwargs):
+        if host == "gone.example":
+            raise socket.gaierror
+        address = "10.0.0.1" if host == "inside.example" else "8.8.8.8"
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    answers = [await fetching_module._is_public(f"https://{host}/mcp") for host in
+               ("public.example", "inside.example", "gone.example", "localhost", "10.0.0.1", "8.8.8.8")]  # fmt: skip
+    assert answers == [True, False, True, False, False, True]
+
+
+# --- how much
+
+
+async def test_a_document_arrives_with_its_headers_and_nothing_went_along_that_was_not_asked():
+    seen = []
+
+    async def handler(exchange):
+        seen.append(exchange.headers)
+        await exchange.respond(401, b'{"a": 1}', **{"DPoP-Nonce": "n", "Set-Cookie": "track=me"})
+
+    async with http_server(handler) as url, Fetcher().open(url) as do:
+        first = await do(Request("GET", url, {"Accept": "application/json"}))
+        await do(Request("GET", url))
+    assert (first.status, first.json(), first.headers["dpop-nonce"]) == (401, {"a": 1}, "n")
+    assert seen[0]["accept"] == "application/json"
+    assert not any("cookie" in headers or "authorization" in headers for headers in seen)
+
+
+@pytest.mark.security("R12")
+async def test_size_is_bounded():
+    async def handler(exchange):
+        await exchange.respond(200, b"x" * (10_000 + (exchange.path == "/over")))
+
+    async with http_server(handler) as url:
+        fetcher = Fetcher(most_bytes=10_000)
+        assert len((await fetch(fetcher, Request("GET", url), url)).body) == 10_000
+        with pytest.raises(FetchFailed, match="more than 10000 bytes"):
+            await fetch(fetcher, Request("GET", url.replace("/mcp", "/over")), url)
+
+
+@pytest.mark.security("R12")
+async def test_time_is_bounded():
+    async def handler(exchange):
+        await exchange.hang()
+
+    async with http_server(handler) as url:
+        with pytest.raises(FetchFailed, match="no answer within"):
+            await fetch(Fetcher(seconds=0.1), Request("GET", url), url)
+
+
+@pytest.mark.spec("SBP-02")
+@pytest.mark.security("R12")
+async def test_redirects_of_a_document_are_followed_a_few_times():
+    async def handler(exchange):
+        hops = int(exchange.path.rpartition("/")[2])
+        if hops:
+            await exchange.respond(302, location=f"/{hops - 1}")
+        else:
+            await exchange.respond(200, b"{}")
+
+    async with http_server(handler) as url:
+        base = url.removesuffix("/mcp")
+        assert (await fetch(Fetcher(redirects=3), Request("GET", f"{base}/3"), url)).status == 200
+        with pytest.raises(FetchFailed, match="again and again"):
+            await fetch(Fetcher(redirects=3), Request("GET", f"{base}/4"), url)
+
+
+@pytest.mark.spec("SBP-02")
+@pytest.mark.parametrize("target", ["file:///etc/passwd", "http://auth.example/", "ftp://127.0.0.1/"])
+async def test_redirects_lead_to_no_other_kind_of_place(target):
+    async def handler(exchange):
+        await exchange.respond(302, location=target)
+
+    async with http_server(handler) as url:
+        with pytest.raises(FetchFailed, match=r"neither https|not encrypted"):
+            await fetch(Fetcher(), Request("GET", url), url)
+
+
+async def test_secrets_follow_no_redirect():
+    asked = []
+
+    async def handler(exchange):
+        asked.append((exchange.method, exchange.path))
+        await exchange.respond(307, location="/elsewhere")
+
+    async with http_server(handler) as url:
+        reply = await fetch(Fetcher(), Request("POST", url, {}, b"code=secret"), url)
+    assert reply.status == 307
+    assert asked == [("POST", "/mcp")]
+
+
+async def test_what_cannot_be_reached_says_so():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/"
+    with pytest.raises(FetchFailed, match="cannot be reached"):
+        await fetch(Fetcher(), Request("GET", url), url)
+    with pytest.raises(FetchFailed, match="not encrypted"):
+        await fetch(Fetcher(), Request("GET", PRM.replace("https", "http")), url)
+
+
+async def test_nothing_is_left_open():
+    async def handler(exchange):
+        await exchange.respond(200, b"{}")
+
+    async with http_server(handler) as url:
+        before = len(asyncio.all_tasks())
+        await fetch(Fetcher(), Request("GET", url), url)
+        await asyncio.sleep(0.05)
+        assert len(asyncio.all_tasks()) <= before + 1  # the server's own, of the connection

@@ -1,0 +1,133 @@
+"""Where tokens are kept: what survives, who can read it, and what is made of damage."""
+
+import asyncio
+import json
+import os
+import stat
+import sys
+import types
+
+import pytest
+
+from weft.client.auth import FileStorage, KeyringStorage, MemoryStorage
+from weft.errors import UsageError
+
+
+@pytest.fixture
+def keyring(monkeypatch):
+    """The package as its documentation has it, with a dictionary behind it; a short one, as Windows has."""
+    entries: dict[tuple[str, str], str] = {}
+
+    def put(service, name, value):
+        assert len(value) <= 1280
+        entries[service, name] = value
+
+    def delete(service, name):
+        if (service, name) not in entries:
+            raise RuntimeError("not there")
+        del entries[service, name]
+
+    module = types.ModuleType("keyring")
+    module.get_password = lambda service, name: entries.get((service, name))
+    module.set_password = put
+    module.delete_password = delete
+    monkeypatch.setitem(sys.modules, "keyring", module)
+    return entries
+
+
+@pytest.fixture(params=["memory", "file", "keyring"])
+def storage(request, tmp_path):
+    if request.param == "memory":
+        return MemoryStorage()
+    if request.param == "file":
+        return FileStorage(tmp_path / "deep" / "tokens.json")
+    request.getfixturevalue("keyring")
+    return KeyringStorage()
+
+
+async def test_what_is_kept_is_found_and_what_is_forgotten_is_not(storage):
+    assert await storage.get("a") is None
+    await storage.put("a", b'{"x": "\xc3\xa9"}')
+    await storage.put("b", b"y" * 5000)
+    assert await storage.get("a") == b'{"x": "\xc3\xa9"}'
+    assert await storage.get("b") == b"y" * 5000
+    await storage.put("b", b"short")
+    assert await storage.get("b") == b"short"
+    await storage.put("a", None)
+    await storage.put("never", None)
+    assert await storage.get("a") is None
+
+
+@pytest.mark.spec("ASEC-01", "AUTH-35")
+async def test_a_file_is_its_owners_alone(tmp_path):
+    path = tmp_path / "deep" / "tokens.json"
+    old = os.umask(0)
+    try:
+        await FileStorage(path).put("a", b"secret")
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert [entry.name for entry in path.parent.iterdir()] == ["tokens.json"]
+
+
+@pytest.mark.spec("ASEC-01")
+async def test_a_file_that_others_can_read_is_refused_with_the_remedy(tmp_path):
+    path = tmp_path / "tokens.json"
+    path.write_text("{}")
+    path.chmod(0o644)
+    with pytest.raises(UsageError, match="chmod 600"):
+        await FileStorage(path).get("a")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'"x"', b'{"a": 1}', b"\xff"])
+async def test_a_damaged_file_is_as_good_as_none(tmp_path, content):
+    path = tmp_path / "tokens.json"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    storage = FileStorage(path)
+    assert await storage.get("a") is None
+    await storage.put("a", b"new")
+    assert await storage.get("a") == b"new"
+
+
+async def test_a_crash_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "tokens.json"
+    storage = FileStorage(path)
+    await storage.put("a", b"old")
+
+    def crash(_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "fsync", crash)
+    with pytest.raises(OSError, match="disk full"):
+        await storage.put("a", b"new")
+    assert json.loads(path.read_text()) == {"a": "old"}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["tokens.json"]
+
+
+async def test_many_writers_lose_nothing(tmp_path):
+    storage = FileStorage(tmp_path / "tokens.json")
+    await asyncio.gather(*(storage.put(str(number), b"x") for number in range(50)))
+    assert [await storage.get(str(number)) for number in range(50)] == [b"x"] * 50
+
+
+async def test_a_keyring_shows_no_urls(keyring):
+    storage = KeyringStorage()
+    await storage.put("token https://auth.example https://mcp.example/mcp", b"secret")
+    assert "example" not in repr(keyring)
+    await storage.put("token https://auth.example https://mcp.example/mcp", None)
+    assert keyring == {}
+
+
+async def test_a_keyring_with_a_missing_piece_is_as_good_as_empty(keyring):
+    storage = KeyringStorage()
+    await storage.put("a", b"x" * 3000)
+    del keyring[next(key for key in keyring if key[1].endswith(".1"))]
+    assert await storage.get("a") is None
+
+
+def test_without_the_package_the_remedy_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "keyring", None)
+    with pytest.raises(UsageError, match="pip install keyring"):
+        KeyringStorage()

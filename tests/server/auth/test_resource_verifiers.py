@@ -1,0 +1,221 @@
+"""Verifiers: which tokens are good, and which are not, whatever they look like."""
+
+import asyncio
+import base64
+import time
+from typing import Any
+
+import pytest
+from aiohttp import web
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from support.tokens import BAD_TOKENS, ISSUER, RESOURCE, claims_for, ec_jwk, rsa_jwk, rsa_key, token_for
+from weft import TokenInfo
+from weft.errors import UsageError
+from weft.server.auth import IntrospectionVerifier, JwtVerifier, StaticTokens, TokenRefused
+from weft.server.auth import keys as keys_module
+from weft.server.auth.verifying import VerifierFailed
+
+
+def verifier(**options: Any) -> JwtVerifier:
+    given = {"keys": {"keys": [rsa_jwk()]}, "issuer": ISSUER, "audience": RESOURCE, **options}
+    return JwtVerifier(**given)
+
+
+@pytest.mark.spec("AUTH-29", "AUTH-30")
+async def test_a_good_token_says_who_is_calling():
+    info = await verifier()(token_for("ann", scope="read write", aud=["https://other.example", RESOURCE]))
+    assert info is not None
+    assert (info.subject, info.client_id, info.issuer) == ("ann", "app", ISSUER)
+    assert info.scopes == {"read", "write"}
+    assert info.claims["iss"] == ISSUER
+
+
+@pytest.mark.spec("AUTH-29", "AUTH-30", "AUTH-31", "ASEC-02")
+@pytest.mark.security("R10", "D15")
+@pytest.mark.parametrize(("make", "reason"), BAD_TOKENS.values(), ids=BAD_TOKENS.keys())
+async def test_a_bad_token_is_refused(make: Any, reason: str):
+    with pytest.raises(TokenRefused, match=reason) as refused:
+        await verifier()(make())
+    assert make()[:20] not in str(refused.value)
+
+
+async def test_clocks_may_differ_a_little():
+    assert await verifier()(token_for(exp=int(time.time()) - 10, nbf=int(time.time()) + 10)) is not None
+
+
+async def test_keys_may_be_a_pem_a_list_or_a_set():
+    pem = rsa_key("first").public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+    for keys in (pem, [ec_jwk("other"), rsa_jwk()], {"keys": [{"kty": "RSA", "n": "!"}, rsa_jwk()]}):
+        info = await verifier(keys=keys)(token_for(head={"typ": "at+jwt"}))
+        assert info is not None
+        assert info.subject == "ann"
+
+
+@pytest.mark.parametrize("algorithms", [["none"], ["HS256"], [], ["RS256", "x"]])
+def test_algorithms_that_are_not_asymmetric_cannot_be_configured(algorithms: list[str]):
+    with pytest.raises(UsageError, match="algorithms= has"):
+        verifier(algorithms=algorithms)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"keys": None},
+        {"jwks_uri": "https://a.example/jwks"},
+        {"keys": "x"},
+        {"keys": []},
+        {"leeway": -1},
+        {"audience": ""},
+    ],
+)
+def test_a_verifier_that_cannot_work_is_refused(options: dict[str, Any]):
+    with pytest.raises(UsageError):
+        verifier(**options)
+
+
+@pytest.mark.security("R11")
+@pytest.mark.parametrize("uri", ["http://auth.example.com/jwks", "file:///etc/passwd", "https://u:p@a.example", "x"])
+def test_keys_come_over_https_or_from_this_machine(uri: str):
+    with pytest.raises(UsageError, match="no token may travel"):
+        JwtVerifier(uri, issuer=ISSUER)
+
+
+async def test_a_verifier_needs_to_know_for_whom():
+    with pytest.raises(UsageError, match="audience="):
+        await JwtVerifier(keys=[rsa_jwk()], issuer=ISSUER)(token_for())
+
+
+class Endpoint:
+    """A URL that answers as told, and counts."""
+
+    def __init__(self) -> None:
+        self.answer: Any = {}
+        self.status = 200
+        self.asked: list[Any] = []
+        self.headers: list[Any] = []
+        self.url = ""
+
+    async def serve(self, request: web.Request) -> web.Response:
+        self.asked.append(dict(await request.post()))
+        self.headers.append(dict(request.headers))
+        if isinstance(self.answer, bytes):
+            return web.Response(body=self.answer, status=self.status, content_type="application/json")
+        return web.json_response(self.answer, status=self.status)
+
+
+@pytest.fixture
+async def endpoint():
+    answering = Endpoint()
+    app = web.Application()
+    app.router.add_route("*", "/x", answering.serve)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    answering.url = f"http://127.0.0.1:{port}/x"
+    yield answering
+    await runner.cleanup()
+
+
+async def test_keys_are_fetched_once_and_rotated_on_an_unknown_id(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch):
+    endpoint.answer = {"keys": [rsa_jwk()]}
+    fetching = JwtVerifier(endpoint.url, issuer=ISSUER, audience=RESOURCE)
+    await asyncio.gather(*(fetching(token_for()) for _ in range(5)))
+    assert len(endpoint.asked) == 1
+    endpoint.answer = {"keys": [rsa_jwk("next")]}
+    rotated = token_for(key=rsa_key("next"), head={"kid": "next"})
+    with pytest.raises(TokenRefused):  # not asked again so soon, whatever ids are made up
+        await fetching(rotated)
+    assert len(endpoint.asked) == 1
+    monkeypatch.setattr(keys_module, "RETRY_SECONDS", 0.0)
+    assert await fetching(rotated) is not None
+    assert len(endpoint.asked) == 2
+    with pytest.raises(TokenRefused):  # the old key is gone
+        await fetching(token_for())
+
+
+@pytest.mark.parametrize(
+    ("status", "answer"),
+    [(500, {}), (302, {}), (200, b"no"), (200, {"x": 1}), (200, {"keys": 3}), (200, b" " * 600_000)],
+)
+async def test_keys_that_cannot_be_had_are_no_reason_to_refuse_a_token(endpoint: Endpoint, status: int, answer: Any):
+    endpoint.status, endpoint.answer = status, answer
+    with pytest.raises(VerifierFailed):
+        await JwtVerifier(endpoint.url, issuer=ISSUER, audience=RESOURCE)(token_for())
+
+
+async def test_old_keys_stay_good_while_new_ones_cannot_be_had(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch):
+    endpoint.answer = {"keys": [rsa_jwk()]}
+    fetching = JwtVerifier(endpoint.url, issuer=ISSUER, audience=RESOURCE)
+    assert await fetching(token_for()) is not None
+    monkeypatch.setattr(keys_module, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(keys_module, "KEEP_SECONDS", 0.0)
+    endpoint.status = 500
+    assert await fetching(token_for()) is not None
+    assert len(endpoint.asked) == 2
+
+
+def introspection(url: str, **options: Any) -> IntrospectionVerifier:
+    return IntrospectionVerifier(url, client_id="me:", client_secret="s3cret/+", audience=RESOURCE, **options)
+
+
+async def test_introspection_asks_and_reads_the_answer(endpoint: Endpoint):
+    endpoint.answer = {"active": True, **claims_for("bob", iss=None)}
+    info = await introspection(endpoint.url, issuer=ISSUER)("opaque")
+    assert info is not None
+    assert (info.subject, info.issuer, info.scopes) == ("bob", ISSUER, {"read"})
+    assert endpoint.asked == [{"token": "opaque", "token_type_hint": "access_token"}]
+    assert base64.b64decode(endpoint.headers[0]["Authorization"].split()[1]) == b"me%3A:s3cret%2F%2B"
+
+
+INACTIVE: dict[str, tuple[dict[str, Any], str | None]] = {
+    "inactive": ({"active": False}, None),
+    "not said": ({}, None),
+    "truthy": ({"active": "true"}, None),
+    "audience": ({"active": True, "sub": "a", "aud": "https://other.example"}, "another resource"),
+    "no audience": ({"active": True, "sub": "a"}, "which resource"),
+    "issuer": ({"active": True, "sub": "a", "aud": RESOURCE, "iss": "https://evil.example"}, "authorization server"),
+    "expired": ({"active": True, "sub": "a", "aud": RESOURCE, "exp": 1}, "expired"),
+    "not yet": ({"active": True, "sub": "a", "aud": RESOURCE, "nbf": 99_999_999_999}, "not valid yet"),
+    "no time": ({"active": True, "sub": "a", "aud": RESOURCE, "exp": "soon"}, "`exp`"),
+}
+
+
+@pytest.mark.spec("AUTH-30", "AUTH-31")
+@pytest.mark.parametrize(("answer", "reason"), INACTIVE.values(), ids=INACTIVE.keys())
+async def test_introspection_refuses(endpoint: Endpoint, answer: dict[str, Any], reason: str | None):
+    endpoint.answer = answer
+    asking = introspection(endpoint.url, issuer=ISSUER)
+    if reason is None:
+        assert await asking("opaque") is None
+    else:
+        with pytest.raises(TokenRefused, match=reason):
+            await asking("opaque")
+
+
+async def test_introspection_that_fails_is_no_verdict(endpoint: Endpoint):
+    endpoint.status = 401
+    with pytest.raises(VerifierFailed) as failed:
+        await introspection(endpoint.url)("opaque")
+    assert "opaque" not in str(failed.value)
+
+
+@pytest.mark.security("R11")
+def test_no_repr_shows_a_secret():
+    shown = repr(introspection("https://a.example/i")) + repr(StaticTokens({"hidden token": "ann"})) + repr(verifier())
+    assert not any(secret in shown for secret in ("s3cret", "hidden", "BEGIN"))
+
+
+async def test_static_tokens():
+    tokens = StaticTokens({"token of ann": "ann", "token of bob": TokenInfo("bob", client_id="cli")})
+    ann, bob = await tokens("token of ann"), await tokens("token of bob")
+    assert (ann and ann.subject, bob and bob.client_id) == ("ann", "cli")
+    assert await tokens("token of ann ") is None
+
+
+@pytest.mark.parametrize("tokens", [{}, {"short": "ann"}])
+def test_static_tokens_that_are_no_protection_are_refused(tokens: dict[str, str]):
+    with pytest.raises(UsageError, match="StaticTokens"):
+        StaticTokens(tokens)
