@@ -13,7 +13,7 @@ help:
 	@echo "make run           serve examples/server.py over HTTP (PORT=$(PORT))"
 	@echo "make test          every check and every test, with the other SDKs' clients where they can be had"
 	@echo "make check         lint, formatting, types, layers and the architecture tests"
-	@echo "make conformance   the official conformance suite against conformance/server.py and client.py"
+	@echo "make conformance   the official conformance suite against conformance/*.py"
 	@echo "make bench         Weft beside mcp, fastmcp and a bare server; writes bench/RESULTS.md and README's figures"
 	@echo "make clean         remove .venv, .cache and what the tools left behind"
 
@@ -41,7 +41,7 @@ bench: peers-bench
 
 # What comes from elsewhere (other SDKs, Node packages, Debian packages) lives in .cache, never in git.
 peers-test: $(VENV)/.dev
-	@$(BIN)/python tools/setup_peers.py node mcp1 mcp fastmcp servers nginx
+	@$(BIN)/python tools/setup_peers.py node mcp1 mcp fastmcp servers nginx chromium
 
 peers-conformance: $(VENV)/.dev
 	@$(BIN)/python tools/setup_peers.py --required node

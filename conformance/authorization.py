@@ -1,6 +1,8 @@
 """The suite's `authorization` command against Weft's own authorization server, with somebody who logs in.
 
-    python conformance/authorization.py        prints what the suite prints; exits 1 on a failure or a warning
+    python conformance/authorization.py [OPTION ...]     prints what the suite prints; exits 1 on a failure or a warning
+
+Options are those of the suite's command, such as `-o FOLDER`.
 
 The suite prints the URL that a person should open; the part of the person is played here: open the page, fill in the
 form, allow it, and follow the redirect to the suite's own callback.
@@ -60,7 +62,13 @@ async def run_suite(issuer: str) -> int:
     client_id = await register(issuer, f"http://127.0.0.1:{port}/callback")
     options = ["--url", issuer, "--client-id", client_id, "--resource", RESOURCE, "--port", str(port)]
     suite = await asyncio.create_subprocess_exec(
-        node(), SUITE, "authorization", *options, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        node(),
+        SUITE,
+        "authorization",
+        *options,
+        *sys.argv[1:],
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
     )
     assert suite.stdout is not None
     said, going = "", None

@@ -1,8 +1,9 @@
-"""Runs the official conformance suite against the fixture server and the client, and judges every single check.
+"""Runs the official conformance suite against the fixture server, the client and the authorization server.
 
     python conformance/run.py [--verbose] [RUN ...]      a RUN is `client`, or "server 2025-11-25"; without one, all
 
-One process of the fixture serves all runs, whatever their revision; the client is started anew for each scenario.
+Every single check is judged. One process of the fixture serves all runs, whatever their revision; the client is started
+anew for each scenario; authorization.py starts an authorization server, and logs in to it.
 
 Stricter than the suite: a WARNING or a SKIPPED check fails the run as a FAILURE does, an unscored scenario counts like
 a scored one, and so does a scenario that left no results, that calls a tool the fixture does not have, or whose client
@@ -46,6 +47,8 @@ PROBE = "no_such_tool"
 SCHEMA_CHECK = "wire-schema-valid"
 CLIENT_TIMEOUT_MS = 120_000  # all scenarios start at once, dozens of processes on however few cores
 ENDED = "ended well"  # the last word of conformance/client.py
+HEADINGS = {"server": "Server", "client": "Client", "authorization": "Authorization server"}  # in the suite's list
+PREFIXES = {"server": "server-", "client": "", "authorization": "authorization-server-"}  # of the folders it leaves
 
 Checks = Sequence[Mapping[str, Any]]
 
@@ -58,10 +61,11 @@ class Run:
     revision: str
     options: tuple[str, ...]
     listing: tuple[str, ...] = ()  # how the suite lists its scenarios, where that takes other options
+    part: str = ""  # "extensions": only those of authorization, which the suite runs at a revision one by one only
 
     @property
     def name(self) -> str:
-        return f"{self.side} {self.revision}"
+        return f"{self.side} {self.part} {self.revision}" if self.part else f"{self.side} {self.revision}"
 
 
 RUNS = (
@@ -71,6 +75,11 @@ RUNS = (
     Run("client", "2026-07-28", ("--requirements", "2026-07-28")),
     Run("client", "2025-11-25", ("--requirements", "2025-11-25")),
     Run("client", "2025-03-26", ("--suite", "backcompat"), ("--spec-version", "2025-03-26")),
+    *(
+        Run("client", revision, ("--spec-version", revision, "--force"), ("--client",), "extensions")
+        for revision in ("2026-07-28", "2025-11-25")
+    ),
+    Run("authorization", "2026-07-28", ("--spec-version", "2026-07-28")),
 )
 
 
@@ -149,7 +158,9 @@ def scenarios_of(run: Run) -> list[str]:
     """The scenarios of a run, scored and unscored, in the suite's own words."""
     command = [str(NODE), str(SUITE), "list", *(run.listing or run.options)]
     listing = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-    section = listing.partition(f"{run.side.capitalize()} scenarios")[2]
+    if run.part:
+        return re.findall(r"(?m)^\s+- (auth/\S+) \[extension\]$", listing)
+    section = listing.partition(f"{HEADINGS[run.side]} scenarios")[2]
     section = re.split(r"(?m)^\S.* scenarios|^.*never scored", section)[0]
     unscored = listing.partition("never scored")[2]
     named = re.findall(r"(?m)^\s+- (\S+)(?: \[[-\d,]+\])?$", section)
@@ -157,11 +168,11 @@ def scenarios_of(run: Run) -> list[str]:
 
 
 def read_results(folder: Path, side: str) -> dict[str, Checks]:
-    """The checks by scenario, from the folders that the suite leaves: `server-<scenario>-<time>`, `<scenario>-<time>`.
+    """The checks by scenario, from the folders that the suite leaves: `server-<scenario>-<time>` and the like.
 
     The scenario of a client may have a `/`, and its folder has another one around it then.
     """
-    prefix = "server-" if side == "server" else ""
+    prefix = PREFIXES[side]
     results: dict[str, Checks] = {}
     for file in sorted(folder.rglob("checks.json")):
         place = file.parent.relative_to(folder).as_posix()
@@ -244,17 +255,18 @@ def called_names() -> frozenset[str]:
     return frozenset(re.findall(r"(?m)^called (\S+)$", (WORK / "server.log").read_text())) - {PROBE}
 
 
-def run_suite(run: Run, target: Sequence[str]) -> dict[str, Checks]:
+def run_suite(run: Run, target: Sequence[str], scenarios: Sequence[str]) -> dict[str, Checks]:
     """Lets the suite run its scenarios against the target; the checks by scenario."""
     folder = WORK / run.name.replace(" ", "-")
+    options = [*run.options, "-o", str(folder)]
+    command = [str(NODE), str(SUITE), run.side, *target, *options]
+    if run.side == "authorization":
+        command = [sys.executable, str(HERE / "authorization.py"), *options]
+    commands = [[*command, "--scenario", scenario] for scenario in scenarios] if run.part else [command]
     with (WORK / f"{folder.name}.log").open("wb") as output:
-        subprocess.run(
-            [str(NODE), str(SUITE), run.side, *target, *run.options, "-o", str(folder)],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            timeout=600,
-            check=False,  # its exit code counts scored FAILUREs only; we read every check ourselves
-        )
+        for each in commands:
+            # The exit code counts scored FAILUREs only; we read every check ourselves.
+            subprocess.run(each, stdout=output, stderr=subprocess.STDOUT, timeout=600, check=False)
     return read_results(folder, run.side)
 
 
@@ -275,7 +287,7 @@ def report(verdicts: Sequence[Verdict], *, verbose: bool) -> None:
 def main() -> int:
     """Runs, judges, prints; 0 when every check passed or is excepted with a reason that still holds."""
     parser = argparse.ArgumentParser(
-        description="Run the official conformance suite against conformance/server.py and client.py."
+        description="Run the official conformance suite against conformance/server.py, client.py and authorization.py."
     )
     parser.add_argument("--verbose", action="store_true", help="name the excepted checks as well")
     parser.add_argument("runs", nargs="*", metavar="RUN", help="run only those whose name begins so")
@@ -289,7 +301,7 @@ def main() -> int:
     client = ["--command", f"{sys.executable} {HERE / 'client.py'}", "--timeout", str(CLIENT_TIMEOUT_MS)]
     with fixture_server() as url:
         offered = offered_names(url)
-        targets = {"server": ["--url", url], "client": client}
+        targets = {"server": ["--url", url], "client": client, "authorization": []}
         failed = [run.name for run in runs if not passes(run, targets[run.side], offered, verbose=options.verbose)]
     print(
         f"conformance: {len(runs) - len(failed)} of {len(runs)} runs passed"
@@ -303,7 +315,7 @@ def passes(run: Run, target: Sequence[str], offered: frozenset[str], *, verbose:
     started = time.monotonic()
     before = called_names()
     scenarios = scenarios_of(run)
-    results = run_suite(run, target)
+    results = run_suite(run, target, scenarios)
     exceptions = read_exceptions(run)
     lacking = (called_names() - before) - offered
     verdicts = [judge(scenario, results.get(scenario, ()), exceptions) for scenario in scenarios]

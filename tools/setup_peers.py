@@ -1,6 +1,6 @@
 """Fetches what the tests, the conformance run and the benchmark drive but Weft does not ship.
 
-    python tools/setup_peers.py [--required] node mcp1 mcp fastmcp servers wrk nginx
+    python tools/setup_peers.py [--required] node mcp1 mcp fastmcp servers wrk nginx chromium
 
 Everything lands in .cache (Debian packages excepted) with a stamp that holds its pins, so a second run is
 quick and a changed pin sets up anew. What cannot be had is named in one line together with what is left out
@@ -36,6 +36,7 @@ PYTHON_PINS = {
 ENGINE_PINS = ["uvloop", "httptools"]
 
 LEFT_OUT = {
+    "chromium": "tests/interop (a login in a real browser)",
     "node": "tests/interop (the TypeScript clients and servers) and make conformance",
     "mcp1": "tests/interop (the official Python client and server of the session era)",
     "mcp": "tests/interop (the official Python client and server) and make bench",

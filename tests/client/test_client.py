@@ -404,7 +404,7 @@ async def test_the_log_level_goes_where_the_era_has_it() -> None:
             pipe.answer(message, initialized() if message["method"] == "initialize" else {})
 
     legacy = FakePipe(handle)
-    async with Client(legacy, mode="session", log_level="info") as client:
+    async with Client(legacy, mode="session", log_level="info", roots=[]) as client:
         await client.ping()
         await client.set_log_level("error")
         await client.roots_changed()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from support.fakes import DISCOVERED, FakePipe, initialized
-from weft import AskFailed, Client, ClientLimits, InvalidAnswer, RemoteError
+from weft import AskFailed, Client, ClientLimits, InvalidAnswer, RemoteError, Server, UrlElicitationRequired
 from weft.client import errands
 
 TEXT = {"content": [{"type": "text", "text": "done"}]}
@@ -208,3 +208,29 @@ async def test_a_server_that_says_done_and_refuses_again_is_not_followed_for_eve
         with pytest.raises(InvalidAnswer, match="3 times in a row"):
             await asyncio.wait_for(client.call_tool("t"), 10)
     assert len(server.calls("tools/call")) <= 5
+
+
+@pytest.mark.parametrize("mode", ["stateless", "session"])
+async def test_a_server_of_our_own_that_waits_for_a_page_to_be_visited(mode: Any) -> None:
+    server = Server("shop", version="1")
+    paid: list[str] = []
+    refusals = 0
+
+    @server.tool
+    async def buy() -> str:
+        nonlocal refusals
+        if not paid:
+            refusals += 1
+            raise UrlElicitationRequired(("Pay here.", "https://pay.example/1"))
+        return "bought"
+
+    async def visit(question: Any) -> bool:
+        asyncio.get_running_loop().call_later(0.1, paid.append, question.url)  # the user takes a moment
+        if mode == "stateless":
+            await asyncio.sleep(0.2)  # rounds are answered at once, so this is the time to wait
+        return True
+
+    async with Client(server, mode=mode, elicit_url=visit) as client:
+        assert (await asyncio.wait_for(client.call_tool("buy"), 10)).text == "bought"
+    assert paid == ["https://pay.example/1"]
+    assert refusals >= 1

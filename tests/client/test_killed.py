@@ -190,6 +190,7 @@ class Mute:
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
+        await asyncio.sleep(0.01)  # for the sockets to close
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -210,11 +211,11 @@ class Mute:
         except asyncio.CancelledError:
             pass  # the end of the test
         finally:
+            writer.transport.abort()
+            before.transport.abort()
             for one in ways:
                 one.cancel()
             await asyncio.wait(ways)
-            writer.close()
-            before.close()
 
 
 QUIET = """
@@ -239,7 +240,7 @@ async def test_a_stream_that_fell_silent_is_noticed_and_opened_again(tmp_path: P
     program.write_text(QUIET)
     server = Process(program)
     way = Mute(server.port)
-    limits = ClientLimits(silence_seconds=0.8, close_seconds=1)
+    limits = ClientLimits(silence_seconds=1.5, close_seconds=1)
     try:
         async with (
             way as url,
@@ -247,7 +248,7 @@ async def test_a_stream_that_fell_silent_is_noticed_and_opened_again(tmp_path: P
             client.listen(tools=True) as changes,
         ):
             before = way.connections
-            await asyncio.sleep(1.2)
+            await asyncio.sleep(1.8)
             assert way.connections == before  # signs of life came, and nothing was taken for lost
             way.is_mute = True
             assert await asyncio.wait_for(anext(changes), 15) == StreamReopened()

@@ -10,6 +10,7 @@ import pytest
 from support.fakes import DISCOVERED, LEGACY, Exchange, FakePipe, http_server, initialized
 from weft import Client, ConnectionFailed, RemoteError, ResourceMissing
 from weft.client.calls import pause
+from weft.errors import UsageError
 from weft.types.base import Implementation
 
 TEXT = {"content": [{"type": "text", "text": "done"}]}
@@ -372,14 +373,7 @@ async def test_an_older_server_is_understood_and_asked_nothing_it_does_not_know(
 
 
 @pytest.mark.spec("STDIO-15")
-async def test_nobody_is_authorized_over_a_pipe(tmp_path: Any) -> None:
-    class Never:
-        async def headers(self, *_: Any) -> dict[str, str]:
-            raise AssertionError("asked for a token")
-
-        async def refused(self, *_: Any) -> bool:
-            raise AssertionError("asked for a login")
-
+async def test_a_child_has_its_credentials_from_its_environment_and_from_nothing_else(tmp_path: Any) -> None:
     program = tmp_path / "server.py"
     program.write_text(
         "import sys, json, os\n"
@@ -391,5 +385,7 @@ async def test_nobody_is_authorized_over_a_pipe(tmp_path: Any) -> None:
         "        print(json.dumps({'jsonrpc': '2.0', 'id': message['id'], 'result': result}), flush=True)\n"
     )
     entry = {"command": sys.executable, "args": [str(program)], "env": {"API_KEY": "from the environment"}}
-    async with Client(entry, auth=Never()) as client:
+    async with Client(entry) as client:
         assert (await client.call_tool("t")).text == "from the environment"
+    with pytest.raises(UsageError, match="environment"):
+        Client(entry, auth=Extended())

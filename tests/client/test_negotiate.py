@@ -1,6 +1,7 @@
 """Which era a server speaks: every way in which one can answer the first question, over HTTP and over a pipe."""
 
 import asyncio
+import sys
 from typing import Any
 
 import pytest
@@ -374,3 +375,132 @@ async def test_connecting_twice_is_connecting_once() -> None:
         await client.close()
         await client.close()
     assert server.asked == ["server/discover"]
+
+
+@pytest.mark.spec("VER-02", "COMPAT-07")
+@pytest.mark.parametrize("code", [-32022, -32004])
+async def test_pipe_a_refusal_that_names_a_common_version_is_followed(code: int) -> None:
+    refusals = [{"code": code, "message": "no", "data": {"supported": [MODERN], "requested": MODERN}}]
+
+    def probe(pipe: FakePipe, message: dict[str, Any]) -> None:
+        if refusals:
+            pipe.answer(message, error=refusals.pop())
+        else:
+            pipe.answer(message, DISCOVERED)
+
+    server = pipe_server(probe)
+    async with Client(server) as client:
+        assert (client.era, client.protocol_version) == ("stateless", MODERN)
+    assert not server.calls("initialize")
+
+
+async def test_pipe_a_session_version_that_a_refusal_names_is_agreed_on_by_a_handshake() -> None:
+    refusal = {"code": -32022, "message": "no", "data": {"supported": [LEGACY], "requested": MODERN}}
+    server = pipe_server(lambda pipe, message: pipe.answer(message, error=refusal))
+    async with Client(server) as client:
+        assert client.protocol_version == LEGACY
+    assert server.calls("initialize")[0]["params"]["protocolVersion"] == LEGACY
+
+
+@pytest.mark.spec("COMPAT-07")
+@pytest.mark.parametrize("code", [-32020, -32021, -32022])
+async def test_pipe_an_error_of_the_stateless_era_alone_is_no_reason_to_fall_back(code: int) -> None:
+    server = pipe_server(lambda pipe, message: pipe.answer(message, error={"code": code, "message": "no"}))
+    with pytest.raises(RemoteError) as caught:
+        await Client(server).connect()
+    assert caught.value.code == code
+    assert not server.calls("initialize")
+
+
+@pytest.mark.spec("CAN-12")
+async def test_pipe_a_server_that_hangs_after_the_first_question_is_not_waited_for() -> None:
+    def handle(pipe: FakePipe, message: dict[str, Any]) -> None:
+        if message["method"] == "server/discover":
+            pipe.answer(message, error={"code": -32601, "message": "?"})
+
+    server = FakePipe(handle)
+    with pytest.raises((ConnectionFailed, RequestTimeout), match="initialize"):
+        await asyncio.wait_for(Client(server, limits=QUICK).connect(), 10)
+    assert server.is_closed
+    assert not server.calls("notifications/cancelled")
+
+
+# --- the same, by real processes and by servers of the first revision
+
+
+PROBED = """
+import sys, json, time
+for line in sys.stdin:
+    message = json.loads(line)
+    def answer(**said):
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], **said}), flush=True)
+    if message["method"] == "server/discover":
+        PROBE
+    elif message["method"] == "initialize":
+        answer(result=INITIALIZED)
+    elif "id" in message:
+        answer(result={"tools": []})
+"""
+PROBES = {
+    "silent": "pass",
+    "-32601": 'answer(error={"code": -32601, "message": "Method not found"})',
+    "-32602": 'answer(error={"code": -32602, "message": "Invalid params"})',
+    "-32700, without an id": 'print(\'{"jsonrpc":"2.0","error":{"code":-32700,"message":"?"}}\', flush=True)',
+    "garbage": 'print("What? " * 100, flush=True)',
+    "stderr": 'print("KeyError: server/discover", file=sys.stderr, flush=True)',
+    "dies": "sys.exit(1)",
+}
+
+
+@pytest.mark.spec("COMPAT-08", "COMPAT-09")
+@pytest.mark.parametrize("probe", PROBES)
+async def test_a_child_of_the_session_era_is_found_out(tmp_path: Any, probe: str) -> None:
+    program = tmp_path / "server.py"
+    program.write_text(PROBED.replace("PROBE", PROBES[probe]).replace("INITIALIZED", repr(initialized())))
+    limits = ClientLimits(probe_seconds=1, request_seconds=10, close_seconds=1)
+    async with Client([sys.executable, str(program)], limits=limits) as client:
+        assert (client.era, client.protocol_version) == ("session", LEGACY)
+        assert await client.list_tools() == []
+
+
+@pytest.mark.parametrize(
+    ("probe", "handshake"),
+    [
+        (answering(401), None),
+        (answering(403), None),
+        (refusing(400, -32022, {"supported": ["2031-01-01"]}), None),
+        (refusing(400, -32020), None),
+        (answering(400), answering(401)),
+        (answering(400), answering(500)),
+        (silent, silent),
+    ],
+    ids=["401", "403", "-32022", "-32020", "then 401", "then 500", "silence"],
+)
+async def test_a_server_that_says_something_else_is_none_of_the_first_revision(probe: Any, handshake: Any) -> None:
+    server = Server(probe, handshake)
+    async with http_server(server) as url:
+        with pytest.raises((ConnectionFailed, RemoteError, VersionMismatch, RequestTimeout)):
+            await asyncio.wait_for(Client(url, limits=QUICK).connect(), 10)
+    assert "GET" not in server.asked
+
+
+@pytest.mark.spec("COMPAT-14")
+@pytest.mark.parametrize("status", [400, 404, 405])
+async def test_the_first_revision_is_tried_after_every_refusal_it_is_known_for(status: int) -> None:
+    server = Server(answering(status), answering(status))
+    async with http_server(server) as url:
+        with pytest.raises(ConnectionFailed, match="as the first revision has it"):
+            await Client(url, limits=QUICK).connect()
+    assert server.asked == ["server/discover", "initialize", "GET"]
+
+
+async def test_a_server_of_the_first_revision_that_names_no_endpoint_is_not_waited_for() -> None:
+    async def get(exchange: Exchange) -> None:
+        await exchange.stream(b": hello\n\n")
+        await exchange.hang()
+
+    server = Server(answering(405), answering(405), get)
+    limits = ClientLimits(connect_seconds=0.5, close_seconds=0.2)
+    async with http_server(server) as url:
+        with pytest.raises(ConnectionFailed, match="no endpoint"):
+            await asyncio.wait_for(Client(url, limits=limits).connect(), 10)

@@ -75,7 +75,7 @@ def test_a_token_without_the_scope_of_the_server(live: Live, era: str) -> None:
     assert told["resource_metadata"] == METADATA
 
 
-@pytest.mark.spec("AUTH-34", "AUTH-33")
+@pytest.mark.spec("AUTH-34", "AUTH-33", "XAUTH-08")
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.parametrize("query", ["access_token={}", "x=1&access_token={}", "access%5Ftoken={}"])
 @pytest.mark.parametrize("with_header", [True, False])
@@ -245,7 +245,7 @@ def test_another_principals_state_is_unknown(live: Live) -> None:
 # --- what is known of a token, and what is not told of it
 
 
-@pytest.mark.spec("AUTH-33", "ASEC-15")
+@pytest.mark.spec("AUTH-33", "ASEC-15", "XAUTH-08")
 @pytest.mark.parametrize("era", ERAS)
 def test_a_handler_never_sees_the_token(live: Live, era: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)

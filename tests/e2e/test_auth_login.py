@@ -479,6 +479,7 @@ async def test_a_public_server_fetches_no_document_from_where_only_it_can_reach(
 # --- what is kept, and what is not
 
 
+@pytest.mark.spec("ASEC-01")
 async def test_the_store_holds_no_secret_that_could_be_used(place: Authorization) -> None:
     tokens = place.tokens()
     values = str(vars(place.server.grants._store))

@@ -13,6 +13,7 @@ from support.logging_in import REDIRECT, Browser, log_in, pkce
 from support.protected import Peer, challenge_of, make_protected, protect
 from support.sessions import introduction, rpc
 from support.tokens import ISSUER, bound_to, proof_for, rsa_jwk, token_for
+from weft import Extension
 from weft.server.auth import JwtVerifier, ResourceServer
 from weft.server.auth.authorization import AuthorizationServer
 
@@ -36,6 +37,37 @@ def test_behind_a_proxy_that_takes_a_prefix_off() -> None:
         for url, status in [(PUBLIC, 200), ("https://mcp.example.com/mcp", 200), ("https://evil.example/mcp", 401)]:
             proof = {"Authorization": f"DPoP {token}", "DPoP": proof_for(token, url=url)}
             assert live.call("tools/list", headers={**lies, **proof}).status == status
+
+
+@pytest.mark.security("R2", "D15")
+def test_the_host_of_the_resource_is_served_without_being_named_again() -> None:
+    verifier = JwtVerifier(keys=[rsa_jwk()], issuer=ISSUER)
+    server = make_protected(ResourceServer(PUBLIC, authorization_servers=[ISSUER], verifier=verifier))
+    token = {"Authorization": f"Bearer {token_for(aud=PUBLIC)}"}
+    asked = {"Host": "mcp.example.com", "Origin": "https://mcp.example.com"}
+    with serve(server) as live:
+        for host in ("mcp.example.com", "mcp.example.com:8443", "MCP.example.com", f"127.0.0.1:{live.port}"):
+            assert live.call("tools/list", headers={**token, "Host": host}).status == 200
+        for host in ("evil.example", "mcp.example.com.evil.example", "example.com", "x.mcp.example.com"):
+            assert live.call("tools/list", headers={**token, "Host": host}).status == 421
+        assert live.call("tools/list", headers={**token, **asked}).status == 200
+        assert live.call("tools/list", headers={**token, **asked, "Origin": "https://evil.example"}).status == 403
+    with serve(server, allowed_hosts=["other.example"]) as live:  # whoever names hosts names all of them
+        assert live.call("tools/list", headers={**token, "Host": "mcp.example.com"}).status == 421
+        assert live.call("tools/list", headers={**token, "Host": "other.example"}).status == 200
+
+
+@pytest.mark.spec("XAUTH-01")
+def test_a_program_that_logs_in_by_itself_is_served_and_may_be_told_that_it_can() -> None:
+    class ClientCredentials(Extension):
+        id = "io.modelcontextprotocol/oauth-client-credentials"
+
+    with serve(make_protected(extensions=[ClientCredentials()])) as live:
+        robot = Peer(live, "stateless", token_for("robot", client_id="robot"))
+        declared = robot.send("server/discover").result["capabilities"]["extensions"]
+        assert ClientCredentials.id in declared
+        told = robot.tool("who").result["structuredContent"]
+        assert (told["subject"], told["client"]) == ("robot", "robot")
 
 
 @pytest.mark.spec("L03-07", "AUTH-03")

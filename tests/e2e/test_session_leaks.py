@@ -97,9 +97,10 @@ class Served:
     """A process that serves, and what it holds."""
 
     def __init__(self, file: Path) -> None:
-        # What is freed goes back to the system; else glibc keeps some, and memory says nothing.
+        # What is freed goes back to the system; else Python and glibc keep some, and memory says nothing.
         environment = {
             **os.environ,
+            "PYTHONMALLOC": "malloc",
             "MALLOC_MMAP_THRESHOLD_": "131072",
             "MALLOC_ARENA_MAX": "1",
             "PYTHONPATH": str(Path(__file__).parents[1]),

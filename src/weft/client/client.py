@@ -46,7 +46,7 @@ from weft.types.tools import ListToolsResult, Tool
 
 if TYPE_CHECKING:
     from weft.client.transports.base import Transport
-    from weft.client.transports.http import Auth
+    from weft.client.transports.http_auth import Auth
 
 __all__ = ["Client"]
 
@@ -304,8 +304,10 @@ class Client:
             await self._refetch_tools()  # what is known of its headers is wrong, or nothing is (HDR-37)
             options = Options(timeout, progress, self._toolbox.headers(name, given), self._is_manual)
             result = await self._exchange.request("tools/call", params, ToolResult, options)
-        if self._check_output and (result.structured_content is not UNSET or self._toolbox.knows(name)):
-            await self._checked(name, result)
+        if self._check_output:
+            if not self._toolbox.knows(name) and result.structured_content is not UNSET:
+                await self._get_to_know()
+            self._toolbox.check(name, result)
         return result
 
     async def _refetch_tools(self) -> None:
@@ -313,15 +315,12 @@ class Client:
             await self._exchange.cache.drop("tools/list")
         await self.list_tools()
 
-    async def _checked(self, name: str, result: ToolResult) -> None:
-        """Check an output; the list of tools is fetched for it, once, if it never was (TOOL-13)."""
-        if not self._toolbox.knows(name) and not self._toolbox.is_complete:
+    async def _get_to_know(self) -> None:
+        """Fetch the list of tools, once, if it never was: an output is to be checked (TOOL-13)."""
+        if not self._toolbox.is_complete:
             self._toolbox.is_complete = True
-            try:
+            with suppress(RemoteError, InvalidAnswer):
                 await self.list_tools()
-            except (RemoteError, InvalidAnswer):
-                return
-        self._toolbox.check(name, result)
 
     # --- resources
 

@@ -19,7 +19,7 @@ from weft.errors import UsageError
 from weft.limits import ClientLimits
 
 if TYPE_CHECKING:
-    from weft.client.transports.http import Auth
+    from weft.client.transports.http_auth import Auth
 
 __all__ = ["Dialled", "HttpOptions", "dial"]
 
@@ -65,6 +65,12 @@ def dial(
     if isinstance(found, CommandTarget):
         from weft.client.transports.stdio import StdioTransport
 
+        if http.auth is not None:  # AUTH-02
+            raise UsageError(
+                f"auth= is for servers at a URL; the command {found.where!r} gets credentials from its environment: "
+                "give env in an entry of an mcpServers configuration."
+            )
+
         return Dialled(StdioTransport(found, limits, on_stderr=on_stderr))
     return _dial_url(found, limits, http)
 
@@ -77,7 +83,7 @@ def _dial_url(target: UrlTarget, limits: ClientLimits, http: HttpOptions) -> Dia
     if http.proxy is not None:
         check_url(http.proxy, allow_insecure=True)
     headers = {**target.headers, **http.headers}
-    auth = _auth(http)
+    auth = _auth(http, target.url)
 
     def wire() -> AiohttpWire:
         return AiohttpWire(limits, proxy=http.proxy, tls=http.tls, trust_env=http.trust_env)
@@ -86,7 +92,7 @@ def _dial_url(target: UrlTarget, limits: ClientLimits, http: HttpOptions) -> Dia
         HttpTransport(target.url, wire(), limits, headers=headers, auth=auth),
         key=target.url,
         headers=headers,
-        old_transport=lambda: SseTransport(target.url, wire(), limits, headers=headers),
+        old_transport=lambda: SseTransport(target.url, wire(), limits, headers=headers, auth=auth),
     )
 
 
@@ -103,9 +109,13 @@ def _dial_app(app: Any, limits: ClientLimits, http: HttpOptions) -> Dialled:
     return Dialled(transport, headers=http.headers)
 
 
-def _auth(http: HttpOptions) -> Auth | None:
+def _auth(http: HttpOptions, url: str | None = None) -> Auth | None:
+    """The hook for authorization. A login on behalf of a server goes the way that its client does."""
     if http.auth is None:
         return None
-    from weft.client.auth import as_auth
+    from weft.client.auth import Authorizer, as_auth
 
-    return as_auth(http.auth)
+    auth = as_auth(http.auth)
+    if url is not None and isinstance(auth, Authorizer):
+        auth.go_as(url, proxy=http.proxy, tls=http.tls, trust_env=http.trust_env)
+    return auth

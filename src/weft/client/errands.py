@@ -24,10 +24,10 @@ __all__ = ["Errands"]
 
 _COMPLETE = "notifications/elicitation/complete"
 
-Ask = Callable[[str, str, Any], Awaitable[Any]]
+_Ask = Callable[[str, str, Any], Awaitable[Any]]
 """Puts a question to the user: its key, its method, its params. Returns the answer."""
 
-Again = Callable[[], Awaitable[bytes]]
+_Again = Callable[[], Awaitable[bytes]]
 """Makes the request again."""
 
 
@@ -48,7 +48,7 @@ class _Errand:
 class Errands:
     """The errands of all requests of one client."""
 
-    def __init__(self, link: Link, limits: ClientLimits, ask: Ask) -> None:
+    def __init__(self, link: Link, limits: ClientLimits, ask: _Ask) -> None:
         self._link = link
         self._limits = limits
         self._ask = ask
@@ -61,7 +61,7 @@ class Errands:
             if errand is not None:
                 errand.news.set()
 
-    async def run(self, error: RemoteError, again: Again) -> bytes:
+    async def run(self, error: RemoteError, again: _Again) -> bytes:
         """Do what the error asks for, and make the request again. Any other error is raised as it is."""
         errand = _Errand(0)
         attempt = 0

@@ -113,11 +113,13 @@ class Exchange:
 
     # --- one round
 
-    async def _fetch(self, method: str, params: Mapping[str, Any], options: Options) -> bytes:
+    def _fetch(self, method: str, params: Mapping[str, Any], options: Options) -> Awaitable[bytes]:
         """The result as it came, or as it was kept."""
-        cache = self.cache
-        if cache is None or method not in CACHEABLE:
-            return await self._send(method, params, options)
+        if self.cache is None or method not in CACHEABLE:
+            return self._send(method, params, options)
+        return self._fetch_cached(self.cache, method, params, options)
+
+    async def _fetch_cached(self, cache: CacheView, method: str, params: Mapping[str, Any], options: Options) -> bytes:
         kept = await cache.get(method, params)
         if kept is not None:
             return kept

@@ -130,19 +130,19 @@ class StatelessClient:
         """Give a request its envelope, and the headers that repeat it (META-01, HDR-01, HDR-06, HDR-07)."""
         if capabilities.roots is not None and capabilities.roots.list_changed is not None:
             capabilities = msgspec.structs.replace(capabilities, roots=RootsCapability())  # ROOT-01
-        meta = {
-            **params.get("_meta", {}),
+        meta: dict[str, Any] = {
             PROTOCOL_VERSION_KEY: self.version,
             CLIENT_INFO_KEY: info,
             CLIENT_CAPABILITIES_KEY: capabilities,
         }
         if log_level is not None:
             meta[LOG_LEVEL_KEY] = log_level
+        if "_meta" in params:
+            meta = {**params["_meta"], **meta}
         headers = {"MCP-Protocol-Version": self.version, "Mcp-Method": method}
-        if method in _NAMED_BY:
-            name = params.get(_NAMED_BY[method])
-            if isinstance(name, str):
-                headers["Mcp-Name"] = encode_value(name)
+        named_by = _NAMED_BY.get(method)
+        if named_by is not None and isinstance(name := params.get(named_by), str):
+            headers["Mcp-Name"] = encode_value(name)
         return {**params, "_meta": meta}, headers
 
     def headers(self, method: str | None = None) -> dict[str, str]:

@@ -95,7 +95,8 @@ class HostPolicy:
     """Decides which `Host` and `Origin` headers are served.
 
     `allowed_hosts`: names such as `"api.example.com"` (any port), `"api.example.com:8443"` (that port), `"[::1]:80"`,
-    `"*.example.com"` (its subdomains) or `"*"` (any). None means this machine alone: localhost, 127.0.0.0/8, [::1].
+    `"*.example.com"` (its subdomains) or `"*"` (any). None means this machine alone: localhost, 127.0.0.0/8, [::1];
+    and `own`, a host that a server is known to be reached by.
 
     `allowed_origins`: origins such as `"https://app.example.com"` (scheme, host and port exactly; the scheme's default
     port when none is written), `"https://*.example.com"`, `"null"`, or `"*"` (any). None means any http(s) origin
@@ -110,19 +111,24 @@ class HostPolicy:
         "_any_host",
         "_any_origin",
         "_host_rules",
+        "_is_local",
         "_null_origin",
         "_origin_rules",
         "_served_hosts",
         "_served_origins",
     )
 
-    def __init__(self, allowed_hosts: Sequence[str] | None, allowed_origins: Sequence[str] | None) -> None:
+    def __init__(
+        self, allowed_hosts: Sequence[str] | None, allowed_origins: Sequence[str] | None, own: str | None = None
+    ) -> None:
         hosts = _entries("allowed_hosts", allowed_hosts)
         origins = _entries("allowed_origins", allowed_origins)
         self._any_host = "*" in (hosts or ())
         self._any_origin = "*" in (origins or ())
         self._null_origin = "null" in (origins or ())
-        self._host_rules = None if hosts is None else [_host_rule(entry) for entry in hosts if entry != "*"]
+        self._is_local = hosts is None
+        named = [own] if hosts is None and own is not None else hosts or []
+        self._host_rules = [_host_rule(entry) for entry in named if entry != "*"]
         self._origin_rules = (
             None if origins is None else [_origin_rule(entry) for entry in origins if entry not in ("*", "null")]
         )
@@ -153,8 +159,8 @@ class HostPolicy:
     def _allows(self, authority: _Authority, port: int | None = None) -> bool:
         if self._any_host:
             return True
-        if self._host_rules is None:
-            return is_loopback(authority.host)
+        if self._is_local and is_loopback(authority.host):
+            return True
         port = port if authority.port is None else authority.port
         # A Host without a port stands for the default port of a scheme that is not known here.
         ports = tuple(_DEFAULT_PORTS.values()) if port is None else (port,)

@@ -432,7 +432,8 @@ class Server:
     ) -> HttpApp:
         """An ASGI app, to run under any ASGI server or to mount in another app.
 
-        Only requests that name this machine's loopback as their host are served, unless `allowed_hosts` says otherwise.
+        Only requests that name this machine's loopback as their host are served, or the host of the resource where
+        `auth` protects one, unless `allowed_hosts` says otherwise.
         `sessions=False` serves clients that open with a handshake without remembering them: they can be asked nothing
         and told nothing on its own, but any worker serves them. `sse_path="/sse"` also serves clients of the oldest
         revision's transport, which was replaced by this endpoint. Of requests that come from one of `trusted_proxies`

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import itertools
 import json
+import socket
 import time
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 
 from support.fakes import DISCOVERED, Exchange, http_server, initialized, reply, sse
 from weft import Client, ClientLimits, ConnectionFailed, InvalidAnswer, RemoteError, RequestTimeout
+from weft.client import StreamReopened, ToolsChanged
 from weft.client.transports.base import Refused
+from weft.client.transports.http_wire import AiohttpWire
 
 TEXT = {"content": [{"type": "text", "text": "done"}]}
 QUICK = ClientLimits(probe_seconds=0.5, request_seconds=2, close_seconds=0.5)
@@ -557,3 +560,46 @@ async def test_a_standing_stream_that_the_server_still_thinks_is_there_is_tried_
         assert await asyncio.wait_for(anext(changes), 5) == StreamReopened()
         assert await asyncio.wait_for(anext(changes), 5) == ToolsChanged()
     assert gets == 4
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_KEEPIDLE"), reason="the system has other names for it")
+async def test_the_system_looks_after_a_stream_that_says_nothing() -> None:
+    async def handle(exchange: Exchange) -> None:
+        await exchange.stream(b":\n\n")
+        await exchange.hang()
+
+    wire = AiohttpWire(QUICK)
+    await wire.open()
+    async with http_server(handle) as url:
+        reply = await wire.exchange("GET", url, {}, None)
+        chunks = reply.chunks()
+        assert await anext(chunks) == b":\n\n"
+        connection = reply._response.connection  # type: ignore[attr-defined] - aiohttp's own
+        end = connection.transport.get_extra_info("socket")
+        assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) != 0
+        assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
+        await chunks.aclose()  # type: ignore[attr-defined] - it is a generator
+        reply.done()
+        await wire.close()
+
+
+async def test_connections_that_may_lead_nowhere_are_not_used_again() -> None:
+    async def handle(exchange: Exchange) -> None:
+        ports.append(exchange.writer.get_extra_info("peername")[1])
+        cookies.append(exchange.headers.get("cookie"))
+        await exchange.respond(200, set_cookie="a=1")
+
+    ports: list[int] = []
+    cookies: list[str | None] = []
+    wire = AiohttpWire(QUICK)
+    await wire.open()
+    async with http_server(handle) as url:
+        url = url.replace("127.0.0.1", "localhost")
+        for renews in (False, False, True, True, True, True, True):
+            if renews:
+                wire.renew()
+            (await wire.exchange("GET", url, {}, None)).done()
+        await wire.close()
+    assert ports[0] == ports[1]
+    assert len(set(ports)) == 6
+    assert cookies == [None, *["a=1"] * 6]  # one client is still one client

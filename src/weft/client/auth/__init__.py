@@ -10,6 +10,7 @@
 Nothing that is secret is in a repr, a log line or an error.
 """
 
+from weft.client.auth.authorizer import Authorizer
 from weft.client.auth.fetching import Fetcher
 from weft.client.auth.grants import IdentityProvider
 from weft.client.auth.logins import (
@@ -25,6 +26,7 @@ from weft.client.auth.storage import FileStorage, KeyringStorage, MemoryStorage
 from weft.client.auth.tokens import PrivateKey
 
 __all__ = [
+    "Authorizer",
     "BearerToken",
     "ClientCredentials",
     "EnterpriseManaged",

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from weft.client.auth import urls
@@ -20,6 +21,7 @@ from weft.client.auth.challenge import Challenge, challenges
 from weft.client.auth.credentials import Token
 from weft.client.auth.dpop import DpopKey, Nonces
 from weft.client.auth.driver import World, run
+from weft.client.auth.fetching import Fetcher
 from weft.client.auth.grant import Grant, Situation, recall_token
 from weft.client.auth.steps import Steps
 from weft.errors import AuthorizationFailed
@@ -101,9 +103,14 @@ class Authorizer:
         self._world = world
         self._clock = clock
         self._places: dict[str, _Place] = {}
+        self._ways: dict[tuple[str, str, int | None], Fetcher] = {}  # by the origin of a server
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(urls.shown(url) for url in self._places)})"
+
+    def go_as(self, url: str, *, proxy: str | None, tls: ssl.SSLContext | None, trust_env: bool) -> None:
+        """Do the logins for the server at a URL the way that its client goes there, unless a fetcher was given."""
+        self._ways[urls.origin(url)] = Fetcher(proxy=proxy, tls=tls, trust_env=trust_env)
 
     # --- what a transport calls
 
@@ -153,11 +160,15 @@ class Authorizer:
             place = self._places[url] = _Place(url)
         return place
 
+    def _world_of(self, place: _Place) -> World:
+        way = self._ways.get(urls.origin(place.url))
+        return self._world if way is None or self._world.fetcher is not None else replace(self._world, fetcher=way)
+
     def _situation(self, place: _Place, *, is_step_up: bool = False) -> Situation:
         return Situation(place.url, place.challenge, place.token, is_step_up, place.nonces)
 
     async def _recall(self, place: _Place) -> None:
-        token = await run(recall_token(place.url), self._world, place.url)
+        token = await run(recall_token(place.url), self._world_of(place), place.url)
         if not place.is_recalled:
             place.is_recalled = True
             if token is not None and place.token is None:
@@ -205,7 +216,7 @@ class Authorizer:
     async def _log_in(self, place: _Place, steps: Steps[Token]) -> Token:
         this = asyncio.current_task()
         try:
-            token = await run(steps, self._world, place.url)
+            token = await run(steps, self._world_of(place), place.url)
             place.take(token)
         except AuthorizationFailed as failure:
             place.failures += 1

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from weft.client.auth.fetching import Fetch, Fetching
+from weft.client.auth.fetching import Fetch, Fetcher, Fetching
 from weft.client.auth.redirect import Listener, Redirect
 from weft.client.auth.steps import Call, FetchFailed, Keep, Listen, Load, Request, Step, Steps, Visit
 from weft.client.auth.storage import Storage
@@ -26,7 +26,7 @@ T = TypeVar("T")
 class World:
     """What the steps are done with."""
 
-    fetcher: Fetching
+    fetcher: Fetching | None  # None: whichever suits the server
     storage: Storage
     redirect: Redirect | None = None
 
@@ -81,7 +81,8 @@ class _Hands:
 
     async def _request(self, request: Request) -> Any:
         if self._fetch is None:
-            self._fetch = await self._stack.enter_async_context(self._world.fetcher.open(self._server_url))
+            fetcher = self._world.fetcher or Fetcher()
+            self._fetch = await self._stack.enter_async_context(fetcher.open(self._server_url))
         assert self._fetch is not None
         return await self._fetch(request)
 

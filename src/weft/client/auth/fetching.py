@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urljoin, urlsplit
+from urllib.request import getproxies
 
 from weft.client.auth import urls
 from weft.client.auth.steps import FetchFailed, Request, Response
@@ -47,7 +48,7 @@ class Fetcher:
     """Exchanges over the network, with aiohttp.
 
     `allow_insecure` lets http leave this machine, `allow_private` lets a public server name private addresses: both for
-    networks that are trusted. `tls` and `proxy` are as those of the client.
+    networks that are trusted. `tls`, `proxy` and `trust_env` are as those of the client.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Fetcher:
         allow_private: bool = False,
         tls: ssl.SSLContext | None = None,
         proxy: str | None = None,
+        trust_env: bool = False,
         seconds: float = 30.0,
         most_bytes: int = 1024 * 1024,
         redirects: int = 3,
@@ -65,6 +67,7 @@ class Fetcher:
         self._allow_private = allow_private
         self._tls = tls
         self._proxy = proxy
+        self._trust_env = trust_env
         self._seconds = seconds
         self._most_bytes = most_bytes
         self._redirects = redirects
@@ -75,12 +78,13 @@ class Fetcher:
         import aiohttp
 
         is_guarded = not self._allow_private and await _is_public(server_url)
-        guarded = is_guarded and self._proxy is None  # a proxy resolves names by itself
-        connector = aiohttp.TCPConnector(ssl=self._tls or True, resolver=_guarded_resolver() if guarded else None)
+        resolver = _guarded_resolver(self._proxies()) if is_guarded else None
+        connector = aiohttp.TCPConnector(ssl=self._tls or True, resolver=resolver)
         session = aiohttp.ClientSession(
             connector=connector,
             timeout=aiohttp.ClientTimeout(total=self._seconds),
             cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=self._trust_env,
             headers={"User-Agent": "weft"},
         )
         async with session:
@@ -89,6 +93,13 @@ class Fetcher:
                 return await self._fetch(session, request, is_guarded=is_guarded)
 
             yield fetch
+
+    def _proxies(self) -> frozenset[str]:
+        """The hosts of the proxies that may be used: those were chosen here, and may be private."""
+        found = [self._proxy] if self._proxy is not None else []
+        if self._trust_env:
+            found += getproxies().values()
+        return frozenset(urlsplit(proxy).hostname or "" for proxy in found)
 
     async def _fetch(self, session: aiohttp.ClientSession, request: Request, *, is_guarded: bool) -> Response:
         """One exchange. Only a GET goes where it is sent: a POST has secrets in it."""
@@ -176,8 +187,11 @@ async def _is_public(server_url: str) -> bool:
     return not any(urls.is_private(str(entry[4][0])) for entry in found)
 
 
-def _guarded_resolver() -> Any:
-    """A resolver that refuses names of private addresses: what was checked is what is connected to."""
+def _guarded_resolver(proxies: frozenset[str]) -> Any:
+    """A resolver that refuses names of private addresses: what was checked is what is connected to.
+
+    Where a proxy is asked to connect, the resolver sees the name of the proxy alone.
+    """
     from aiohttp.abc import AbstractResolver, ResolveResult
     from aiohttp.resolver import DefaultResolver
 
@@ -189,7 +203,7 @@ def _guarded_resolver() -> Any:
             self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
         ) -> list[ResolveResult]:
             found = await self._inner.resolve(host, port, family)
-            if any(urls.is_private(entry["host"]) for entry in found):
+            if host not in proxies and any(urls.is_private(entry["host"]) for entry in found):
                 raise _PrivateAddress(_PRIVATE)
             return found
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from weft.client.auth.authorizer import Authorizer
 from weft.client.auth.driver import World
-from weft.client.auth.fetching import Fetcher, Fetching
+from weft.client.auth.fetching import Fetching
 from weft.client.auth.flow import CodeFlow
 from weft.client.auth.grants import ClientCredentialsFlow, EnterpriseFlow, IdentityProvider, Secret, WorkloadFlow
 from weft.client.auth.redirect import LoopbackRedirect, Redirect
@@ -89,7 +89,7 @@ class OAuth(Authorizer):
         self._registration = registration
         super().__init__(
             CodeFlow(registration, _scopes(scopes), dpop, offline),
-            World(fetcher or Fetcher(), storage or MemoryStorage(), redirect or LoopbackRedirect()),
+            World(fetcher, storage or MemoryStorage(), redirect or LoopbackRedirect()),
         )
 
     def client_metadata(self, redirect_uris: Sequence[str]) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def as_auth(auth: Any) -> Any:
 
 
 def _world(storage: Storage | None, fetcher: Fetching | None) -> World:
-    return World(fetcher or Fetcher(), storage or MemoryStorage())
+    return World(fetcher, storage or MemoryStorage())
 
 
 def _scopes(scopes: Sequence[str]) -> Sequence[str]:

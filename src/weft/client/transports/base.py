@@ -174,7 +174,7 @@ class PipeTransport:
         if not self._open:
             return
         try:
-            frames = read_messages(data)
+            frames = (decode(data),) if data[:1] == b"{" else read_messages(data)
         except (ProtocolError, InvalidAnswer) as error:
             frame = _error_in(data)
             if frame is None:

@@ -13,11 +13,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from weft.client.calls import Pulse, pause
 from weft.client.transports.base import NO_HEADERS, Answer, Lost, Receive, Refused, read_messages
+from weft.client.transports.http_auth import Auth, AuthorizedWire, read_refusal
 from weft.client.transports.http_wire import HttpReply, Wire, place
 from weft.errors import ConnectionFailed, InvalidAnswer, ProtocolError
 from weft.jsonrpc import Frame
@@ -25,7 +26,7 @@ from weft.limits import ClientLimits
 from weft.protocol import sse
 from weft.types.base import RequestId
 
-__all__ = ["Auth", "HttpTransport"]
+__all__ = ["HttpTransport"]
 
 log = logging.getLogger("weft.client")
 
@@ -33,23 +34,6 @@ _POST = {"Content-Type": "application/json", "Accept": "application/json, text/e
 _GET = {"Accept": "text/event-stream"}
 _TAKEN = 409  # how servers refuse a second standing stream, while they think that the first is there
 _SAME_REQUEST = (307, 308)  # the redirects that keep the method and the body
-_MOST_AUTHORIZATIONS = 3
-_REFUSAL_BYTES = 1024 * 1024  # of a refusal's body are read
-
-
-class Auth(Protocol):
-    """Authorization: what goes along with a request, and what is done when that does not suffice."""
-
-    async def headers(self, url: str, method: str) -> Mapping[str, str]:
-        """The headers of the next request."""
-        ...
-
-    async def refused(self, refusal: Refused, given: Mapping[str, str], request: Mapping[str, str]) -> bool:
-        """Look at a 401 or a 403; True when it is worth while to try again.
-
-        `given` is what `headers` returned for this request, `request` are its other headers.
-        """
-        ...
 
 
 class HttpTransport:
@@ -69,10 +53,9 @@ class HttpTransport:
     ) -> None:
         self.where = place(url)
         self.url = url  # where a redirect within the origin has led to
-        self._wire = wire
         self._limits = limits
-        self._auth = auth
         self.hold: Callable[[], AbstractContextManager[Any]] = nullcontext  # stops the clocks while somebody logs in
+        self._wire = wire if auth is None else AuthorizedWire(wire, auth, limits.connect_seconds, self._holding)
         self._posted = {**_POST, **headers}  # what goes along with every POST
         self._gotten = {**_GET, **headers}
         self._receive: Receive = _ignore
@@ -125,35 +108,22 @@ class HttpTransport:
 
     # --- exchanges
 
+    def _holding(self) -> AbstractContextManager[Any]:
+        return self.hold()  # as it is by then: whoever uses the transport sets it
+
     async def _exchange(self, method: str, headers: Mapping[str, str], body: bytes | None) -> HttpReply:
-        """One exchange, with authorization, and redirects within the origin (R11)."""
-        reply = await self._authorized(method, headers, body)
+        """One exchange, with redirects within the origin (R11)."""
+        reply = await self._wire.exchange(method, self.url, headers, body)
         if not 300 <= reply.status < 400:
             return reply
         for _ in range(self._limits.redirects):
             reply.done()
             self.url = self._redirected(reply)
-            reply = await self._authorized(method, headers, body)
+            reply = await self._wire.exchange(method, self.url, headers, body)
             if not 300 <= reply.status < 400:
                 return reply
         reply.done()
         raise ConnectionFailed(f"{self.where} redirects again and again; use the URL that the server gives out itself.")
-
-    async def _authorized(self, method: str, headers: Mapping[str, str], body: bytes | None) -> HttpReply:
-        auth = self._auth
-        if auth is None:
-            return await self._wire.exchange(method, self.url, headers, body)
-        for attempt in range(_MOST_AUTHORIZATIONS + 1):
-            given = await auth.headers(self.url, method)
-            reply = await self._wire.exchange(method, self.url, {**headers, **given}, body)
-            if reply.status not in (401, 403) or attempt == _MOST_AUTHORIZATIONS:
-                return reply
-            refusal = await self._refusal(reply)
-            reply.done()
-            with self.hold():
-                if not await auth.refused(refusal, given, headers):
-                    raise refusal
-        raise AssertionError("the last attempt returns")
 
     def _redirected(self, reply: HttpReply) -> str:
         target = urljoin(self.url, reply.headers.get("Location", ""))
@@ -166,15 +136,7 @@ class HttpTransport:
         )
 
     async def _refusal(self, reply: HttpReply) -> Refused:
-        return Refused(self.where, reply.status, reply.headers, await self._start_of(reply))
-
-    async def _start_of(self, reply: HttpReply) -> bytes:
-        """The body of a refusal, as far as anybody will want to read it; it decides what the refusal means."""
-        try:
-            async with asyncio.timeout(self._limits.connect_seconds):
-                return await reply.body(_REFUSAL_BYTES)
-        except (ConnectionFailed, InvalidAnswer, TimeoutError):
-            return b""
+        return await read_refusal(reply, self.where, self._limits.connect_seconds)
 
     def _answer_in(self, body: bytes, request_id: RequestId) -> Frame:
         """The answer in a JSON body. One to another request is not taken for it, whatever it says (R6)."""

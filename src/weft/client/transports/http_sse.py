@@ -7,11 +7,14 @@ like any other. Only ever used where a server refuses everything newer (COMPAT-1
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from weft.client.calls import Pulse
 from weft.client.transports.base import NO_HEADERS, PipeTransport, Refused
+from weft.client.transports.http_auth import Auth, AuthorizedWire
 from weft.client.transports.http_wire import HttpReply, Wire, place
 from weft.errors import ConnectionFailed, InvalidAnswer
 from weft.limits import ClientLimits
@@ -25,10 +28,23 @@ class SseTransport(PipeTransport):
 
     kind = "sse"
 
-    def __init__(self, url: str, wire: Wire, limits: ClientLimits, *, headers: Mapping[str, str] = NO_HEADERS) -> None:
+    def __init__(
+        self,
+        url: str,
+        wire: Wire,
+        limits: ClientLimits,
+        *,
+        headers: Mapping[str, str] = NO_HEADERS,
+        auth: Auth | None = None,
+    ) -> None:
         super().__init__(place(url), limits)
         self._url = url
-        self._wire = wire
+        self.hold: Callable[[], AbstractContextManager[Any]] = nullcontext  # stops the clocks while somebody logs in
+        self._opening: asyncio.Timeout | None = None  # the clock of the stream that is being opened
+        # Tokens are for the server at its URL, wherever within its origin it wants messages to be sent.
+        self._wire = (
+            wire if auth is None else AuthorizedWire(wire, auth, limits.connect_seconds, self._holding, server=url)
+        )
         self._headers = headers
         self._endpoint = ""  # where to POST
         self._reply: HttpReply | None = None
@@ -37,7 +53,7 @@ class SseTransport(PipeTransport):
     async def _start(self) -> None:
         await self._wire.open()
         try:
-            async with asyncio.timeout(self.limits.connect_seconds):
+            async with asyncio.timeout(self.limits.connect_seconds) as self._opening:
                 self._reply = await self._wire.exchange(
                     "GET", self._url, {"Accept": "text/event-stream", **self._headers}, None
                 )
@@ -47,12 +63,30 @@ class SseTransport(PipeTransport):
                 named: asyncio.Future[str] = asyncio.get_running_loop().create_future()
                 self._reader = asyncio.create_task(self._read(self._reply, named))
                 self._endpoint = self._checked(await named)
+        except Refused as refused:
+            await self._stop()
+            raise ConnectionFailed(f"HTTP {refused.status}; check the token and its scopes") from None
         except TimeoutError:
             await self._stop()
             raise ConnectionFailed(f"no endpoint was named within {self.limits.connect_seconds:g} s") from None
         except BaseException:
             await self._stop()
             raise
+        finally:
+            self._opening = None
+
+    @contextmanager
+    def _holding(self) -> Generator[None]:
+        """Somebody logs in, which may take longer than a stream is given to open."""
+        clock = self._opening
+        if clock is not None:
+            clock.reschedule(None)
+        try:
+            with self.hold():
+                yield
+        finally:
+            if clock is not None:
+                clock.reschedule(asyncio.get_running_loop().time() + self.limits.connect_seconds)
 
     def _checked(self, named: str) -> str:
         """Where to send: within the origin, for whatever is sent there may be secret (R11)."""

@@ -119,6 +119,7 @@ class _Reply:
         end = None if transport is None else transport.get_extra_info("socket")
         if end is not None:
             with suppress(OSError):  # gone already, or no TCP
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 for option, value in _PROBING.items():
                     if hasattr(socket, option):
                         end.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -1,8 +1,12 @@
-"""Fetching a JSON document from an authorization server: bounded in time and size, no redirects, no proxies' say."""
+"""Fetching JSON documents of authorization servers and clients: bounded in time and size, no redirects, no proxies.
+
+And for how long one may be used again, by the headers that it came with (RFC 9111).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -12,10 +16,11 @@ from weft.errors import WeftError
 if TYPE_CHECKING:
     from aiohttp import BaseConnector
 
-__all__ = ["FetchFailed", "fetch_json"]
+__all__ = ["FetchFailed", "fetch_document", "fetch_json", "fresh_seconds"]
 
 _MOST = 512 * 1024
 _CHUNK = 64 * 1024
+_NO_REUSE = ("no-store", "no-cache", "private")
 
 
 class FetchFailed(WeftError):
@@ -28,9 +33,21 @@ async def fetch_json(
     form: Mapping[str, str] | None = None,
     headers: Mapping[str, str] | None = None,
     seconds: float = 5.0,
-    public_only: bool = False,
 ) -> dict[str, Any]:
-    """The JSON object at a URL; with `form`, the answer to that form.
+    """The JSON object at a URL; with `form`, the answer to that form."""
+    document, _ = await fetch_document(url, form=form, headers=headers, seconds=seconds)
+    return document
+
+
+async def fetch_document(
+    url: str,
+    *,
+    form: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
+    seconds: float = 5.0,
+    public_only: bool = False,
+) -> tuple[dict[str, Any], Mapping[str, str]]:
+    """The same, with the headers that it came with (looked up in any case).
 
     `public_only` is for URLs that somebody else chose: no address of this machine or of a private network is asked.
     """
@@ -61,7 +78,30 @@ async def fetch_json(
         document = None
     if not isinstance(document, dict):
         raise FetchFailed(f"{url} answered with something that is no JSON object.")
-    return cast("dict[str, Any]", document)
+    return cast("dict[str, Any]", document), response.headers
+
+
+def fresh_seconds(headers: Mapping[str, str], *, default: float, most: float) -> float:
+    """How long an answer may be used without asking again; `default` where it does not say.
+
+    >>> fresh_seconds({"Cache-Control": "public, max-age=60", "Age": "20"}, default=300, most=3600)
+    40.0
+    """
+    parts = (part.partition("=") for part in headers.get("Cache-Control", "").lower().split(","))
+    said = {name.strip(): value.strip(' "') for name, _, value in parts}
+    if any(word in said for word in _NO_REUSE):
+        return 0.0
+    try:
+        if "max-age" in said or "s-maxage" in said:
+            fresh = int(said.get("s-maxage", said.get("max-age", ""))) - int(headers.get("Age", "0"))
+        elif "Expires" in headers:
+            expires, date = (parsedate_to_datetime(headers[name]) for name in ("Expires", "Date"))
+            fresh = (expires - date).total_seconds()
+        else:
+            fresh = default
+    except (KeyError, TypeError, ValueError):  # what cannot be read is stale (RFC 9111, 4.2.1)
+        return 0.0
+    return float(max(0, min(fresh, most)))
 
 
 def _public_connector(url: str) -> BaseConnector:

@@ -62,6 +62,7 @@ class ResourceServer:
                 "verifier= is an async function of a token, such as JwtVerifier(...) or StaticTokens(...)."
             )
         self.origin = origin_of(resource)
+        self.host = parts.hostname or ""  # of any port: proxies say it with or without
         self.resource = self.origin + parts.path
         self.path = parts.path.rstrip("/")
         self.authorization_servers = tuple(authorization_servers)

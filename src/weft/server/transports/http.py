@@ -62,7 +62,8 @@ class HttpApp:
         self.server = server
         self.path = path
         self._paths = frozenset({path, path.rstrip("/"), path.rstrip("/") + "/"})
-        self._policy = HostPolicy(allowed_hosts, allowed_origins)
+        public = None if server.auth is None else server.auth.host
+        self._policy = HostPolicy(allowed_hosts, allowed_origins, public)
         self._proxies = TrustedProxies(trusted_proxies) if trusted_proxies else None
         self._gate = None if server.auth is None else Gate(server.auth, server)
         self._is_plain = self._proxies is None and self._gate is None

@@ -205,14 +205,15 @@ class SessionExchange:
         if session is not None:
             session.in_use += 1
             session.connection.in_flight[request_id] = cancellation
-        task = cancellation.task = asyncio.get_running_loop().create_task(self._run(call, session, reply))
-        return task
+        return asyncio.get_running_loop().create_task(self._run(call, session, reply))
 
     async def _run(self, call: Call, session: Session | None, reply: Answering) -> None:
         cancellation = call.cancellation
+        cancellation.task = asyncio.current_task()  # not sooner: one that is cancelled before it begins cleans up nothing
         answer = None
         try:
-            answer = await self._server.dispatcher.run(call)
+            if not cancellation.cancelled:
+                answer = await self._server.dispatcher.run(call)
         except asyncio.CancelledError:
             if not cancellation.cancelled:
                 raise

@@ -138,7 +138,7 @@ class AuthorizationServer:
         raise OAuthError("invalid_target", "resource names the server that the token is for, by its URL.")
 
     def asgi(self, *, allowed_hosts: Sequence[str] | None = None) -> _App:
-        """An ASGI app, to run under any ASGI server. It serves the issuer's host, unless others are named."""
+        """An ASGI app, to run under any ASGI server. It serves the issuer's host and this machine, or those named."""
         return _App(self, registration=self._registration, allowed_hosts=allowed_hosts)
 
 
@@ -169,8 +169,7 @@ class _App:
         }
         if registration:
             self._routes[f"{base}/register"] = {"POST": register}
-        own = None if is_loopback(parts.hostname or "") else [parts.netloc]
-        self._policy = HostPolicy(allowed_hosts or own, None)
+        self._policy = HostPolicy(allowed_hosts, None, parts.hostname)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""

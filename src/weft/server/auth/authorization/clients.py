@@ -16,7 +16,7 @@ import msgspec
 from weft.backends.base import Store
 from weft.protocol.hosts import is_loopback
 from weft.server.auth.authorization.web import OAuthError
-from weft.server.auth.fetching import FetchFailed, fetch_json
+from weft.server.auth.fetching import FetchFailed, fetch_document, fresh_seconds
 from weft.server.auth.urls import is_safe_url
 
 __all__ = ["Clients", "RegisteredClient", "digest"]
@@ -24,7 +24,8 @@ __all__ = ["Clients", "RegisteredClient", "digest"]
 _GRANTS = ("authorization_code", "refresh_token")
 _METHODS = ("none", "client_secret_basic", "client_secret_post")
 _KEEP_SECONDS = 90 * 86_400.0  # a registration that nobody uses
-_DOCUMENT_SECONDS = 300.0
+_DOCUMENT_SECONDS = 300.0  # a document is used again, if it does not say how long …
+_MOST_DOCUMENT_SECONDS = 86_400.0  # … and at most, whatever it says
 _MOST_DOCUMENTS = 1000
 _FETCHED_AT_ONCE = 8
 _MOST_URIS = 16
@@ -71,7 +72,7 @@ def _same_but_port(registered: str, given: str) -> bool:
 
 
 class Clients:
-    """All clients. Those that register themselves are in the store; documents are fetched, and kept for minutes."""
+    """All clients. Those that register themselves are in the store; documents are fetched, and kept as they say."""
 
     def __init__(self, store: Store, known: Sequence[RegisteredClient], *, documents: bool, local: bool) -> None:
         self._store = store
@@ -105,16 +106,24 @@ class Clients:
             return None
         try:
             async with self._at_once:
-                document = await fetch_json(url, public_only=not self._local)
+                document, headers = await fetch_document(url, public_only=not self._local)
             if document.get("client_id") != url or document.get("token_endpoint_auth_method", "none") != "none":
                 return None
             client = _describe(document, url)
         except (FetchFailed, OAuthError):
             return None
+        self._keep_document(url, client, headers)
+        return client
+
+    def _keep_document(self, url: str, client: RegisteredClient, headers: Mapping[str, str]) -> None:
+        """Use a document again for as long as it says (CREG-06). One that cannot be used was never kept."""
+        self._documents.pop(url, None)
+        seconds = fresh_seconds(headers, default=_DOCUMENT_SECONDS, most=_MOST_DOCUMENT_SECONDS)
+        if seconds <= 0:
+            return
         if len(self._documents) >= _MOST_DOCUMENTS:
             del self._documents[next(iter(self._documents))]
-        self._documents[url] = client, time.monotonic() + _DOCUMENT_SECONDS
-        return client
+        self._documents[url] = client, time.monotonic() + seconds
 
     async def register(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
         """Register a client (RFC 7591), and what it is told."""

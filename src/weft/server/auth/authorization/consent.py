@@ -29,7 +29,7 @@ def consent_page(pending: Pending, sealed: str, path: str, note: str | None = No
         notes.append("The answer goes to a program on your own machine. Allow it only if you have just started it.")
     shown = {
         "Client": pending.client_id,
-        "The answer goes to": target.netloc,
+        "The answer goes to": pending.redirect_uri,
         "Access to": pending.resource,
         "May": ", ".join(pending.scopes) or "use it",
     }

@@ -1,0 +1,423 @@
+"""Servers that mean harm: each limit of a client is reached, passed by one, and the client is still there afterwards.
+
+What is about one transport alone (bodies, packed bodies, lines, redirects) stands with that transport's tests too; here
+every attack goes through `Client`, as a user would meet it.
+"""
+
+import asyncio
+import gzip
+import json
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.fakes import DISCOVERED, LEGACY, Exchange, FakePipe, http_server, initialized, reply, sse
+from weft import Client, ClientLimits, ConnectionFailed, InvalidAnswer, RequestTimeout, WeftError
+from weft.limits import DEFAULT_CLIENT_LIMITS
+
+TEXT = {"content": [{"type": "text", "text": "done"}]}
+MIB = 1024 * 1024
+
+
+def hostile(call: Any) -> Any:
+    """A server over HTTP that attacks with its answer to the tool "bad", and is kind otherwise."""
+
+    async def handle(exchange: Exchange) -> None:
+        if exchange.rpc == "server/discover":
+            await exchange.result(DISCOVERED)
+        elif exchange.rpc == "tools/call" and exchange.message["params"]["name"] != "good":
+            await call(exchange)
+        else:
+            await exchange.result(TEXT)
+
+    return handle
+
+
+def others() -> list[asyncio.Task[Any]]:
+    return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+
+def test_the_defaults_are_those_that_were_promised() -> None:
+    limits = DEFAULT_CLIENT_LIMITS
+    assert (limits.request_seconds, limits.total_seconds) == (60, 600)
+    assert (limits.message_bytes, limits.event_bytes, limits.pages) == (64 * MIB, 16 * MIB, 250)
+
+
+# --- bodies and streams
+
+
+async def endless_body(exchange: Exchange) -> None:
+    await exchange.raw(b"HTTP/1.1 200 X\r\ncontent-type: application/json\r\n\r\n")
+    exchange.is_stream = True
+    while True:
+        await exchange.raw(b" " * 65536)
+
+
+async def bomb(exchange: Exchange) -> None:
+    await exchange.respond(200, gzip.compress(b" " * 20 * MIB), content_encoding="gzip")
+
+
+async def packed_stream(exchange: Exchange) -> None:
+    body = gzip.compress(b"data: " + b"x" * 20 * MIB)
+    await exchange.respond(200, body, "text/event-stream", content_encoding="gzip")
+
+
+async def endless_event(exchange: Exchange) -> None:
+    await exchange.stream()
+    while True:
+        await exchange.raw(b"data: " + b"x" * 65536 + b"\n")
+
+
+async def endless_name(exchange: Exchange) -> None:
+    await exchange.stream(b"event: ")
+    while True:
+        await exchange.raw(b"x" * 65536)
+
+
+async def endless_refusal(exchange: Exchange) -> None:
+    await exchange.raw(b"HTTP/1.1 500 X\r\ncontent-type: text/html\r\n\r\n")
+    exchange.is_stream = True
+    while True:
+        await exchange.raw(b"x" * 65536)
+
+
+async def endless_head(exchange: Exchange) -> None:
+    await exchange.raw(b"HTTP/1.1 200 X\r\n")
+    exchange.is_stream = True
+    while True:
+        await exchange.raw(b"x-y: " + b"x" * 65536 + b"\r\n")
+
+
+@pytest.mark.security("D12")
+@pytest.mark.parametrize(
+    "attack", [endless_body, bomb, packed_stream, endless_event, endless_name, endless_refusal, endless_head]
+)
+async def test_what_never_ends_is_ended(attack: Any) -> None:
+    limits = ClientLimits(message_bytes=MIB, event_bytes=MIB, request_seconds=20)
+    async with http_server(hostile(attack)) as url, Client(url, limits=limits) as client:
+        with pytest.raises((InvalidAnswer, ConnectionFailed)):
+            await asyncio.wait_for(client.call_tool("bad"), 15)
+        assert (await client.call_tool("good")).text == "done"
+
+
+@pytest.mark.security("D12")
+@pytest.mark.parametrize("more", [0, 1])
+async def test_one_byte_more_than_an_event_may_have(more: int) -> None:
+    limits = ClientLimits(event_bytes=5000)
+
+    async def call(exchange: Exchange) -> None:
+        answer = reply(exchange.message, TEXT)
+        padded = answer + b" " * (limits.event_bytes - len(answer) - len(b"data: ") + more)
+        await exchange.stream(b"data: " + padded + b"\n\n")
+        await exchange.hang()
+
+    async with http_server(hostile(call)) as url, Client(url, limits=limits) as client:
+        if more:
+            with pytest.raises(InvalidAnswer, match="5000 bytes"):
+                await client.call_tool("bad")
+        else:
+            assert (await client.call_tool("bad")).text == "done"
+
+
+@pytest.mark.security("D12")
+@pytest.mark.parametrize("kind", ["comments", "pings", "progress of nobody", "notifications", "wrong ids"])
+async def test_talk_that_is_no_answer_does_not_stop_the_clock(kind: str) -> None:
+    said = {
+        "comments": b":\n\n",
+        "pings": sse(json.dumps({"jsonrpc": "2.0", "id": 1, "method": "ping"})),
+        "progress of nobody": sse(
+            json.dumps(
+                {"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": 2, "progress": 1}}
+            )
+        ),
+        "notifications": sse(json.dumps({"jsonrpc": "2.0", "method": "notifications/message", "params": {}})),
+        "wrong ids": sse(reply({"id": 12345}, TEXT)),
+    }[kind]
+
+    async def call(exchange: Exchange) -> None:
+        await exchange.stream()
+        while True:
+            await exchange.raw(said)
+            await asyncio.sleep(0.01)
+
+    limits = ClientLimits(request_seconds=0.5)
+    async with http_server(hostile(call)) as url, Client(url, limits=limits) as client:
+        with pytest.raises(RequestTimeout):
+            await asyncio.wait_for(client.call_tool("bad"), 10)
+        assert (await client.call_tool("good")).text == "done"
+
+
+@pytest.mark.security("D12")
+async def test_endless_progress_ends_at_the_hard_maximum() -> None:
+    async def call(exchange: Exchange) -> None:
+        await exchange.stream()
+        for number in range(10_000):
+            params = {"progressToken": exchange.message["params"]["_meta"]["progressToken"], "progress": number}
+            await exchange.raw(
+                sse(json.dumps({"jsonrpc": "2.0", "method": "notifications/progress", "params": params}))
+            )
+            await asyncio.sleep(0.01)
+
+    limits = ClientLimits(request_seconds=0.3, total_seconds=1.0)
+    async with http_server(hostile(call)) as url, Client(url, limits=limits) as client:
+        started = time.monotonic()
+        with pytest.raises(RequestTimeout):
+            await asyncio.wait_for(client.call_tool("bad", progress=lambda _: None), 10)
+        assert time.monotonic() - started >= 0.9  # progress did count, up to the maximum
+
+
+# --- pages, redirects
+
+
+@pytest.mark.security("D12")
+@pytest.mark.parametrize("pages", [250, 251])
+async def test_the_two_hundred_and_fifty_first_page(pages: int) -> None:
+    def handle(pipe: FakePipe, message: dict[str, Any]) -> None:
+        if message["method"] == "server/discover":
+            pipe.answer(message, DISCOVERED)
+        elif message["method"] == "tools/list":
+            number = int(message["params"].get("cursor", 1))
+            following = {"nextCursor": str(number + 1)} if number < pages else {}
+            pipe.answer(message, {"tools": [{"name": f"t{number}", "inputSchema": {"type": "object"}}], **following})
+
+    server = FakePipe(handle)
+    async with Client(server) as client:
+        if pages > 250:
+            with pytest.raises(InvalidAnswer, match="250 pages"):
+                await client.list_tools()
+        else:
+            assert len(await client.list_tools()) == 250
+    assert len(server.calls("tools/list")) == 250
+
+
+@pytest.mark.security("R11", "D12")
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("where", ["another port", "another scheme", "a file", "a host with a name before it"])
+async def test_nobody_follows_to_another_origin(status: int, where: str) -> None:
+    stolen: list[Exchange] = []
+
+    async def thief(exchange: Exchange) -> None:
+        stolen.append(exchange)
+        await exchange.result(TEXT)
+
+    async with http_server(thief) as other:
+
+        async def call(exchange: Exchange) -> None:
+            host = exchange.headers["host"]
+            target = {
+                "another port": other,
+                "another scheme": f"https://{host}/mcp",
+                "a file": "file:///etc/passwd",
+                "a host with a name before it": f"http://{host}@{other.removeprefix('http://')}",
+            }[where]
+            await exchange.respond(status, location=target)
+
+        async with (
+            http_server(hostile(call)) as url,
+            Client(url, headers={"Authorization": "Bearer secret"}) as client,
+        ):
+            with pytest.raises(ConnectionFailed, match="sends you to"):
+                await client.call_tool("bad")
+            assert (await client.call_tool("good")).text == "done"
+    assert stolen == []
+
+
+@pytest.mark.security("D12")
+@pytest.mark.parametrize("hops", [3, 4])
+async def test_one_redirect_too_many(hops: int) -> None:
+    async def handle(exchange: Exchange) -> None:
+        number = int(exchange.path.rpartition("/")[2]) if exchange.path != "/mcp" else 0
+        if number < hops:
+            await exchange.respond(307, location=f"/hop/{number + 1}")
+        else:
+            await exchange.result(DISCOVERED if exchange.rpc == "server/discover" else TEXT)
+
+    async with http_server(handle) as url:
+        if hops > DEFAULT_CLIENT_LIMITS.redirects:
+            with pytest.raises(ConnectionFailed, match="again and again"):
+                await Client(url).connect()
+        else:
+            async with Client(url) as client:
+                assert (await client.call_tool("t")).text == "done"
+
+
+# --- schemas
+
+
+def deep(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = {"n": value}
+    return value
+
+
+SLOW: dict[str, tuple[dict[str, Any], Any]] = {
+    "network": ({"$ref": "http://127.0.0.1:1/schema.json"}, 1),
+    "network, of its own meta-schema": ({"$schema": "http://127.0.0.1:1/meta"}, 1),
+    "network, by a base": ({"$id": "http://127.0.0.1:1/", "$ref": "other.json"}, 1),
+    "itself, many times": ({"anyOf": [{"properties": {"n": {"$ref": "#"}}, "required": ["x"]}] * 8}, deep(30)),
+    "pattern": ({"type": "string", "pattern": "^(a+)+(?!b)$"}, "a" * 40 + "!"),
+    "nested": ({"allOf": [json.loads('{"allOf":[' * 50 + "{}" + "]}" * 50)]}, 1),
+    "large": ({"enum": ["x" * 100] * 4000}, "y"),
+}
+
+
+@pytest.mark.security("D14")
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+        {"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"},
+        {"$dynamicRef": "#here", "$dynamicAnchor": "here"},
+    ],
+)
+async def test_a_schema_that_refers_to_nothing_but_itself_is_no_hang(schema: dict[str, Any]) -> None:
+    """It says nothing; whether that is a fault is of no interest."""
+
+    def handle(pipe: FakePipe, message: dict[str, Any]) -> None:
+        tool = {"name": "t", "inputSchema": schema, "outputSchema": schema}
+        results = {"server/discover": DISCOVERED, "tools/list": {"tools": [tool]}}
+        pipe.answer(message, results.get(message["method"], {"content": [], "structuredContent": deep(20)}))
+
+    async with Client(FakePipe(handle)) as client:
+        with suppress(InvalidAnswer):
+            await asyncio.wait_for(client.call_tool("t"), 5)
+        assert [tool.input_schema for tool in await client.list_tools()] == [schema]
+
+
+@pytest.mark.security("D14")
+@pytest.mark.parametrize("name", SLOW)
+async def test_a_schema_made_to_be_slow_or_to_reach_out(name: str) -> None:
+    schema, value = SLOW[name]
+
+    def handle(pipe: FakePipe, message: dict[str, Any]) -> None:
+        tool = {"name": "t", "inputSchema": {"type": "object"}, "outputSchema": schema}
+        results = {"server/discover": DISCOVERED, "tools/list": {"tools": [tool]}}
+        answer = {"content": [], "structuredContent": value}
+        pipe.answer(message, results.get(message["method"], answer))
+
+    async with Client(FakePipe(handle)) as client:
+        with pytest.raises(InvalidAnswer):
+            await asyncio.wait_for(client.call_tool("t"), 5)
+    async with Client(FakePipe(handle), check_output=False) as client:
+        assert (await client.call_tool("t")).structured == value
+
+
+# --- the standing stream, and questions without end
+
+
+@pytest.mark.security("D12")
+async def test_a_standing_stream_that_ends_at_once_every_time_is_not_run_after() -> None:
+    gets = 0
+
+    async def handle(exchange: Exchange) -> None:
+        nonlocal gets
+        if exchange.method == "GET":
+            gets += 1
+            await exchange.stream(b"retry: 0\n\n")
+        elif exchange.rpc == "server/discover":
+            await exchange.respond(400)
+        elif "id" in exchange.message:
+            await exchange.result(initialized() if exchange.rpc == "initialize" else TEXT)
+        else:
+            await exchange.respond(202)
+
+    async with http_server(handle) as url, Client(url) as client:
+        await asyncio.sleep(0.5)
+        assert (await client.call_tool("t")).text == "done"
+    assert 1 <= gets <= 8
+    assert others() == []
+
+
+@pytest.mark.security("D12")
+async def test_a_standing_stream_with_an_event_that_is_too_long_ends_and_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def handle(exchange: Exchange) -> None:
+        if exchange.method == "GET":
+            await exchange.stream(b"data: ")
+            await asyncio.sleep(0.2)  # until somebody listens
+            await exchange.raw(b"x" * 20_001)
+            await exchange.hang()
+        elif exchange.rpc == "server/discover":
+            await exchange.respond(400)
+        elif "id" in exchange.message:
+            await exchange.result(initialized() if exchange.rpc == "initialize" else TEXT)
+        else:
+            await exchange.respond(202)
+
+    limits = ClientLimits(event_bytes=20_000)
+    async with http_server(handle) as url, Client(url, limits=limits) as client:
+        with pytest.raises(ConnectionFailed, match="20000 bytes"):
+            await asyncio.wait_for(anext(client.listen(tools=True)), 5)
+        assert (await client.call_tool("t")).text == "done"
+    assert "is not read any more" in caplog.text
+
+
+# --- a child process
+
+
+CHILD = """
+import json, os, sys, threading, time
+
+def say(message):
+    sys.stdout.write(json.dumps(dict(message, jsonrpc="2.0")) + "\\n")
+    sys.stdout.flush()
+
+def talk():
+    while True:
+        TALK
+
+for line in sys.stdin:
+    message = json.loads(line)
+    if message.get("method") == "server/discover":
+        say({"id": message["id"], "error": {"code": -32601, "message": "?"}})
+    elif message.get("method") == "initialize":
+        say({"id": message["id"], "result": INITIALIZED})
+        threading.Thread(target=talk, daemon=True).start()
+    elif message.get("method") == "tools/call":
+        say({"id": message["id"], "result": {"content": [{"type": "text", "text": "done"}]}})
+""".replace("INITIALIZED", repr(initialized()))
+TALK = {
+    "garbage": "os.write(1, os.urandom(200).replace(b'{', b'(') + b'\\n'); time.sleep(0.002)",
+    "empty lines": "os.write(1, b'\\n' * 1000); time.sleep(0.002)",
+    "no messages": "os.write(1, b'{\"a\": [1, 2, 3]}\\n[]\\n7\\nnull\\n'); time.sleep(0.002)",
+    "wrong ids": 'say({"id": 99999, "result": {}}); say({"id": None, "result": {}}); time.sleep(0.002)',
+    "pings": 'say({"id": 1, "method": "ping"}); time.sleep(0.002)',
+    "stderr": "os.write(2, b'x' * 65536)",
+}
+
+
+@pytest.mark.security("D11", "D12")
+@pytest.mark.parametrize("kind", TALK)
+async def test_a_child_that_never_stops_talking_is_still_spoken_to(tmp_path: Path, kind: str) -> None:
+    program = tmp_path / "child.py"
+    program.write_text(CHILD.replace("TALK", TALK[kind]))
+    async with Client([sys.executable, str(program)], limits=ClientLimits(close_seconds=1)) as client:
+        assert client.protocol_version == LEGACY
+        for _ in range(5):
+            assert (await asyncio.wait_for(client.call_tool("t"), 10)).text == "done"
+            await asyncio.sleep(0.05)
+    assert others() == []
+
+
+@pytest.mark.security("D11")
+async def test_a_child_whose_line_never_ends_is_ended(tmp_path: Path) -> None:
+    program = tmp_path / "child.py"
+    program.write_text(CHILD.replace("TALK", "os.write(1, b'x' * 65536)"))
+    limits = ClientLimits(message_bytes=1_000_000, close_seconds=1)
+
+    async def use() -> None:
+        async with Client([sys.executable, str(program)], limits=limits) as client:
+            for _ in range(100):
+                await client.call_tool("t")
+                await asyncio.sleep(0.02)
+
+    with pytest.raises(WeftError, match="1,000,000 bytes"):
+        await asyncio.wait_for(use(), 20)
+    assert others() == []
