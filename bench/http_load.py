@@ -24,9 +24,9 @@ def post(port: int, body: bytes, headers: dict[str, str]) -> Any:
         return json.load(response)
 
 
-def check(port: int, name: str) -> None:
+def check(port: int, name: str, headers: dict[str, str] = HEADERS) -> None:
     """Refuses to measure a server whose answer is wrong."""
-    answer = post(port, call(1), HEADERS)
+    answer = post(port, call(1), headers)
     if not is_right(answer):
         raise RuntimeError(f"{name} answers {answer}; there is no point in measuring that.")
 
@@ -43,9 +43,9 @@ def wrk(port: int, name: str, script: str, seconds: float, *, connections: int =
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def throughput(port: int, seconds: float) -> dict[str, float]:
+def throughput(port: int, seconds: float, headers: dict[str, str] = HEADERS) -> dict[str, float]:
     """Requests per second that were answered with 2xx, the latencies, and what went wrong."""
-    facts = wrk(port, "call", call_lua(), seconds)
+    facts = wrk(port, "call", call_lua(headers), seconds)
     facts["per_second"] = (facts["requests"] - facts["refused"]) / facts["seconds"]
     return facts
 

@@ -8,7 +8,7 @@ from statistics import median
 
 from subjects import WEFT, Subject
 
-__all__ = ["Ceiling", "Measure", "Target", "interleave"]
+__all__ = ["Ceiling", "Comparison", "Measure", "Target", "interleave"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,24 @@ class Measure:
 
     def shown(self, name: str) -> str:
         return f"{self.median(name):,.{self.digits}f}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Weft beside itself: how much of what it does in one case it still does in another."""
+
+    measure: Measure
+    of: str
+    against: str
+    limit: float
+
+    @property
+    def ratio(self) -> float:
+        return self.measure.ratio(self.against, of=self.of)
+
+    @property
+    def is_met(self) -> bool:
+        return self.ratio >= self.limit
 
 
 def interleave(subjects: Sequence[Subject], rounds: int, sample: Callable[[Subject], float]) -> dict[str, list[float]]:

@@ -7,7 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-__all__ = ["BARE", "BARE_STDIO", "FASTMCP", "MCP", "WEFT", "Subject", "asking", "keeping_sessions", "tuned"]
+__all__ = [
+    "BARE",
+    "BARE_STDIO",
+    "FASTMCP",
+    "MCP",
+    "WEFT",
+    "Subject",
+    "asking",
+    "keeping_sessions",
+    "protected",
+    "tuned",
+]
 
 HERE = Path(__file__).resolve().parent
 PEERS = HERE.parent / ".cache" / "peers"
@@ -76,6 +87,11 @@ def tuned(peer: Subject) -> Subject:
 def asking(subject: Subject) -> Subject:
     """The same SDK with the server that asks, and tells of changes."""
     return replace(subject, script=subject.script.replace("_server", "_asking"))
+
+
+def protected(subject: Subject) -> Subject:
+    """The same SDK with the server that wants a token."""
+    return replace(subject, script=subject.script.replace("_server", "_protected"))
 
 
 def keeping_sessions(subject: Subject) -> Subject:

@@ -132,11 +132,11 @@ def lua_headers(headers: Mapping[str, str]) -> str:
     return "\n".join(f"wrk.headers[{json.dumps(name)}] = {json.dumps(value)}" for name, value in headers.items())
 
 
-def call_lua() -> str:
+def call_lua(headers: dict[str, str] = HEADERS) -> str:
     """The script that makes wrk send the call, and print one JSON line when it is done."""
     return f"""wrk.method = "POST"
 wrk.body = [[{call(1).decode()}]]
-{lua_headers(HEADERS)}
+{lua_headers(headers)}
 function done(summary, latency, requests)
     local completed = 0
 {SUMMARY}

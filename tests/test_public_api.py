@@ -17,6 +17,7 @@ NAMES = [
     "ToolAnnotations", "ToolError", "UrlElicitationRequired", "UserMessage", "WeftError", "__version__", "ask_form",
     "ask_model", "ask_roots", "ask_url",
     "AuthorizationFailed", "BearerToken", "ClientCredentials", "EnterpriseManaged", "OAuth", "WorkloadIdentity",
+    "AuthorizationServer", "IntrospectionVerifier", "JwtVerifier", "ResourceServer", "StaticTokens",
 ]  # fmt: skip
 
 

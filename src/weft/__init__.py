@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from weft.protocol.forms import EMAIL, Titles
     from weft.server.app import Server
     from weft.server.asks import Elicitation, ask_form, ask_model, ask_roots, ask_url
+    from weft.server.auth import IntrospectionVerifier, JwtVerifier, ResourceServer, StaticTokens
+    from weft.server.auth.authorization import AuthorizationServer
     from weft.server.connection import Connection
     from weft.server.content import Audio, File, Image
     from weft.server.context import Context, TokenInfo
@@ -72,6 +74,7 @@ __all__ = [
     "Audio",
     "AudioContent",
     "AuthorizationFailed",
+    "AuthorizationServer",
     "BearerToken",
     "CachePolicy",
     "CallToolResult",
@@ -92,8 +95,10 @@ __all__ = [
     "Image",
     "ImageContent",
     "InputRequired",
+    "IntrospectionVerifier",
     "InvalidAnswer",
     "InvalidParams",
+    "JwtVerifier",
     "Limits",
     "Middleware",
     "MirroredHeader",
@@ -110,7 +115,9 @@ __all__ = [
     "ResourceLink",
     "ResourceMissing",
     "ResourceNotFound",
+    "ResourceServer",
     "Server",
+    "StaticTokens",
     "TextContent",
     "Titles",
     "TokenInfo",
@@ -153,6 +160,8 @@ _HOMES = {
     "weft.server.app": ("Server",),
     "weft.protocol.forms": ("EMAIL", "Titles"),
     "weft.server.asks": ("Elicitation", "ask_form", "ask_model", "ask_roots", "ask_url"),
+    "weft.server.auth": ("IntrospectionVerifier", "JwtVerifier", "ResourceServer", "StaticTokens"),
+    "weft.server.auth.authorization": ("AuthorizationServer",),
     "weft.server.connection": ("Connection",),
     "weft.server.content": ("Audio", "File", "Image"),
     "weft.server.context": ("Context", "TokenInfo"),

@@ -27,7 +27,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 from weft.client.client import Client as AsyncClient
-from weft.errors import ConnectionFailed, UsageError
+from weft.client.mistakes import plainly
+from weft.errors import ConnectionFailed, UsageError, WeftError
 
 if TYPE_CHECKING:
     from weft.client.results import Change
@@ -120,6 +121,12 @@ def _result(future: Future[R]) -> R:
     return future.result()
 
 
+class _Behind(AsyncClient):
+    """The client that does the work."""
+
+    _opening = "with"
+
+
 def _blocking(
     verb: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Client, P], R]:
@@ -127,7 +134,11 @@ def _blocking(
 
     @functools.wraps(verb)
     def call(self: Client, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self.wait_for(verb(self.asynchronous, *args, **kwargs))
+        try:
+            return self.wait_for(verb(self.asynchronous, *args, **kwargs))
+        except WeftError as error:
+            plainly(error)
+            raise
 
     return call
 
@@ -154,7 +165,7 @@ class Client:
 
     @_like(AsyncClient.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.asynchronous = AsyncClient(*args, **kwargs)
+        self.asynchronous = _Behind(*args, **kwargs)
         self._thread: _LoopThread | None = None  # started when it is first needed
         self._starting = threading.Lock()
         self._finalizer: weakref.finalize[Any, Any] | None = None  # also called when the program ends

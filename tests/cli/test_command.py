@@ -196,6 +196,40 @@ def test_what_to_try_fills_in_nested_models_and_skips_what_it_cannot_fill_in(fol
     assert (pasted.returncode, pasted.stdout) == (0, "50 it's text\n"), line + pasted.stderr
 
 
+def test_what_to_try_at_the_example_works_from_anywhere(tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "tools/what_to_try.sh"
+    done = subprocess.run(["sh", str(script), "8123"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "http://127.0.0.1:8123/mcp" in done.stdout
+    assert "of any revision" in done.stdout
+    command, run, file = done.stdout.splitlines()[-2].split()
+    assert (Path(command), run) == (script.parents[1] / ".venv/bin/weft", "run")
+    assert run_weft("run", file, cwd=tmp_path, input="").returncode == 0
+
+
+GUARDED = """
+from weft import ResourceServer, Server, StaticTokens
+
+server = Server("safe", auth=ResourceServer(
+    "http://127.0.0.1/mcp",
+    authorization_servers=["https://login.example.com"],
+    verifier=StaticTokens({"token-of-ann": "ann"}),
+))
+
+@server.tool
+def write() -> str:
+    return "written"
+"""
+
+
+def test_what_to_try_at_a_protected_server_works_with_a_token(folder: Path) -> None:
+    (folder / "server.py").write_text(GUARDED)
+    with serving(folder, "server.py", "--port", "0") as (_, _, said):
+        assert eventually(lambda: any(line.startswith("Try: ") for line in said))
+        line = next(line for line in said if line.startswith("Try: "))[5:].replace("TOKEN", "token-of-ann")
+        pasted = subprocess.run(line, shell=True, cwd=folder, capture_output=True, text=True, check=False)
+    assert (pasted.returncode, pasted.stdout) == (0, "written\n"), line + pasted.stderr
+
+
 @pytest.mark.parametrize("typed", ["weft", "bin/weft", "server.py"])
 def test_what_to_try_is_typed_as_the_command_was(typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bin").mkdir()
@@ -212,10 +246,11 @@ def test_what_to_try_is_typed_as_the_command_was(typed: str, tmp_path: Path, mon
 
 
 def test_run_with_workers(folder: Path) -> None:
-    with serving(folder, "server.py:server", "--port", "0", "--workers", "2") as (process, url, _):
+    with serving(folder, "server.py:server", "--port", "0", "--workers", "2", "--no-sessions") as (process, url, said):
         assert eventually(lambda: run_weft("call", url, "count", cwd=folder).returncode == 0)
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 0
+    assert not any("sessions" in line for line in said)
 
 
 def test_run_reloads_when_the_code_changes(folder: Path) -> None:
@@ -230,6 +265,24 @@ def test_run_reloads_when_the_code_changes(folder: Path) -> None:
             return run_weft("call", url, "price", '{"item": "tea"}', cwd=folder).stdout == "tea: 4\n"
 
         assert eventually(changed), said
+
+
+def test_run_keeps_listening_while_it_starts_again(folder: Path) -> None:
+    with serving(folder, "server.py", "--port", "0", "--reload") as (_, url, said):
+        assert eventually(lambda: any("Watching" in line for line in said))
+        time.sleep(0.5)  # the watcher looks from now on
+        (folder / "server.py").write_text("import time; time.sleep(1)\n" + SERVER.replace("count * 3", "count * 4"))
+        assert eventually(lambda: any("starting again" in line for line in said))
+        done = run_weft("call", url, "price", '{"item": "tea"}', cwd=folder)  # at the port that was free at first
+        assert (done.returncode, done.stderr) == (0, "")
+        assert eventually(lambda: run_weft("call", url, "price", '{"item": "tea"}', cwd=folder).stdout == "tea: 4\n")
+
+
+@pytest.mark.security("D15")
+def test_run_with_reload_opens_nothing_for_other_machines_without_names(folder: Path) -> None:
+    done = run_weft("run", "server.py", "--http", "--reload", "--host", "0.0.0.0", cwd=folder)
+    assert done.returncode == 2
+    assert "(--allow-host api.example.com)" in done.stderr
 
 
 def test_run_without_the_watcher_says_how_to_get_it(folder: Path) -> None:
@@ -266,6 +319,7 @@ def test_run_for_other_machines_needs_allowed_hosts(folder: Path) -> None:
         (["--sse"], "--sse is for HTTP; add --http, or leave it out to serve on stdio."),
         (["--sse", "/old"], "--sse is for HTTP; add --http, or leave it out to serve on stdio."),
         (["--workers", "2"], "--workers is for HTTP; add --http, or leave it out to serve on stdio."),
+        (["--no-sessions"], "--no-sessions is for HTTP; add --http, or leave it out to serve on stdio."),
         (["--reload"], "--reload is for HTTP; add --http, or leave it out to serve on stdio."),
         (
             ["--http", "--reload", "--workers", "2"],

@@ -123,6 +123,10 @@ def test_a_command_for_a_shell_is_refused(word):
         (5, "cannot be pointed at something of the type 'int'"),
         (None, "cannot be pointed at something of the type 'NoneType'"),
         (b"prog", "of the type 'bytes'"),
+        ("127.0.0.1:8021/mcp", "if it is a server's address, write http://127.0.0.1:8021/mcp"),
+        ("localhost:8021", "write http://localhost:8021"),
+        ("[::1]:8021/mcp", "write http://[::1]:8021/mcp"),
+        ("flights.example:443/mcp?key=1", "write https://flights.example:443/mcp"),
     ],
 )
 def test_what_is_no_target(target, said):

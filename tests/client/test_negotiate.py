@@ -1,6 +1,7 @@
 """Which era a server speaks: every way in which one can answer the first question, over HTTP and over a pipe."""
 
 import asyncio
+import json
 import sys
 from typing import Any
 
@@ -269,6 +270,29 @@ async def test_a_mode_and_a_version_can_be_pinned() -> None:
         Client(url, version="2020-01-01")
 
 
+@pytest.mark.parametrize("pinned", [{"mode": "session"}, {"version": "2025-06-18"}])
+async def test_what_was_pinned_is_not_remembered(pinned: dict[str, Any]) -> None:
+    server = Server(modern, lambda exchange: exchange.result(initialized("2025-06-18")))
+    async with http_server(server) as url:
+        async with Client(url, limits=QUICK, **pinned) as client:
+            assert client.era == "session"
+        async with Client(url, limits=QUICK) as client:
+            assert client.era == "stateless"
+
+
+async def test_the_reason_of_a_refusal_is_told_and_no_beginning_of_json() -> None:
+    body = json.dumps({"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": "Log in first."}}).encode()
+
+    async def refuse(exchange: Exchange) -> None:
+        await exchange.respond(401, body)
+
+    async with http_server(refuse) as url:
+        with pytest.raises(
+            ConnectionFailed, match=r"status 401 \(Log in first\.\): it wants authorization: give `auth=`"
+        ):
+            await Client(url, limits=QUICK).connect()
+
+
 # --- over a pipe
 
 
@@ -365,6 +389,26 @@ async def test_pipe_a_child_that_dies_of_the_first_question_is_started_anew(tmp_
     async with Client(["python3", str(program)]) as client:
         assert client.era == "session"
         assert await client.list_tools() == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what is left in a pipe is known there")
+@pytest.mark.parametrize("last_words", [True, False])
+async def test_pipe_a_child_that_dies_before_it_hears_anything_is_not_started_again(
+    tmp_path: Any, last_words: bool
+) -> None:
+    program, lines = tmp_path / "server.py", []
+    program.write_text(
+        "import sys, time\n"
+        "open(sys.argv[1], 'a').write('x')\n"
+        "time.sleep(0.3)\n"  # the greeting is in the pipe
+        "sys.exit('no such module')\n"
+    )
+    listener = {} if last_words else {"on_stderr": lines.append}
+    with pytest.raises(ConnectionFailed, match="ended with the exit code 1") as caught:
+        await Client([sys.executable, str(program), str(tmp_path / "starts")], **listener).connect()
+    assert (tmp_path / "starts").read_text() == "x"
+    assert str(caught.value).count("no such module") + lines.count("no such module") == 1
+    assert bool(lines) is not last_words
 
 
 async def test_connecting_twice_is_connecting_once() -> None:

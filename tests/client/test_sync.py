@@ -135,7 +135,7 @@ def test_what_cannot_be_reached_is_said_at_once_and_leaves_no_thread():
 
 def test_before_and_after(command):
     client = weft.sync.Client(command)
-    with pytest.raises(UsageError, match="not connected"):
+    with pytest.raises(UsageError, match=r"not connected; use `with Client\(\.\.\.\)`, or `connect`"):
         client.list_tools()
     client.connect()
     assert client.list_tools()

@@ -298,6 +298,23 @@ def test_the_claims_of_a_function_are_checked(claims: dict[str, Any], reason: st
             assert reason in challenge_of(response)[1]["error_description"]
 
 
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_token_in_a_verifiers_error_is_in_no_log(debug: bool, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    people: dict[str, TokenInfo] = {}
+
+    async def look_up(token: str) -> TokenInfo:
+        return people[token]
+
+    auth = ResourceServer(RESOURCE, authorization_servers=[ISSUER], verifier=look_up)
+    with serve(make_protected(auth, debug=debug)) as live:
+        body = message("tools/list")
+        response = live.send(encode(body), headers_for(body, bearer("a-token-nobody-knows")))
+    assert response.status == 500
+    assert "KeyError" in caplog.text
+    assert "a-token-nobody-knows" not in caplog.text + response.body.decode()
+
+
 @pytest.mark.security("R1")
 @pytest.mark.parametrize(
     ("answer", "status"),

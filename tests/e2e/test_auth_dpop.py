@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import jwt
@@ -13,6 +14,7 @@ from support.tokens import METADATA, RESOURCE, bound_to, ec_jwk, ec_key, proof_f
 from weft.errors import UsageError
 from weft.server.auth import Dpop
 from weft.server.auth import dpop as module
+from weft.server.auth.admission import Admission
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +121,23 @@ def test_two_proofs(live: Live) -> None:
     proofs = [("DPoP", proof_for(good)), ("DPoP", proof_for(good))]
     response = live.send(encode(body), [*headers_for(body, {"Authorization": f"DPoP {good}"}), *proofs])
     assert response.status == 401
+
+
+@pytest.mark.parametrize("cnf", ["text", ["list"], {"jkt": 7}, {}])
+def test_a_token_that_is_bound_to_what_cannot_be_read(live: Live, cnf: Any) -> None:
+    bad = token_for("ann", cnf=cnf)
+    response = Bound(live, "stateless", bad).tool("who")
+    assert (response.status, challenge_of(response)[1]["error"]) == (401, "invalid_token")
+
+
+@pytest.mark.security("R14")
+async def test_no_header_stands_for_a_token_that_needs_a_proof() -> None:
+    admission = Admission(protect(), make_protected())
+    asking = SimpleNamespace(is_dpop=True)
+    await admission._verify(token(), asking)
+    assert len(admission._known) == 1
+    for head in (b"DPoP ", b"DPoP\0", b"Bearer ", b""):
+        assert admission.recall(head + token().encode()) is None
 
 
 @pytest.mark.parametrize("era", ERAS)

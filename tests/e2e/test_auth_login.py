@@ -18,9 +18,12 @@ from support.protected import Peer, make_protected
 from support.tokens import RESOURCE
 from weft.backends.memory import MemoryBackend
 from weft.errors import UsageError
+from weft.protocol.headers import Headers
 from weft.server.auth import ResourceServer
-from weft.server.auth.authorization import AuthorizationServer, RegisteredClient, hash_password
+from weft.server.auth.authorization import AuthorizationServer, RegisteredClient, hash_password, web
+from weft.server.auth.authorization import clients as module
 from weft.server.auth.authorization.clients import Clients, digest
+from weft.server.auth.authorization.users import TooManyTries, Users
 from weft.server.auth.public_addresses import is_public
 
 SECRET = "a secret of the client"
@@ -267,6 +270,68 @@ def test_nobody_guesses_for_long(place: Authorization) -> None:
     assert "code" in sent_to(browser.post("/authorize", {**fields, "username": "ann", "password": "correct horse"}))[1]
 
 
+async def test_nobody_guesses_more_by_guessing_at_once() -> None:
+    tried: list[str] = []
+
+    async def check(name: str, password: str) -> str | None:
+        tried.append(password)
+        await asyncio.sleep(0.01)
+        return name if password == "good" else None
+
+    users = Users(check, MemoryBackend().store)
+    guesses = await asyncio.gather(*(users.check("ann", str(number)) for number in range(40)), return_exceptions=True)
+    assert len(tried) == 10
+    assert sum(isinstance(guess, TooManyTries) for guess in guesses) == 30
+
+
+async def test_a_good_password_ends_the_counting() -> None:
+    users = Users({"ann": "good"}, MemoryBackend().store)
+    for password in [*["bad"] * 9, "good", *["bad"] * 9, "good"]:
+        assert await users.check("ann", password) == ("ann" if password == "good" else None)
+
+
+async def test_a_body_that_does_not_arrive_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "_BODY_SECONDS", 0.05)
+
+    async def receive() -> Any:
+        return await asyncio.Event().wait()
+
+    form = Headers({b"content-type": b"application/x-www-form-urlencoded"}, [])
+    with pytest.raises(web.OAuthError) as refused:
+        await web.Request({"method": "POST"}, form, receive).form()
+    assert refused.value.status == 408
+
+
+async def test_a_body_that_is_cut_short_is_not_taken_for_whole() -> None:
+    parts = [{"type": "http.request", "body": b"a=1", "more_body": True}, {"type": "http.disconnect"}]
+
+    async def receive() -> Any:
+        return parts.pop(0)
+
+    form = Headers({b"content-type": b"application/x-www-form-urlencoded"}, [])
+    with pytest.raises(web.OAuthError, match="before it was complete"):
+        await web.Request({"method": "POST"}, form, receive).form()
+
+
+async def test_documents_are_not_waited_for_by_any_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    never = asyncio.Event()
+
+    async def slow(*_: Any, **__: Any) -> Any:
+        await never.wait()
+
+    monkeypatch.setattr(module, "fetch_document", slow)
+    clients = Clients(MemoryBackend().store, [], documents=True, local=False)
+    finding = [asyncio.create_task(clients.find(f"https://a.example/{n}.json")) for n in range(module._MOST_WAITING)]
+    await asyncio.sleep(0)
+    with pytest.raises(web.OAuthError) as refused:
+        await clients.find("https://a.example/one-more.json")
+    assert refused.value.status == 503
+    for task in finding:
+        task.cancel()
+    await asyncio.wait(finding)
+    assert clients._waiting == 0
+
+
 def test_a_hashed_password(place: Authorization) -> None:
     assert "code" in log_in(Browser(place.base), "bob", "battery staple", **place.request(pkce()[1]))
 
@@ -334,8 +399,10 @@ def test_a_refresh_may_ask_for_less(place: Authorization) -> None:
     token = place.tokens(scope="read write")["refresh_token"]
     less = json.loads(place.token(grant_type="refresh_token", refresh_token=token, scope="read").body)
     assert less["scope"] == "read"
+    again = json.loads(place.token(grant_type="refresh_token", refresh_token=less["refresh_token"]).body)
+    assert again["scope"] == "read write"  # what was granted stays granted (RFC 6749, 6)
     other = place.token(
-        grant_type="refresh_token", refresh_token=less["refresh_token"], client_id="private", client_secret=SECRET
+        grant_type="refresh_token", refresh_token=again["refresh_token"], client_id="private", client_secret=SECRET
     )
     assert error_of(other) == (400, "invalid_grant")
 
@@ -473,7 +540,9 @@ async def test_a_public_server_fetches_no_document_from_where_only_it_can_reach(
             "https://10.0.0.1/c.json",
         ):
             assert await clients.find(url) is None
-    assert not any(map(is_public, ["127.0.0.1", "::1", "fd00::1", "100.64.0.1", "2002:7f00:1::", "224.0.0.1", "x"]))
+    assert not any(
+        map(is_public, ["127.0.0.1", "::1", "fd00::1", "100.64.0.1", "2002:7f00:1::", "64:ff9b::a00:1", "x"])
+    )
 
 
 # --- what is kept, and what is not

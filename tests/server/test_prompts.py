@@ -54,6 +54,28 @@ async def returned(value: Any) -> list[dict[str, Any]]:
     return (await get(server, "p"))["result"]["messages"]
 
 
+async def test_a_message_maker_taken_for_a_type_says_what_to_write() -> None:
+    sentence = r"is no type itself; annotate with PromptMessage, such as `-> list\[PromptMessage\]`"
+    with pytest.raises(TypeError, match=sentence):
+        UserMessage | AssistantMessage  # as it is evaluated where annotations are not text
+    with pytest.raises(TypeError, match=sentence):
+        None | UserMessage
+
+    def chat() -> list[UserMessage | AssistantMessage]: ...  # pyright: ignore[reportInvalidTypeForm] - the mistake
+
+    with pytest.raises(RegistrationError, match=sentence):
+        Server("s").add_prompt(chat)
+
+
+async def test_a_message_maker_alone_is_taken_for_what_it_makes() -> None:
+    def chat() -> list[UserMessage]:  # pyright: ignore[reportInvalidTypeForm] - as it is written by mistake
+        return [UserMessage("Hi.")]
+
+    server = Server("s")
+    server.add_prompt(chat)
+    assert (await get(server, "chat"))["result"]["messages"] == [says("user", "Hi.")]
+
+
 def says(role: str, text: str) -> dict[str, Any]:
     return {"role": role, "content": {"type": "text", "text": text}}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import select
 import signal
@@ -12,15 +13,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from weft import Server
+from weft import ResourceServer, Server, StaticTokens
+from weft.backends.memory import MemoryBackend
 from weft.cli.peer import CallFailed, Peer
+from weft.eras.session import NEWEST
 from weft.errors import StartError
 from weft.protocol.hosts import is_loopback
 from weft.server.listening import HttpOptions, bind, check_exposure, try_line, url_of
+from weft.server.workers import settle_sessions
 
 SCRIPT = """
 import asyncio, os, sys, time
@@ -230,6 +235,19 @@ def test_there_is_nothing_to_try_without_a_tool() -> None:
     assert try_line(Server("empty"), "http://x") is None
 
 
+def test_what_to_try_at_a_protected_server_leaves_room_for_a_token() -> None:
+    auth = ResourceServer(
+        "https://api.example.com/mcp",
+        authorization_servers=["https://login.example.com"],
+        verifier=StaticTokens({"token-of-ann": "ann"}),
+    )
+    server = Server("guarded", auth=auth)
+    server.add_tool(lambda: "x", name="write", description="Write.")
+    line = try_line(server, "http://x/mcp")
+    assert line is not None
+    assert line.endswith(" call http://x/mcp write --token TOKEN")
+
+
 def test_a_lifespan_that_fails_is_told_with_the_users_own_line(start) -> None:
     script = """
 from contextlib import asynccontextmanager
@@ -425,6 +443,86 @@ def test_several_workers_serve_and_end_together(start, ending: str) -> None:
     assert code == 0
     assert "Traceback" not in errors
     assert all(map(gone, workers))
+
+
+class HandshakeClient:
+    """Opens with a handshake, and sends each message on a connection of its own, so that any worker gets it."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
+        info = {"protocolVersion": NEWEST.version, "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
+        opened = self.send("initialize", info)
+        self._headers["MCP-Protocol-Version"] = NEWEST.version
+        self.session = opened.headers.get("mcp-session-id")
+        if self.session is not None:
+            self._headers["Mcp-Session-Id"] = self.session
+        self.send("notifications/initialized", id=None)
+
+    def send(self, method: str, params: Any = None, id: int | None = 1) -> http.client.HTTPResponse:
+        message = {"jsonrpc": "2.0", "method": method, "params": params or {}} | ({} if id is None else {"id": id})
+        peer = connect(self._url)
+        head = "".join(f"{name}: {value}\r\n" for name, value in self._headers.items())
+        body = json.dumps(message).encode()
+        peer.sendall(
+            f"POST /mcp HTTP/1.1\r\nHost: localhost\r\n{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+        )
+        with contextlib.closing(peer):
+            response = http.client.HTTPResponse(peer)
+            response.begin()
+            self.body = response.read()
+        assert response.status in (200, 202), (response.status, self.body)
+        return response
+
+    def pid(self) -> int:
+        self.send("tools/call", {"name": "pid", "arguments": {}})
+        return int(json.loads(self.body)["result"]["content"][0]["text"])
+
+
+def test_any_worker_serves_a_client_that_opened_with_a_handshake_at_another(start) -> None:
+    process = start(GUARDED)
+    url = process.url()
+    assert process.until("without sessions").endswith(
+        "To have sessions, use one worker or a shared backend=; sessions=False (--no-sessions) leaves this line out."
+    )
+    pids(url, 2)
+    client = HandshakeClient(url)
+    assert client.session is None
+    served: set[int] = set()
+    assert eventually(lambda: served.update(client.pid() for _ in range(20)) or len(served) == 2)
+
+
+@pytest.mark.parametrize("setting", ["sessions=False", "eras=('stateless',)"])
+def test_workers_without_sessions_say_nothing_of_it_where_it_was_asked_for(start, setting: str) -> None:
+    script, ending = SCRIPT, GUARDED
+    if setting.startswith("eras"):
+        script = script.replace('Server("runner"', f'Server("runner", {setting}')
+    else:
+        ending = ending.replace("workers=2", f"workers=2, {setting}")
+    process = start(ending, script)
+    pids(process.url(), 2)
+    process.signal(signal.SIGINT)
+    assert "sessions" not in process.end()[1]
+
+
+def test_one_process_serves_without_sessions_if_told_so(start) -> None:
+    assert HandshakeClient(start().url()).session is not None
+    assert HandshakeClient(start("server.run('http', port=0, sessions=False)").url()).session is None
+
+
+@pytest.mark.parametrize("setting", ["sessions=True", "sse_path='/sse'", "sse_path='/sse', sessions=False"])
+def test_sessions_at_workers_that_share_nothing_are_refused(start, setting: str) -> None:
+    code, errors = start(GUARDED.replace("workers=2", f"workers=2, {setting}")).end()
+    assert code == 1
+    assert "is not possible with workers=2: each worker has a memory of its own" in errors
+    assert errors.endswith("Use one worker, or give the server a backend= that the workers share.\n")
+
+
+def test_workers_that_share_a_backend_have_sessions() -> None:
+    memory = MemoryBackend()
+    server = Server("sharing", backend=SimpleNamespace(store=memory.store, log=memory.log, bus=memory.bus))
+    assert settle_sessions(server, HttpOptions(workers=2)).sessions is True
+    assert settle_sessions(server, HttpOptions(workers=2, sessions=False)).sessions is False
 
 
 def test_a_worker_that_dies_is_replaced(start) -> None:

@@ -50,7 +50,7 @@ def read(peer: Peer, uri: str) -> int:
 
 def prompt(peer: Peer, name: str, arguments: str) -> int:
     """Get a prompt and print its messages, each with its role."""
-    result = peer.request("prompts/get", {"name": name, "arguments": _read_arguments(arguments)})
+    result = peer.get_prompt(name, _read_arguments(arguments))
     for message in _objects(result.get("messages")):
         print(f"{message.get('role')}: {_show(_object(message.get('content')))}")
     return 0

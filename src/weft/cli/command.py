@@ -7,6 +7,7 @@ call with an error. 2: the command line is wrong.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -67,11 +68,13 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "--sse", dest="sse_path", nargs="?", const="/sse", metavar="PATH", help="also serve HTTP+SSE clients (/sse)"
     )
     parser.add_argument("--workers", type=int, metavar="N", help="how many processes serve (1)")
+    parser.add_argument("--no-sessions", action="store_true", help="remember no client: any process serves all")
     parser.add_argument("--allow-host", action="append", metavar="NAME", help="a Host that is served; repeatable")
     parser.add_argument(
         "--allow-origin", action="append", metavar="ORIGIN", help="an Origin that is served; repeatable"
     )
     parser.add_argument("--reload", action="store_true", help="start again when a Python file changes")
+    parser.add_argument("--listener", type=int, help=argparse.SUPPRESS)  # the socket that --reload keeps open
     parser.add_argument("--debug", action="store_true", help="tell clients what goes wrong, warn of blocking calls")
     parser.add_argument(
         "--log-level", default="info", choices=LEVELS, metavar="LEVEL", help=f"{', '.join(LEVELS)} (info)"
@@ -113,6 +116,8 @@ def _add_prompt(parser: argparse.ArgumentParser) -> None:
 def _add_server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("server", metavar="SERVER", help="its URL, such as http://127.0.0.1:8000/mcp")
     parser.add_argument("--stdio", action="store_true", help="SERVER is a command to start, such as 'python server.py'")
+    parser.add_argument("--token", help="a bearer token that the server wants; better in the variable WEFT_TOKEN")
+    parser.add_argument("--header", action="append", default=[], metavar="'NAME: VALUE'", help="to send; repeatable")
     parser.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="how long to wait (60)")
 
 
@@ -123,6 +128,7 @@ def _run(parsed: argparse.Namespace) -> int:
         "path": parsed.path,
         "sse_path": parsed.sse_path,
         "workers": parsed.workers,
+        "sessions": False if parsed.no_sessions else None,
         "allowed_hosts": parsed.allow_host,
         "allowed_origins": parsed.allow_origin,
     }
@@ -135,15 +141,22 @@ def _run(parsed: argparse.Namespace) -> int:
     from weft.cli import serving
 
     if parsed.reload:
-        return serving.run_with_reload(parsed.target, parsed.given)
-    return serving.run(parsed.target, http=parsed.http, debug=parsed.debug, log_level=parsed.log_level, options=options)
+        return serving.run_with_reload(parsed.target, parsed.given, options)
+    return serving.run(
+        parsed.target,
+        http=parsed.http,
+        debug=parsed.debug,
+        log_level=parsed.log_level,
+        options=options,
+        listener=parsed.listener,
+    )
 
 
 def _spelled(option: str) -> str:
     """How an option is typed."""
     if option.startswith("allowed_"):
         return option.replace("allowed_", "allow-").removesuffix("s")
-    return option.removesuffix("_path")
+    return "no-sessions" if option == "sessions" else option.removesuffix("_path")
 
 
 def _call(parsed: argparse.Namespace) -> int:
@@ -173,7 +186,24 @@ def _prompt(parsed: argparse.Namespace) -> int:
 def _peer(parsed: argparse.Namespace) -> Peer:
     from weft.cli.peer import Peer
 
-    return Peer(parsed.server, parsed.timeout, is_command=parsed.stdio)
+    headers = dict(_header(text) for text in parsed.header)
+    is_told = "authorization" in {name.lower() for name in headers}
+    if parsed.stdio and (headers or parsed.token is not None):
+        raise WrongCommand("--token and --header are for servers at a URL; a command gets no such thing.")
+    if is_told and parsed.token is not None:
+        raise WrongCommand("--token and --header 'Authorization: …' say the same; give one of them.")
+    token = None if parsed.stdio or is_told else parsed.token or os.environ.get("WEFT_TOKEN") or None
+    return Peer(parsed.server, parsed.timeout, is_command=parsed.stdio, token=token, headers=headers)
+
+
+def _header(text: str) -> tuple[str, str]:
+    """A header as it was typed. What is wrong with it is told without it: it may be a secret."""
+    from weft.client.config import is_sendable
+
+    name, colon, value = (part.strip() for part in text.partition(":"))
+    if not colon or not name or not is_sendable(name, value):
+        raise WrongCommand("A --header cannot be sent; write it like --header 'X-Key: value', in quotes.")
+    return name, value
 
 
 def _version(_parsed: argparse.Namespace) -> int:

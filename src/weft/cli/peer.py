@@ -7,8 +7,11 @@ failure in words of the command line. It prints nothing but what a server says b
 from __future__ import annotations
 
 import asyncio
+import os
+import shlex
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
@@ -17,6 +20,7 @@ import msgspec
 from weft.cli.command import WrongCommand
 from weft.client.client import Client
 from weft.client.results import InputNeeded
+from weft.client.transports.base import Refused
 from weft.errors import ConnectionFailed, RemoteError, RequestTimeout, UsageError, WeftError
 from weft.limits import ClientLimits
 from weft.protocol.hosts import is_loopback
@@ -33,9 +37,18 @@ class CallFailed(WeftError):
 class Peer:
     """A server at a URL, or, with `is_command`, one to be started. Every method connects, and ends the connection."""
 
-    def __init__(self, server: str, timeout: float, *, is_command: bool = False) -> None:
-        if not is_command:
-            _check(server)
+    def __init__(
+        self,
+        server: str,
+        timeout: float,
+        *,
+        is_command: bool = False,
+        token: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        (_check_command if is_command else _check)(server)
+        self._token = token
+        self._headers = headers or {}
         self._server = server
         self._timeout = timeout
         self._asking = "the first request"  # what the server is being asked for, should it refuse
@@ -49,6 +62,8 @@ class Peer:
         return Client(
             self._server,
             limits=self._limits,
+            auth=self._token,
+            headers=self._headers,
             on_notification=_show_notification,
             on_stderr=_show_line,
             check_output=False,
@@ -58,6 +73,10 @@ class Peer:
     def call_tool(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Call a tool."""
         return self._run("tools/call", lambda client: client.call_tool(tool, arguments))
+
+    def get_prompt(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Get a prompt."""
+        return self._run("prompts/get", lambda client: client.get_prompt(name, arguments))
 
     def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         """Send one request; returns its result."""
@@ -103,6 +122,8 @@ class Peer:
             ) from None
         except ConnectionFailed as error:
             raise CallFailed(self._why(error)) from None
+        except UsageError as error:
+            raise WrongCommand(str(error)) from None
         except CallFailed:
             raise
         except WeftError as error:
@@ -119,6 +140,8 @@ class Peer:
             await client.close()
 
     def _why(self, error: ConnectionFailed) -> str:
+        if isinstance(refused := error.__context__, Refused) and refused.status == 401:
+            return self._unauthorized(refused)
         cause = getattr(error.__context__, "os_error", None)
         if not isinstance(cause, ConnectionRefusedError):
             return str(error)
@@ -129,6 +152,15 @@ class Peer:
             f"run FILE --http --port {port}), or check the address."
         )
 
+    def _unauthorized(self, refused: Refused) -> str:
+        said = f" ({refused.reason.rstrip('.')})" if refused.reason else ""
+        if any(name.lower() == "authorization" for name in self._headers):
+            return f"{self._server} refused the Authorization that --header gave (HTTP 401){said}; check it."
+        return (
+            f"{self._server} wants authorization (HTTP 401){said}. Give a token by --token TOKEN or in the variable "
+            "WEFT_TOKEN, or what else it wants by --header 'NAME: VALUE'."
+        )
+
 
 def _show_notification(method: str, params: Any) -> None:
     print(f"{method}: {msgspec.json.encode(params).decode()}", file=sys.stderr)
@@ -136,6 +168,15 @@ def _show_notification(method: str, params: Any) -> None:
 
 def _show_line(line: str) -> None:
     print(line, file=sys.stderr)
+
+
+def _check_command(command: str) -> None:
+    """A Python file is no program by itself, unless somebody has made it one."""
+    path = Path(command.strip())
+    if path.suffix == ".py" and path.is_file() and not (os.sep in command and os.access(path, os.X_OK)):
+        raise WrongCommand(
+            f"{command} is not a program; write --stdio {shlex.quote(shlex.join(['python', str(path)]))}."
+        )
 
 
 def _check(url: str) -> None:

@@ -3,53 +3,94 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from weft.cli.command import WrongCommand
 from weft.errors import StartError
 from weft.server.app import Server
-from weft.server.listening import HttpOptions, check_exposure
+from weft.server.listening import HttpOptions, bind, check_exposure
 from weft.server.loading import load, split_target
 from weft.server.running import say, start
 
 __all__ = ["run", "run_with_reload"]
 
+_Changes = set[tuple[Any, str]]  # what happened, and to which file
 STOP_SECONDS = 7.0  # a child that is asked to end has its own limit; this is a little more
 
 
-def run(target: str, *, http: bool, debug: bool, log_level: str, options: Mapping[str, Any]) -> int:
-    """Serve until stopped."""
+def run(
+    target: str,
+    *,
+    http: bool,
+    debug: bool,
+    log_level: str,
+    options: Mapping[str, Any],
+    listener: int | None = None,
+) -> int:
+    """Serve until stopped; on a socket that the parent keeps open, if there is one."""
     with contextlib.redirect_stdout(sys.stderr):  # what the file prints must not get into the protocol (STDIO-02)
         server = _load(target)
     server.debug = server.debug or debug
     given = HttpOptions(log_level=log_level, **options)
     if http:
-        try:
-            check_exposure(given)
-        except StartError as error:
-            raise WrongCommand(str(error)) from None
-    start(server, "http" if http else "stdio", given, target)
+        _check_exposure(given)
+    kept = None if listener is None else socket.socket(fileno=listener)
+    start(server, "http" if http else "stdio", given, target, kept)
     return 0
 
 
-def run_with_reload(target: str, arguments: Sequence[str]) -> int:
-    """Run the same command without `--reload` in a child, and start it anew whenever a Python file changes."""
+def run_with_reload(target: str, arguments: Sequence[str], options: Mapping[str, Any]) -> int:
+    """Run the same command without `--reload` in a child, and start it anew whenever a Python file changes.
+
+    The socket stays open meanwhile, where a system can pass it on: requests wait instead of being refused.
+    """
+    watch = _watcher()
+    folder = Path(split_target(target)[0]).resolve().parent
+    if not folder.is_dir():
+        _load(target)  # says what is wrong with it
+    command = [sys.executable, "-m", "weft.cli", *(one for one in arguments if one != "--reload")]
+    with _kept_open(HttpOptions(**options)) as passed:
+        _keep_running([*command, *(f"--listener={fd}" for fd in passed)], passed, folder, watch(folder))
+    return 0
+
+
+@contextlib.contextmanager
+def _kept_open(options: HttpOptions) -> Generator[list[int]]:
+    """A socket that listens for children, by its number; none where children cannot inherit one."""
+    if os.name != "posix":
+        yield []
+        return
+    _check_exposure(options)
+    with contextlib.closing(bind(options.host, options.port)) as listener:
+        yield [listener.fileno()]
+
+
+def _watcher() -> Callable[[Path], Iterable[_Changes]]:
+    """Looks at a folder: yields what changed, and nothing five times a second."""
     try:
         from watchfiles import PythonFilter, watch
     except ImportError:
         raise StartError(
             f"--reload needs the package watchfiles. Install it: {sys.executable} -m pip install watchfiles"
         ) from None
-    folder = Path(split_target(target)[0]).resolve().parent
-    if not folder.is_dir():
-        _load(target)  # says what is wrong with it
-    command = [sys.executable, "-m", "weft.cli", *(one for one in arguments if one != "--reload")]
-    child = subprocess.Popen(command)  # noqa: S603 - our own interpreter and module, no shell (R11)
+    return partial(watch, watch_filter=PythonFilter(), raise_interrupt=False, rust_timeout=200, yield_on_timeout=True)
+
+
+def _keep_running(command: Sequence[str], passed: Sequence[int], folder: Path, watched: Iterable[_Changes]) -> None:
+    """Run a command, again whenever a Python file changes, until interrupted."""
+
+    def begin() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, pass_fds=passed)  # noqa: S603 - our own interpreter and module, no shell (R11)
+
+    child = begin()
     interrupted = False
 
     def stop(_signal: int, _frame: Any) -> None:
@@ -60,18 +101,15 @@ def run_with_reload(target: str, arguments: Sequence[str]) -> int:
         signal.signal(number, stop)
     say(f"Watching {folder} for changes.")
     try:
-        for changes in watch(
-            folder, watch_filter=PythonFilter(), raise_interrupt=False, rust_timeout=200, yield_on_timeout=True
-        ):
+        for changes in watched:
             if interrupted:
                 break
             if changes:
                 say(f"{Path(next(iter(changes))[1]).name} changed; starting again.")
                 _end(child)
-                child = subprocess.Popen(command)  # noqa: S603 - as above
+                child = begin()
     finally:
         _end(child)
-    return 0
 
 
 def _load(target: str) -> Server:
@@ -82,6 +120,13 @@ def _load(target: str) -> Server:
         if error.__context__ is None:  # it tells of no exception in the file, so nothing ran that could have failed
             raise WrongCommand(str(error)) from None
         raise
+
+
+def _check_exposure(options: HttpOptions) -> None:
+    try:
+        check_exposure(options)
+    except StartError as error:
+        raise WrongCommand(str(error)) from None
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

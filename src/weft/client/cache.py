@@ -17,12 +17,16 @@ event loop.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
+
+from weft.limits import ClientLimits
 
 __all__ = [
     "CACHEABLE",
@@ -33,6 +37,9 @@ __all__ = [
     "MemoryCacheStore",
     "ResponseCache",
     "authorization_partition",
+    "cache_within",
+    "unique_name",
+    "whose",
 ]
 
 CACHEABLE = frozenset(
@@ -251,7 +258,16 @@ class CacheView:
         cursor = given.get("cursor")
         if not (cursor is None or isinstance(cursor, str)):
             return None
-        return CacheKey(self._server, self._partition, method, _canonical(given), cursor)
+        try:
+            canonical = _canonical(given)
+        except (TypeError, ValueError, RecursionError):
+            return None  # it cannot be sent either, which is said where it is to be
+        return CacheKey(self._server, self._partition, method, canonical, cursor)
+
+
+def cache_within(limits: ClientLimits) -> ResponseCache:
+    """A cache in memory, as large as it may be."""
+    return ResponseCache(MemoryCacheStore(max_entries=limits.cache_entries, max_bytes=limits.cache_bytes))
 
 
 def authorization_partition(headers: Mapping[str, str]) -> str:
@@ -264,6 +280,27 @@ def authorization_partition(headers: Mapping[str, str]) -> str:
         return ""
     named = sorted((name.lower(), value) for name, value in headers.items())
     return hashlib.sha256(msgspec.json.encode(named)).hexdigest()
+
+
+_names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+_numbers = itertools.count(1)
+
+
+def unique_name(owner: object) -> str:
+    """A name that is no other's, not even of one that is in its place in memory later: answers outlive who asked."""
+    try:
+        if owner not in _names:
+            _names[owner] = str(next(_numbers))
+        return _names[owner]
+    except TypeError:  # it cannot be looked up, so it shares nothing
+        return str(next(_numbers))
+
+
+def whose(auth: Any) -> dict[str, str]:
+    """What stands for an authorization where answers are kept apart by it: a token, or an object that has some."""
+    if auth is None:
+        return {}
+    return {"Authorization": auth} if isinstance(auth, str) else {"": unique_name(auth)}
 
 
 _NOWHERE = "\0nowhere"  # no partition is called so: it is the answer that there is none

@@ -17,19 +17,22 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import msgspec
 from msgspec import UNSET
 
-from weft.client.cache import MemoryCacheStore, ResponseCache, authorization_partition
+from weft.client.cache import ResponseCache, authorization_partition, cache_within, unique_name, whose
+from weft.client.calls import Courier
 from weft.client.dial import HttpOptions, dial
 from weft.client.duties import Duties, FormFunction, LogFunction, RootsFunction, SampleFunction, UrlFunction
 from weft.client.exchange import Exchange, Options, with_rounds
 from weft.client.link import Link, ProgressCallback
-from weft.client.negotiate import Memory, Negotiator, eras_for
+from weft.client.mistakes import check_texts, plainly
+from weft.client.negotiate import Memory, Negotiator, eras_for, explained
 from weft.client.paging import Pages
 from weft.client.questions import RootLike
 from weft.client.results import ToolResult
 from weft.client.subscriptions import Listening, Subscriptions
 from weft.client.toolbox import Toolbox
+from weft.client.transports.base import Refused
 from weft.eras.base import Welcome
-from weft.errors import HeaderMismatch, InvalidAnswer, RemoteError, ResourceMissing, UsageError, WeftError
+from weft.errors import HeaderMismatch, RemoteError, ResourceMissing, UsageError, WeftError
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
 from weft.types.base import EmptyResult, Implementation, LogLevel, RequestId
 from weft.types.capabilities import ServerCapabilities
@@ -66,6 +69,8 @@ class Client:
     answered by functions (`elicit`, `sample`, `roots` …): a capability is declared because its function is there.
     """
 
+    _opening = "async with"  # how a user opens it, for messages
+
     def __init__(
         self,
         target: Any,
@@ -97,6 +102,7 @@ class Client:
     ) -> None:
         self._limits = limits
         self._eras = eras_for(mode, version)
+        self._is_pinned = mode != "auto" or version is not None
         self._info = info or _own_info()
         self._http = HttpOptions(headers or {}, auth, proxy, tls, trust_env, allow_insecure, path)
         self._dial: Callable[[], Any] = lambda: dial(target, limits, self._http, server=server, on_stderr=on_stderr)
@@ -111,9 +117,9 @@ class Client:
         )
         if (extension := getattr(auth, "extension", None)) is not None:  # XAUTH-01
             self._duties.capabilities.extensions = {extension: {}}
-        self._on_notification = on_notification
+        self._on_notification = None if on_notification is None else Courier(on_notification, limits.changes_kept)
         self._log_level: LogLevel | None = log_level
-        self._cache = _own_cache(limits) if isinstance(cache, bool) else cache
+        self._cache = cache_within(limits) if isinstance(cache, bool) else cache
         self._is_caching = cache is not False
         self._check_output = check_output
         self._is_manual = manual_input
@@ -143,8 +149,9 @@ class Client:
             try:
                 await link.open()
                 await self._greet(link)
-            except BaseException:
+            except BaseException as error:
                 await link.close()
+                plainly(error)
                 raise
             self._link = link
 
@@ -158,14 +165,14 @@ class Client:
             info=self._info,
             capabilities=lambda: self._duties.capabilities,
             limits=self._limits,
-            memory=_memory if dialled.key is not None else Memory(),
+            memory=Memory() if dialled.key is None or self._is_pinned else _memory,  # what was pinned is no finding
             key=dialled.key or "here",
             old_transport=dialled.old_transport,
         )
         view = None
         if self._is_caching:
-            name = dialled.key or f"{dialled.transport.where} {id(self)}"
-            view = self._cache.view(name, authorization_partition({**dialled.headers, **_whose(self._http.auth)}))
+            name = dialled.key or f"{dialled.transport.where} {unique_name(self)}"
+            view = self._cache.view(name, authorization_partition({**dialled.headers, **whose(self._http.auth)}))
         self._exchange = Exchange(link, self._duties, self._limits, renew=self._renew, cache=view)
         self._pages = Pages(self._exchange, self._limits)
         self._subscriptions = Subscriptions(link, self._limits, self.request)
@@ -209,13 +216,13 @@ class Client:
         self._subscriptions.close()
         await link.close()
         await self._duties.close()
+        if self._on_notification is not None:
+            await self._on_notification.stop()
         self._dialled = self._dial()  # a client can be connected again
 
     def _connected(self) -> Link:
         if self._link is None:
-            raise UsageError(
-                "The client is not connected; use `async with Client(...) as client:`, or `connect` first."
-            )
+            raise UsageError(f"The client is not connected; use `{self._opening} Client(...)`, or `connect` first.")
         return self._link
 
     # --- what was found out
@@ -264,18 +271,17 @@ class Client:
     async def list_tools(self) -> list[Tool]:
         """All tools that can be used."""
         tools = await self._lists().all("tools/list", ListToolsResult, lambda page: page.tools)
-        self._toolbox.is_complete = True
-        return self._learn(tools)
+        return self._learn(tools, self._toolbox.learn_all)
 
     async def list_tools_page(self, cursor: str | None = None) -> ListToolsResult:
         """One page of tools; its `next_cursor` leads to the next."""
         page = await self._lists().one("tools/list", ListToolsResult, cursor)
-        page.tools = self._learn(page.tools)
+        page.tools = self._learn(page.tools, self._toolbox.learn)
         return page
 
-    def _learn(self, tools: list[Tool]) -> list[Tool]:
+    def _learn(self, tools: list[Tool], learn: Callable[..., list[Tool]]) -> list[Tool]:
         link = self._connected()
-        return self._toolbox.learn(tools, mirrors=link.era.mirrors_params and link.transport.stream_per_request)
+        return learn(tools, mirrors=link.era.mirrors_params and link.transport.stream_per_request)
 
     async def call_tool(
         self,
@@ -319,7 +325,7 @@ class Client:
         """Fetch the list of tools, once, if it never was: an output is to be checked (TOOL-13)."""
         if not self._toolbox.is_complete:
             self._toolbox.is_complete = True
-            with suppress(RemoteError, InvalidAnswer):
+            with suppress(WeftError):  # the call itself was done
                 await self.list_tools()
 
     # --- resources
@@ -384,6 +390,7 @@ class Client:
     ) -> GetPromptResult:
         """Fill in a prompt. The values of arguments are text."""
         self._connected()
+        check_texts(arguments, f"the prompt {name!r}")
         params = with_rounds({"name": name, "arguments": arguments or {}}, None, answers, state)
         options = Options(timeout, progress, is_manual=self._is_manual)
         return await self._exchange.request("prompts/get", params, GetPromptResult, options)
@@ -467,7 +474,10 @@ class Client:
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
         """Any notification."""
-        await self._connected().notify(method, params)
+        try:
+            await self._connected().notify(method, params)
+        except Refused as refused:
+            raise explained(refused) from None
 
     # --- inside
 
@@ -482,16 +492,7 @@ class Client:
             link.spawn(cache.changed(method, msgspec.json.decode(params)))
         self._subscriptions.heard(method, params, origin)
         if self._on_notification is not None:
-            self._on_notification(method, msgspec.json.decode(params))
-
-
-def _own_cache(limits: ClientLimits) -> ResponseCache:
-    return ResponseCache(MemoryCacheStore(max_entries=limits.cache_entries, max_bytes=limits.cache_bytes))
-
-
-def _whose(auth: Any) -> dict[str, str]:
-    """What stands for an authorization where answers are kept apart by it."""
-    return {} if auth is None else {"Authorization": auth if isinstance(auth, str) else str(id(auth))}
+            self._on_notification.call(method, msgspec.json.decode(params))
 
 
 def _own_info() -> Implementation:

@@ -29,13 +29,23 @@ from weft.errors import UsageError
 from weft.protocol.hosts import is_loopback
 from weft.protocol.names import check_uri, closest
 
-__all__ = ["CommandTarget", "Target", "UrlTarget", "check_url", "is_config", "parse_target", "read_config"]
+__all__ = [
+    "CommandTarget",
+    "Target",
+    "UrlTarget",
+    "check_url",
+    "is_config",
+    "is_sendable",
+    "parse_target",
+    "read_config",
+]
 
 _SERVERS = ("mcpServers", "servers")  # the word of most programs, and that of one editor
 _HTTP_KINDS = frozenset({"http", "https", "sse", "streamable-http", "streamableHttp", "streamable_http"})
 _SHELL_WORDS = frozenset({"|", "||", "&", "&&", ";", "<", ">", ">>", "2>", "2>&1", "<<"})
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_HOST_AND_PORT = re.compile(r"(?P<host>[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}(?:/\S*)?")
 _MAX_CONFIG_BYTES = 1024 * 1024
 
 
@@ -144,6 +154,11 @@ def check_url(url: str, *, allow_insecure: bool = False) -> None:
         raise UsageError(f"{shown} is not encrypted; use https, or allow_insecure=True if the network is trusted.")
 
 
+def is_sendable(name: str, value: str) -> bool:
+    """Whether this can be a header."""
+    return _HEADER_NAME.fullmatch(name) is not None and not any(char in value for char in "\r\n\0")
+
+
 # --- the forms of a target
 
 
@@ -151,6 +166,12 @@ def _from_text(text: str, *, allow_insecure: bool) -> Target:
     if _SCHEME.match(text.strip()):
         check_url(text.strip(), allow_insecure=allow_insecure)
         return UrlTarget(text.strip())
+    if found := _HOST_AND_PORT.fullmatch(text.strip()):
+        scheme = "http" if is_loopback(found["host"].strip("[]")) else "https"
+        shown = text.strip().partition("?")[0][:200]
+        raise UsageError(
+            f"{shown!r} is neither a URL nor a command; if it is a server's address, write {scheme}://{shown}"
+        )
     try:
         words = shlex.split(text, posix=os.name != "nt")  # on Windows a backslash is a part of a path
     except ValueError as error:
@@ -200,7 +221,7 @@ def _from_url(entry: Mapping[str, Any], what: str, *, allow_insecure: bool) -> U
     check_url(url, allow_insecure=allow_insecure)
     headers = _texts(entry.get("headers"), f"{what} has 'headers'")
     for name, value in headers.items():
-        if not _HEADER_NAME.fullmatch(name) or any(char in value for char in "\r\n\0"):
+        if not is_sendable(name, value):
             raise UsageError(f"{what} has the header {name[:60]!r}, which cannot be sent; take out what is no text.")
     return UrlTarget(url, headers)
 

@@ -17,10 +17,11 @@ import msgspec
 from weft.client.cache import CACHEABLE, CacheView
 from weft.client.errands import Errands
 from weft.client.link import Duties, Link, ProgressCallback
+from weft.client.mistakes import plainly
 from weft.client.negotiate import code_and_data, explained
 from weft.client.results import InputNeeded
 from weft.client.transports.base import NO_HEADERS, Refused
-from weft.errors import AskFailed, ConnectionFailed, InvalidAnswer, ProtocolError, RemoteError
+from weft.errors import AskFailed, ConnectionFailed, InvalidAnswer, ProtocolError, RemoteError, WeftError
 from weft.limits import ClientLimits
 from weft.types.base import Result
 from weft.types.interaction import InputRequiredResult
@@ -79,21 +80,29 @@ class Exchange:
     async def request(self, method: str, params: Mapping[str, Any], type: type[R], options: Options) -> R:
         """Make a request and read its result; what the server asks before it answers is answered."""
         given = params
-        for _ in range(self._limits.rounds + 1):
-            result = _read(await self._fetch(method, given, options), type, method)
-            if not isinstance(result, InputRequiredResult):
-                return result
-            given = await self._next_round(params, result, options)
+        try:
+            for _ in range(self._limits.rounds + 1):
+                result = _read(await self._fetch(method, given, options), type, method)
+                if not isinstance(result, InputRequiredResult):
+                    return result
+                given = await self._next_round(params, result, options)
+        except WeftError as error:
+            plainly(error)
+            raise
         raise self._too_many_rounds(method)
 
     async def request_raw(self, method: str, params: Mapping[str, Any], options: Options) -> dict[str, Any]:
         """The same, with the result as it came."""
         given = params
-        for _ in range(self._limits.rounds + 1):
-            result = _read_object(await self._fetch(method, given, options), method)
-            if result.get("resultType") != _ASKS:
-                return result
-            given = await self._next_round(params, _read_questions(msgspec.json.encode(result)), options)
+        try:
+            for _ in range(self._limits.rounds + 1):
+                result = _read_object(await self._fetch(method, given, options), method)
+                if result.get("resultType") != _ASKS:
+                    return result
+                given = await self._next_round(params, _read_questions(msgspec.json.encode(result)), options)
+        except WeftError as error:
+            plainly(error)
+            raise
         raise self._too_many_rounds(method)
 
     async def _next_round(

@@ -18,10 +18,11 @@ import msgspec
 from msgspec import UNSET
 
 from weft.client.calls import Clocks, Courier, pause
+from weft.client.mistakes import not_json
 from weft.client.tracing import traced
 from weft.client.transports.base import NO_HEADERS, Answer, Refused, Transport
 from weft.eras.base import ClientEra
-from weft.errors import ConnectionFailed, InvalidAnswer, ProtocolError, RemoteError, RequestTimeout
+from weft.errors import ConnectionFailed, InvalidAnswer, ProtocolError, RemoteError, RequestTimeout, WeftError
 from weft.jsonrpc import Frame, encode_error, encode_notification, encode_request, encode_result
 from weft.limits import ClientLimits
 from weft.types.base import Implementation, LogLevel, RequestId
@@ -121,10 +122,17 @@ class Link:
         farewell = self.era.farewell()
         if self._standing is not None:
             self._standing.cancel()
-        if farewell is not None:
-            await self.transport.dismiss(farewell)
-        await self.transport.close()
-        self._clocks.close()
+        try:
+            if farewell is not None:
+                await self.transport.dismiss(farewell)
+        finally:  # also when whoever closes is cancelled: nobody can close it a second time
+            try:
+                await self.transport.close()
+            finally:
+                self._clocks.close()
+                await self._end_tasks()
+
+    async def _end_tasks(self) -> None:
         others = self._tasks - {asyncio.current_task()}
         for task in others:
             task.cancel()
@@ -207,7 +215,10 @@ class Link:
         )
         if headers:
             stamped.update(headers)
-        message = encode_request(request_id, method, params)
+        try:
+            message = encode_request(request_id, method, params)
+        except (TypeError, ValueError, RecursionError):
+            raise not_json(method, params) from None
         answer = await self.transport.request(message, request_id, stamped, resumable=era.resumes)
         if answer.frame.result is UNSET:
             raise remote_error(answer.frame)
@@ -234,13 +245,23 @@ class Link:
         try:
             async with asyncio.timeout(self._limits.close_seconds):
                 await self.notify(method, params)
-        except (ConnectionFailed, Refused, TimeoutError) as error:
+        except (WeftError, TimeoutError) as error:
             log.debug("%s could not be sent: %s", method, error)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
-        """Send a notification."""
-        message = encode_notification(method, UNSET if params is None else params)
-        await self.transport.send(message, self.era.headers(method))
+        """Send a notification; RequestTimeout when the server does not take it."""
+        try:
+            message = encode_notification(method, UNSET if params is None else params)
+        except (TypeError, ValueError, RecursionError):
+            raise not_json(method, params) from None
+        seconds = self._limits.request_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await self.transport.send(message, self.era.headers(method))
+        except TimeoutError:
+            raise RequestTimeout(
+                f"{self.transport.where} did not take {method} within {seconds:g} s. Is it busy, or stuck?"
+            ) from None
 
     # --- the standing stream
 
@@ -278,6 +299,8 @@ class Link:
             except Refused as refused:
                 if era.is_over(refused.status, None, None):
                     self.spawn(self.on_over(generation))
+                else:
+                    self.on_silence(ConnectionFailed(f"{refused} Its standing stream is not opened again."))
             except InvalidAnswer as error:
                 log.warning("The standing stream of %s is not read any more: %s", self.transport.where, error)
                 self.on_silence(ConnectionFailed(str(error)))
@@ -346,7 +369,7 @@ class Link:
         try:
             async with asyncio.timeout(self._limits.request_seconds):
                 await self.transport.send(message, self.era.headers())
-        except (ConnectionFailed, Refused, TimeoutError) as error:
+        except (WeftError, TimeoutError) as error:
             log.warning("The answer to a %s could not be sent: %s", method, error)
 
     async def _perform(self, method: str, params: bytes, origin: RequestId | None) -> Any:

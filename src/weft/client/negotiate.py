@@ -7,7 +7,7 @@ server that wants authorization has said nothing about its era (COMPAT-04 … CO
 first revision, where the client has one to offer.
 
 What was found out is remembered per URL in this process: it is tried first the next time, and found out anew when it
-does not hold any more.
+does not hold any more. What a client was told to speak is no finding, and is not remembered.
 """
 
 from __future__ import annotations
@@ -194,8 +194,8 @@ class Negotiator:
             self._tried.append(f"{method}: {error}")
             return _Outcome(error)
         except ConnectionFailed as error:
-            if link.transport.stream_per_request or not may_be_silent:
-                raise
+            if link.transport.stream_per_request or not may_be_silent or not getattr(link.transport, "has_read", True):
+                raise  # one that ended before it read the greeting would end again
             self._tried.append(f"{method}: {error}")
             await link.transport.reopen()  # the greeting was too much for it
             return _Outcome(error)
@@ -281,7 +281,8 @@ def refusal_sentence(refused: Refused) -> str:
     if remedy is None:
         failed = refused.status >= 500
         remedy = "look into its log, and into that of a proxy before it" if failed else "check the address"
-    return f"{refused.where} answered with the HTTP status {refused.status} {_start(refused.body)}: {remedy}."
+    said = f"({refused.reason})" if refused.reason else _start(refused.body)
+    return f"{refused.where} answered with the HTTP status {refused.status} {said}: {remedy}."
 
 
 def explained(error: Refused | RemoteError) -> WeftError:

@@ -113,7 +113,10 @@ class Subscriptions:
     async def renewed(self) -> None:
         """The session is another one: nothing that was subscribed to is known there."""
         for listening in tuple(self._open):
-            await listening.subscribe_again()
+            try:
+                await listening.subscribe_again()
+            except WeftError as error:  # the others hear on
+                listening.end(error)
 
     def is_wanted(self, uri: str) -> bool:
         """Whether somebody listens to a resource."""
@@ -154,6 +157,7 @@ class Listening:
         self._news = asyncio.Event()  # something to read, or the end
         self._ready = asyncio.Event()  # the server listens, or never will
         self._task: asyncio.Task[Any] | None = None
+        self._patience: asyncio.Timeout | None = None  # while the server has not said yet that it listens
         self._is_over = False
         self._is_started = False
         self._failure: WeftError | None = None
@@ -206,6 +210,10 @@ class Listening:
         except TimeoutError:
             await self.close()
             raise RequestTimeout(f"{subscriptions.link.transport.where} did not begin to listen in time.") from None
+        except asyncio.CancelledError:  # nobody is left who could close it
+            self.end(None)
+            self._task.cancel()
+            raise
         if self._failure is not None:
             raise self._failure
 
@@ -239,22 +247,35 @@ class Listening:
     def push(self, change: Change) -> None:
         """Something changed."""
         self._changes.append(change)
+        self._be_patient()
         self._news.set()
         self._ready.set()
 
     def acknowledged(self, honoured: SubscriptionFilter) -> None:
         """The server listens; perhaps not to all that was wished for."""
         self.honoured = honoured
+        self._be_patient()
         if self._ready.is_set():
             self.push(StreamReopened())
         self._ready.set()
 
+    def _be_patient(self) -> None:
+        """The server listens: from now on it may be silent for as long as nothing changes."""
+        patience, self._patience = self._patience, None
+        if patience is not None and not patience.expired():
+            patience.reschedule(None)
+
     async def subscribe_again(self) -> None:
-        """In a new session, ask for everything again."""
-        plan = self._subscriptions.link.era.listen(self.wish)
-        if self._task is None and plan.stream is None:
+        """In a new session, ask for everything again; in the way of another era, if it is another now."""
+        link = self._subscriptions.link
+        plan = link.era.listen(self.wish)
+        if self._task is not None:  # it finds out by itself
+            return
+        if plan.stream is None:
             await self._ask_all(plan.begin)
-            self.push(StreamReopened())
+        else:
+            self._task = link.spawn(self._keep(*plan.stream))
+        self.push(StreamReopened())
 
     async def _ask_all(self, steps: list[tuple[str, dict[str, Any]]]) -> None:
         for method, params in steps:
@@ -264,18 +285,23 @@ class Listening:
 
     async def _keep(self, method: str, params: Mapping[str, Any]) -> None:
         """Keep the stream open, through every loss of it, up to so many in a row."""
-        link, most = self._subscriptions.link, self._subscriptions.limits.resumptions
+        link, limits = self._subscriptions.link, self._subscriptions.limits
+        most = limits.resumptions
         attempt = 0
         while True:
             self.honoured = None
             self.stream_id = link.next_id()  # a new one each time: the old request is lost (HTTP-23)
             try:
-                await link.exchange(self.stream_id, method, params)
+                async with asyncio.timeout(limits.request_seconds) as self._patience:
+                    await link.exchange(self.stream_id, method, params)
             except asyncio.CancelledError:
                 link.give_up(self.stream_id)
                 raise
+            except TimeoutError:
+                link.give_up(self.stream_id)
+                failure: WeftError = RequestTimeout(f"{link.transport.where} did not begin to listen in time.")
             except (ConnectionFailed, InvalidAnswer) as error:
-                failure: WeftError = error
+                failure = error
             except Refused as refused:
                 failure = explained(refused)
                 attempt = attempt if refused.status >= 500 else most  # it will say the same again
@@ -285,6 +311,7 @@ class Listening:
             else:
                 self.end(None)  # the server has answered: it is over, in good order (SUB-12)
                 return
+            self._patience = None
             attempt = 0 if self.honoured is not None else attempt
             if attempt >= most or not self._ready.is_set():
                 self.end(failure)

@@ -40,6 +40,14 @@ class Toolbox:
         self._known: dict[str, _Known] = {}
         self.is_complete = False  # all pages were seen since the last change
 
+    def learn_all(self, tools: Iterable[Tool], *, mirrors: bool) -> list[Tool]:
+        """Take in the whole list: a tool that is not in it any more is not known any more."""
+        usable = self.learn(tools, mirrors=mirrors)
+        listed = {tool.name for tool in usable}
+        self._known = {name: known for name, known in self._known.items() if name in listed}
+        self.is_complete = True
+        return usable
+
     def learn(self, tools: Iterable[Tool], *, mirrors: bool) -> list[Tool]:
         """Take in a page; returns the tools that can be used.
 

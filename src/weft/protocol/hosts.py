@@ -1,7 +1,7 @@
 """Which `Host` and `Origin` a server answers to (R2): the guard against DNS rebinding.
 
-Owns how both headers are parsed and compared: exactly, never by prefix. It does no I/O and resolves no name: a
-host is allowed by how it is written, not by where it leads.
+Owns how both headers are parsed and compared: exactly, never by prefix; and which addresses are on the public internet.
+It does no I/O and resolves no name: a host is allowed by how it is written, not by where it leads.
 """
 
 from __future__ import annotations
@@ -9,18 +9,20 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import Literal
 
 from weft.errors import UsageError
 
-__all__ = ["HostPolicy", "is_loopback", "refusal"]
+__all__ = ["HostPolicy", "is_loopback", "is_public_address", "refusal"]
 
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]+)(?::([0-9]{1,5}))?")
 _ORIGIN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#@]+)")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _MAX_BYTES = 512  # a DNS name has at most 253 characters; nothing longer is worth parsing
 _MAX_REMEMBERED = 1024
+# IPv6 networks whose last 32 bits are the IPv4 address that they lead to: by NAT64 (RFC 6052), SIIT, or of old.
+_TRANSLATED = tuple(IPv6Network(net) for net in ("64:ff9b::/96", "::ffff:0:0:0/96", "::/96"))
 
 
 def is_loopback(host: str) -> bool:
@@ -35,6 +37,21 @@ def is_loopback(host: str) -> bool:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def is_public_address(address: str) -> bool:
+    """Whether the public internet leads to an address, or to the IPv4 one within it; ValueError if it is none.
+
+    >>> [is_public_address(one) for one in ("8.8.8.8", "10.0.0.1", "::ffff:127.0.0.1", "64:ff9b::10.0.0.1")]
+    [True, False, False, False]
+    """
+    found = ip_address(address.partition("%")[0])
+    if isinstance(found, IPv6Address):
+        within = found.ipv4_mapped or found.sixtofour
+        if within is None and any(found in network for network in _TRANSLATED):
+            within = IPv4Address(int(found) & 0xFFFF_FFFF)
+        found = within or found
+    return found.is_global and not found.is_multicast
 
 
 @dataclass(frozen=True, slots=True)

@@ -313,7 +313,8 @@ class Server:
     def roots_changed(self, connection: Connection) -> None:
         """The client at the other end of `connection` says that its roots changed."""
         for fn in self._roots_changed:
-            self.background.start(fn(connection), f"{getattr(fn, '__name__', 'on_roots_changed')!r}")
+            what = f"{getattr(fn, '__name__', 'on_roots_changed')!r}"
+            self.background.start((fn, connection), partial(_await, fn, connection), what)
 
     # Saying that something changed. From anywhere: also outside a call, also from a thread. Adding and removing
     # features says so by itself.
@@ -471,10 +472,17 @@ class Server:
         await self.lifespan.stop()
 
     def run(self, transport: Literal["stdio", "http"] = "stdio", **options: Any) -> None:
-        """Serve until stopped: on stdio, or over HTTP with `host`, `port`, `path`, `workers`, ..."""
+        """Serve until stopped: on stdio, or over HTTP with `host`, `port`, `path`, `workers`, `sessions`, ..."""
         from weft.server.running import run
 
         run(self, transport, **options)
+
+
+async def _await(fn: RootsChanged, connection: Connection) -> None:
+    work = fn(connection)
+    if not inspect.isawaitable(work):
+        raise UsageError("A function given to on_roots_changed must be async: `async def f(connection): ...`.")
+    await work
 
 
 def _key_ring(secrets: Sequence[str | bytes] | None) -> KeyRing:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import logging
+from collections.abc import Callable, Coroutine, Hashable
 from typing import TYPE_CHECKING, Any
 
 from weft.server.faults import report
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Background"]
 
+log = logging.getLogger("weft.background")
+
 MOST = 1000  # at the same time; what comes then is dropped and logged
 
 
@@ -21,27 +24,45 @@ class Background:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[Hashable, asyncio.Task[None]] = {}
+        self._again: set[Hashable] = set()  # of them, those to be run once more
 
-    def start(self, work: Coroutine[Any, Any, None], what: str) -> None:
-        """Run `work` to its end. `what` names it in the log."""
-        if len(self._tasks) >= MOST:
-            work.close()
-            return
-        task = asyncio.get_running_loop().create_task(self._run(work, what), name=f"weft-{what}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def start(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, None]], what: str) -> None:
+        """Run `work` to its end. `what` names it in the log.
+
+        While one of this `key` runs, no second one begins: it is run once more afterwards, however often it was
+        started. So what one client says again and again leaves room for what others say.
+        """
+        if key in self._tasks:
+            self._again.add(key)
+        elif len(self._tasks) >= MOST:
+            log.warning("%s was not called: %d such functions run already", what, MOST)
+        else:
+            self._tasks[key] = asyncio.get_running_loop().create_task(self._run(key, work, what), name=f"weft-{what}")
 
     async def close(self, timeout: float) -> None:
         """Cancel what still runs, and wait for it."""
-        for task in self._tasks:
+        tasks = list(self._tasks.values())
+        for task in tasks:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=timeout)
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout)
+        self._tasks.clear()
+        self._again.clear()
 
-    async def _run(self, work: Coroutine[Any, Any, None], what: str) -> None:
+    async def _run(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, None]], what: str) -> None:
         try:
-            await work
+            await self._run_once(work, what)
+            while key in self._again:
+                self._again.discard(key)
+                await self._run_once(work, what)
+        finally:
+            self._tasks.pop(key, None)
+            self._again.discard(key)
+
+    async def _run_once(self, work: Callable[[], Coroutine[Any, Any, None]], what: str) -> None:
+        try:
+            await work()
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - R1

@@ -239,7 +239,8 @@ class Context:
         """
         if not 0 <= retry_seconds <= 3600:
             raise UsageError(f"close_stream({retry_seconds!r}) is not possible: give seconds, an hour at most.")
-        await self._call.reply.close_stream(retry_seconds)
+        if not self.cancelled:
+            await self._call.reply.close_stream(retry_seconds)
 
     def wait(self, awaitable: Awaitable[T]) -> T:
         """From a plain function: do something of this context and wait for it.

@@ -28,8 +28,11 @@ MOST_VERSIONS = 32  # a peer may make them up; what it makes up must not fill th
 _refused_versions: set[str] = set()
 
 
-def report(what: str, error: BaseException, *, debug: bool) -> str:
-    """Log `error`, raised by `what`, with the user's own frames; return the text for the peer."""
+def report(what: str, error: BaseException, *, debug: bool, secret: str = "") -> str:
+    """Log `error`, raised by `what`, with the user's own frames; return the text for the peer.
+
+    `secret` is what `what` was given and may have put into its error, as a KeyError does: it is in neither text.
+    """
     frames = user_frames(error)
     more = ""
     while isinstance(error, BaseExceptionGroup):  # a group says nothing; its members do
@@ -38,6 +41,8 @@ def report(what: str, error: BaseException, *, debug: bool) -> str:
         error = next(iter(members))
         frames += user_frames(error)
     summary = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if secret:
+        summary = summary.replace(secret, "…")
     return record(f"{what} raised {summary}{more}", frames[-MOST_FRAMES:], debug=debug)
 
 

@@ -51,6 +51,7 @@ class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
     path: str = "/mcp"
     sse_path: str | None = None
     workers: int = 1
+    sessions: bool | None = None
     allowed_hosts: Sequence[str] | None = None
     allowed_origins: Sequence[str] | None = None
     trusted_proxies: Sequence[str] = ()
@@ -129,17 +130,18 @@ def url_of(options: HttpOptions, listener: socket.socket) -> str:
 
 
 def try_line(server: Server, url: str) -> str | None:
-    """A command that calls a tool of this server and succeeds as it stands, if there is one.
+    """A command that calls a tool of this server and succeeds as it stands, if there is one; but for a token if needed.
 
     A tool that needs no arguments is preferred, and one that does not take a Context: it cannot ask back.
     """
+    token = [] if server.auth is None else ["--token", "TOKEN"]
     tools = sorted(server.tools, key=lambda tool: (_is_risky(tool), _needs(tool), tool.signature.injected is not None))
     for tool in tools:
         arguments = example_of(tool.definition.input_schema)
         if not _needs(tool) or _fits(tool, arguments):
             words = ["call", url, tool.name, *([msgspec.json.encode(arguments).decode()] if arguments else [])]
-            return f"{_command()} {shlex.join(words)}"
-    return f"{_command()} {shlex.join(['list', url])}" if tools else None
+            return f"{_command()} {shlex.join(words + token)}"
+    return f"{_command()} {shlex.join(['list', url, *token])}" if tools else None
 
 
 def _is_risky(tool: RegisteredTool) -> bool:

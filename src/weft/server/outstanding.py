@@ -37,10 +37,12 @@ class _Error(msgspec.Struct):
 class _Waiting:
     """One request, and who waits for its answer."""
 
-    __slots__ = ("answer", "deadline", "on_progress")
+    __slots__ = ("answer", "at_most", "deadline", "on_progress")
 
-    def __init__(self, on_progress: OnProgress | None) -> None:
-        self.answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+    def __init__(self, on_progress: OnProgress | None, timeout: float) -> None:
+        loop = asyncio.get_running_loop()
+        self.answer: asyncio.Future[Frame] = loop.create_future()
+        self.at_most = loop.time() + max(timeout, TOTAL_SECONDS)  # progress puts the deadline off until then
         self.on_progress = on_progress
         self.deadline: asyncio.Timeout | None = None
 
@@ -50,9 +52,10 @@ class Outstanding:
 
     def __init__(self, name: str, farewell: Way) -> None:
         self._name = name
-        self._farewell = farewell  # how to say that a request is not needed any more, when its own way is closed
+        self.farewell = farewell  # how to say that a request is not needed any more, when its own way is closed
         self._numbers = count(1)
         self._waiting: dict[str, _Waiting] = {}
+        self._closed = False
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -65,10 +68,16 @@ class Outstanding:
         *,
         timeout: float,
         on_progress: OnProgress | None = None,
+        withdraw: Way | None = None,
     ) -> Any:
-        """Send a request and wait for its result. `RemoteError` if the peer refuses, `RequestTimeout` if it is late."""
+        """Send a request and wait for its result. `RemoteError` if the peer refuses, `RequestTimeout` if it is late.
+
+        `withdraw` is how the peer is told that nobody waits any more; the farewell, where it is not said.
+        """
+        if self._closed:
+            raise _gone()
         request_id = f"{self._name}-{next(self._numbers)}"
-        waiting = self._waiting[request_id] = _Waiting(on_progress)
+        waiting = self._waiting[request_id] = _Waiting(on_progress, timeout)
         if on_progress is not None:
             params = {**(params or {}), "_meta": {**(params or {}).get("_meta", {}), "progressToken": request_id}}
         try:
@@ -80,7 +89,7 @@ class Outstanding:
             raise RequestTimeout(f"The client did not answer {method!r} within {timeout:g} s.") from None
         except asyncio.CancelledError:
             if not waiting.answer.done() or waiting.answer.cancelled():
-                await _give_up(self._farewell, request_id, "no longer needed")
+                await _give_up(withdraw or self.farewell, request_id, "no longer needed")
             raise
         finally:
             del self._waiting[request_id]
@@ -102,19 +111,29 @@ class Outstanding:
         if waiting is None or waiting.on_progress is None:
             return False
         if waiting.deadline is not None and not waiting.deadline.expired() and (when := waiting.deadline.when()):
-            loop = asyncio.get_running_loop()
-            waiting.deadline.reschedule(max(when, loop.time() + PROGRESS_SECONDS))
-        waiting.on_progress(params)
+            wanted = max(when, asyncio.get_running_loop().time() + PROGRESS_SECONDS)
+            waiting.deadline.reschedule(min(wanted, waiting.at_most))  # CAN-14
+        try:
+            waiting.on_progress(params)
+        except BaseException:  # R1: it is the user's code, and whoever brought the news has no part in it
+            log.exception("hearing of the progress of a request failed")
         return True
 
     def close(self) -> None:
-        """The peer is gone: nobody need wait any more."""
+        """The peer is gone: nobody need wait any more, now or later."""
+        self._closed = True
         for waiting in self._waiting.values():
             if not waiting.answer.done():
-                waiting.answer.set_exception(RemoteError(InternalError.code, "The client is gone."))
+                waiting.answer.set_exception(_gone())
+                waiting.answer.exception()  # seen: whoever waits may be cancelled before it gets to look
 
 
 PROGRESS_SECONDS = 60.0  # that a request gets at least from when its progress was last heard of
+TOTAL_SECONDS = 600.0  # whatever progress there is, unless it was given more from the beginning
+
+
+def _gone() -> RemoteError:
+    return RemoteError(InternalError.code, "The client is gone.")
 
 
 async def _give_up(way: Way, request_id: str, reason: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from typing import Any, cast
+from typing import Any, Literal, NoReturn, cast
 
 import msgspec
 
@@ -39,22 +39,42 @@ __all__ = ["AssistantMessage", "Prompts", "RegisteredPrompt", "UserMessage", "to
 _MAX_NAME = 256
 
 
-def UserMessage(content: Any) -> PromptMessage:  # noqa: N802 - used like the type of what it makes
-    """A message that the user says: text, a block, an `Image`, an `Audio` or a `File`.
+class _MessageMaker:
+    """Makes messages of one role. It is used like a type, and says what to write where it is taken for one."""
 
-    >>> UserMessage("Review this.").role
-    'user'
-    """
-    return PromptMessage("user", to_block(content))
+    def __init__(self, name: str, role: Literal["user", "assistant"]) -> None:
+        self.__name__ = name
+        self._role: Literal["user", "assistant"] = role
+
+    def __repr__(self) -> str:
+        return self.__name__
+
+    def __call__(self, content: Any) -> PromptMessage:
+        """A message with this content: text, a block, an `Image`, an `Audio` or a `File`.
+
+        >>> UserMessage("Review this.").role, AssistantMessage("Gladly.").role
+        ('user', 'assistant')
+        """
+        return PromptMessage(self._role, to_block(content))
+
+    def __or__(self, _other: object) -> NoReturn:
+        raise TypeError(
+            f"{self.__name__}(...) makes a PromptMessage and is no type itself; annotate with PromptMessage, such as "
+            "`-> list[PromptMessage]`, with `from weft import PromptMessage`"
+        )
+
+    __ror__ = __or__
+
+    def __get_pydantic_core_schema__(self, _source: Any, _handler: Any) -> Any:
+        """Promise nothing where it is annotated alone, such as `-> list[UserMessage]`: results are made messages."""
+        return {"type": "any"}
 
 
-def AssistantMessage(content: Any) -> PromptMessage:  # noqa: N802 - used like the type of what it makes
-    """A message that the model says.
+UserMessage = _MessageMaker("UserMessage", "user")
+"""A message that the user says."""
 
-    >>> AssistantMessage("Gladly.").role
-    'assistant'
-    """
-    return PromptMessage("assistant", to_block(content))
+AssistantMessage = _MessageMaker("AssistantMessage", "assistant")
+"""A message that the model says."""
 
 
 def to_messages(value: Any) -> list[PromptMessage]:

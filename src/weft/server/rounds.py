@@ -35,13 +35,22 @@ if TYPE_CHECKING:
 
     from weft.server.call import Call
 
-__all__ = ["InputRequired", "Once", "Round", "UrlElicitationRequired", "questions", "signal_in", "to_json"]
+__all__ = [
+    "InputRequired",
+    "Once",
+    "Round",
+    "UrlElicitationRequired",
+    "check_number",
+    "questions",
+    "signal_in",
+    "to_json",
+]
 
 log = logging.getLogger("weft.asks")
 
 T = TypeVar("T")
 
-_in_once: ContextVar[Round | None] = ContextVar("weft_in_once", default=None)  # whose `once` this code runs in
+_in_once: ContextVar[Once | None] = ContextVar("weft_in_once", default=None)  # whose function this code is part of
 
 _KEEPABLE = "Return JSON, or a type that pydantic can write as JSON and read back; or name it: ctx.once(..., type=T)."
 
@@ -133,8 +142,7 @@ class Round:
 
     async def ask(self, method: str, params: Any, key: str | None) -> msgspec.Raw:
         """The answer, from the journal; or the end of the round."""
-        if _in_once.get() is self:
-            raise UsageError("A function given to ctx.once cannot ask. Ask first, and give it the answer as argument.")
+        self._once.check_asking()
         question = digest(method, params)
         name = self._keys.name(key, question)
         self._asked[name] = question
@@ -162,11 +170,9 @@ class Round:
         if self._over and key not in self.journal.once:
             raise _RoundOver  # what happened now would be forgotten
         self._running += 1
-        inside = _in_once.set(self)
         try:
             return await self._once.result(key, fn, args, type)
         finally:
-            _in_once.reset(inside)
             self._running -= 1
             self._quiet = 0
             self._tick()
@@ -188,12 +194,7 @@ class Round:
     def result(self) -> InputRequiredResult:
         """The result that asks: the questions, and the journal sealed."""
         self.warn_if_changed()
-        most = self._call.server.limits.input_responses
-        if len(self._questions) > most:
-            raise UsageError(
-                f"{self._call.described} asks {len(self._questions)} questions at once, but only {most} answers are "
-                "read. Ask fewer at a time, put them into one form, or raise Limits(input_responses=...)."
-            )
+        check_number(self._call, len(self._questions))
         return InputRequiredResult(
             result_type="input_required", input_requests=self._questions or None, request_state=self._seal()
         )
@@ -292,6 +293,16 @@ class Round:
         return binding(self._call.principal, self._call.method, name, raw)
 
 
+def check_number(call: Call, questions: int) -> None:
+    """So many are asked at once, and no more."""
+    most = call.server.limits.input_responses
+    if questions > most:
+        raise UsageError(
+            f"{call.described} asks {questions} questions at once, but only {most} answers are read. Ask fewer at a "
+            "time, put them into one form, or raise Limits(input_responses=...)."
+        )
+
+
 class Once:
     """The results of functions that are called once, by key."""
 
@@ -304,11 +315,20 @@ class Once:
     async def result(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], type: Any) -> Any:
         """What `fn` returned the first time; read from its JSON also then, so that a replay gets the same."""
         kept = _Kept(key, _result_type(fn) if type is None else type)
-        async with self._locks.setdefault(key, asyncio.Lock()):
-            if key not in self._results:
-                self.began = True
-                self._results[key] = kept.write(await self._call.server.invoke_plain(fn, args))
+        inside = _in_once.set(self)
+        try:
+            async with self._locks.setdefault(key, asyncio.Lock()):
+                if key not in self._results:
+                    self.began = True
+                    self._results[key] = kept.write(await self._call.server.invoke_plain(fn, args))
+        finally:
+            _in_once.reset(inside)
         return kept.read(self._results[key])
+
+    def check_asking(self) -> None:
+        """Refuse a question out of such a function: where a question ends the run, one would wait for the other."""
+        if _in_once.get() is self:
+            raise UsageError("A function given to ctx.once cannot ask. Ask first, and give it the answer as argument.")
 
 
 class _Kept:

@@ -66,10 +66,17 @@ def run(server: Server, transport: _Transport = "stdio", *, log_level: str = "in
         raise CannotStart(str(error)) from None
 
 
-def start(server: Server, transport: _Transport, options: HttpOptions, target: str | None = None) -> None:
+def start(
+    server: Server,
+    transport: _Transport,
+    options: HttpOptions,
+    target: str | None = None,
+    listener: socket.socket | None = None,
+) -> None:
     """Serve until stopped; raises `StartError` where `run` ends the process.
 
-    `target` is the `FILE:OBJECT` that workers load; without it the main script is searched.
+    `target` is the `FILE:OBJECT` that workers load; without it the main script is searched. `listener` is a socket that
+    listens already; without it one is opened.
     """
     set_up_logging(options.log_level)
     server.completions.check()
@@ -82,7 +89,7 @@ def start(server: Server, transport: _Transport, options: HttpOptions, target: s
 
             run_workers(server, options, target or target_of(server))
         else:
-            with contextlib.closing(bind(options.host, options.port)) as listener:
+            with contextlib.closing(listener or bind(options.host, options.port)) as listener:
                 serve_http(server, options, listener, lambda: announce(server, options, listener))
     else:
         raise StartError(f"There is no transport {transport!r}; write run() or run('stdio'), or run('http').")
@@ -159,6 +166,7 @@ def _uvicorn_config(server: Server, options: HttpOptions) -> Config:
         options.path,
         allowed_hosts=options.allowed_hosts,
         allowed_origins=options.allowed_origins,
+        sessions=options.sessions is not False,
         sse_path=options.sse_path,
         trusted_proxies=options.trusted_proxies,
     )

@@ -8,14 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from typing import Protocol
 
 from weft.server.changes import Change
 from weft.server.connection import Connection
 from weft.server.outstanding import Outstanding, Way
 from weft.server.records import Record
 
-__all__ = ["Session"]
+__all__ = ["OpenStream", "Session"]
+
+
+class OpenStream(Protocol):
+    """The stream of a request that is not answered yet, wherever its client is."""
+
+    last_event: str | None  # the id of what was written last
+
+    def hand_over(self) -> None:
+        """The client reads the rest elsewhere."""
+        ...
 
 
 class Session:
@@ -60,7 +70,7 @@ class Session:
         self.wake: asyncio.Event | None = None  # there while a standalone stream is open here
         # What other workers know of it, as far as this one has heard.
         self.record = Record("", None, connection.client_capabilities, principal, peer)
-        self.open_streams: dict[str, Callable[[], None]] = {}  # of requests, by name: how to hand one over
+        self.open_streams: dict[str, OpenStream] = {}  # of requests, by name
         self.resumed: dict[str, asyncio.Event] = {}  # streams of requests that were taken up again: what wakes them
         self.streams = 0  # streams begun here; their names
         self._outstanding: Outstanding | None = None
@@ -70,6 +80,8 @@ class Session:
         """Requests to the client that it has not answered."""
         if self._outstanding is None:
             self._outstanding = Outstanding(self.worker, self.farewell)
+            if self.ended:
+                self._outstanding.close()
         return self._outstanding
 
     @property

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from weft.backends.base import Backend
 from weft.limits import Limits
 
-__all__ = ["STANDALONE", "Event", "Streams", "read_event_id"]
+__all__ = ["STANDALONE", "Event", "Streams", "event_id", "read_event_id"]
 
 STANDALONE = "0"  # the stream that belongs to no request
 
@@ -36,12 +36,13 @@ class Event(NamedTuple):
 class _Reader:
     """How far behind the newest event somebody is who follows a stream in this process."""
 
-    __slots__ = ("_most", "_near", "unread")
+    __slots__ = ("_most", "_near", "missed", "unread")
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._near = asyncio.Event()
         self.unread = 0
+        self.missed = False  # something was given up before it was read
 
     def left(self, unread: int) -> None:
         """So many are not read yet."""
@@ -90,9 +91,9 @@ class Streams:
         if (reader := self._readers.get(key)) is not None:
             reader.unread += 1
         while self._bytes > self._limits.replay_bytes and len(self._kept) > 1:
-            await self._drop(next(iter(self._kept)))  # the one that grew longest ago
+            await self._give_up(next(iter(self._kept)))  # the one that grew longest ago
         await self._backend.bus.publish(key, b"")
-        return f"{stream}.{number}"
+        return event_id(stream, number)
 
     async def room(self, session: str, stream: str) -> None:
         """Wait while a reader is so far behind that more events would cost it some: for whoever writes many."""
@@ -123,12 +124,12 @@ class Streams:
                 return
             while prepare is None or await prepare():
                 entries = await self._backend.log.read(key, after)
-                if entries is None:
+                if entries is None or reader.missed:
                     return
                 reader.left(len(entries))
                 for number, entry in entries:
                     after = number
-                    yield Event(f"{stream}.{number}", entry[1:], entry[:1] == _ENDS)
+                    yield Event(event_id(stream, number), entry[1:], entry[:1] == _ENDS)
                     reader.left(reader.unread - 1)
                     if entry[:1] == _ENDS:
                         return
@@ -197,9 +198,20 @@ class Streams:
             if not keys:
                 del self._of[kept.session]
 
+    async def _give_up(self, key: str) -> None:
+        """Forget a log for the sake of others."""
+        if (reader := self._readers.get(key)) is not None and reader.unread:
+            reader.missed = True
+        await self._drop(key)
+
     async def _drop(self, key: str) -> None:
         self._discount(key)
         await self._backend.log.delete(key)
+
+
+def event_id(stream: str, number: int) -> str:
+    """The id of an event: the name of its stream, and its number there."""
+    return f"{stream}.{number}"
 
 
 def read_event_id(text: str) -> tuple[str, int] | None:

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from weft.errors import StartError
+from weft.backends.memory import MemoryBackend
+from weft.errors import StartError, UsageError
 from weft.server.listening import HttpOptions, bind
 from weft.server.loading import load
 from weft.server.running import announce, say, serve_http, set_up_logging
@@ -30,7 +31,7 @@ from weft.server.running import announce, say, serve_http, set_up_logging
 if TYPE_CHECKING:
     from weft.server.app import Server
 
-__all__ = ["WorkerOrder", "main", "run_workers", "target_of"]
+__all__ = ["WorkerOrder", "main", "run_workers", "settle_sessions", "target_of"]
 
 log = logging.getLogger("weft.workers")
 
@@ -65,9 +66,34 @@ def run_workers(server: Server, options: HttpOptions, target: str) -> None:
     """Serve with several processes until stopped."""
     if os.name != "posix":
         raise StartError("Several workers need a system that passes sockets to children; here, leave workers= out.")
+    settled = settle_sessions(server, options)
+
+    def started() -> None:
+        announce(server, options, listener)
+        if options.sessions is None and not settled.sessions and any(era.remembers for era in server.eras):
+            say(
+                "Clients that open with a handshake are served without sessions, since workers do not know each "
+                "other's: they cannot be asked, and hear of nothing on their own. To have sessions, use one worker or "
+                "a shared backend=; sessions=False (--no-sessions) leaves this line out."
+            )
+
     with contextlib.closing(bind(options.host, options.port)) as listener:
-        order = WorkerOrder(target, options, listener.fileno(), server.debug)
-        _Crew(order, drain=server.limits.drain_seconds).run(lambda: announce(server, options, listener))
+        order = WorkerOrder(target, settled, listener.fileno(), server.debug)
+        _Crew(order, drain=server.limits.drain_seconds).run(started)
+
+
+def settle_sessions(server: Server, options: HttpOptions) -> HttpOptions:
+    """The options with `sessions` decided: there are none where a worker would not know those of the others."""
+    are_shared = options.workers <= 1 or not isinstance(server.backend, MemoryBackend)
+    if options.sessions is None and are_shared:
+        return msgspec.structs.replace(options, sessions=True)
+    if not are_shared and (options.sessions or options.sse_path is not None):
+        wrong = "sessions=True" if options.sessions else f"sse_path={options.sse_path!r}, which needs sessions,"
+        raise StartError(
+            f"{wrong} is not possible with workers={options.workers}: each worker has a memory of its own and does not "
+            "know the sessions of the others. Use one worker, or give the server a backend= that the workers share."
+        )
+    return msgspec.structs.replace(options, sessions=bool(options.sessions))
 
 
 class _Crew:
@@ -152,7 +178,7 @@ def main(text: str) -> int:
         server.debug = server.debug or order.debug
         with socket.socket(fileno=order.fd) as listener:
             serve_http(server, order.options, listener, lambda: None)
-    except StartError as error:
+    except UsageError as error:
         say(str(error))
         return CANNOT_START
     return 0

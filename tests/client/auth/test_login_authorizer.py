@@ -11,6 +11,7 @@ from auth_world import AS, ISSUER, PRM, REDIRECT, SERVER, World, json_response, 
 
 from weft.client.auth import BearerToken, ClientCredentials, FunctionRedirect, MemoryStorage, OAuth, as_auth
 from weft.client.auth.authorizer import Authorizer
+from weft.client.transports.base import Refused
 from weft.errors import AuthorizationFailed, UsageError
 
 TOKEN = f"{ISSUER}/token"
@@ -161,6 +162,39 @@ async def test_a_replacement_that_fails_leaves_the_decision_to_the_server():
     assert world.fetched.count(AS) == 2  # at the login, and once since: it is not tried again at once
 
 
+async def test_who_is_refused_while_a_replacement_fails_logs_in():
+    world, person, now, answering = World(), Person(), [1000.0], asyncio.Event()
+    world.answers[TOKEN] = json_response(
+        {"access_token": "t", "token_type": "Bearer", "expires_in": 100, "refresh_token": "r"}
+    )
+    auth = oauth(world, person, now=now)
+    await go(auth)
+    earlier = [await auth.headers(SERVER, "POST") for _ in range(2)]
+    now[0] += 80
+    world.answers[TOKEN] = lambda request: (
+        json_response({"error": "invalid_grant"}, 400)
+        if b"refresh_token" in request.body
+        else json_response({"access_token": "new", "token_type": "Bearer"})
+    )
+    storage, put = auth._world.storage, auth._world.storage.put
+
+    async def slow_put(key, value):
+        await answering.wait()
+        await put(key, value)
+
+    storage.put = slow_put
+    renewing = asyncio.create_task(auth.headers(SERVER, "POST"))
+    await asyncio.sleep(0.01)
+    refused = asyncio.create_task(auth.refused(refusal(), earlier[0], {}))  # while it is replaced …
+    await asyncio.sleep(0.01)
+    answering.set()
+    assert await refused is True
+    assert (await renewing)["Authorization"] in ("Bearer t", "Bearer new")
+    assert await auth.refused(refusal(), earlier[1], {}) is True  # … and afterwards
+    assert (await auth.headers(SERVER, "POST"))["Authorization"] == "Bearer new"
+    assert len(person.asked) == 2
+
+
 async def test_a_kept_token_is_used_at_once_and_refreshed_when_it_is_refused():
     storage = MemoryStorage()
     world, person = World(), Person()
@@ -241,6 +275,18 @@ async def test_one_step_up_for_all_who_need_it():
     assert len(person.asked) == 2
 
 
+@pytest.mark.spec("AUTH-44", "AUTH-12")
+async def test_many_who_need_different_scopes_at_once_all_get_them():
+    world, person = World(), Person()
+    auth = oauth(world, person)
+    await go(auth)
+    names = list("abcdef")
+    challenged = [(403, f'Bearer error="insufficient_scope", scope="{name}"') for name in names]
+    assert all(await asyncio.gather(*(go(auth, *how, **{"mcp-name": how[1]}) for how in challenged)))
+    assert set(names) <= set((await auth.headers(SERVER, "POST")).token.granted)
+    assert len(person.asked) == 1 + len(names)
+
+
 async def test_nobody_logs_in_to_say_goodbye():
     world, person = World(), Person()
     auth = oauth(world, person)
@@ -294,7 +340,7 @@ async def test_no_secret_is_in_a_repr_a_log_or_an_error(caplog):
     given = await auth.headers(SERVER, "POST")
     with pytest.raises(AuthorizationFailed) as failure:
         await auth.refused(refusal(), given, {})
-    own = [thing for thing in gc.get_objects() if type(thing).__module__.startswith("weft.client.auth")]
+    own = [thing for thing in gc.get_objects() if str(type(thing).__module__).startswith("weft.client.auth")]
     text = " ".join([caplog.text, str(failure.value), repr(failure.value.tried), repr(given), *map(repr, own)])
     assert "SECRET" not in text
 
@@ -306,8 +352,29 @@ async def test_no_secret_is_in_a_repr_a_log_or_an_error(caplog):
 async def test_a_token_as_text():
     auth = as_auth("s3cret")
     assert await auth.headers(SERVER, "POST") == {"Authorization": "Bearer s3cret"}
-    assert await auth.refused(refusal(), {}, {}) is False
     assert "s3cret" not in repr(auth)
+
+
+@pytest.mark.parametrize(
+    ("status", "challenge", "body", "said"),
+    [
+        (401, 'Bearer error="invalid_token", error_description="It expired."', b"", "(HTTP 401): It expired."),
+        (401, 'Bearer error="invalid_token"', b'{"message": "no"}', "(HTTP 401): invalid_token."),
+        (401, "Bearer", b'{"error": {"code": 1, "message": "Who?\\n"}}', "(HTTP 401): Who?."),
+        (401, "", b'{"error": "cut', "(HTTP 401): it gave no reason."),
+        (403, 'Bearer error="insufficient_scope"', b"", "(HTTP 403): insufficient_scope."),
+    ],
+)
+async def test_a_token_that_was_given_and_is_refused(status, challenge, body, said):
+    refused = Refused(SERVER, status, {"WWW-Authenticate": challenge}, body)
+    with pytest.raises(AuthorizationFailed) as failure:
+        await as_auth("s3cret").refused(refused, {"Authorization": "Bearer s3cret"}, {})
+    assert f"{SERVER} refused the token that was given {said} Check" in str(failure.value)
+    assert "s3cret" not in str(failure.value)
+
+
+async def test_a_refusal_that_is_not_about_the_token():
+    assert await as_auth("s3cret").refused(Refused(SERVER, 403, {}, b"This host is not served."), {}, {}) is False
 
 
 async def test_a_token_from_a_function():

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 import pytest
 
 from support.fakes import DISCOVERED, http_server, initialized
-from weft import Client, ClientLimits, ConnectionFailed
+from weft import Client, ClientLimits
 from weft.client.auth import ClientCredentials, FileStorage, LoopbackRedirect, OAuth
 from weft.client.cache import ResponseCache
 from weft.errors import AuthorizationFailed
@@ -196,7 +196,7 @@ async def test_a_token_as_text(guarded):
         async with Client(url, auth="mine") as client:
             await client.list_tools()
         assert {token for _, token in guarded.seen} == {"mine"}
-        with pytest.raises(ConnectionFailed, match="wants authorization") as failure:
+        with pytest.raises(AuthorizationFailed, match="refused the token that was given") as failure:
             async with Client(url, auth="other-secret"):
                 pass
         assert "other-secret" not in str(failure.value)

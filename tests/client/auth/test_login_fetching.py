@@ -80,6 +80,10 @@ def test_what_is_shown_of_a_url():
         ("fd00::1", True),
         ("::ffff:10.0.0.1", True),
         ("2002:0a00:0001::1", True),
+        ("64:ff9b::10.0.0.1", True),
+        ("::ffff:0:10.0.0.1", True),
+        ("::10.0.0.1", True),
+        ("64:ff9b::8.8.8.8", False),
         ("8.8.8.8", False),
         ("2606:4700::1111", False),
     ],
@@ -132,13 +136,14 @@ async def test_whether_a_server_is_public(monkeypatch):
     def resolved(host, *args, **kwargs):
         if host == "gone.example":
             raise socket.gaierror
-        address = "10.0.0.1" if host == "inside.example" else "8.8.8.8"
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))]
+        inside, outside = "10.0.0.1", "8.8.8.8"
+        addresses = {"inside.example": [inside], "both.example": [inside, outside]}.get(host, [outside])
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolved)
-    answers = [await fetching_module._is_public(f"https://{host}/mcp") for host in
-               ("public.example", "inside.example", "gone.example", "localhost", "10.0.0.1", "8.8.8.8")]  # fmt: skip
-    assert answers == [True, False, True, False, False, True]
+    names = ("public.example", "inside.example", "both.example", "gone.example", "localhost", "10.0.0.1", "8.8.8.8")
+    answers = [await fetching_module._is_public(f"https://{name}/mcp") for name in names]
+    assert answers == [True, False, True, True, False, False, True]
 
 
 # --- how much

@@ -330,6 +330,19 @@ def test_a_refresh_token_that_is_refused_is_forgotten_and_the_person_logs_in():
     assert token.refresh_token is None
 
 
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_an_issuer_in_trouble_does_not_cost_the_refresh_token(status):
+    world = with_registration(World())
+    world.answers[TOKEN] = json_response({"error": "temporarily_unavailable"}, status)
+    token, kept = old_token(), dict(world.kept)
+    for steps in (flow().login, flow().renewal):
+        with pytest.raises(AuthorizationFailed, match="temporarily_unavailable"):
+            world.run(steps(Situation(SERVER, Challenge("bearer"), token)))
+    assert token.refresh_token == "refresh-0"
+    assert world.kept == kept
+    assert world.visits == []
+
+
 def test_a_token_that_is_refused_at_once_is_not_asked_for_again():
     world = with_registration(World())
     token = old_token(obtained_at=NOW - 1, expires_at=NOW + 100)

@@ -86,6 +86,24 @@ def test_credentials_for_another_issuer_are_not_sent():
     assert world.posted == []
 
 
+@pytest.mark.spec("CREG-12", "CREG-13", "CREG-15")
+@pytest.mark.parametrize(
+    "flow",
+    [
+        ClientCredentialsFlow("robot", "s3cret", clock=lambda: NOW),
+        WorkloadFlow("robot", assertion="a.b.c", clock=lambda: NOW),
+    ],
+)
+def test_credentials_stay_with_the_issuer_of_their_first_use(flow):
+    world, other = World(), "https://evil.example"
+    world.run(flow.login(situation()))
+    world.documents[PRM] = prm(authorization_servers=[other])
+    world.documents[f"{other}/.well-known/oauth-authorization-server"] = metadata(other)
+    with pytest.raises(AuthorizationFailed, match="nothing was sent there"):
+        world.run(flow.login(situation()))
+    assert world.posted == [TOKEN]
+
+
 def test_either_a_secret_or_a_key():
     for given in ({}, {"client_secret": "s", "private_key": "k"}):
         with pytest.raises(UsageError, match="either"):

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Self
 import pytest
 
 from weft.client.config import CommandTarget
+from weft.client.transports import stdio
 from weft.client.transports.base import Transport
 from weft.client.transports.stdio import StdioTransport, default_environment
 from weft.errors import ConnectionFailed
@@ -245,6 +247,21 @@ async def test_a_child_that_is_gone_before_the_first_question():
         await until(lambda: peer.lost)
         with pytest.raises(ConnectionFailed, match=r"exit code 0\. It wrote nothing to stderr"):
             await peer.ask()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what is left in a pipe is known there")
+@pytest.mark.parametrize("make", [os.pipe, lambda: [end.detach() for end in socket.socketpair()]])
+@pytest.mark.parametrize("is_read", [True, False])
+def test_what_a_reader_left_unread_is_known_when_it_is_gone(make, is_read):
+    reader, writer = make()
+    os.write(writer, b"hello")
+    if is_read:
+        os.read(reader, 100)
+    os.close(reader)
+    try:
+        assert stdio._has_unread(writer) is not is_read
+    finally:
+        os.close(writer)
 
 
 async def test_a_child_that_is_killed_during_a_call():

@@ -204,18 +204,28 @@ async def test_introspection_that_fails_is_no_verdict(endpoint: Endpoint):
 
 @pytest.mark.security("R11")
 def test_no_repr_shows_a_secret():
-    shown = repr(introspection("https://a.example/i")) + repr(StaticTokens({"hidden token": "ann"})) + repr(verifier())
+    shown = repr(introspection("https://a.example/i")) + repr(StaticTokens({"hidden-token": "ann"})) + repr(verifier())
     assert not any(secret in shown for secret in ("s3cret", "hidden", "BEGIN"))
 
 
 async def test_static_tokens():
-    tokens = StaticTokens({"token of ann": "ann", "token of bob": TokenInfo("bob", client_id="cli")})
-    ann, bob = await tokens("token of ann"), await tokens("token of bob")
+    tokens = StaticTokens({"token-of-ann": "ann", "token/of/bob==": TokenInfo("bob", client_id="cli")})
+    ann, bob = await tokens("token-of-ann"), await tokens("token/of/bob==")
     assert (ann and ann.subject, bob and bob.client_id) == ("ann", "cli")
-    assert await tokens("token of ann ") is None
+    assert await tokens("token-of-ann ") is None
 
 
-@pytest.mark.parametrize("tokens", [{}, {"short": "ann"}])
+@pytest.mark.parametrize(
+    "token", ["token of ann", "token-of-ann ", " " * 8, "token=of=ann", "token-of-änn", "12345678\n"]
+)
+def test_static_tokens_that_no_client_can_send_are_refused(token: str):
+    with pytest.raises(UsageError, match="that no client can send: one has letters, digits and") as refused:
+        StaticTokens({"a-token-that-can-be-sent": "bob", token: "ann"})
+    assert "token_urlsafe" in str(refused.value)
+    assert token not in str(refused.value)
+
+
+@pytest.mark.parametrize("tokens", [{}, {"": "ann"}, {"short": "ann"}])
 def test_static_tokens_that_are_no_protection_are_refused(tokens: dict[str, str]):
     with pytest.raises(UsageError, match="StaticTokens"):
         StaticTokens(tokens)

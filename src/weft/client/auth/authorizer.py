@@ -13,6 +13,7 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -140,12 +141,10 @@ class Authorizer:
         challenge = _relevant(offered)
         if refusal.status == 403 and challenge.error != "insufficient_scope":
             return False
-        place.challenge = challenge
-        current, demanded = place.token, set(challenge.scopes or ())
-        if current is not None and current is not given.token and demanded <= set(current.granted):
-            return True  # somebody else has logged in since
-        if place.failures != given.failures and place.failure is not None:
-            raise _again(place.failure)  # and failed, for all who asked at that time
+        demanded = set(challenge.scopes or ())
+        if await self._is_enough(place, given, demanded):
+            return True
+        place.challenge, current = challenge, place.token
         is_step_up = current is not None and (refusal.status == 403 or not demanded <= set(current.granted))
         if is_step_up:
             self._count_step_up(place, challenge, request)
@@ -174,6 +173,22 @@ class Authorizer:
             if token is not None and place.token is None:
                 place.take(token)
 
+    async def _is_enough(self, place: _Place, given: Stamp, demanded: set[str]) -> bool:
+        """Whether somebody else has logged in since, or does now, for what is demanded here as well.
+
+        A login that fails does so for all who asked at that time; a replacement that fails leaves the login to do.
+        """
+        while True:
+            current = place.token
+            if current is not None and current is not given.token and demanded <= set(current.granted):
+                return True
+            if place.failures != given.failures and place.failure is not None:
+                raise _again(place.failure)
+            if place.login is None:
+                return False
+            with suppress(AuthorizationFailed):
+                await self._wait(place, place.login)
+
     async def _renew(self, place: _Place) -> None:
         """Replace the token, once for all. If that fails, the old one is shown: the server decides what then."""
         now = self._clock()
@@ -186,16 +201,19 @@ class Authorizer:
             return steps
 
         try:
-            await self._shared(place, renewal)
+            await self._shared(place, renewal, is_renewal=True)
         except AuthorizationFailed as failure:
             place.renew_after = now + _PAUSE_SECONDS
             log.debug("The token for %s was not replaced: %s", urls.shown(place.url), failure)
 
-    async def _shared(self, place: _Place, make: Callable[[], Steps[Token]]) -> None:
-        """Wait for the login that is under way, or begin one. It ends with the last who waits for it."""
-        task = place.login
-        if task is None:
-            task = place.login = asyncio.create_task(self._log_in(place, make()))
+    async def _shared(self, place: _Place, make: Callable[[], Steps[Token]], *, is_renewal: bool = False) -> None:
+        """Wait for the login that is under way, or begin one."""
+        if place.login is None:
+            place.login = asyncio.create_task(self._log_in(place, make(), is_renewal=is_renewal))
+        await self._wait(place, place.login)
+
+    async def _wait(self, place: _Place, task: asyncio.Task[Token]) -> None:
+        """Wait for a login. It ends with the last who waits for it."""
         place.waiting += 1
         try:
             await asyncio.wait([task])
@@ -213,14 +231,15 @@ class Authorizer:
         if failure is not None:
             raise failure
 
-    async def _log_in(self, place: _Place, steps: Steps[Token]) -> Token:
+    async def _log_in(self, place: _Place, steps: Steps[Token], *, is_renewal: bool) -> Token:
         this = asyncio.current_task()
         try:
             token = await run(steps, self._world_of(place), place.url)
             place.take(token)
         except AuthorizationFailed as failure:
-            place.failures += 1
-            place.failure = failure
+            if not is_renewal:
+                place.failures += 1
+                place.failure = failure
             raise
         finally:
             if place.login is this:

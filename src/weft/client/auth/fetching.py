@@ -176,7 +176,10 @@ def _is_private_host(host: str) -> bool:
 
 
 async def _is_public(server_url: str) -> bool:
-    """Whether a server is on the public internet; one whose name cannot be resolved counts as public."""
+    """Whether a server is on the public internet; one whose name cannot be resolved counts as public.
+
+    One public address is enough: else a public server would be rid of the guard by a private one beside it in its DNS.
+    """
     host = urlsplit(server_url).hostname or ""
     if _is_private_host(host):
         return False
@@ -184,7 +187,7 @@ async def _is_public(server_url: str) -> bool:
         found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return True
-    return not any(urls.is_private(str(entry[4][0])) for entry in found)
+    return not all(urls.is_private(str(entry[4][0])) for entry in found)
 
 
 def _guarded_resolver(proxies: frozenset[str]) -> Any:

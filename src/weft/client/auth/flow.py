@@ -99,7 +99,7 @@ class CodeFlow:
         return renewed
 
     def _refreshed(self, situation: Situation, issuer: Issuer, token: Token) -> Steps[Token | None]:
-        """A new token for the refresh token; None when that is worth nothing any more."""
+        """A new token for the refresh token; None when that is worth nothing any more, a `Refusal` where it may be."""
         if token.refresh_token is None:
             return None
         identity = yield from self._identity_of(token, issuer)
@@ -110,7 +110,9 @@ class CodeFlow:
         form = {"grant_type": "refresh_token", "refresh_token": token.refresh_token, "resource": token.resource}
         try:
             renewed = yield from endpoint.ask(form, resource=token.resource, asked=token.granted)
-        except Refusal:
+        except Refusal as refusal:
+            if not refusal.is_final:
+                raise  # it is as good as before: the issuer is in trouble, not the login
             token.refresh_token = None  # it is not tried again
             yield from forget_token(token)
             return None

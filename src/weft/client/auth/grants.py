@@ -19,6 +19,7 @@ from weft.client.auth.credentials import Identity, Token
 from weft.client.auth.dpop import DpopKey
 from weft.client.auth.grant import Guarded, Situation, find_guard, keep_token, select_scopes, wants_dpop
 from weft.client.auth.metadata import Issuer, discover_issuer
+from weft.client.auth.registration import bind_issuer
 from weft.client.auth.steps import Steps, call
 from weft.client.auth.tokens import PrivateKey, TokenEndpoint
 from weft.errors import AuthorizationFailed
@@ -50,6 +51,8 @@ class _MachineFlow:
     def login(self, situation: Situation) -> Steps[Token]:
         """A token."""
         guarded = yield from find_guard(situation, self._choose)
+        if self.issuer is None:
+            yield from bind_issuer(self.client_id, guarded.issuer, situation.server_url, situation.tried)
         scopes = select_scopes(situation, guarded, self.scopes)
         form = yield from self._form(situation, guarded, scopes)
         if scopes:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from weft.client.auth.authorizer import Authorizer
+from weft.client.auth.challenge import challenges
 from weft.client.auth.driver import World
 from weft.client.auth.fetching import Fetching
 from weft.client.auth.flow import CodeFlow
@@ -23,7 +24,7 @@ from weft.client.auth.redirect import LoopbackRedirect, Redirect
 from weft.client.auth.registration import Registration, client_document
 from weft.client.auth.storage import MemoryStorage, Storage
 from weft.client.auth.tokens import PrivateKey
-from weft.errors import UsageError
+from weft.errors import AuthorizationFailed, UsageError
 
 __all__ = ["BearerToken", "ClientCredentials", "EnterpriseManaged", "OAuth", "WorkloadIdentity", "as_auth"]
 
@@ -53,8 +54,17 @@ class BearerToken:
         return {"Authorization": f"Bearer {token}"}
 
     async def refused(self, refusal: Any, given: Mapping[str, str], request: Mapping[str, str]) -> bool:
-        """There is no other."""
-        return False
+        """There is no other: AuthorizationFailed, unless it is not about the token that this is refused."""
+        told = challenges(refusal.headers)
+        if refusal.status != 401 and not any(one.error for one in told):
+            return False
+        words = [one.params.get("error_description") or one.error for one in told]
+        reason = next((word for word in words if word), None) or refusal.reason or "it gave no reason"
+        shown = "".join(char if char.isprintable() else " " for char in reason[:300]).rstrip(". ")
+        raise AuthorizationFailed(
+            f"{refusal.where} refused the token that was given (HTTP {refusal.status}): {shown}. Check that it is "
+            "complete, has not expired, and is meant for this server."
+        )
 
 
 class OAuth(Authorizer):

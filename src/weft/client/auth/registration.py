@@ -21,7 +21,7 @@ from weft.client.auth.tokens import said
 from weft.errors import AuthorizationFailed, UsageError
 from weft.protocol.hosts import is_loopback
 
-__all__ = ["Registration", "application_type", "check_document_url", "client_document"]
+__all__ = ["Registration", "application_type", "bind_issuer", "check_document_url", "client_document"]
 
 _GRANTS = ["authorization_code", "refresh_token"]
 
@@ -116,19 +116,10 @@ class Registration:
         return identity
 
     def _bound(self, issuer: Issuer, server_url: str, tried: list[str]) -> Steps[Identity]:
-        """The pre-registered identity; where it was not said whose it is, the issuer of its first use (CREG-12)."""
+        """The pre-registered identity; where it was not said whose it is, the issuer of its first use."""
         assert self.client_id is not None
         if self.issuer is None:
-            key = binding_key(self.client_id, server_url)
-            first = yield from load(key)
-            if first is not None and first.decode() != issuer.issuer:
-                raise AuthorizationFailed(
-                    f"The client {self.client_id!r} was used with {urls.shown(first.decode())}, and now the server is "
-                    f"guarded by {urls.shown(issuer.issuer)}: nothing was sent there. If that is as it should be, "
-                    f"register the client there and give OAuth(client_id=..., issuer={issuer.issuer!r}).",
-                    tried,
-                )
-            yield from keep(key, issuer.issuer.encode())
+            yield from bind_issuer(self.client_id, issuer, server_url, tried)
         return Identity(self.client_id, issuer.issuer, self.client_secret, self.auth_method)
 
     def _register(
@@ -156,6 +147,20 @@ class Registration:
             )
         tried.append(f"registration at {urls.shown(endpoint)}: registered")
         return _identity(answer, client_id, issuer, redirect_uri)
+
+
+def bind_issuer(client_id: str, issuer: Issuer, server_url: str, tried: list[str]) -> Steps[None]:
+    """Hold credentials to the issuer that a server first named for them; AuthorizationFailed at another (CREG-12)."""
+    key = binding_key(client_id, server_url)
+    first = yield from load(key)
+    if first is not None and first.decode() != issuer.issuer:
+        raise AuthorizationFailed(
+            f"The client {client_id!r} was used with {urls.shown(first.decode())}, and now the server is guarded by "
+            f"{urls.shown(issuer.issuer)}: nothing was sent there. If that is as it should be, register the client "
+            f"there and give the new client_id=..., issuer={issuer.issuer!r}.",
+            tried,
+        )
+    yield from keep(key, issuer.issuer.encode())
 
 
 def _wished_method(issuer: Issuer) -> str:

@@ -27,6 +27,7 @@ __all__ = ["PrivateKey", "Refusal", "TokenEndpoint", "said"]
 _JWT_BEARER = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 _ASSERTION_SECONDS = 60
 _LONGEST_TOKEN = 32 * 1024
+_PASSING = (408, 425, 429)  # refusals that say nothing of what was asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,12 @@ class PrivateKey:
 
 
 class Refusal(AuthorizationFailed):
-    """The token endpoint said no. `code` is its word for it, such as `invalid_grant`."""
+    """The token endpoint said no: `code` is its word for it, as `invalid_grant`. `is_final`: asking again is no use."""
 
-    def __init__(self, message: str, code: str, tried: list[str]) -> None:
+    def __init__(self, message: str, code: str, status: int, tried: list[str]) -> None:
         super().__init__(message, tried)
         self.code = code
+        self.is_final = 400 <= status < 500 and status not in _PASSING
 
 
 def said(document: Mapping[str, Any] | None, status: int) -> str:
@@ -109,6 +111,7 @@ class TokenEndpoint:
             raise Refusal(
                 f"The authorization server {urls.shown(self.issuer.issuer)} gave no token ({reason}); {_remedy(code)}.",
                 code,
+                response.status,
                 self.tried,
             )
         self.tried.append(f"{grant} at {urls.shown(endpoint)}: granted")

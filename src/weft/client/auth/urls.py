@@ -6,11 +6,10 @@ itself is public; what a resource's own URL has to be. Names are not resolved he
 
 from __future__ import annotations
 
-from ipaddress import ip_address
 from urllib.parse import SplitResult, urlsplit
 
 from weft.errors import WeftError
-from weft.protocol.hosts import is_loopback
+from weft.protocol.hosts import is_loopback, is_public_address
 
 __all__ = ["UrlRefused", "base", "canonical", "check", "is_private", "origin", "resource_fits", "shown"]
 
@@ -59,9 +58,7 @@ def is_private(address: str) -> bool:
     >>> is_private("10.0.0.8"), is_private("169.254.169.254"), is_private("::ffff:127.0.0.1"), is_private("8.8.8.8")
     (True, True, True, False)
     """
-    found = ip_address(address.partition("%")[0])
-    mapped = getattr(found, "ipv4_mapped", None) or getattr(found, "sixtofour", None)
-    return not (mapped or found).is_global or found.is_multicast
+    return not is_public_address(address)
 
 
 def origin(url: str) -> tuple[str, str, int | None]:

@@ -57,6 +57,29 @@ class Refused(WeftError):
         self.frame = _error_in(body)
         self.was_seen = False  # it came while a stream was taken up again: the request itself had been accepted
 
+    @property
+    def reason(self) -> str:
+        """Why, in the server's own words: one line, where its body has a sentence in a place known for that."""
+        try:
+            told = msgspec.json.decode(self.body, type=_Told)
+        except (msgspec.DecodeError, RecursionError):
+            return ""
+        error = told.error
+        inner = cast("dict[str, Any]", error).get("message") if isinstance(error, dict) else error
+        for text in (told.error_description, told.message, told.detail, inner):
+            if isinstance(text, str) and text.strip():
+                return "".join(char if char.isprintable() else " " for char in text.strip()[:300])
+        return ""
+
+
+class _Told(msgspec.Struct):
+    """Where refusals have their sentence: in JSON-RPC, in OAuth, and by custom."""
+
+    error: Any = None
+    error_description: Any = None
+    message: Any = None
+    detail: Any = None
+
 
 class Transport(Protocol):
     """One connection to one server. All of it may be called from any task of the loop that opened it."""
@@ -143,6 +166,7 @@ class PipeTransport:
 
     kind = "pipe"
     stream_per_request = False
+    has_read = True  # False where the server ended, and is known to have read nothing of what it was sent
 
     def __init__(self, where: str, limits: ClientLimits = DEFAULT_CLIENT_LIMITS) -> None:
         self.where = where

@@ -19,8 +19,8 @@ from urllib.parse import urljoin, urlsplit
 from weft.client.calls import Pulse, pause
 from weft.client.transports.base import NO_HEADERS, Answer, Lost, Receive, Refused, read_messages
 from weft.client.transports.http_auth import Auth, AuthorizedWire, read_refusal
-from weft.client.transports.http_wire import HttpReply, Wire, place
-from weft.errors import ConnectionFailed, InvalidAnswer, ProtocolError
+from weft.client.transports.http_wire import HttpReply, Wire, media_type, place
+from weft.errors import ConnectionFailed, InvalidAnswer, ProtocolError, WeftError
 from weft.jsonrpc import Frame
 from weft.limits import ClientLimits
 from weft.protocol import sse
@@ -77,7 +77,7 @@ class HttpTransport:
     ) -> Answer:
         """Send a request and wait for its answer, in either form (HTTP-14)."""
         reply = await self._exchange("POST", {**self._posted, **headers}, message)
-        form = reply.headers.get("Content-Type", "") if 200 <= reply.status < 300 else ""
+        form = media_type(reply) if 200 <= reply.status < 300 else ""
         if form.startswith("text/event-stream"):
             return Answer(await self._follow(reply, request_id, headers, resumable=resumable), reply.headers)
         try:
@@ -103,7 +103,7 @@ class HttpTransport:
             async with asyncio.timeout(self._limits.close_seconds):
                 reply = await self._exchange("DELETE", {**self._gotten, **headers}, None)
                 reply.done()
-        except (ConnectionFailed, Refused, TimeoutError):
+        except (WeftError, TimeoutError):
             log.debug("%s was not told of the end of its session.", self.where)
 
     # --- exchanges
@@ -204,7 +204,7 @@ class HttpTransport:
             except ConnectionFailed as error:
                 failure = error
                 continue
-            if reply.status == 200 and reply.headers.get("Content-Type", "").startswith("text/event-stream"):
+            if reply.status == 200 and media_type(reply).startswith("text/event-stream"):
                 return reply
             refusal = await self._refusal(reply)
             refusal.was_seen = True
@@ -264,9 +264,11 @@ class HttpTransport:
             try:
                 reply = await self._exchange("GET", sent, None)
                 try:
-                    if reply.status != 200 or not reply.headers.get("Content-Type", "").startswith("text/event-stream"):
+                    if reply.status != 200 or not media_type(reply).startswith("text/event-stream"):
                         if stood and reply.status == _TAKEN:
                             raise ConnectionFailed(f"{self.where} has not noticed yet that its stream was lost.")
+                        if stood and reply.status >= 500:  # it, or a proxy before it, may be starting anew
+                            raise ConnectionFailed(f"{self.where} answered with the HTTP status {reply.status}.")
                         if stood:
                             raise await self._refusal(reply)
                         opened()  # the server has none, which is its right (L11-09)

@@ -143,7 +143,11 @@ class AsgiWire:
         self._closing = asyncio.Event()
         started: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._lifespan = asyncio.create_task(self._live(started))
-        failure = await started
+        try:
+            async with asyncio.timeout(self._limits.request_seconds):
+                failure = await started
+        except TimeoutError:
+            failure = "it said neither that it is ready nor that it is not, within `request_seconds`"
         if failure is not None:
             await self.close()
             raise ConnectionFailed(f"The application could not start: {failure}; look into its startup.")

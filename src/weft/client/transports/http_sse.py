@@ -15,7 +15,7 @@ from urllib.parse import urljoin, urlsplit
 from weft.client.calls import Pulse
 from weft.client.transports.base import NO_HEADERS, PipeTransport, Refused
 from weft.client.transports.http_auth import Auth, AuthorizedWire
-from weft.client.transports.http_wire import HttpReply, Wire, place
+from weft.client.transports.http_wire import HttpReply, Wire, media_type, place
 from weft.errors import ConnectionFailed, InvalidAnswer
 from weft.limits import ClientLimits
 from weft.protocol import sse
@@ -57,7 +57,7 @@ class SseTransport(PipeTransport):
                 self._reply = await self._wire.exchange(
                     "GET", self._url, {"Accept": "text/event-stream", **self._headers}, None
                 )
-                form = self._reply.headers.get("Content-Type", "")
+                form = media_type(self._reply)
                 if self._reply.status != 200 or not form.startswith("text/event-stream"):
                     raise ConnectionFailed(f"HTTP {self._reply.status} without a stream of events")
                 named: asyncio.Future[str] = asyncio.get_running_loop().create_future()

@@ -20,7 +20,7 @@ from aiohttp.abc import AbstractCookieJar
 from weft.errors import ConnectionFailed, InvalidAnswer
 from weft.limits import ClientLimits
 
-__all__ = ["AiohttpWire", "HttpReply", "Wire", "place"]
+__all__ = ["AiohttpWire", "HttpReply", "Wire", "media_type", "place"]
 
 _MOST_CONNECTIONS = 100
 _IDLE_SECONDS = 30.0
@@ -238,6 +238,11 @@ class AiohttpWire:
         if isinstance(error, aiohttp.ServerDisconnectedError):
             return f"{where} closed the connection without an answer; look into its log, or that of a proxy before it."
         return f"{where} cannot be reached: {type(error).__name__}: {error}."
+
+
+def media_type(reply: HttpReply) -> str:
+    """What the body is, in lower case: servers may write it as they like."""
+    return reply.headers.get("Content-Type", "").lower()
 
 
 def place(url: str) -> str:

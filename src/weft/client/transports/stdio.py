@@ -21,6 +21,8 @@ import errno
 import logging
 import os
 import signal
+import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -95,6 +97,11 @@ class StdioTransport(PipeTransport):
         """The last that the child wrote to stderr."""
         return "" if self._child is None else self._child.stderr.text
 
+    @property
+    def has_read(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride] - nobody sets it
+        """False where the child has ended, and is known to have read nothing of what it was sent."""
+        return self._child is None or not self._child.left_unread
+
     async def _start(self) -> None:
         child = self._child = _Child(self, _Stderr(self._on_stderr))
         command, cwd = self._target.command, self._target.cwd
@@ -151,7 +158,9 @@ class _Stderr:
         return self._kept.decode("utf-8", "replace")
 
     def last_lines(self) -> str:
-        """For an error: nothing, or a sentence with the last lines."""
+        """For an error: a sentence with the last lines; nothing where somebody was told them already."""
+        if self._on_line is not None:
+            return ""
         lines = self.text.rstrip().splitlines()[-_LAST_LINES:]
         shown = "\n".join(f"  {_printable(line[:500])}" for line in lines)
         return f" Its last words on stderr:\n{shown}" if shown.strip() else " It wrote nothing to stderr."
@@ -192,6 +201,8 @@ class _Child(asyncio.SubprocessProtocol):
         self.stderr = stderr
         self.pid = 0
         self.returncode: int | None = None
+        self.left_unread = False  # it has ended, and what was sent to it is still in the pipe
+        self._stdin: int | None = None  # the same pipe once more, to look into it when the child is gone
         self.takes_more = asyncio.Event()  # cleared while the child does not read
         self.takes_more.set()
         self._owner = owner
@@ -213,6 +224,9 @@ class _Child(asyncio.SubprocessProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._process = cast("asyncio.SubprocessTransport", transport)
         self.pid = self._process.get_pid()
+        pipe = self._process.get_pipe_transport(0)
+        pipe = None if pipe is None or _IS_WINDOWS else pipe.get_extra_info("pipe")
+        self._stdin = None if pipe is None else os.dup(pipe.fileno())
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         if fd == 2:
@@ -234,6 +248,7 @@ class _Child(asyncio.SubprocessProtocol):
         self._near_the_end()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_stdin()
         self._disconnected.set()
 
     def pause_writing(self) -> None:
@@ -289,6 +304,7 @@ class _Child(asyncio.SubprocessProtocol):
 
     def _gone(self) -> None:
         if self.has_exited:
+            self.left_unread = self._stdin is not None and _has_unread(self._stdin)
             _signal_group(self.pid, _KILL)  # what it started and left behind
             self._over(f"{_how(self.returncode)}.")
         else:
@@ -299,8 +315,14 @@ class _Child(asyncio.SubprocessProtocol):
             self._set_over()
             self._owner.ended(self, how)
 
+    def _forget_stdin(self) -> None:
+        if self._stdin is not None:
+            os.close(self._stdin)
+            self._stdin = None
+
     def _set_over(self) -> None:
         self._is_over = True
+        self._forget_stdin()  # a child sees the end of its stdin only when nobody has it any more
         self.takes_more.set()
         if self._timer is not None:
             self._timer.cancel()
@@ -348,6 +370,20 @@ _KILL = int(getattr(signal, "SIGKILL", signal.SIGTERM))
 _OWN_GROUP: Mapping[str, Any] = (
     {"creationflags": getattr(subprocess, "CREATE_NO_WINDOW", 0)} if _IS_WINDOWS else {"start_new_session": True}
 )
+
+
+def _has_unread(stdin: int) -> bool:
+    """Whether something is left in a pipe, or pair of sockets, that nobody reads any more; False where unknown."""
+    try:
+        if stat.S_ISSOCK(os.fstat(stdin).st_mode):
+            with socket.socket(fileno=os.dup(stdin)) as pair:  # closed with something unread, it is a reset
+                return pair.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET
+        import fcntl
+        import termios
+
+        return int.from_bytes(fcntl.ioctl(stdin, termios.FIONREAD, bytes(4)), sys.byteorder) > 0
+    except (OSError, ImportError):
+        return False
 
 
 def _signal_group(group: int, number: int) -> bool:

@@ -4,7 +4,7 @@
 
 >>> from weft import Server, TokenInfo
 >>> from weft.server.auth import ResourceServer, StaticTokens
->>> tokens = StaticTokens({"a token of somebody": TokenInfo("ann", scopes=frozenset({"read"}))})
+>>> tokens = StaticTokens({"a-token-of-somebody": TokenInfo("ann", scopes=frozenset({"read"}))})
 >>> auth = ResourceServer("http://localhost:8000/mcp", authorization_servers=["http://localhost:9000"], verifier=tokens)
 >>> server = Server("protected", auth=auth)
 """

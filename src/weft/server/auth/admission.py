@@ -75,8 +75,9 @@ class Admission:
 
     async def _verify(self, token: str, asking: _Asking) -> TokenInfo:
         """What the verifier says of a token, now or a while ago."""
-        # No header has a NUL in it: `recall` finds no token that needs a proof besides.
-        key = sha256((b"DPoP\0" if asking.is_dpop else b"Bearer ") + token.encode()).digest()
+        key = sha256(b"Bearer " + token.encode()).digest()
+        if asking.is_dpop:  # no digest: whatever a header says, `recall` finds no token that needs a proof besides
+            key = b"DPoP " + key
         known, now = self._known.get(key), time.time()
         if known is not None and known[1] > now:
             return known[0]
@@ -90,11 +91,12 @@ class Admission:
         except TokenRefused as error:
             raise asking.refuse(401, "invalid_token", str(error)) from None
         except VerifierFailed as error:
-            raise _unavailable(report("The verifier of tokens", error, debug=self._server.debug)) from None
+            text = report("The verifier of tokens", error, debug=self._server.debug, secret=token)
+            raise _unavailable(text) from None
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - R1: whatever a verifier raises, nobody is let in and all goes on
-            text = report("The verifier of tokens", error, debug=self._server.debug)
+            text = report("The verifier of tokens", error, debug=self._server.debug, secret=token)
             raise Refusal(500, text, code=InternalError.code) from None
         if (scopes := self.auth.expand(info.scopes)) is not info.scopes:
             info = msgspec.structs.replace(info, scopes=scopes)

@@ -80,7 +80,8 @@ class Proofs:
         self, proofs: Sequence[bytes], *, method: str, urls: Sequence[str], token: str, info: TokenInfo
     ) -> None:
         """Refuse a request whose token is not bound to a key, or that has no good proof of that key."""
-        bound = cast("Mapping[str, Any]", info.claims.get("cnf") or {}).get("jkt")
+        cnf = info.claims.get("cnf")
+        bound = cast("Mapping[str, Any]", cnf).get("jkt") if isinstance(cnf, Mapping) else None
         if not isinstance(bound, str):
             raise ProofRefused("The token is not bound to a key: send it as Bearer.", error="invalid_token")
         if len(proofs) != 1 or len(proofs[0]) > _MOST_BYTES:

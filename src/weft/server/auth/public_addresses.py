@@ -7,11 +7,12 @@ between (SSRF by DNS rebinding).
 from __future__ import annotations
 
 import socket
-from ipaddress import IPv6Address, ip_address
 from urllib.parse import urlsplit
 
 from aiohttp import TCPConnector, ThreadedResolver
 from aiohttp.abc import AbstractResolver, ResolveResult
+
+from weft.protocol.hosts import is_public_address
 
 __all__ = ["is_public", "public_connector"]
 
@@ -23,12 +24,9 @@ def is_public(address: str) -> bool:
     (True, False, False, False)
     """
     try:
-        read = ip_address(address.partition("%")[0])
+        return is_public_address(address)
     except ValueError:
         return False
-    mapped = read.ipv4_mapped or read.sixtofour if isinstance(read, IPv6Address) else None
-    read = mapped or read
-    return read.is_global and not read.is_multicast
 
 
 class _PublicResolver(AbstractResolver):

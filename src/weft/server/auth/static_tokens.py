@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from collections.abc import Mapping
 
 from weft.errors import UsageError
@@ -12,12 +13,14 @@ from weft.server.context import TokenInfo
 __all__ = ["StaticTokens"]
 
 _LEAST = 8
+_SENDABLE = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # RFC 6750, 2.1
+_MAKE_ONE = 'Make one with: python -c "import secrets; print(secrets.token_urlsafe(32))"'
 
 
 class StaticTokens:
     """Knows a few tokens by heart, and whose each is.
 
-    >>> StaticTokens({"a long random text": TokenInfo("ann"), "another one": "bob"})
+    >>> StaticTokens({"a-long-random-text": TokenInfo("ann"), "another-one": "bob"})
     <StaticTokens: 2>
     """
 
@@ -28,8 +31,12 @@ class StaticTokens:
             raise UsageError("StaticTokens without a token let nobody in: give a dictionary from tokens to TokenInfo.")
         if any(len(token) < _LEAST for token in tokens):
             raise UsageError(
-                f"StaticTokens got a token of less than {_LEAST} characters, which is soon guessed. Make one with: "
-                'python -c "import secrets; print(secrets.token_urlsafe(32))"'
+                f"StaticTokens got a token of less than {_LEAST} characters, which is soon guessed. {_MAKE_ONE}"
+            )
+        if not all(_SENDABLE.fullmatch(token) for token in tokens):
+            raise UsageError(
+                "StaticTokens got a token that no client can send: one has letters, digits and -._~+/ only, no spaces, "
+                f"and = at its end only. {_MAKE_ONE}"
             )
         self._known = [
             (_digest(token), TokenInfo(whose) if isinstance(whose, str) else whose) for token, whose in tokens.items()

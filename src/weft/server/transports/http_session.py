@@ -25,13 +25,13 @@ from weft.server.connection import Cancellation
 from weft.server.faults import note_refusal
 from weft.server.session import Session
 from weft.server.sessions import SessionsFull
-from weft.server.streams import STANDALONE, Event, read_event_id
+from weft.server.streams import STANDALONE, Event, event_id, read_event_id
 from weft.server.transports.asgi import Receive, Scope
 from weft.server.transports.caller import Caller, read_caller
 from weft.server.transports.http_batch import Batch
 from weft.server.transports.http_reply import HttpReply, Refusal
 from weft.server.transports.http_session_reply import Answering, SessionReply
-from weft.server.transports.load import busy
+from weft.server.transports.load import busy, is_full
 
 if TYPE_CHECKING:
     from weft.server.app import Server
@@ -99,6 +99,15 @@ class SessionExchange:
             await self._sessions.answered(session, frame, msgspec.json.encode(frame))
         elif frame.is_notification:
             await self._notified(session, frame)
+        else:
+            await self._take_next(session, frame, headers, caller, reply)
+
+    async def _take_next(
+        self, session: Session | None, frame: Frame, headers: Headers, caller: Caller, reply: Answering
+    ) -> None:
+        """Begin to serve a request of several that came at once: each of them counts (D9)."""
+        if is_full(self._server, own=1):  # the HTTP request that they came in
+            await self._refuse(busy(self._server.limits.in_flight), frame, reply)
         elif (task := await self._start(session, frame, headers, caller, reply)) is not None:
             self._count_in(task)
 
@@ -124,12 +133,9 @@ class SessionExchange:
         batch = Batch(whole, len(requests) + len(wrong))
         for refusal in wrong:
             await batch.add(refusal)
-        tasks = [
-            task
-            for frame in requests
-            if (task := await self._start(session, frame, headers, caller, batch.part())) is not None
-        ]
-        await self._until_over(whole, tasks)
+        for frame in requests:
+            await self._take_next(session, frame, headers, caller, batch.part())
+        await self._until_over(whole, None)
 
     async def _greet(self, frame: Frame, headers: Headers, caller: Caller, reply: HttpReply) -> None:
         """The handshake. If it succeeds there is a session from now on."""
@@ -163,10 +169,10 @@ class SessionExchange:
         answer = self._reply(session, reply)
         task = await self._start(session, frame, headers, caller, answer)
         if task is not None:
-            await self._until_over(answer, [task])
+            await self._until_over(answer, task)
 
-    async def _until_over(self, reply: SessionReply, tasks: list[asyncio.Task[None]]) -> None:
-        """Wait for the end of the HTTP response; what goes on after it still counts as being served."""
+    async def _until_over(self, reply: SessionReply, task: asyncio.Task[None] | None) -> None:
+        """Wait for the end of the HTTP response; a task that goes on after it still counts as being served."""
         try:
             await reply.over
             await reply.end()
@@ -174,9 +180,8 @@ class SessionExchange:
             reply.let_go()
             raise
         finally:
-            for task in tasks:
-                if not task.done():
-                    self._count_in(task)
+            if task is not None and not task.done():
+                self._count_in(task)
 
     def _count_in(self, task: asyncio.Task[None]) -> None:
         self._server.in_flight += 1
@@ -209,7 +214,7 @@ class SessionExchange:
 
     async def _run(self, call: Call, session: Session | None, reply: Answering) -> None:
         cancellation = call.cancellation
-        cancellation.task = asyncio.current_task()  # not sooner: one that is cancelled before it begins cleans up nothing
+        cancellation.task = asyncio.current_task()  # not before: cancelled then, it would never clean up
         answer = None
         try:
             if not cancellation.cancelled:
@@ -283,11 +288,11 @@ class SessionExchange:
 
     async def _resume(self, session: Session, stream: str, after: int, receive: Receive, reply: HttpReply) -> None:
         """The rest of the stream of a request (L11-17, L11-19). Whoever held it before is let go."""
-        streams, most = self._sessions.streams, self._server.limits.in_flight_per_connection
-        if not await streams.newest(session.id, stream) or not await streams.is_whole(session.id, stream, after):
+        most = self._server.limits.in_flight_per_connection
+        if not await self._has_rest(session, stream, after):
             raise Refusal(400, "What came after this event is not kept any more.")
-        if (hand_over := session.open_streams.get(stream)) is not None:
-            hand_over()
+        if (held := session.open_streams.get(stream)) is not None:
+            held.hand_over()
         if (other := session.resumed.pop(stream, None)) is not None:
             other.set()
         if len(session.resumed) >= most:
@@ -302,6 +307,14 @@ class SessionExchange:
         finally:
             if session.resumed.get(stream) is news:
                 del session.resumed[stream]
+
+    async def _has_rest(self, session: Session, stream: str, after: int) -> bool:
+        """Whether all that came after an event of a request's stream, or will come, is there to be read."""
+        held, streams = session.open_streams.get(stream), self._sessions.streams
+        if held is not None and held.last_event == event_id(stream, after):
+            return True  # nothing came, however long ago that event was
+        newest = await streams.newest(session.id, stream)
+        return 0 < newest >= after and await streams.is_whole(session.id, stream, after)
 
     async def _start_of(self, session: Session, after: int | None) -> int:
         """After which event the standalone stream begins.

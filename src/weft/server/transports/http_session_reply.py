@@ -50,6 +50,7 @@ class SessionReply(HttpReply):
         self._session = session
         self._streams = streams if session is not None else None
         self._polling = polling
+        self.last_event: str | None = None  # the id of what was written last
         self._stream: str | None = None  # its name, once there is one
         self._answered = False
         self._handed_over = False
@@ -76,7 +77,7 @@ class SessionReply(HttpReply):
                 await self._write(body, last=True)
             elif not self.finished:
                 await self._answer_json(status, body)
-        self.let_go()
+        self._conclude()
 
     async def give_up(self) -> None:
         """The call was cancelled: nothing more is said (CAN-09), but the response has to end."""
@@ -88,13 +89,15 @@ class SessionReply(HttpReply):
                 await self._event(b"", last=True)
             elif not self.finished:
                 await self.accept()
-        self.let_go()
+        self._conclude()
 
     async def close_stream(self, retry_seconds: float) -> None:
         """Send the client away for a while: it comes back for the rest (L11-16). Where it would not, do nothing."""
         if not self._polling or self._streams is None or self.finished or not self.can_stream:
             return
         async with self._held:
+            if self.finished or self._answered:  # meanwhile
+                return
             retry = round(retry_seconds * 1000)
             if self._stream is None:
                 await self._prime(retry)
@@ -108,18 +111,23 @@ class SessionReply(HttpReply):
         self.close()
         if not self.over.done():
             self.over.set_result(None)
-        if self._stream is not None and self._session is not None:
-            self._session.open_streams.pop(self._stream, None)
 
     def hand_over(self) -> None:
         """The client reads the rest elsewhere: this response ends without it."""
-        self._handed_over = self.streaming and not self.finished
+        if not self.finished:
+            self._handed_over = self.streaming
         self.let_go()
 
     async def end(self) -> None:
         """Once the response is over: end it on the wire too, where that was not done with the last event."""
         if self._handed_over:
             await self._event(b"", last=True)
+
+    def _conclude(self) -> None:
+        """Nothing follows, here or wherever the client has gone."""
+        self.let_go()
+        if self._stream is not None and self._session is not None:
+            self._session.open_streams.pop(self._stream, None)
 
     @property
     def _held(self) -> asyncio.Lock:
@@ -132,29 +140,29 @@ class SessionReply(HttpReply):
         return self._session is not None and not self._session.ended
 
     async def _write(self, message: bytes, *, last: bool) -> None:
-        if self._streams is None or self._session is None:  # nothing is remembered: a plain stream
+        if self._streams is None or self._session is None or not self._is_kept:  # nothing is remembered: a plain stream
             if not self.finished:
                 await self._event(encode_event(message), last=last)
-            return
-        if not self._is_kept:
             return
         if self._stream is None:
             await self._prime(None)
         assert self._stream is not None
-        event_id = await self._streams.append(self._session.id, self._stream, message, is_last=last)
-        if not self.finished:
-            await self._event(encode_event(message, id=event_id), last=last)
+        self.last_event = await self._streams.append(self._session.id, self._stream, message, is_last=last)
+        if self.finished:  # the client may read it elsewhere, at its own pace
+            await self._streams.room(self._session.id, self._stream)
+        else:
+            await self._event(encode_event(message, id=self.last_event), last=last)
 
     async def _prime(self, retry: int | None) -> None:
         """Begin a stream. Where clients know of it, with an event that holds nothing but an id to come back with."""
         assert self._session is not None
         assert self._streams is not None
         self._stream = self._session.name_stream()
-        self._session.open_streams[self._stream] = self.hand_over
+        self._session.open_streams[self._stream] = self
         if self._polling:
-            event_id = await self._streams.append(self._session.id, self._stream, b"")
+            self.last_event = await self._streams.append(self._session.id, self._stream, b"")
             if not self.finished:
-                await self._event(encode_event(b"", id=event_id, retry=retry), last=False)
+                await self._event(encode_event(b"", id=self.last_event, retry=retry), last=False)
 
     async def _cut(self, reason: str, *, last: bool) -> None:
         """A client that does not read has gone as far as this response is concerned."""

@@ -15,9 +15,12 @@ if TYPE_CHECKING:
 __all__ = ["busy", "is_full"]
 
 
-def is_full(server: Server) -> bool:
-    """Whether the process serves as many requests as it may. Listen streams have a limit of their own."""
-    most = server.limits.in_flight
+def is_full(server: Server, *, own: int = 0) -> bool:
+    """Whether the process serves as many requests as it may. Listen streams have a limit of their own.
+
+    `own` is how many of those that are counted are whoever asks.
+    """
+    most = server.limits.in_flight + own
     return server.in_flight >= most and server.in_flight - len(server.subscriptions) >= most
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from weft.errors import InternalError
-from weft.jsonrpc import encode_error
+from weft.errors import InternalError, ProtocolError
+from weft.jsonrpc import decode, encode_error
 from weft.server.faults import report
 from weft.server.transports.pipe import Pipe
 
@@ -69,13 +70,19 @@ class MemoryPipe:
             await asyncio.wait(tasks, timeout=self._server.limits.drain_seconds)
         await self._pipe.close()
 
+    def _refuse_waiting(self, text: str) -> None:
+        waiting, self._waiting = self._waiting, []
+        for message in waiting:
+            with suppress(ProtocolError):  # what is no request is answered nothing
+                if (frame := decode(message, self._server.limits)).is_request:
+                    self._deliver(encode_error(frame.reply_id, InternalError.code, text))
+
     async def _start(self) -> None:
         try:
             await self._server.lifespan.start()
         except Exception as error:  # noqa: BLE001 - R1: whatever a lifespan raises, it is told to who waits
             text = report("The lifespan", error, debug=self._server.debug)
-            self._deliver(encode_error(None, InternalError.code, text))
-            self._waiting.clear()
+            self._refuse_waiting(text)
             return
         finally:
             self._starting = None

@@ -229,6 +229,9 @@ class Pipe:
             cancellation.task = task
             self._server.in_flight += 1
             task.add_done_callback(self._count_out)  # also of one that is cancelled before it begins
+            if cancellation.cancelled:  # in its first step, by a client in this process that was told something
+                self._unwind(task)
+                task.cancel()
 
     def _count_out(self, _: asyncio.Task[Any]) -> None:
         self._server.in_flight -= 1
@@ -257,13 +260,17 @@ class Pipe:
         except msgspec.DecodeError:
             return
         cancellation = self._in_flight.pop(params.request_id, None)
-        if cancellation is None or cancellation.task is None:
+        if cancellation is None:
             return
-        # It counts until it has ended, whatever the client believes: else cancelling would be a way past the limit.
-        self._unwinding.add(cancellation.task)
-        cancellation.task.add_done_callback(self._unwinding.discard)
+        if cancellation.task is not None:
+            self._unwind(cancellation.task)
         cancellation.cancel(params.reason)
         log.debug("request %r cancelled: %s", params.request_id, (params.reason or "no reason given")[:200])
+
+    def _unwind(self, task: asyncio.Task[Any]) -> None:
+        """It counts until it has ended, whatever the client believes: else cancelling would be a way past the limit."""
+        self._unwinding.add(task)
+        task.add_done_callback(self._unwinding.discard)
 
 
 def one_line(message: bytes) -> bytes:

@@ -28,6 +28,7 @@ _DOCUMENT_SECONDS = 300.0  # a document is used again, if it does not say how lo
 _MOST_DOCUMENT_SECONDS = 86_400.0  # … and at most, whatever it says
 _MOST_DOCUMENTS = 1000
 _FETCHED_AT_ONCE = 8
+_MOST_WAITING = 64  # for a document; anybody can name one that is slow
 _MOST_URIS = 16
 _MOST_TEXT = 200
 _MOST_PER_HOUR = 1000  # registrations that one process takes
@@ -80,6 +81,7 @@ class Clients:
         self._reads_documents = documents
         self._local = local  # the server is this machine's own: so may documents be
         self._at_once = asyncio.Semaphore(_FETCHED_AT_ONCE)
+        self._waiting = 0
         self._documents: dict[str, tuple[RegisteredClient, float]] = {}
         self._registered: list[float] = []  # when, within the last hour
 
@@ -105,15 +107,28 @@ class Clients:
         if parts is None or parts.path in ("", "/") or (parts.scheme != "https" and not self._local):
             return None
         try:
-            async with self._at_once:
-                document, headers = await fetch_document(url, public_only=not self._local)
-            if document.get("client_id") != url or document.get("token_endpoint_auth_method", "none") != "none":
-                return None
+            document, headers = await self._fetch(url)
+        except FetchFailed:
+            return None
+        if document.get("client_id") != url or document.get("token_endpoint_auth_method", "none") != "none":
+            return None
+        try:
             client = _describe(document, url)
-        except (FetchFailed, OAuthError):
+        except OAuthError:
             return None
         self._keep_document(url, client, headers)
         return client
+
+    async def _fetch(self, url: str) -> tuple[dict[str, Any], Mapping[str, str]]:
+        """A document, with its headers. A few are fetched at once, and more wait, but not any number."""
+        if self._waiting >= _MOST_WAITING:
+            raise OAuthError("temporarily_unavailable", "Too many clients are looked up. Try again soon.", status=503)
+        self._waiting += 1
+        try:
+            async with self._at_once:
+                return await fetch_document(url, public_only=not self._local)
+        finally:
+            self._waiting -= 1
 
     def _keep_document(self, url: str, client: RegisteredClient, headers: Mapping[str, str]) -> None:
         """Use a document again for as long as it says (CREG-06). One that cannot be used was never kept."""

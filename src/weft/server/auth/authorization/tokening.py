@@ -42,7 +42,7 @@ class Tokening:
             grant = await self._redeem_refresh(client, fields)
         else:
             raise OAuthError("unsupported_grant_type", "grant_type is authorization_code or refresh_token.")
-        return await self._issue(client, grant)
+        return await self._issue(client, grant, _scopes_asked_for(grant, fields))
 
     async def _authenticate(self, request: Request, fields: dict[str, str]) -> RegisteredClient:
         """The client that asks. A confidential one proves it with its secret, in one of two places."""
@@ -72,38 +72,40 @@ class Tokening:
         ):
             await self._server.grants.end(grant.family)
             raise OAuthError("invalid_grant", "The code was given to another request.")
-        return _checked(grant, fields)
+        return grant
 
     async def _redeem_refresh(self, client: RegisteredClient, fields: dict[str, str]) -> Grant:
         grant = await self._server.grants.redeem_refresh(fields.get("refresh_token", ""))
         if grant.client_id != client.client_id:
             await self._server.grants.end(grant.family)
             raise OAuthError("invalid_grant", "The refresh token was given to another client.")
-        return _checked(grant, fields)
+        return grant
 
-    async def _issue(self, client: RegisteredClient, grant: Grant) -> Answer:
+    async def _issue(self, client: RegisteredClient, grant: Grant, scopes: tuple[str, ...]) -> Answer:
+        """An access token with these scopes; the refresh token stays good for all that was granted (RFC 6749, 6)."""
         server = self._server
+        narrowed = msgspec.structs.replace(grant, scopes=scopes)
         told: dict[str, object] = {
-            "access_token": server.signer.sign(server.issuer, grant, server.access_seconds),
+            "access_token": server.signer.sign(server.issuer, narrowed, server.access_seconds),
             "token_type": "Bearer",
             "expires_in": int(server.access_seconds),
-            "scope": " ".join(grant.scopes),
+            "scope": " ".join(scopes),
         }
         if "refresh_token" in client.grant_types:
             told["refresh_token"] = await server.grants.refresh(grant)  # a new one each time (ASEC-04)
         return json_answer(told, headers=[(b"pragma", b"no-cache")])
 
 
-def _checked(grant: Grant, fields: dict[str, str]) -> Grant:
-    """A grant as far as it is asked for: for its own resource, and no more scopes than were granted."""
+def _scopes_asked_for(grant: Grant, fields: dict[str, str]) -> tuple[str, ...]:
+    """The scopes of a grant as far as they are asked for; OAuthError where more is, or another resource."""
     if fields.get("resource", grant.resource) != grant.resource:
         raise OAuthError("invalid_target", "The grant is for another resource.")
     if not fields.get("scope"):
-        return grant
-    asked = fields["scope"].split()
+        return grant.scopes
+    asked = tuple(dict.fromkeys(fields["scope"].split()))
     if not set(asked) <= set(grant.scopes):
         raise OAuthError("invalid_scope", "Less was granted than is asked for.")
-    return msgspec.structs.replace(grant, scopes=tuple(asked))
+    return asked
 
 
 def _read_basic(value: str | None) -> tuple[str, str] | None:

@@ -77,14 +77,15 @@ class Users:
         tries = int(await self._store.get(key) or 0)
         if tries >= _MOST_TRIES or self._waiting >= _MOST_WAITING:
             raise TooManyTries("Too many tries. Wait a minute.")
+        await self._store.put(key, b"%d" % (tries + 1), ttl=_TRIES_SECONDS)  # before it is known: many come at once
         self._waiting += 1
         try:
             async with self._at_once:
                 subject = await (self._login or self._compare)(name, password)
         finally:
             self._waiting -= 1
-        if subject is None:
-            await self._store.put(key, b"%d" % (tries + 1), ttl=_TRIES_SECONDS)
+        if subject is not None:
+            await self._store.delete(key)
         return subject
 
     async def _compare(self, name: str, password: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from urllib.parse import parse_qsl
 
@@ -15,6 +16,7 @@ __all__ = ["Answer", "OAuthError", "Request", "json_answer", "read_fields", "red
 
 _MOST_BYTES = 64 * 1024
 _MOST_FIELDS = 64
+_BODY_SECONDS = 30.0  # D6
 _NO_STORE = (b"cache-control", b"no-store")
 
 
@@ -109,11 +111,21 @@ class Request:
             raise OAuthError("invalid_request", f"The body must be {kind.decode()}.", status=415)
 
     async def _body(self) -> bytes:
+        try:
+            async with asyncio.timeout(_BODY_SECONDS):
+                return await self._whole_body()
+        except TimeoutError:
+            text = f"The body did not arrive within {_BODY_SECONDS:g} s."
+            raise OAuthError("invalid_request", text, status=408) from None
+
+    async def _whole_body(self) -> bytes:
         body = b""
         while True:
             message = await self._receive()
             body += message.get("body", b"")
             if len(body) > _MOST_BYTES:
                 raise OAuthError("invalid_request", f"A body has at most {_MOST_BYTES} bytes.", status=413)
-            if message["type"] == "http.disconnect" or not message.get("more_body", False):
+            if message["type"] == "http.disconnect":  # cut short: what came may look whole
+                raise OAuthError("invalid_request", "The body ended before it was complete.")
+            if not message.get("more_body", False):
                 return body

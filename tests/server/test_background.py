@@ -1,0 +1,101 @@
+"""Functions that run beside the calls: how often, how many, and what becomes of what they raise."""
+
+import asyncio
+
+import pytest
+
+from support.raw_sessions import AppPeer, message
+from weft import Connection, Server
+from weft.server import background
+from weft.server.background import Background
+
+ROOTS = {"roots": {"listChanged": True}}
+CHANGED = message("notifications/roots/list_changed")
+
+
+async def test_what_is_said_often_is_done_once_more() -> None:
+    server = Server("x")
+    runs, go = [], asyncio.Event()
+
+    async def work() -> None:
+        runs.append(len(runs))
+        await go.wait()
+
+    for _ in range(3):
+        server.background.start("one", work, "work")
+        await asyncio.sleep(0)
+    assert runs == [0]
+    go.set()
+    await asyncio.sleep(0.01)
+    assert runs == [0, 1]
+    server.background.start("one", work, "work")
+    await asyncio.sleep(0.01)
+    assert runs == [0, 1, 2]
+
+
+@pytest.mark.security("R12")
+async def test_one_too_many_is_dropped_and_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(background, "MOST", 2)
+    running = Background(Server("x"))
+    begun: list[int] = []
+
+    async def work(number: int) -> None:
+        begun.append(number)
+        await asyncio.sleep(30)
+
+    for number in range(3):
+        running.start(number, lambda number=number: work(number), f"work {number}")
+    await asyncio.sleep(0)
+    assert begun == [0, 1]
+    assert "work 2 was not called" in caplog.text
+    await running.close(1)
+
+
+@pytest.mark.spec("L11-37")
+async def test_a_client_that_says_so_without_end_leaves_room_for_others() -> None:
+    server = Server("x")
+    told: list[str] = []
+
+    @server.on_roots_changed
+    async def ask(connection: Connection) -> None:
+        told.append(connection.connection_id)
+        await connection.send_raw_request("roots/list")
+
+    app = server.asgi()
+    loud, quiet = AppPeer(app), AppPeer(app)
+    for peer in (loud, quiet):
+        await peer.open(capabilities=ROOTS)
+        await peer.get()
+    for _ in range(background.MOST + 1):
+        await loud.post(CHANGED)
+    await quiet.post(CHANGED)
+    await asyncio.sleep(0.01)
+    assert told == [loud.session, quiet.session]
+    await server.stop()
+    for peer in (loud, quiet):
+        await peer.leave()
+
+
+@pytest.mark.security("R1")
+@pytest.mark.mistake("plain function for on_roots_changed")
+async def test_a_plain_function_is_told_of_in_the_log_and_fails_no_message(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server("x")
+
+    @server.on_roots_changed
+    def forgetful(connection: Connection) -> None:
+        pass
+
+    @server.on_roots_changed
+    def failing(connection: Connection) -> None:
+        raise ValueError
+
+    peer = AppPeer(server.asgi())
+    await peer.open(capabilities=ROOTS)
+    assert (await peer.post(CHANGED)).status == 202
+    await asyncio.sleep(0.01)
+    assert "must be async" in caplog.text
+    assert "'failing' raised ValueError" in caplog.text
+    await server.stop()
+    await peer.leave()
