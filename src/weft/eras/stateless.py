@@ -40,6 +40,8 @@ REVISIONS: Mapping[str, Revision] = {STATELESS_2026_07_28.version: STATELESS_202
 NEWEST = STATELESS_2026_07_28
 OLDEST = min(REVISIONS)
 
+_OWN = frozenset(version.encode() for version in REVISIONS)  # as a header has them
+
 _HANDSHAKE = "initialize"  # what a client of the session era says first
 _VERSION_HEADER = b"mcp-protocol-version"
 _METHOD_HEADER = b"mcp-method"
@@ -69,6 +71,8 @@ class StatelessServer:
 
     def speaks(self, frame: Frame, headers: Headers | None, peer: Peer | None) -> bool:
         """A request is of this era when it carries this era's `_meta`, or its version header does (ledger 0.2, 3)."""
+        if headers is not None and headers.known.get(_VERSION_HEADER) in _OWN:  # nearly always
+            return True
         stated = None if headers is None else headers.get(_VERSION_HEADER)
         if headers is not None:
             if stated is not None and stated >= OLDEST and stated.isascii() and stated[0].isdigit():
