@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from weft.limits import Limits
-from weft.server.transports.lines import AT_ONCE, CHUNK, QUEUED_BYTES, LineReader, LineSplitter, LineWriter
+from weft.server.transports.lines import AT_ONCE, CHUNK, QUEUED_BYTES, TURNS, LineReader, LineSplitter, LineWriter
 
 META = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
@@ -563,6 +563,55 @@ async def test_a_paused_reader_reads_nothing_until_resumed() -> None:
     await asyncio.sleep(0.05)
     assert chunks[2:] == [([], True)]
     reader.stop()
+
+
+@pytest.mark.parametrize(("linger", "in_a_row"), [(True, TURNS), (False, 1)])
+async def test_a_reader_lingers_for_the_next_line_but_lets_others_have_their_turn(linger: bool, in_a_row: int) -> None:
+    source, sink = os.pipe()
+    in_this_turn = 0
+    turns: list[int] = []  # how many lines came in each
+    enough = asyncio.Event()
+
+    def next_turn() -> None:
+        nonlocal in_this_turn
+        turns.append(in_this_turn)
+        in_this_turn = 0
+        if len(turns) == 3:
+            enough.set()
+
+    def deliver(lines: list[Any], ended: bool) -> None:
+        nonlocal in_this_turn
+        if not in_this_turn:
+            asyncio.get_running_loop().call_soon(next_turn)
+        in_this_turn += len(lines)
+        os.write(sink, b"next\n")  # as a client does that calls one by one
+        reader.resume(linger=linger)
+
+    reader = LineReader(source, 100, deliver)
+    reader.start()
+    os.write(sink, b"first\n")
+    await asyncio.wait_for(enough.wait(), 5)
+    assert turns[:3] == [in_a_row] * 3
+    reader.stop()
+    os.close(sink)
+
+
+async def test_a_reader_that_lingers_in_vain_goes_back_to_the_loop() -> None:
+    source, sink = os.pipe()
+    chunks: list[Any] = []
+
+    def deliver(lines: list[Any], ended: bool) -> None:
+        chunks.append((lines, ended))
+        reader.resume(linger=True)
+
+    reader = LineReader(source, 100, deliver)
+    reader.start()
+    for line in (b"one", b"two"):
+        os.write(sink, line + b"\n")
+        await asyncio.sleep(0.05)
+    os.close(sink)
+    await asyncio.sleep(0.05)
+    assert chunks == [([b"one"], False), ([b"two"], False), ([], True)]
 
 
 async def test_a_writer_is_congested_until_the_other_end_has_caught_up() -> None:

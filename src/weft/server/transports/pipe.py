@@ -132,6 +132,11 @@ class Pipe:
         return self._limits.in_flight if is_full(self._server) else 0
 
     @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being served."""
+        return not self._in_flight and not self._unwinding
+
+    @property
     def tasks(self) -> list[asyncio.Task[Any]]:
         """The requests that have not ended."""
         return [one.task for one in self._in_flight.values() if one.task is not None] + list(self._unwinding)

@@ -103,7 +103,7 @@ class _Process:
         elif self._writer.congested:
             self._waiting = self._loop.create_task(self._resume_later(), name="weft-stdio-drain")
         else:
-            self._reader.resume()
+            self._reader.resume(linger=self._pipe.is_idle)
 
     def _take_lines(self) -> bool:
         """Whether all were. Where the limit is met, quick requests get the chance to finish before one is refused."""
