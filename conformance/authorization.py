@@ -87,7 +87,9 @@ async def run_suite(issuer: str) -> int:
 async def main() -> int:
     listener = socket.create_server(("127.0.0.1", 0))
     issuer = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    app = AuthorizationServer(issuer, resources=[RESOURCE], users={"ann": "correct horse"}, scopes=["read"]).asgi()
+    app = AuthorizationServer(
+        issuer, resources=[RESOURCE], users={"ann": "correct horse"}, scopes=["read"], registration=True
+    ).asgi()
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     serving = asyncio.create_task(server.serve([listener]))
     try:

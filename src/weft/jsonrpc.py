@@ -120,8 +120,9 @@ def decode(data: bytes, limits: Limits = DEFAULT_LIMITS) -> Frame:
         check_bounds(data, limits)
     if frame.jsonrpc != "2.0":
         raise _fault("`jsonrpc` must be the string 2.0.", frame.reply_id)
-    if frame.id is not UNSET:
-        check_id(frame.id, limits)
+    request_id = frame.id
+    if request_id is not UNSET and (type(request_id) is not int or not -SAFE_INTEGER <= request_id <= SAFE_INTEGER):
+        check_id(request_id, limits)
     if frame.method is UNSET and frame.result is UNSET and frame.error is UNSET:
         raise _fault("a message has a `method`, a `result` or an `error`.", frame.reply_id)
     return frame

@@ -47,6 +47,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     listen_uris: int = 1024  # resources one stream listens to, or one session subscribes to
     batch: int = 100  # messages in one array, where the revision has them
     input_rounds: int = 32  # times that a handler is run again for a client that is asked on the way
+    asks_per_call: int = 100  # questions of one call in all: a loop with a model ends
+
+    # How often a call may speak up before its answer, in a second; 0 is no limit.
+    progress_per_second: int = 100
+    log_messages_per_second: int = 1000
 
     # Sessions, of clients that open with a handshake.
     sessions: int = 10_000  # then the one that was idle longest ends
@@ -95,6 +100,8 @@ class ClientLimits(msgspec.Struct, frozen=True, kw_only=True):
     input_requests: int = 64  # questions in one round
     asks_at_once: int = 16  # questions of the server that are being answered at the same time
     asks_waiting: int = 256  # and those in line behind them; more are not taken
+    asks_per_minute: int = 600  # questions that a server may ask, one after the other; more are refused
+    completions_per_second: int = 20  # suggestions that a server is asked for; those beyond wait
     redirects: int = 3  # all on the same origin
     resumptions: int = 5  # reconnections in a row without a new event, of a stream that broke
     changes_kept: int = 1024  # changes heard and not read yet; then the oldest are lost

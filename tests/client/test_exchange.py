@@ -129,12 +129,12 @@ async def test_rounds() -> None:
     state = 'op\u00e1que "\\\u2028 + /=='
     rounds = [asking(state, "elicitation/create", "roots/list"), asking(None, "roots/list"), asking("last"), TEXT]
     server = serve(lambda pipe, message: pipe.answer(message, rounds.pop(0)))
-    async with Client(server, elicit=lambda _: {"n": 7}, roots=["file:///work"]) as client:
+    async with Client(server, elicit=lambda _: {"n": 7}, roots=["file:///"]) as client:
         assert (await client.call_tool("t", {"a": 1})).text == "done"
     calls = server.calls("tools/call")
     assert len({call["id"] for call in calls}) == 4
     said = [{key: value for key, value in call["params"].items() if key != "_meta"} for call in calls]
-    roots = {"roots": [{"uri": "file:///work"}]}
+    roots = {"roots": [{"uri": "file:///"}]}
     original = {"name": "t", "arguments": {"a": 1}}
     answers = {"k0": {"action": "accept", "content": {"n": 7}}, "k1": roots}
     assert said == [
@@ -374,11 +374,11 @@ async def test_the_servers_requests_are_answered() -> None:
         asyncio.get_running_loop().call_later(0.1, pipe.answer, message, TEXT)
 
     server = serve(answer, is_legacy=True)
-    async with Client(server, elicit=lambda _: {}, roots=["file:///work"]) as client:
+    async with Client(server, elicit=lambda _: {}, roots=["file:///"]) as client:
         await client.call_tool("t")
     answers = {message["id"]: message for message in server.heard if "method" not in message}
     assert answers[0]["result"] == {}
-    assert answers["a"]["result"] == {"roots": [{"uri": "file:///work"}]}
+    assert answers["a"]["result"] == {"roots": [{"uri": "file:///"}]}
     assert answers[1]["result"] == {"action": "accept", "content": {"n": 3}}
     assert [answers[number]["error"]["code"] for number in (2, 3, 4)] == [-32601, -32602, -32601]
 

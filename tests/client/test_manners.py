@@ -222,7 +222,7 @@ async def test_in_a_session_only_what_was_declared_is_used() -> None:
         pipe.say({"id": "q", "method": "roots/list"})
         asyncio.get_running_loop().call_later(0.05, pipe.answer, message, TEXT)
 
-    for roots in (None, ["file:///work"]):
+    for roots in (None, ["file:///"]):
         server = serve(answer, version=LEGACY)
         async with Client(server, roots=roots) as client:
             await client.roots_changed()

@@ -33,6 +33,7 @@ def place() -> Iterator[Authorization]:
             users={"ann": "correct horse"},
             scopes=["read", "write"],
             clients=CLIENTS,
+            registration=True,
         )
         apps.append(server.asgi())
         yield Authorization(live, server)
@@ -76,12 +77,12 @@ def test_a_yes_to_one_client_is_no_yes_to_another(place: Authorization) -> None:
 # --- registration is what is left for those who have nothing better
 
 
-@pytest.mark.spec("CREG-09")
-def test_registration_comes_after_documents_and_can_be_turned_off(place: Authorization) -> None:
+@pytest.mark.spec("CREG-09", "DEP-01")
+def test_registration_comes_after_documents_and_has_to_be_turned_on(place: Authorization) -> None:
     both = place.server.metadata()
     assert both["client_id_metadata_document_supported"] is True
     assert "registration_endpoint" in both
-    without = AuthorizationServer("http://127.0.0.1:9", resources=[RESOURCE], users={"ann": "x"}, registration=False)
+    without = AuthorizationServer("http://127.0.0.1:9", resources=[RESOURCE], users={"ann": "x"})
     assert without.metadata()["client_id_metadata_document_supported"] is True
     assert "registration_endpoint" not in without.metadata()
     with serve(without.asgi()) as live:

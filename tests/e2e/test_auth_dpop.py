@@ -210,3 +210,29 @@ def test_what_is_remembered_of_proofs_is_bounded(monkeypatch: pytest.MonkeyPatch
 def test_settings_that_cannot_be(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         Dpop(**options)
+
+
+class BrokenStore:
+    """A store that cannot be reached."""
+
+    async def swap(self, *_: Any, **__: Any) -> bool:
+        raise ConnectionError("redis://10.0.0.7 is gone")
+
+
+@pytest.mark.security("R1")
+@pytest.mark.parametrize("era", ERAS)
+def test_where_it_cannot_be_told_whether_a_proof_was_used_nobody_is_let_in(
+    era: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = make_protected()
+    with serve(server) as live:
+        good = token()
+        peer = Bound(live, era, good)
+        assert peer.tool("who").status == 200
+        monkeypatch.setattr(server.backend, "store", BrokenStore())
+        refused = peer.tool("who")
+    assert (refused.status, refused.headers["retry-after"]) == (503, "5")
+    assert b"10.0.0.7" not in refused.body
+    assert "The record of proofs raised ConnectionError" in caplog.text
+    assert good not in caplog.text
+    assert live.faults == []

@@ -76,6 +76,7 @@ def place() -> Iterator[Authorization]:
             users={"ann": "correct horse", "bob": hash_password("battery staple")},
             scopes=["read", "write"],
             clients=CLIENTS,
+            registration=True,
         )
         apps.append(server.asgi())
         yield Authorization(live, server)
@@ -407,6 +408,19 @@ def test_a_refresh_may_ask_for_less(place: Authorization) -> None:
     assert error_of(other) == (400, "invalid_grant")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [({"scope": "read write admin"}, "invalid_scope"), ({"resource": "https://other.example"}, "invalid_target")],
+)
+def test_a_refresh_that_asks_for_too_much_uses_nothing_up(
+    place: Authorization, wrong: dict[str, Any], error: str
+) -> None:
+    given = {"grant_type": "refresh_token", "refresh_token": place.tokens()["refresh_token"]}
+    assert error_of(place.token(**given, **wrong)) == (400, error)
+    assert place.token(**given).status == 200
+    assert error_of(place.token(**given)) == (400, "invalid_grant")
+
+
 @pytest.mark.parametrize("basic", [True, False])
 def test_a_client_with_a_secret(place: Authorization, basic: bool) -> None:
     verifier, challenge = pkce()
@@ -473,7 +487,7 @@ def test_a_client_registers_with_a_secret(place: Authorization) -> None:
     assert told["grant_types"] == ["authorization_code"]
     assert error_of(place.token(client_id=told["client_id"], grant_type="x")) == (401, "invalid_client")
     given = {"client_id": told["client_id"], "client_secret": told["client_secret"], "grant_type": "refresh_token"}
-    assert error_of(place.token(**given)) == (400, "unsupported_grant_type")
+    assert error_of(place.token(**given)) == (400, "unauthorized_client")
 
 
 @pytest.mark.spec("ASEC-05")
@@ -569,12 +583,26 @@ async def test_registrations_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     assert await clients.find("https://a.example/client.json") is None
 
 
+async def test_a_registration_lasts_once_a_token_came_of_it() -> None:
+    now = [0.0]
+    clients = Clients(MemoryBackend(clock=lambda: now[0]).store, [], documents=False, local=True)
+    used, unused = [(await clients.register({"redirect_uris": [REDIRECT]}))["client_id"] for _ in range(2)]
+    found = await clients.find(used)
+    assert found is not None
+    await clients.keep(found)
+    assert await clients.find(unused) is not None  # anybody can look it up: that is no use of it
+    now[0] = 86_401.0
+    assert await clients.find(used) is not None
+    assert await clients.find(unused) is None
+
+
 @pytest.mark.security("R1")
-def test_a_login_of_ones_own_that_fails() -> None:
+@pytest.mark.parametrize("failure", [RuntimeError, SystemExit])
+def test_a_login_of_ones_own_that_fails(failure: type[BaseException], caplog: pytest.LogCaptureFixture) -> None:
     async def login(name: str, password: str) -> str | None:
         await asyncio.sleep(0)
         if name == "fails":
-            raise RuntimeError("hidden")
+            raise failure(f"hidden: no {password!r} in the directory")
         return f"id of {name}" if password == "x" else None
 
     server = AuthorizationServer("http://127.0.0.1:9", resources=[RESOURCE], users=login, clients=CLIENTS)
@@ -585,6 +613,9 @@ def test_a_login_of_ones_own_that_fails() -> None:
         fields = begin(place, browser)
         failed = browser.post("/authorize", {**fields, "username": "fails"})
         assert (failed.status, b"hidden" in failed.body) == (500, False)
+        assert f"checks passwords raised {failure.__name__} [error" in caplog.text
+        assert "hidden:" not in caplog.text.replace('f"hidden: no {password!r}', "")  # but for the line itself
+        assert "correct horse" not in caplog.text
         assert browser.post("/authorize", {**fields, "username": "ann"}).status == 403
         assert "code" in sent_to(browser.post("/authorize", {**fields, "username": "ann", "password": "x"}))[1]
 

@@ -83,7 +83,7 @@ def test_beside_its_authorization_server() -> None:
         issuer = f"http://127.0.0.1:{live.port}"
         resource = f"{issuer}/mcp"
         authorization = AuthorizationServer(
-            issuer, resources=[resource], users={"ann": "correct horse"}, scopes=["read"]
+            issuer, resources=[resource], users={"ann": "correct horse"}, scopes=["read"], registration=True
         )
         auth = ResourceServer(resource, authorization_servers=[issuer], verifier=authorization.verifier())
         endpoint = make_protected(auth).asgi()

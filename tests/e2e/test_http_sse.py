@@ -103,9 +103,15 @@ class OldClient:
         self.connection.close()
 
 
+@contextlib.contextmanager
+def serving(**limits: Any) -> Iterator[Live]:
+    with serve(make_server(limits=Limits(**limits)), sse_path="/sse") as running:
+        yield running
+
+
 @pytest.fixture
 def live() -> Iterator[Live]:
-    with serve(make_server(), sse_path="/sse") as running:
+    with serving(progress_per_second=0) as running:
         yield running
 
 
@@ -113,12 +119,6 @@ def live() -> Iterator[Live]:
 def client(live: Live) -> Iterator[OldClient]:
     with contextlib.closing(OldClient(live)) as client:
         yield client
-
-
-@contextlib.contextmanager
-def serving(**limits: Any) -> Iterator[Live]:
-    with serve(make_server(limits=Limits(**limits)), sse_path="/sse") as running:
-        yield running
 
 
 @pytest.mark.spec("L24-01", "L24-02", "L24-04")

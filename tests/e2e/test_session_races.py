@@ -65,6 +65,7 @@ async def test_a_request_whose_session_ends_before_it_begins_is_let_go(peer: App
 
 
 @pytest.mark.spec("L11-16", "L11-17")
+@pytest.mark.parametrize("peer", [{"progress_per_second": 0}], indirect=True)
 async def test_a_client_that_came_back_is_not_told_faster_than_it_reads(peer: AppPeer) -> None:
     await peer.open()
     back = await peer.get(await sent_away(peer, seconds=0.05, times=1000))

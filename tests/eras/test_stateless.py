@@ -227,9 +227,9 @@ def test_either_of_its_keys_marks_a_request() -> None:
     ],
 )
 def test_a_clients_stamp_is_what_a_server_opens(method: str, params: dict, name: str | None) -> None:
-    params, headers = StatelessClient().stamp(
-        method, params, info=Implementation("c", "1"), capabilities=ClientCapabilities()
-    )
+    era = StatelessClient()
+    headers = era.headers(method, params)
+    params = era.stamp(method, params, info=Implementation("c", "1"), capabilities=ClientCapabilities())
     assert headers.get("Mcp-Name") == name
     raw = read([(key.lower().encode(), value.encode()) for key, value in headers.items()])
     body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}

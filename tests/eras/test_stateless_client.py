@@ -19,8 +19,8 @@ KEY = "io.modelcontextprotocol/"
 
 
 def stamp(method: str, params: dict[str, Any], **more: Any) -> tuple[dict[str, Any], dict[str, str]]:
-    params, headers = ERA.stamp(method, params, info=INFO, **{"capabilities": ClientCapabilities(), **more})
-    return msgspec.to_builtins(params), headers
+    stamped = ERA.stamp(method, params, info=INFO, **{"capabilities": ClientCapabilities(), **more})
+    return msgspec.to_builtins(stamped), ERA.headers(method, params)
 
 
 def test_it_answers_what_a_client_asks() -> None:

@@ -18,7 +18,7 @@ def functions(**more: Any) -> dict[str, Any]:
         "elicit": lambda question: {"reader": "Ada", "day": "Tuesday"},
         "elicit_url": lambda question: question.host == "library.example",
         "sample": lambda params: "Forty-two",
-        "roots": ["file:///books"],
+        "roots": ["file:///"],
         **more,
     }
 
@@ -46,7 +46,7 @@ async def test_everything_a_library_does(name: str, transport: Any, mode: Any) -
             assert "for Ada on Tuesday, for 3 weeks" in (await client.call_tool("reserve", {"book_id": "b1"})).text
             assert (await client.call_tool("pay_fine")).text == "The page was opened."
             assert (await client.call_tool("sample", {"prompt": "?"})).text == "Forty-two"
-            assert (await client.call_tool("roots")).text == "file:///books"
+            assert (await client.call_tool("roots")).text == "file:///"
             await client.call_tool("announce", {"text": "Hear, hear"})
             [message] = logs  # the other one is below the level
             assert message.level == "warning"

@@ -35,7 +35,7 @@ async def complete(
     if arguments is not None:
         params["context"] = {"arguments": arguments}
     method, none = "completion/complete", ClientCapabilities()
-    stamped, _ = StatelessClient().stamp(method, params, info=Implementation("t", "1"), capabilities=none)
+    stamped = StatelessClient().stamp(method, params, info=Implementation("t", "1"), capabilities=none)
     frame = decode(encode_request(1, method, stamped))
     envelope = STATELESS.open(frame, None, server.offer, None)
     connection = Connection.from_envelope(NEWEST.version, None, none)

@@ -36,7 +36,7 @@ async def send(
     server: Server, method: str, capabilities: ClientCapabilities | None = None, **params: Any
 ) -> dict[str, Any]:
     declared = capabilities or ClientCapabilities()
-    stamped, _ = StatelessClient().stamp(method, params, info=Implementation("t", "1"), capabilities=declared)
+    stamped = StatelessClient().stamp(method, params, info=Implementation("t", "1"), capabilities=declared)
     frame = decode(encode_request(1, method, stamped))
     envelope = STATELESS.open(frame, None, server.offer, None)
     connection = Connection.from_envelope(NEWEST.version, None, declared)

@@ -314,9 +314,9 @@ def raw_call(tool: str) -> bytes:
     from weft.types.base import Implementation
     from weft.types.capabilities import ClientCapabilities
 
-    params, headers = StatelessClient().stamp(
-        "tools/call", {"name": tool}, info=Implementation("test", "1"), capabilities=ClientCapabilities()
-    )
+    era, call = StatelessClient(), {"name": tool}
+    headers = era.headers("tools/call", call)
+    params = era.stamp("tools/call", call, info=Implementation("test", "1"), capabilities=ClientCapabilities())
     body = encode_request(1, "tools/call", params)
     fixed = {
         "Host": "localhost",

@@ -17,6 +17,7 @@ from weft.errors import UsageError, WeftError
 
 if TYPE_CHECKING:
     from weft.cli.peer import Peer
+    from weft.client.config import Target
 
 __all__ = ["WrongCommand", "main"]
 
@@ -116,6 +117,8 @@ def _add_prompt(parser: argparse.ArgumentParser) -> None:
 def _add_server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("server", metavar="SERVER", help="its URL, such as http://127.0.0.1:8000/mcp")
     parser.add_argument("--stdio", action="store_true", help="SERVER is a command to start, such as 'python server.py'")
+    parser.add_argument("--config", metavar="FILE", help="SERVER is the name of a server in this mcpServers file")
+    parser.add_argument("--yes", action="store_true", help="start what --config names without asking")
     parser.add_argument("--token", help="a bearer token that the server wants; better in the variable WEFT_TOKEN")
     parser.add_argument("--header", action="append", default=[], metavar="'NAME: VALUE'", help="to send; repeatable")
     parser.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="how long to wait (60)")
@@ -185,15 +188,34 @@ def _prompt(parsed: argparse.Namespace) -> int:
 
 def _peer(parsed: argparse.Namespace) -> Peer:
     from weft.cli.peer import Peer
+    from weft.client.config import CommandTarget, UrlTarget
 
+    target = _target(parsed)
+    is_command = parsed.stdio or isinstance(target, CommandTarget)
     headers = dict(_header(text) for text in parsed.header)
-    is_told = "authorization" in {name.lower() for name in headers}
-    if parsed.stdio and (headers or parsed.token is not None):
+    given = target.headers if isinstance(target, UrlTarget) else ()
+    is_told = "authorization" in {name.lower() for name in (*headers, *given)}
+    if is_command and (headers or parsed.token is not None):
         raise WrongCommand("--token and --header are for servers at a URL; a command gets no such thing.")
     if is_told and parsed.token is not None:
         raise WrongCommand("--token and --header 'Authorization: …' say the same; give one of them.")
-    token = None if parsed.stdio or is_told else parsed.token or os.environ.get("WEFT_TOKEN") or None
-    return Peer(parsed.server, parsed.timeout, is_command=parsed.stdio, token=token, headers=headers)
+    token = None if is_command or is_told else parsed.token or os.environ.get("WEFT_TOKEN") or None
+    return Peer(target or parsed.server, parsed.timeout, is_command=is_command, token=token, headers=headers)
+
+
+def _target(parsed: argparse.Namespace) -> Target | None:
+    """What --config names, approved if it is to be started; None where SERVER says it itself."""
+    if parsed.config is None and not parsed.yes:
+        return None
+    if parsed.config is None or parsed.stdio:
+        raise WrongCommand("--yes goes with --config FILE, and --stdio does not: SERVER is then a name in that file.")
+    from weft.cli import configured
+    from weft.client.config import CommandTarget
+
+    target = configured.find(parsed.config, parsed.server)
+    if isinstance(target, CommandTarget) and not parsed.yes:
+        configured.approve(target, parsed.config)
+    return target
 
 
 def _header(text: str) -> tuple[str, str]:

@@ -19,6 +19,7 @@ import msgspec
 
 from weft.cli.command import WrongCommand
 from weft.client.client import Client
+from weft.client.config import Target
 from weft.client.results import InputNeeded
 from weft.client.transports.base import Refused
 from weft.errors import ConnectionFailed, RemoteError, RequestTimeout, UsageError, WeftError
@@ -35,21 +36,26 @@ class CallFailed(WeftError):
 
 
 class Peer:
-    """A server at a URL, or, with `is_command`, one to be started. Every method connects, and ends the connection."""
+    """A server at a URL, or, with `is_command`, one to be started; or what a configuration says of one.
+
+    Every method connects, and ends the connection.
+    """
 
     def __init__(
         self,
-        server: str,
+        server: str | Target,
         timeout: float,
         *,
         is_command: bool = False,
         token: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        (_check_command if is_command else _check)(server)
+        if isinstance(server, str):
+            (_check_command if is_command else _check)(server)
         self._token = token
         self._headers = headers or {}
-        self._server = server
+        self._target = server
+        self._server = server if isinstance(server, str) else server.where  # for messages
         self._timeout = timeout
         self._asking = "the first request"  # what the server is being asked for, should it refuse
         self._limits = ClientLimits(request_seconds=timeout, total_seconds=timeout)
@@ -60,7 +66,7 @@ class Peer:
 
     def _client(self) -> Client:
         return Client(
-            self._server,
+            self._target,
             limits=self._limits,
             auth=self._token,
             headers=self._headers,

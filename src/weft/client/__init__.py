@@ -1,6 +1,7 @@
 """The client: an agent points it at a server, of either era, and calls."""
 
 from weft.client.results import (
+    CallDeclined,
     Change,
     InputNeeded,
     PromptsChanged,
@@ -12,6 +13,7 @@ from weft.client.results import (
 )
 
 __all__ = [
+    "CallDeclined",
     "Change",
     "InputNeeded",
     "PromptsChanged",

@@ -69,9 +69,9 @@ class Clock:
 
     __slots__ = ("_cancelling", "_clocks", "_end", "_holds", "_is_over", "_seconds", "_task", "courier", "deadline")
 
-    def __init__(self, clocks: Clocks, now: float, seconds: float, most: float, courier: Courier | None) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def __init__(
+        self, clocks: Clocks, task: asyncio.Task[Any], now: float, seconds: float, most: float, courier: Courier | None
+    ) -> None:
         self._task = task
         self._cancelling = task.cancelling()  # by others, before
         self._clocks = clocks
@@ -120,8 +120,11 @@ class Clocks:
 
     def start(self, request_id: RequestId, seconds: float, most: float, courier: Courier | None) -> Clock:
         """A request goes out, in this task."""
-        clock = self._running[request_id] = Clock(self, self._loop.time(), seconds, most, courier)
-        self.expect(clock.deadline)
+        task = asyncio.current_task(self._loop)
+        assert task is not None
+        clock = self._running[request_id] = Clock(self, task, self._loop.time(), seconds, most, courier)
+        if clock.deadline < self._next:
+            self.expect(clock.deadline)
         return clock
 
     def stop(self, request_id: RequestId) -> None:

@@ -19,6 +19,7 @@ from msgspec import UNSET
 
 from weft.client.cache import ResponseCache, authorization_partition, cache_within, unique_name, whose
 from weft.client.calls import Courier
+from weft.client.confirming import ConfirmFunction, Confirming
 from weft.client.dial import HttpOptions, dial
 from weft.client.duties import Duties, FormFunction, LogFunction, RootsFunction, SampleFunction, UrlFunction
 from weft.client.exchange import Exchange, Options, with_rounds
@@ -29,6 +30,7 @@ from weft.client.paging import Pages
 from weft.client.questions import RootLike
 from weft.client.results import ToolResult
 from weft.client.subscriptions import Listening, Subscriptions
+from weft.client.suggestions import Suggestions, completion_params
 from weft.client.toolbox import Toolbox
 from weft.client.transports.base import Refused
 from weft.eras.base import Welcome
@@ -36,7 +38,7 @@ from weft.errors import HeaderMismatch, RemoteError, ResourceMissing, UsageError
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
 from weft.types.base import EmptyResult, Implementation, LogLevel, RequestId
 from weft.types.capabilities import ServerCapabilities
-from weft.types.prompts import CompleteResult, Completion, GetPromptResult, ListPromptsResult, Prompt
+from weft.types.prompts import Completion, GetPromptResult, ListPromptsResult, Prompt
 from weft.types.resources import (
     ListResourcesResult,
     ListResourceTemplatesResult,
@@ -84,6 +86,7 @@ class Client:
         sample: SampleFunction | None = None,
         sample_with_tools: SampleFunction | None = None,
         roots: Iterable[RootLike] | RootsFunction | None = None,
+        confirm: ConfirmFunction | None = None,
         on_log: LogFunction | None = None,
         log_level: LogLevel | None = None,
         on_notification: Callable[[str, Any], Any] | None = None,
@@ -114,7 +117,9 @@ class Client:
             sample_with_tools=sample_with_tools,
             roots=roots,
             log=on_log,
+            limits=limits,
         )
+        self._confirming = None if confirm is None else Confirming(confirm)
         if (extension := getattr(auth, "extension", None)) is not None:  # XAUTH-01
             self._duties.capabilities.extensions = {extension: {}}
         self._on_notification = None if on_notification is None else Courier(on_notification, limits.changes_kept)
@@ -174,7 +179,8 @@ class Client:
             name = dialled.key or f"{dialled.transport.where} {unique_name(self)}"
             view = self._cache.view(name, authorization_partition({**dialled.headers, **whose(self._http.auth)}))
         self._exchange = Exchange(link, self._duties, self._limits, renew=self._renew, cache=view)
-        self._pages = Pages(self._exchange, self._limits)
+        self._pages = Pages(self._exchange, self._limits, lambda: self._facts().capabilities)
+        self._suggestions = Suggestions(self._exchange, self._limits)
         self._subscriptions = Subscriptions(link, self._limits, self.request)
         link.on_stand = self._subscriptions.reopened
         link.on_silence = self._subscriptions.silenced
@@ -182,9 +188,8 @@ class Client:
 
     async def _greet(self, link: Link) -> None:
         self._welcome = await self._negotiator.negotiate()
-        info = self._welcome.server_info
-        if info is not None:
-            self._duties.server = f"{info.title or info.name} ({link.transport.where})"
+        info, where = self._welcome.server_info, link.transport.where
+        self._duties.server = where if info is None else f"{info.display_name} ({where})"
         if self._log_level is not None and self._welcome.capabilities.logging is not None:
             request = link.era.log_request(self._log_level)
             if request is not None:
@@ -300,6 +305,8 @@ class Client:
         """
         self._connected()
         given = arguments or {}
+        if self._confirming is not None:
+            given = await self._confirming.agreed(name, given, self._duties.server)
         params = with_rounds({"name": name, "arguments": given}, meta, answers, state)
         try:
             options = Options(timeout, progress, self._toolbox.headers(name, given), self._is_manual)
@@ -406,17 +413,9 @@ class Client:
         timeout: float | None = None,
     ) -> Completion:
         """Suggestions for an argument of a prompt, or of a resource template, given what is typed so far."""
-        if (prompt is None) == (template is None):
-            raise UsageError("Name what the argument belongs to: give either `prompt` or `template`.")
+        params = completion_params(argument, value, prompt, template, arguments)
         self._connected()
-        ref = (
-            {"type": "ref/prompt", "name": prompt} if prompt is not None else {"type": "ref/resource", "uri": template}
-        )
-        params: dict[str, Any] = {"ref": ref, "argument": {"name": argument, "value": value}}
-        if arguments:
-            params["context"] = {"arguments": arguments}
-        result = await self._exchange.request("completion/complete", params, CompleteResult, Options(timeout))
-        return result.completion
+        return await self._suggestions.ask(params, timeout)
 
     # --- the rest
 

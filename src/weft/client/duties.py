@@ -2,8 +2,8 @@
 
     elicit(question)             a form to fill in: return a dict, or "decline", or "cancel" (also None)
     elicit_url(question)         a page to visit: return True when the user consents, else False, or "cancel"
-    sample(params)               a turn of a model: return its text or a `CreateMessageResult`; None refuses
-    sample_with_tools(params)    the same, by a model that can be given tools
+    sample(question)             a turn of a model: return its text or a `CreateMessageResult`; None refuses
+    sample_with_tools(question)  the same, by a model that can be given tools
     roots()                      the folders to work in; also just a list of them
     log(message)                 a log message
 
@@ -11,39 +11,41 @@ A capability is declared because its function is there (ELI-01, SAM-01, ROOT-01)
 that answer run in a thread then, and may take their time; `log` is called as it is, and should be quick.
 
 Both ways are checked. A question that breaks the rules is refused before the user sees it; an answer that does not fit
-the question is not sent. What goes wrong in a function is logged here, and the server is told only that it went wrong.
+the question is not sent. What goes wrong in a function is logged here, and the server is told only that it went wrong;
+what was asked and answered is in no log (SAM-13). A server that asks too often is refused (SAM-12).
 
-Owns how the functions are called; the rules are in `questions`. How questions travel, how many there may be, and how
-long one may take is decided by its callers; showing anything to anybody is the functions' own business.
+Owns which function answers what; the rules are in `questions`. How questions travel, how many there may be at a time,
+and how long one may take is decided by its callers; showing anything to anybody is the functions' own business.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import inspect
 import logging
-import threading
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeAlias
 
 import msgspec
 
+from weft.client.allowance import Allowance
 from weft.client.calls import Courier
+from weft.client.functions import Functions
 from weft.client.questions import (
     Form,
     FormQuestion,
     RootLike,
+    SampleQuestion,
     UrlQuestion,
     check_page,
-    check_tool_results,
+    check_sampling,
     check_tool_uses,
+    reachable,
     read_action,
     read_params,
     read_roots,
 )
 from weft.errors import InternalError, InvalidParams, MethodNotFound, ProtocolError, UsageError
+from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
 from weft.types.capabilities import ClientCapabilities, ElicitationCapability, RootsCapability, SamplingCapability
 from weft.types.content import TextContent
 from weft.types.interaction import CreateMessageParams, CreateMessageResult, ElicitParams, ListRootsResult
@@ -55,12 +57,11 @@ log = logging.getLogger("weft.client.duties")
 
 FormFunction: TypeAlias = Callable[[FormQuestion], Any]
 UrlFunction: TypeAlias = Callable[[UrlQuestion], Any]
-SampleFunction: TypeAlias = Callable[[CreateMessageParams], Any]
+SampleFunction: TypeAlias = Callable[[SampleQuestion], Any]
 RootsFunction: TypeAlias = Callable[[], Iterable[RootLike] | Awaitable[Iterable[RootLike]]]
 LogFunction: TypeAlias = Callable[[LogMessageParams], Any]
 
 USER_REJECTED = -1  # the code of a refused sampling request (L11-38)
-_MAX_THREADS = 16  # functions that run at the same time, with those that nobody waits for any more
 _MAX_LOGS = 1000  # log messages that an async function has not taken yet; more, and the oldest are lost
 
 
@@ -81,6 +82,7 @@ class Duties:
         sample_with_tools: SampleFunction | None = None,
         roots: Iterable[RootLike] | RootsFunction | None = None,
         log: LogFunction | None = None,
+        limits: ClientLimits = DEFAULT_CLIENT_LIMITS,
     ) -> None:
         self._elicit = elicit
         self._elicit_url = elicit_url
@@ -90,7 +92,9 @@ class Duties:
         self._log = None if log is None else Courier(log, _MAX_LOGS)
         self.server = ""  # who asks, for the questions: set by the client once it knows
         self.capabilities = self._declared()  # what the functions make possible; an era leaves out what it has not
-        self._threads = 0
+        self._call = Functions().call
+        self._limits = limits
+        self._allowance = Allowance(limits.asks_per_minute, 60.0)
         self._answers = {
             "elicitation/create": (elicit or elicit_url, self._answer_elicitation),
             "sampling/createMessage": (self._sample, self._answer_sampling),
@@ -111,11 +115,15 @@ class Duties:
         """Answer one request of the server; `params` are a mapping, or raw JSON.
 
         Raises the ProtocolError to tell the server: -32601 for what was not declared, -32602 for what breaks the rules,
-        -1 when sampling was refused, and -32603, caused by the exception, when a function failed.
+        -1 when sampling was refused, -32603 when there are too many, or, caused by the exception, a function failed.
         """
         has_function, answer = self._answers.get(method, (None, None))
         if not has_function or answer is None:
             raise MethodNotFound(f"Method not found: this client does not offer {method[:100]}.")
+        if self._allowance.wait():
+            raise InternalError(
+                f"Internal error: this client takes {self._limits.asks_per_minute} questions a minute; ask less often."
+            )
         try:
             return await answer(params)
         except ProtocolError:
@@ -175,8 +183,8 @@ class Duties:
         function = self._sample_with_tools if with_tools else self._sample
         if function is None:
             raise InvalidParams("Invalid params: this client did not declare sampling with tools.")  # SAM-03
-        check_tool_results(params.messages)
-        answer = await self._call(function, params)
+        check_sampling(params)
+        answer = await self._call(function, SampleQuestion(**msgspec.structs.asdict(params), server=self.server))
         if answer is None:
             raise ProtocolError("User rejected sampling request", code=USER_REJECTED)
         if isinstance(answer, str):
@@ -185,51 +193,11 @@ class Duties:
             raise UsageError(
                 f"sample= returned a {type(answer).__name__}; return text, a CreateMessageResult, or None to refuse."
             )
-        check_tool_uses(answer, {tool.name for tool in params.tools or ()})
+        check_tool_uses(answer, params)
         return msgspec.to_builtins(answer)
 
     # --- roots
 
     async def _answer_roots(self, _: Any) -> dict[str, Any]:
         found = await self._call(self._roots) if callable(self._roots) else self._roots
-        return msgspec.to_builtins(ListRootsResult(read_roots(found)))
-
-    # --- calling functions
-
-    async def _call(self, function: Callable[..., Any], *args: Any) -> Any:
-        if inspect.iscoroutinefunction(function):
-            return await function(*args)
-        value = await self._in_thread(function, args)
-        return await value if inspect.isawaitable(value) else value
-
-    async def _in_thread(self, function: Callable[..., Any], args: Sequence[Any]) -> Any:
-        """Call a plain function in a thread of its own, which no exit of the program has to wait for."""
-        if self._threads >= _MAX_THREADS:
-            raise UsageError(f"{_MAX_THREADS} questions are being answered already; end the functions sooner.")
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Any] = loop.create_future()
-        context = contextvars.copy_context()
-
-        def settle(value: Any, error: BaseException | None) -> None:
-            self._threads -= 1
-            if answer.done():  # nobody waits any more
-                return
-            if error is None:
-                answer.set_result(value)
-            else:
-                answer.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
-
-        def run() -> None:
-            value, failure = None, None
-            try:
-                value = context.run(function, *args)
-            except StopIteration as error:
-                failure = RuntimeError(f"raised {error!r}")  # which no Future can carry
-            except BaseException as error:  # noqa: BLE001 - carried over to the loop, where it is logged (R1)
-                failure = error
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(settle, value, failure)
-
-        self._threads += 1
-        threading.Thread(target=run, name="weft-answer", daemon=True).start()
-        return await answer
+        return msgspec.to_builtins(ListRootsResult(await asyncio.to_thread(reachable, read_roots(found))))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,7 +20,7 @@ from weft.client.link import Duties, Link, ProgressCallback
 from weft.client.mistakes import plainly
 from weft.client.negotiate import code_and_data, explained
 from weft.client.results import InputNeeded
-from weft.client.transports.base import NO_HEADERS, Refused
+from weft.client.transports.base import NO_HEADERS, Answer, Refused
 from weft.errors import AskFailed, ConnectionFailed, InvalidAnswer, ProtocolError, RemoteError, WeftError
 from weft.limits import ClientLimits
 from weft.types.base import Result
@@ -144,7 +144,7 @@ class Exchange:
             await link.settling.wait()
         era, generation = link.era, link.generation
         try:
-            return await self._once(method, params, options)
+            return (await self._once(method, params, options)).result
         except (Refused, RemoteError) as error:
             code, data = code_and_data(error)
             status = error.status if isinstance(error, Refused) else 200
@@ -166,15 +166,14 @@ class Exchange:
 
     async def _again(self, method: str, params: Mapping[str, Any], options: Options) -> bytes:
         try:
-            return await self._once(method, params, options)
+            return (await self._once(method, params, options)).result
         except (Refused, RemoteError) as error:
             raise explained(error) from None
 
-    async def _once(self, method: str, params: Mapping[str, Any], options: Options) -> bytes:
-        answer = await self._link.roundtrip(
+    def _once(self, method: str, params: Mapping[str, Any], options: Options) -> Awaitable[Answer]:
+        return self._link.roundtrip(
             method, params, headers=options.headers, seconds=options.timeout, progress=options.progress
         )
-        return cast("bytes", answer.frame.result)  # a link's answer has one; a decoder reads Raw as it reads bytes
 
     # --- questions
 

@@ -34,7 +34,7 @@ __all__ = ["Duties", "Link", "ProgressCallback", "remote_error"]
 log = logging.getLogger("weft.client")
 
 _STAND_SECONDS = 0.25  # to wait for the standing stream before the first request
-_STAND_AGAIN_SECONDS = 30.0  # before a standing stream that stays lost is tried again
+_STAND_AGAIN = 7  # a standing stream that stays lost is tried again after the pause of such an attempt: half a minute
 
 ProgressCallback = Callable[[ProgressParams], Any]
 """Told of the progress of a request; plain or async."""
@@ -190,7 +190,8 @@ class Link:
         wait = limits.request_seconds if seconds is None else seconds
         clock = self._clocks.start(request_id, wait, limits.total_seconds, courier)
         try:
-            return await self.exchange(request_id, method, params, headers)
+            message, headers = self._write(request_id, method, params, headers)
+            return _checked(await self.transport.request(message, request_id, headers, resumable=self.era.resumes))
         except asyncio.CancelledError:
             self._clocks.stop(request_id)
             if courier is not None:
@@ -205,24 +206,25 @@ class Link:
             if courier is not None:
                 await courier.drain(limits.close_seconds)
 
-    async def exchange(
-        self, request_id: RequestId, method: str, params: Mapping[str, Any], headers: Mapping[str, str] = NO_HEADERS
-    ) -> Answer:
+    async def exchange(self, request_id: RequestId, method: str, params: Mapping[str, Any]) -> Answer:
         """The bare exchange, with neither clock nor cancellation: what listens may wait for ever."""
+        message, headers = self._write(request_id, method, params)
+        return _checked(await self.transport.request(message, request_id, headers, resumable=self.era.resumes))
+
+    def _write(
+        self, request_id: RequestId, method: str, params: Mapping[str, Any], headers: Mapping[str, str] = NO_HEADERS
+    ) -> tuple[bytes, Mapping[str, str]]:
+        """A request as it goes out, and its headers where it has some."""
         era = self.era
-        params, stamped = era.stamp(
+        if self.transport.stream_per_request:
+            headers = {**era.headers(method, params), **headers}
+        params = era.stamp(
             method, traced(params), info=self._info, capabilities=self._duties.capabilities, log_level=self.log_level
         )
-        if headers:
-            stamped.update(headers)
         try:
-            message = encode_request(request_id, method, params)
+            return encode_request(request_id, method, params), headers
         except (TypeError, ValueError, RecursionError):
             raise not_json(method, params) from None
-        answer = await self.transport.request(message, request_id, stamped, resumable=era.resumes)
-        if answer.frame.result is UNSET:
-            raise remote_error(answer.frame)
-        return answer
 
     def give_up(self, request_id: RequestId) -> None:
         """A bare exchange is not waited for any more."""
@@ -306,7 +308,7 @@ class Link:
                 self.on_silence(ConnectionFailed(str(error)))
             except ConnectionFailed as failure:
                 self.on_silence(failure)
-                await asyncio.sleep(_STAND_AGAIN_SECONDS)
+                await asyncio.sleep(pause(_STAND_AGAIN))
                 continue
             return
 
@@ -389,6 +391,13 @@ class Link:
         finally:
             for clock in clocks:
                 clock.release()
+
+
+def _checked(answer: Answer) -> Answer:
+    """An answer with a result; the error of any other is raised."""
+    if answer.frame.result is UNSET:
+        raise remote_error(answer.frame)
+    return answer
 
 
 def _params(frame: Frame) -> bytes:

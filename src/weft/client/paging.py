@@ -1,6 +1,7 @@
 """Lists in pages: one of them, or all.
 
-Owns how pages are walked, and where that ends. A list that changes half-way is fetched once more.
+Owns how pages are walked, and where that ends. A list that changes half-way is fetched once more; one that the server
+does not declare to have is empty, and not asked for (PRM-10).
 """
 
 from __future__ import annotations
@@ -8,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from msgspec import convert
+from msgspec.structs import fields
+
 from weft.client.exchange import Exchange, Options
 from weft.errors import InvalidAnswer, InvalidParams, RemoteError
 from weft.limits import ClientLimits
+from weft.types.capabilities import ServerCapabilities
 from weft.types.prompts import ListPromptsResult
 from weft.types.resources import ListResourcesResult, ListResourceTemplatesResult
 from weft.types.tools import ListToolsResult
@@ -23,12 +28,17 @@ Page = TypeVar("Page", ListToolsResult, ListResourcesResult, ListResourceTemplat
 class Pages:
     """The lists of one server."""
 
-    def __init__(self, exchange: Exchange, limits: ClientLimits) -> None:
+    def __init__(self, exchange: Exchange, limits: ClientLimits, offered: Callable[[], ServerCapabilities]) -> None:
         self._exchange = exchange
+        self._offered = offered
         self._most = limits.pages
 
     async def one(self, method: str, type: type[Page], cursor: str | None) -> Page:
         """One page; its `next_cursor` leads to the next."""
+        capability = method.partition("/")[0]
+        if getattr(self._offered(), capability) is None:
+            empty: dict[str, list[Any]] = {one.encode_name: [] for one in fields(type) if one.required}
+            return convert(empty, type)
         return await self._exchange.request(method, {} if cursor is None else {"cursor": cursor}, type, Options())
 
     async def all(self, method: str, type: type[Page], items: Callable[[Page], list[Any]]) -> list[Any]:

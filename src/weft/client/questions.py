@@ -3,16 +3,20 @@
 A question that breaks the rules is an `InvalidParams`, to be told to the server; an answer that does not fit its
 question is a `UsageError`, for whoever wrote the function that gave it.
 
-Owns those checks alone: it calls no function, shows nothing to anybody, and fetches nothing.
+Owns those checks alone: it calls no function, shows nothing to anybody, and fetches nothing. Of folders it looks only
+whether they are there.
 """
 
 from __future__ import annotations
 
+import logging
+import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, cast
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 import msgspec
 
@@ -20,6 +24,7 @@ from weft.errors import InvalidParams, UsageError
 from weft.protocol.hosts import is_loopback
 from weft.protocol.names import check_uri
 from weft.types.interaction import (
+    CreateMessageParams,
     CreateMessageResult,
     ElicitResult,
     ModelPreferences,
@@ -34,15 +39,19 @@ __all__ = [
     "Form",
     "FormQuestion",
     "RootLike",
+    "SampleQuestion",
     "UrlQuestion",
     "check_page",
-    "check_tool_results",
+    "check_sampling",
     "check_tool_uses",
     "preferred_model",
+    "reachable",
     "read_action",
     "read_params",
     "read_roots",
 ]
+
+log = logging.getLogger("weft.client.questions")
 
 T = TypeVar("T")
 Action = Literal["accept", "decline", "cancel"]
@@ -72,6 +81,12 @@ class UrlQuestion:
     warnings: tuple[str, ...] = ()  # sentences about what is odd about the URL, to be shown with it (ELI-24)
     server: str = ""
     elicitation_id: str | None = None
+
+
+class SampleQuestion(CreateMessageParams, kw_only=True):
+    """A turn of a model. `server` asks; no more than `max_tokens` are to be generated (SAM-09)."""
+
+    server: str = ""
 
 
 def preferred_model(preferences: ModelPreferences | None, available: Sequence[str]) -> str | None:
@@ -173,7 +188,14 @@ def check_page(url: str) -> tuple[str, tuple[str, ...]]:
     return host, tuple(warnings)
 
 
-def check_tool_results(messages: Sequence[SamplingMessage]) -> None:
+def check_sampling(params: CreateMessageParams) -> None:
+    """A request that a model can be given: with room for an answer, and the results of all tools that were used."""
+    if params.max_tokens < 1:
+        raise InvalidParams("Invalid params: `maxTokens` is 1 or more.")  # SAM-09
+    _check_tool_results(params.messages)
+
+
+def _check_tool_results(messages: Sequence[SamplingMessage]) -> None:
     """Every use of a tool is answered by the very next message, and results stand alone (SAM-05, SAM-06, L11-38)."""
     open_uses: set[str] = set()
     for message in messages:
@@ -191,14 +213,16 @@ def check_tool_results(messages: Sequence[SamplingMessage]) -> None:
         raise InvalidParams("Invalid params: the last message uses tools, and none with their results follows.")
 
 
-def check_tool_uses(answer: CreateMessageResult, offered: set[str]) -> None:
-    """A model uses the tools it was offered, and does not answer for them."""
+def check_tool_uses(answer: CreateMessageResult, params: CreateMessageParams) -> None:
+    """A model uses the tools it was offered, none where it must not, and does not answer for them."""
+    is_forbidden = params.tool_choice is not None and params.tool_choice.mode == "none"
+    offered = set[str]() if is_forbidden else {tool.name for tool in params.tools or ()}
     blocks = answer.content if isinstance(answer.content, list) else [answer.content]
     for block in blocks:
         if isinstance(block, ToolResultContent):
             raise UsageError("sample= returned a tool result; the server runs its tools itself, so return their use.")
         if isinstance(block, ToolUseContent) and block.name not in offered:
-            raise UsageError(f"sample= returned a use of the tool {block.name[:100]!r}, which was not offered.")
+            raise UsageError(f"sample= returned a use of the tool {block.name[:100]!r}, which may not be used.")
 
 
 # --- reading answers
@@ -246,6 +270,23 @@ def _root(root: RootLike) -> Root:
         check_uri(root.uri)
     except ValueError as error:
         raise UsageError(f"A root cannot be sent: {error}") from None
-    if ".." in unquote(parts.path).split("/"):
-        raise UsageError(f"The root {root.uri[:100]!r} has '..' in it; write where it leads.")
+    path = unquote(parts.path)
+    if "\0" in path or ".." in re.split(r"[/\\]", path):
+        raise UsageError(f"The root {root.uri[:100]!r} has '..' or a NUL in it; write where it leads.")
     return root
+
+
+def reachable(roots: Sequence[Root]) -> list[Root]:
+    """Those that are there and may be read now; the others are left out, with a warning (ROOT-03, ROOT-04)."""
+    found: list[Root] = []
+    for root in roots:
+        if os.access(_path(root), os.R_OK):
+            found.append(root)
+        else:
+            log.warning("The root %s is not there, or cannot be read: the server is not told of it.", root.uri)
+    return found
+
+
+def _path(root: Root) -> str:
+    path = os.fsdecode(unquote_to_bytes(urlsplit(root.uri).path))
+    return path.lstrip("/") if os.name == "nt" else path  # there, the letter of a drive comes after the slash

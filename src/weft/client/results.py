@@ -17,6 +17,7 @@ from weft.types.content import ContentBlock, TextContent
 from weft.types.interaction import InputRequest, InputRequiredResult
 
 __all__ = [
+    "CallDeclined",
     "Change",
     "InputNeeded",
     "PromptsChanged",
@@ -51,6 +52,10 @@ class ToolResult(Result, kw_only=True):
 
     def __str__(self) -> str:
         return self.text
+
+
+class CallDeclined(WeftError):
+    """A call was not made, for `confirm=` did not say yes to it. The server knows nothing of it."""
 
 
 class InputNeeded(WeftError):

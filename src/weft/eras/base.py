@@ -26,6 +26,7 @@ from weft.types.request import RequestParams
 from weft.types.subscriptions import SubscriptionFilter
 
 __all__ = [
+    "NO_PARAMS",
     "ClientEra",
     "Envelope",
     "Judgement",
@@ -37,7 +38,10 @@ __all__ = [
     "WireError",
     "choose",
     "log_level_reached",
+    "recognise",
 ]
+
+NO_PARAMS: Mapping[str, Any] = {}
 
 _LEVELS = {
     level: rank
@@ -116,6 +120,10 @@ class ServerEra(Protocol):
 
     def speaks(self, frame: Frame, headers: Headers | None, peer: Peer | None) -> bool:
         """Whether this message belongs to this era."""
+        ...
+
+    def recognise(self, frame: Frame, offer: Offer) -> Envelope | None:
+        """Open a request without headers that is plainly of this era. None says nothing: then `speaks` is asked."""
         ...
 
     def open(self, frame: Frame, headers: Headers | None, offer: Offer, peer: Peer | None) -> Envelope:
@@ -221,12 +229,12 @@ class ClientEra(Protocol):
         info: Implementation,
         capabilities: ClientCapabilities,
         log_level: LogLevel | None = None,
-    ) -> tuple[dict[str, Any], dict[str, str]]:
-        """The params and the HTTP headers of a request."""
+    ) -> Mapping[str, Any]:
+        """The params of a request, with what it says about itself."""
         ...
 
-    def headers(self, method: str | None = None) -> dict[str, str]:
-        """The HTTP headers of a notification; of what is none and no request, without a method."""
+    def headers(self, method: str | None = None, params: Mapping[str, Any] = NO_PARAMS) -> dict[str, str]:
+        """The HTTP headers of a request or notification; of what is neither, without a method."""
         ...
 
     def farewell(self) -> dict[str, str] | None:
@@ -248,3 +256,12 @@ def choose(eras: Sequence[ServerEra], frame: Frame, headers: Headers | None, pee
         if era.speaks(frame, headers, peer):
             return era
     return eras[-1]
+
+
+def recognise(eras: Sequence[ServerEra], frame: Frame, offer: Offer) -> tuple[ServerEra, Envelope | None]:
+    """The era of a request without headers; and the request, where telling the era meant to open it already."""
+    for era in eras:
+        envelope = era.recognise(frame, offer)
+        if envelope is not None:
+            return era, envelope
+    return choose(eras, frame, None), None

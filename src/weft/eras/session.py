@@ -98,6 +98,10 @@ class SessionServer:
         """Whatever is not marked as of the other era is of this one."""
         return True
 
+    def recognise(self, frame: Frame, offer: Offer) -> Envelope | None:
+        """Requests of this era have no mark."""
+        return None
+
     def open(self, frame: Frame, headers: Headers | None, offer: Offer, peer: Peer | None) -> Envelope:
         """Check one request against what its session remembers."""
         name = frame.method

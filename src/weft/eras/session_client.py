@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import msgspec
 
-from weft.eras.base import Judgement, ListenPlan, Welcome
+from weft.eras.base import NO_PARAMS, Judgement, ListenPlan, Welcome
 from weft.eras.stateless_client import named_versions
 from weft.errors import InvalidAnswer
 from weft.types.base import Implementation, LogLevel
@@ -27,6 +27,7 @@ from weft.types.subscriptions import SubscriptionFilter
 __all__ = ["SessionClient"]
 
 _VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
+_WITH_HEADER = frozenset({"2025-11-25", "2025-06-18"})  # in the others no header names the version (L03-04)
 _SESSION_HEADER = "Mcp-Session-Id"
 _PAGES_REQUIRED = -32042
 _METHODS = frozenset({
@@ -62,7 +63,7 @@ class SessionClient:
         self.version = versions[0]
         self._session = session
         self._headers: dict[str, str] = {}
-        if is_agreed:  # L11-27: from now on, not on the handshake itself
+        if is_agreed and self.version in _WITH_HEADER:  # L11-27: from now on, not on the handshake itself
             self._headers["MCP-Protocol-Version"] = self.version
         if session is not None:
             self._headers[_SESSION_HEADER] = session
@@ -124,11 +125,11 @@ class SessionClient:
         info: Implementation,
         capabilities: ClientCapabilities,
         log_level: LogLevel | None = None,
-    ) -> tuple[dict[str, Any], dict[str, str]]:
+    ) -> Mapping[str, Any]:
         """Nothing is added to a request: the handshake has said it all."""
-        return dict(params), dict(self._headers)
+        return params
 
-    def headers(self, method: str | None = None) -> dict[str, str]:
+    def headers(self, method: str | None = None, params: Mapping[str, Any] = NO_PARAMS) -> dict[str, str]:
         """The version and the session go along with everything (L11-22, L11-27)."""
         return dict(self._headers)
 

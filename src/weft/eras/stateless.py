@@ -79,13 +79,22 @@ class StatelessServer:
                 return True
             if frame.method in _NOTIFICATIONS and frame.id is UNSET and stated is None:  # C2: with or without headers
                 return _SESSION_HEADER not in headers.known
-        if frame.params is UNSET or _MARK not in bytes(frame.params):  # most of the other era's end here
+        if not _may_be_marked(frame):  # most of the other era's end here
             return False
         marks = _read_marks(frame)
         if marks is None:
             return False
         # Where no header says otherwise, either of its keys is enough: that the other is missing is then what to say.
         return marks.version is not None or (stated is None and marks.capabilities is not None)
+
+    def recognise(self, frame: Frame, offer: Offer) -> Envelope | None:
+        """A request that can be opened has all the marks of this era."""
+        if not _may_be_marked(frame):
+            return None
+        try:
+            return self.open(frame, None, offer)
+        except ProtocolError:
+            return None
 
     def open(self, frame: Frame, headers: Headers | None, offer: Offer, peer: Peer | None = None) -> Envelope:
         """Check one request, in the order of the ledger (0.2, steps 4 to 10)."""
@@ -198,6 +207,10 @@ class _MarkedParams(msgspec.Struct):
 
 
 _decode_marked = msgspec.json.Decoder(_MarkedParams).decode
+
+
+def _may_be_marked(frame: Frame) -> bool:
+    return frame.params is not UNSET and bytes(frame.params).find(_MARK) >= 0  # `in` raises and catches inside
 
 
 def _read_marks(frame: Frame) -> _Marks | None:

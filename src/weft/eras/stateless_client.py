@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import msgspec
 
-from weft.eras.base import Judgement, ListenPlan, Welcome
+from weft.eras.base import NO_PARAMS, Judgement, ListenPlan, Welcome
 from weft.errors import InvalidAnswer
 from weft.protocol.headers import encode_value
 from weft.protocol.revisions import STATELESS_2026_07_28
@@ -126,8 +126,8 @@ class StatelessClient:
         info: Implementation,
         capabilities: ClientCapabilities,
         log_level: LogLevel | None = None,
-    ) -> tuple[dict[str, Any], dict[str, str]]:
-        """Give a request its envelope, and the headers that repeat it (META-01, HDR-01, HDR-06, HDR-07)."""
+    ) -> dict[str, Any]:
+        """Give a request its envelope (META-01)."""
         if capabilities.roots is not None and capabilities.roots.list_changed is not None:
             capabilities = msgspec.structs.replace(capabilities, roots=RootsCapability())  # ROOT-01
         meta: dict[str, Any] = {
@@ -139,17 +139,16 @@ class StatelessClient:
             meta[LOG_LEVEL_KEY] = log_level
         if "_meta" in params:
             meta = {**params["_meta"], **meta}
-        headers = {"MCP-Protocol-Version": self.version, "Mcp-Method": method}
-        named_by = _NAMED_BY.get(method)
-        if named_by is not None and isinstance(name := params.get(named_by), str):
-            headers["Mcp-Name"] = encode_value(name)
-        return {**params, "_meta": meta}, headers
+        return {**params, "_meta": meta}
 
-    def headers(self, method: str | None = None) -> dict[str, str]:
-        """A notification has the same headers as a request (C2)."""
+    def headers(self, method: str | None = None, params: Mapping[str, Any] = NO_PARAMS) -> dict[str, str]:
+        """Headers repeat what the body says (HDR-01, HDR-06, HDR-07), that of a notification as well (C2)."""
         headers = {"MCP-Protocol-Version": self.version}
         if method is not None:
             headers["Mcp-Method"] = method
+            named_by = _NAMED_BY.get(method)
+            if named_by is not None and isinstance(name := params.get(named_by), str):
+                headers["Mcp-Name"] = encode_value(name)
         return headers
 
     def farewell(self) -> dict[str, str] | None:

@@ -25,6 +25,7 @@ Owns what a form may be. It asks nobody, and knows nothing of how questions trav
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -38,7 +39,7 @@ from pydantic_core import CoreSchema
 from weft.protocol.answers import Issue, check_answer, options_of
 from weft.protocol.schema import SchemaError, compile_schema, is_array, is_object
 
-__all__ = ["EMAIL", "Titles", "check_form", "form_schema", "parse_form"]
+__all__ = ["EMAIL", "Titles", "check_form", "fields_with_links", "form_schema", "has_link", "parse_form"]
 
 EMAIL = Field(json_schema_extra={"format": "email"})
 """Marks text as an email address: `Annotated[str, EMAIL]`. Nothing else needs installing."""
@@ -64,6 +65,7 @@ _ALLOWED = (
     "false, one of several options of text, or a list of such options."
 )
 _MAX_ISSUES = 10
+_LINK = re.compile("https?://", re.IGNORECASE)
 _UNUSABLE = (PydanticUserError, NameError, ImportError, ValueError)  # what pydantic raises, and `Titles`
 
 
@@ -139,6 +141,21 @@ def check_form(schema: Mapping[str, Any]) -> dict[str, Any]:
         if wrong := _wrong_default(field):
             raise ValueError(f"The default of property {name!r} does not fit it: {wrong}")
     return form
+
+
+def fields_with_links(form: Mapping[str, Any]) -> list[str]:
+    """The fields that show a web address, in whatever they say of themselves, and had better not (ELI-20).
+
+    >>> fields_with_links({"properties": {"ok": {"type": "boolean", "description": "See https://example.com/terms"}}})
+    ['ok']
+    """
+    shown = {name: json.dumps(field, ensure_ascii=False) for name, field in form["properties"].items()}
+    return [name for name, text in shown.items() if has_link(text)]
+
+
+def has_link(text: str) -> bool:
+    """Whether a web address is in it."""
+    return _LINK.search(text) is not None
 
 
 def parse_form(model: type | Mapping[str, Any], content: Mapping[str, Any] | None) -> Any:

@@ -106,7 +106,7 @@ def read(raw: Iterable[tuple[bytes, bytes]], *, max_fields: int = 128, max_bytes
     known = dict(fields)
     if len(known) != len(fields):
         known = _joined(fields)
-    if sum(map(len, known)) + sum(map(len, known.values())) > max_bytes:
+    if len(b"".join(known)) + len(b"".join(known.values())) > max_bytes:  # quicker than to add up their lengths
         raise HeaderFault(f"The request's headers exceed {max_bytes} bytes; send less in them.", status=431)
     return Headers(known, fields)
 

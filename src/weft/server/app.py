@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import msgspec
@@ -159,8 +159,6 @@ class Server:
         self._middleware: list[Middleware] = list(middleware)
         self._roots_changed: list[RootsChanged] = []
         self.background = Background(self)
-        self._dispatcher: Dispatcher | None = None
-        self._offer: Offer | None = None
         self.changes.subscribe(self._forget_offer)
         self.state_keys = _key_ring(state_keys)
         self.subscriptions = Subscriptions(self)
@@ -291,7 +289,7 @@ class Server:
 
         def register(fn: F) -> F:
             self.completions.add(fn, prompt=prompt, template=template, argument=argument)
-            self._offer = None
+            self._forget("offer")
             return fn
 
         return register
@@ -299,7 +297,7 @@ class Server:
     def middleware(self, fn: Middleware) -> Middleware:
         """Register a function around every call: `async def timing(ctx, next): return await next()`."""
         self._middleware.append(fn)
-        self._dispatcher = None
+        self._forget("dispatcher")
         return fn
 
     def on_roots_changed(self, fn: RootsChanged) -> RootsChanged:
@@ -319,9 +317,9 @@ class Server:
     # Saying that something changed. From anywhere: also outside a call, also from a thread. Adding and removing
     # features says so by itself.
 
-    def notify_resource_updated(self, uri: str) -> None:
-        """A resource holds something else now."""
-        self.changes.publish(Change("resource", uri))
+    def notify_resource_updated(self, uri: str, part_of: str | None = None) -> None:
+        """A resource holds something else now. Those hear of it who subscribed to it, or to what it is `part_of`."""
+        self.changes.publish(Change("resource", uri, part_of))
 
     def notify_tools_changed(self) -> None:
         """The list of tools is not what it was."""
@@ -350,48 +348,46 @@ class Server:
             extensions={extension.id: dict(extension.settings) for extension in self.extensions} or None,
         )
 
-    @property
+    @cached_property
     def offer(self) -> Offer:
         """What reading and sealing messages needs to know of this server."""
-        if self._offer is None:
-            declared: Mapping[str, Any] = msgspec.to_builtins(self.capabilities)
-            methods = {era.name: offered(era, declared, self.extensions) for era in self.eras}
-            meta = {SERVER_INFO_KEY: msgspec.to_builtins(self.info)}
-            versions = [version for era in self.eras for version in era.versions]
-            self._offer = Offer(methods, meta, versions, self._require_initialized)
-        return self._offer
+        declared: Mapping[str, Any] = msgspec.to_builtins(self.capabilities)
+        methods = {era.name: offered(era, declared, self.extensions) for era in self.eras}
+        meta = {SERVER_INFO_KEY: msgspec.to_builtins(self.info)}
+        versions = [version for era in self.eras for version in era.versions]
+        return Offer(methods, meta, versions, self._require_initialized)
 
-    @property
+    @cached_property
     def dispatcher(self) -> Dispatcher:
         """Serves calls."""
-        if self._dispatcher is None:
-            handlers: dict[str, Handler] = {
-                "server/discover": self._discover,
-                "tools/list": self.tools.list,
-                "tools/call": self.tools.call,
-                "resources/list": self.resources.list,
-                "resources/templates/list": self.resources.templates,
-                "resources/read": self.resources.read,
-                "prompts/list": self.prompts.list,
-                "prompts/get": self.prompts.get_prompt,
-                "completion/complete": self.completions.complete,
-                "subscriptions/listen": self.subscriptions.listen,
-                **HANDLERS,
-            }
-            checks: dict[str, Check] = {"tools/call": self.tools.check, **scope_checks(self)}
-            around = list(self._middleware)
-            for extension in self.extensions:
-                handlers.update({method.name: handler for method, handler in extension.methods()})
-                checks.update({method.name: extension.require for method, _ in extension.methods()})
-                around.extend(extension.middleware())
-            self._dispatcher = Dispatcher(
-                self, handlers, middleware=around, tracing=telemetry.middleware(), checks=checks
-            )
-            if self.debug:
-                from weft.server.development import watch_for_blocking
+        handlers: dict[str, Handler] = {
+            "server/discover": self._discover,
+            "tools/list": self.tools.list,
+            "tools/call": self.tools.call,
+            "resources/list": self.resources.list,
+            "resources/templates/list": self.resources.templates,
+            "resources/read": self.resources.read,
+            "prompts/list": self.prompts.list,
+            "prompts/get": self.prompts.get_prompt,
+            "completion/complete": self.completions.complete,
+            "subscriptions/listen": self.subscriptions.listen,
+            **HANDLERS,
+        }
+        checks: dict[str, Check] = {"tools/call": self.tools.check, **scope_checks(self)}
+        around = list(self._middleware)
+        for extension in self.extensions:
+            handlers.update({method.name: handler for method, handler in extension.methods()})
+            checks.update({method.name: extension.require for method, _ in extension.methods()})
+            around.extend(extension.middleware())
+        if self.debug:
+            from weft.server.development import watch_for_blocking
 
-                watch_for_blocking(asyncio.get_running_loop())
-        return self._dispatcher
+            watch_for_blocking(asyncio.get_running_loop())
+        return Dispatcher(self, handlers, middleware=around, tracing=telemetry.middleware(), checks=checks)
+
+    def _forget(self, made: str) -> None:
+        """Have something made anew when it is next asked for."""
+        self.__dict__.pop(made, None)
 
     async def invoke(self, fn: Callable[..., Any], is_async: bool, kwargs: Mapping[str, Any]) -> Any:  # noqa: FBT001 - a fact of `fn`, not an option
         """Call a user's function: here if it is async, else in a thread."""
@@ -417,7 +413,7 @@ class Server:
 
     def _forget_offer(self, change: Change) -> None:
         if change.kind != "resource":
-            self._offer = None
+            self._forget("offer")
 
     # Serving.
 

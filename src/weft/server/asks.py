@@ -8,8 +8,9 @@ sees it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Generic, Literal, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -45,6 +46,8 @@ __all__ = [
     "list_roots",
     "sample",
 ]
+
+log = logging.getLogger("weft.asks")
 
 T = TypeVar("T")
 _Completed = Callable[[], Awaitable[None]]
@@ -91,13 +94,28 @@ class Elicitation(Generic[T]):
 
 def ask_form(message: str, schema: type[Any] | Mapping[str, Any]) -> InputRequest:
     """The question that a form asks: `schema` is a flat model, or a flat JSON Schema."""
-    from weft.protocol.forms import check_form, form_schema
+    from weft.protocol.forms import check_form, fields_with_links, form_schema, has_link
 
     try:
         requested = check_form(schema) if isinstance(schema, Mapping) else form_schema(schema)
     except ValueError as error:
         raise UsageError(f"This cannot be asked by form: {error}") from None
+    linked = [f"field {name!r}" for name in fields_with_links(requested)]
+    if has_link(message):
+        linked.append("message")
+    if linked:
+        _warn_of_links(tuple(linked), tuple(requested["properties"]))
     return InputRequest("elicitation/create", ElicitParams(message=message, mode="form", requested_schema=requested))
+
+
+@lru_cache(maxsize=512)  # so that it is said once of a form, however often that is asked
+def _warn_of_links(linked: tuple[str, ...], fields: tuple[str, ...]) -> None:
+    log.warning(
+        "The form with the fields %s has a web address in its %s. Clients do not make it a link, so that nobody is "
+        "lured by one: send the user there with ctx.elicit_url (or ask_url) instead.",
+        ", ".join(fields),
+        " and its ".join(linked),
+    )
 
 
 def ask_url(message: str, url: str) -> InputRequest:
@@ -168,7 +186,9 @@ async def elicit_url(call: Call, message: str, url: str, key: str | None) -> Eli
 
 async def sample(call: Call, request: InputRequest, key: str | None) -> CreateMessageResult:
     """Ask the client's model."""
-    return await _ask(call, request, CreateMessageResult, key)
+    answer = await _ask(call, request, CreateMessageResult, key)
+    _check_tool_uses(request.params, answer)
+    return answer
 
 
 async def list_roots(call: Call, key: str | None) -> list[Root]:
@@ -209,6 +229,18 @@ def _needed(request: InputRequest) -> tuple[ClientCapabilities, str]:
     if params.mode == "url":
         return ClientCapabilities(elicitation=ElicitationCapability(url={})), "send the user to a page"
     return ClientCapabilities(elicitation=ElicitationCapability(form={})), "ask the user"
+
+
+def _check_tool_uses(asked: CreateMessageParams, answer: CreateMessageResult) -> None:
+    """An answer is the model's, and uses no tools but those that it was given (SAM-12)."""
+    blocks = answer.content if isinstance(answer.content, list) else [answer.content]
+    offered = {tool.name for tool in asked.tools or ()}
+    is_model = answer.role == "assistant" and not any(isinstance(block, ToolResultContent) for block in blocks)
+    if not is_model or any(block.name not in offered for block in blocks if isinstance(block, ToolUseContent)):
+        raise InvalidParams(
+            "Invalid params: the answer to sampling/createMessage is a message of the role `assistant` that uses no "
+            "tools but those of the request."
+        )
 
 
 def _check_tool_results(messages: Sequence[SamplingMessage]) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from weft.eras.base import Envelope, ServerEra
 from weft.protocol.headers import Headers
 from weft.server.connection import Cancellation, Connection
+from weft.server.pace import Pace
 from weft.types.base import RequestId, Result
 
 if TYPE_CHECKING:
@@ -99,9 +100,12 @@ class Call:
     session: Asking | None = None  # where the client is remembered from call to call
     asked: Asker | None = None  # there once the call has asked, or has brought answers back
     blamed: str | None = None  # what of the user's an exception came out of, where that is known
+    own_connection: Connection | None = None  # made for this call, and ends with it
     spent: str | None = None  # the `requestState` that this call has used up (MRTR-14)
     _cancellation: Cancellation | None = None
     _context: Context | None = None
+    _progress_pace: Pace | None = None
+    _log_pace: Pace | None = None
 
     def __init__(
         self,
@@ -133,7 +137,7 @@ class Call:
         """The facts about the peer, and the channel to it."""
         if self._connection is None:
             envelope = self.envelope
-            self._connection = Connection.from_envelope(
+            self._connection = self.own_connection = Connection.from_envelope(
                 envelope.revision.version,
                 envelope.client_info,
                 envelope.client_capabilities,
@@ -149,10 +153,18 @@ class Call:
         return self._cancellation
 
     @property
-    def ends_connection(self) -> Connection | None:
-        """The connection that ends with this call and has something to clean up, if any."""
-        connection = self._connection
-        return connection if connection is not None and connection.ends_with_call else None
+    def progress_pace(self) -> Pace:
+        """How often it may tell of its progress (PROG-07)."""
+        if self._progress_pace is None:
+            self._progress_pace = Pace(self.server.limits.progress_per_second)
+        return self._progress_pace
+
+    @property
+    def log_pace(self) -> Pace:
+        """How often it may log to the client (LOG-07)."""
+        if self._log_pace is None:
+            self._log_pace = Pace(self.server.limits.log_messages_per_second)
+        return self._log_pace
 
     @property
     def method(self) -> str:

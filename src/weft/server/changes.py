@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Literal
 
 import msgspec
@@ -15,18 +15,28 @@ import msgspec
 from weft.errors import UsageError
 from weft.jsonrpc import encode_notification
 
-__all__ = ["Change", "ChangeKind", "Changes", "Listener", "encode_change"]
+__all__ = ["Change", "ChangeKind", "Changes", "Listener", "encode_change", "note"]
 
 log = logging.getLogger("weft.changes")
 
 ChangeKind = Literal["tools", "prompts", "resources", "resource"]
+MOST_UNTOLD = 1024  # changes that wait for one peer, after which parts are not told one by one
 
 
-class Change(msgspec.Struct, frozen=True, gc=False):
-    """One change: of a whole list, or (`resource`, with its `uri`) of what one resource holds."""
+class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One change: of a whole list, or (`resource`, with its `uri`) of what one resource holds.
+
+    >>> Change("resource", "repo://x/readme", part_of="repo://x").concerns({"repo://x"})
+    True
+    """
 
     kind: ChangeKind
     uri: str | None = None
+    part_of: str | None = None  # a resource that this one is within: who subscribed to the whole hears of it (SUB-19)
+
+    def concerns(self, uris: Container[str | None]) -> bool:
+        """Whether whoever subscribed to these resources is to hear of it; of a list, everybody is."""
+        return self.kind != "resource" or self.uri in uris or (self.part_of is not None and self.part_of in uris)
 
 
 Listener = Callable[[Change], None]
@@ -43,7 +53,7 @@ class Changes:
     >>> changes.publish(Change("tools"))
     >>> unsubscribe()
     >>> heard
-    [Change(kind='tools', uri=None)]
+    [Change(kind='tools', uri=None, part_of=None)]
     """
 
     __slots__ = ("_listeners", "_lock", "_max_listeners", "_next")
@@ -81,6 +91,17 @@ class Changes:
                 listener(change)
             except Exception:
                 log.exception("a listener failed on a change of %s", change.kind)
+
+
+def note(pending: dict[Change, None], change: Change, uris: Container[str | None]) -> None:
+    """Have a peer that subscribed to `uris` told of a change, once.
+
+    Where more parts change than it has read of, the whole is told in their place: a slow reader stays cheap.
+    """
+    if change.part_of is not None:
+        is_one_too_many = len(pending) >= MOST_UNTOLD and change.uri not in uris
+        change = Change("resource", change.part_of if is_one_too_many else change.uri)
+    pending[change] = None
 
 
 def encode_change(change: Change) -> bytes:

@@ -20,7 +20,7 @@ import msgspec
 from weft.errors import NoBackChannelError, ProtocolError, QuestionFailed, RemoteError, RequestTimeout, UsageError
 from weft.protocol.journal import Answer, Journal, Keys, digest
 from weft.server.asks import check_request
-from weft.server.rounds import InputRequired, Once, UrlElicitationRequired, check_number, to_json
+from weft.server.rounds import InputRequired, Once, UrlElicitationRequired, check_asks, check_number, to_json
 from weft.types.interaction import InputRequest
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class Channel:
         self._journal = Journal.empty()  # what a handler that is called again has asked and done before
         self._once = Once(call, self._journal.once)
         self._rounds = 0
+        self._sent = 0  # questions, in all runs
         self._page = secrets.token_urlsafe(16)  # the first part of the ids of all pages
         self._begin_run()
 
@@ -80,6 +81,8 @@ class Channel:
         call, seconds = self._call, self._call.server.limits.ask_seconds
         if call.cancellation.cancelled:  # CAN-09: nothing is sent any more, and nobody would answer
             raise QuestionFailed(f"The client cannot be asked ({method}): it has cancelled the call.")
+        self._sent += 1
+        check_asks(call, self._sent)
         fitting = call.era.question(method, params, call.envelope.revision)
         try:
             if call.session is not None and call.reply.can_stream:

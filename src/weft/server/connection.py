@@ -253,11 +253,6 @@ class Connection:
             self._exit_stack = AsyncExitStack()
         return self._exit_stack
 
-    @property
-    def ends_with_call(self) -> bool:
-        """Whether this connection was made for one call, and has something to clean up after it."""
-        return self._exit_stack is not None and not self.handshake_done and self._ready
-
     def check_capability(self, capability: ClientCapabilities) -> bool:
         """Whether the client declared at least `capability`.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from types import MappingProxyType
@@ -30,9 +31,15 @@ __all__ = ["Context", "TokenInfo"]
 
 T = TypeVar("T")
 
+_server_log = logging.getLogger("weft.context")
+
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _NONE: Mapping[str, Any] = MappingProxyType({})
 _LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)
+_TOO_FAST = (
+    "%s logs more than %d messages a second to its client; the rest is dropped. Log less, or raise "
+    "Limits(log_messages_per_second=...)."
+)
 
 
 class TokenInfo(msgspec.Struct, frozen=True):
@@ -173,7 +180,10 @@ class Context:
         return self.cancelled or isinstance(self._call.envelope.params, ListenParams)
 
     async def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        """Tell how far the call has come. Nothing is sent if the client gave no token, or if it is no progress."""
+        """Tell how far the call has come. Nothing is sent if the client gave no token, or if it is no progress.
+
+        Nor is what comes faster than `Limits.progress_per_second`, unless it reaches the total.
+        """
         for name, number in (("progress", progress), ("total", total)):
             if number is not None and not math.isfinite(number):
                 raise UsageError(
@@ -181,6 +191,8 @@ class Context:
                 )
         token = self._call.envelope.progress_token
         if token is None or self._is_silent or (self._progress is not None and progress <= self._progress):
+            return
+        if not self._call.progress_pace.allows(urgent=total is not None and progress >= total):
             return
         self._progress = progress
         params = ProgressParams(progress_token=token, progress=progress, total=total, message=message)
@@ -190,15 +202,28 @@ class Context:
     async def log(self, level: LogLevel, data: Any, *, logger: str | None = None) -> None:
         """Send a log message to the client, if it asked for messages of this level.
 
-        `data` is anything that a tool may return as JSON: text, numbers, dictionaries, dataclasses, pydantic models.
+        `data` is anything that a tool may return as JSON: text, numbers, dictionaries, dataclasses, pydantic models;
+        a `SecretStr` in it is not shown. `logger` is the server's name if not said. What comes faster than
+        `Limits.log_messages_per_second` is dropped, and the next message that is not is preceded by how many were.
         """
         if level not in _LEVELS:  # told also when nobody listens, or the mistake would show with the first who does
             raise UsageError(f"There is no log level {level!r}; the levels are {', '.join(_LEVELS)}.")
         call = self._call
         if not call.era.may_log(level, call.envelope.log_level) or self._is_silent:
             return
-        params = LogMessageParams(level=level, data=_log_data(data), logger=logger)
-        await call.reply.notify(encode_notification("notifications/message", params))
+        shown, pace = _log_data(data), call.log_pace
+        if not pace.allows():
+            if pace.dropped == 1:
+                _server_log.warning(_TOO_FAST, call.described, call.server.limits.log_messages_per_second)
+            return
+        if pace.untold:
+            dropped, pace.untold = pace.untold, 0
+            await self._send_log(level, _log_data(f"Messages dropped, too many in a second: {dropped}."), None)
+        await self._send_log(level, shown, logger)
+
+    async def _send_log(self, level: LogLevel, data: msgspec.Raw, logger: str | None) -> None:
+        params = LogMessageParams(level=level, data=data, logger=logger or self._call.server.name)
+        await self._call.reply.notify(encode_notification("notifications/message", params))
 
     async def debug(self, data: Any, *, logger: str | None = None) -> None:
         """Log at level debug."""

@@ -84,8 +84,8 @@ class Dispatcher:
                 return await self._ask(call, None)
             return self.refuse(call, signal or self._fault(call, error))
         finally:
-            if (connection := call.ends_connection) is not None:
-                await connection.close()
+            if call.own_connection is not None:
+                await call.own_connection.close()
 
     def _admit(self, call: Call) -> Handler:
         """The handler of a call that has passed everything it must pass before anything runs."""

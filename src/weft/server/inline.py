@@ -94,10 +94,11 @@ class Starter:
         _enter_task(loop, spare.task)
         try:
             awaited = context.run(coroutine.send, None)
-        except BaseException as error:
+        except StopIteration:
             self._keep(spare)
-            if isinstance(error, StopIteration):
-                return None
+            return None
+        except BaseException:
+            self._keep(spare)
             raise
         finally:
             _leave_task(loop, spare.task)

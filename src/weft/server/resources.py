@@ -20,6 +20,7 @@ from weft.server.call import Call
 from weft.server.changes import Change, Changes
 from weft.server.content import HELPERS, File, Unserialisable, check_mime_type, check_text, to_json_text
 from weft.server.context import Context
+from weft.server.decorating import warn_of_web_uri
 from weft.server.pages import CachePolicy, Encoded, Pages, check_definition, nothing_to_remove
 from weft.server.signature import ArgumentsError, Signature, read_signature
 from weft.server.where import caller, location
@@ -241,6 +242,7 @@ class Resources:
         pages.add(uri, entry)
         self.scopes |= frozenset(entry.scopes)
         self.used = True
+        warn_of_web_uri(uri, entry.described)
         self._changes.publish(Change("resources"))
 
     def remove(self, uri: str) -> None:

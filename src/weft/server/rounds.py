@@ -40,6 +40,7 @@ __all__ = [
     "Once",
     "Round",
     "UrlElicitationRequired",
+    "check_asks",
     "check_number",
     "questions",
     "signal_in",
@@ -146,6 +147,7 @@ class Round:
         question = digest(method, params)
         name = self._keys.name(key, question)
         self._asked[name] = question
+        check_asks(self._call, len(self._asked))
         answer = self.journal.answer(name, question) or self._volunteered(name, question)
         if answer is not None:
             return answer
@@ -300,6 +302,16 @@ def check_number(call: Call, questions: int) -> None:
         raise UsageError(
             f"{call.described} asks {questions} questions at once, but only {most} answers are read. Ask fewer at a "
             "time, put them into one form, or raise Limits(input_responses=...)."
+        )
+
+
+def check_asks(call: Call, asked: int) -> None:
+    """A handler that asks on and on, such as one that lets a model use tools, is stopped (SAM-12)."""
+    most = call.server.limits.asks_per_call
+    if asked > most:
+        raise UsageError(
+            f"{call.described} has asked {most} questions and is still not done. End its loop sooner, or raise "
+            "Limits(asks_per_call=...)."
         )
 
 

@@ -105,7 +105,7 @@ class Session:
         Not before it has confirmed the handshake (L11-05).
         """
         connection = self.connection
-        return connection.is_ready and (change.kind != "resource" or change.uri in connection.subscribed_uris)
+        return connection.is_ready and change.concerns(connection.subscribed_uris)
 
     def close(self) -> None:
         """End what is under way."""

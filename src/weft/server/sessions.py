@@ -25,7 +25,7 @@ import msgspec
 from weft.backends.base import Unsubscribe
 from weft.errors import NoBackChannelError
 from weft.jsonrpc import Frame, encode_notification
-from weft.server.changes import Change, encode_change
+from weft.server.changes import Change, encode_change, note
 from weft.server.connection import Connection
 from weft.server.notices import take_notification
 from weft.server.outstanding import OnProgress
@@ -298,7 +298,7 @@ class Sessions:
         for sessions in (self._unused, self._used):
             for session in sessions.values():
                 if session.pending is not None and session.wants(change):
-                    session.pending[change] = None
+                    note(session.pending, change, session.connection.subscribed_uris)
                     if session.wake is not None:
                         session.wake.set()
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 from weft.errors import InternalError, InvalidParams, InvalidRequest
 from weft.jsonrpc import encode_notification
 from weft.server.call import Call
-from weft.server.changes import Change
+from weft.server.changes import Change, note
 from weft.types.base import SUBSCRIPTION_ID_KEY, EmptyResult, NotificationParams, RequestId
 from weft.types.lifecycle import CancelledParams
 from weft.types.resources import ResourceUpdatedParams
@@ -44,12 +44,12 @@ class Listener:
     def wants(self, change: Change) -> bool:
         """Whether a change is in the filter (SUB-02)."""
         if change.kind == "resource":
-            return change.uri in self.uris
+            return change.concerns(self.uris)
         return bool(getattr(self.filter, _LISTS[change.kind]))
 
     def tell(self, change: Change) -> None:
         """Have it told, once."""
-        self.pending[change] = None
+        note(self.pending, change, self.uris)
         self.rouse()
 
     def rouse(self) -> None:

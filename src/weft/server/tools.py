@@ -21,6 +21,7 @@ from weft.server.call import Call
 from weft.server.changes import Change, Changes
 from weft.server.content import Audio, File, Image, Unserialisable, refuse_unawaited, to_blocks, to_json_text
 from weft.server.context import Context
+from weft.server.decorating import warn_of_mirrors
 from weft.server.faults import record, report
 from weft.server.pages import CachePolicy, Encoded, Pages, check_definition, nothing_to_remove
 from weft.server.rounds import InputRequired, signal_in
@@ -108,6 +109,7 @@ class RegisteredTool:
             meta=options.meta,
         )
         check_definition(self.definition, f"Tool {self.name!r}", self.where)
+        warn_of_mirrors(self.mirrors, self._described)
 
     def _whole_parameter(self) -> str | None:
         """With a schema of its own, a tool takes its arguments whole, in one parameter."""
@@ -298,7 +300,8 @@ class Tools:
 
     def call(self, call: Call) -> Awaitable[Result]:
         """`tools/call`."""
-        params = cast("CallToolParams", call.envelope.params)
+        params = call.envelope.params
+        assert isinstance(params, CallToolParams)
         tool = self._tools.get(params.name)
         if tool is None:
             raise self._unknown(params.name)
@@ -306,7 +309,8 @@ class Tools:
 
     def check(self, call: Call) -> None:
         """What a call must pass before anything runs: headers that repeat its arguments, capabilities it needs."""
-        params = cast("CallToolParams", call.envelope.params)
+        params = call.envelope.params
+        assert isinstance(params, CallToolParams)
         tool = self._guarded.get(params.name)
         if tool is None:
             return

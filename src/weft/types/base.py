@@ -69,6 +69,11 @@ class Implementation(Struct):
     website_url: str | None = None
     icons: list[Icon] | None = None
 
+    @property
+    def display_name(self) -> str:
+        """What to call it where people read."""
+        return self.title or self.name
+
 
 class Result(Struct, kw_only=True):
     """The base of all results. `result_type` is filled in by the era."""

@@ -44,6 +44,11 @@ class Prompt(Struct):
     icons: list[Icon] | None = None
     meta: Meta | None = field(name="_meta", default=None)
 
+    @property
+    def display_name(self) -> str:
+        """What to call it where people read."""
+        return self.title or self.name
+
 
 class PromptMessage(Struct):
     """One message of a prompt."""

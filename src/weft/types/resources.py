@@ -33,6 +33,11 @@ class Resource(Struct):
     annotations: Annotations | None = None
     meta: Meta | None = field(name="_meta", default=None)
 
+    @property
+    def display_name(self) -> str:
+        """What to call it where people read."""
+        return self.title or self.name
+
 
 class ResourceTemplate(Struct):
     """A family of resources, named by an RFC 6570 template."""
@@ -45,6 +50,11 @@ class ResourceTemplate(Struct):
     icons: list[Icon] | None = None
     annotations: Annotations | None = None
     meta: Meta | None = field(name="_meta", default=None)
+
+    @property
+    def display_name(self) -> str:
+        """What to call it where people read."""
+        return self.title or self.name
 
 
 class ListResourcesResult(Result, kw_only=True):

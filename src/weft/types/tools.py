@@ -36,6 +36,11 @@ class Tool(Struct):
     icons: list[Icon] | None = None
     meta: Meta | None = field(name="_meta", default=None)
 
+    @property
+    def display_name(self) -> str:
+        """What to call it where people read (TOOL-21)."""
+        return self.title or (self.annotations and self.annotations.title) or self.name
+
 
 class ListToolsResult(Result, kw_only=True):
     """One page of tools."""

@@ -36,7 +36,7 @@ def test_an_identity_that_is_there_is_used_before_all_else():
     assert world.requests[-1].headers["Authorization"] == f"Basic {pair}"
 
 
-@pytest.mark.spec("CREG-01", "CREG-02", "CREG-03", "CREG-07")
+@pytest.mark.spec("CREG-01", "CREG-02", "CREG-03", "CREG-07", "DEP-01")
 @pytest.mark.parametrize("supported", [True, False, None])
 def test_a_document_is_used_where_it_is_supported(supported):
     world = World()

@@ -10,6 +10,7 @@ import types
 import pytest
 
 from weft.client.auth import FileStorage, KeyringStorage, MemoryStorage
+from weft.client.auth import storage as module
 from weft.errors import UsageError
 
 
@@ -68,7 +69,10 @@ async def test_a_file_is_its_owners_alone(tmp_path):
         os.umask(old)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    assert [entry.name for entry in path.parent.iterdir()] == ["tokens.json"]
+    assert {entry.name: stat.S_IMODE(entry.stat().st_mode) for entry in path.parent.iterdir()} == {
+        "tokens.json": 0o600,
+        ".tokens.json.lock": 0o600,
+    }
 
 
 @pytest.mark.spec("ASEC-01")
@@ -103,13 +107,30 @@ async def test_a_crash_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         await storage.put("a", b"new")
     assert json.loads(path.read_text()) == {"a": "old"}
-    assert [entry.name for entry in tmp_path.iterdir()] == ["tokens.json"]
+    assert {entry.name for entry in tmp_path.iterdir()} == {"tokens.json", ".tokens.json.lock"}
 
 
 async def test_many_writers_lose_nothing(tmp_path):
     storage = FileStorage(tmp_path / "tokens.json")
     await asyncio.gather(*(storage.put(str(number), b"x") for number in range(50)))
     assert [await storage.get(str(number)) for number in range(50)] == [b"x"] * 50
+
+
+async def test_many_programs_lose_nothing(tmp_path):
+    path = tmp_path / "tokens.json"
+    storages = [FileStorage(path) for _ in range(8)]  # each has a lock of its own, as programs have
+    await asyncio.gather(*(storage.put(f"{n} {m}", b"x") for m in range(6) for n, storage in enumerate(storages)))
+    assert len(json.loads(path.read_text())) == 48
+
+
+async def test_where_there_are_no_locks_it_works_all_the_same(tmp_path, monkeypatch):
+    def refuse(_):
+        raise OSError("no locks on this file system")
+
+    monkeypatch.setattr(module, "_lock", refuse)
+    storage = FileStorage(tmp_path / "tokens.json")
+    await storage.put("a", b"x")
+    assert await storage.get("a") == b"x"
 
 
 async def test_a_keyring_shows_no_urls(keyring):

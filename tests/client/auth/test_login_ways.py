@@ -125,7 +125,9 @@ async def test_a_person_logs_in_to_a_server_of_the_oldest_transport() -> None:
 
     with serve(app) as live:
         issuer = f"http://127.0.0.1:{live.port}"
-        authorization = AuthorizationServer(issuer, resources=[f"{issuer}/sse"], users={"ann": "correct horse"})
+        authorization = AuthorizationServer(
+            issuer, resources=[f"{issuer}/sse"], users={"ann": "correct horse"}, registration=True
+        )
         auth = ResourceServer(f"{issuer}/sse", authorization_servers=[issuer], verifier=authorization.verifier())
         apps |= {"server": make_old(auth).asgi(sse_path="/sse"), "authorization": authorization.asgi()}
         login = OAuth(redirect=FunctionRedirect(log_in, REDIRECT))

@@ -509,10 +509,10 @@ async def test_questions_on_a_stream_are_answered_by_posts_of_their_own() -> Non
                 answered.set()
 
     server = Answering(call)
-    async with http_server(server) as url, Client(url, roots=["file:///work"], limits=QUICK) as client:
+    async with http_server(server) as url, Client(url, roots=["file:///"], limits=QUICK) as client:
         assert (await client.call_tool("t")).text == "done"
     [answer] = [exchange for exchange in server.seen if exchange.message.get("id") == 0]
-    assert answer.message["result"]["roots"] == [{"uri": "file:///work"}]
+    assert answer.message["result"]["roots"] == [{"uri": "file:///"}]
     assert answer.headers["mcp-session-id"] == "s1"
 
 

@@ -21,7 +21,7 @@ RESOURCE = f"{PUBLIC}/tools/mcp"
 ISSUER = f"{PUBLIC}/login"
 
 authorization = AuthorizationServer(
-    ISSUER, resources=[RESOURCE], users={"ann": "correct horse"}, scopes=["read", "write"]
+    ISSUER, resources=[RESOURCE], users={"ann": "correct horse"}, scopes=["read", "write"], registration=True
 )
 auth = ResourceServer(RESOURCE, authorization_servers=[ISSUER], verifier=authorization.verifier(), scopes=["read"])
 server = Server("behind", auth=auth)

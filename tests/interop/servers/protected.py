@@ -18,7 +18,7 @@ ISSUER = f"http://127.0.0.1:{PORT}"
 METADATA = "/.well-known/oauth-protected-resource"
 
 authorization = AuthorizationServer(
-    ISSUER, resources=[f"{ISSUER}/mcp"], users={"ann": "correct horse"}, scopes=["read", "write"]
+    ISSUER, resources=[f"{ISSUER}/mcp"], users={"ann": "correct horse"}, scopes=["read", "write"], registration=True
 )
 auth = ResourceServer(
     f"{ISSUER}/mcp", authorization_servers=[ISSUER], verifier=authorization.verifier(), scopes=["read"]

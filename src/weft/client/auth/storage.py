@@ -14,7 +14,10 @@ import logging
 import os
 import secrets
 import stat
+import sys
 import threading
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -67,7 +70,7 @@ class FileStorage:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._shown = os.fspath(path)
         self._path = Path(path).expanduser()
-        self._lock = threading.Lock()  # two threads of this program; two programs are kept apart by the replacing
+        self._lock = threading.Lock()  # threads of this program; other programs are kept out by a file beside it
 
     def __repr__(self) -> str:
         return f"FileStorage({self._shown!r})"
@@ -107,13 +110,13 @@ class FileStorage:
             )
 
     def _change(self, key: str, value: str | None) -> None:
-        with self._lock:
-            entries = self._read()
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._lock, _locked(self._path.with_name(f".{self._path.name}.lock")):
+            entries = self._read()  # as it is now: another program may have written meanwhile
             if value is None:
                 entries.pop(key, None)
             else:
                 entries[key] = value
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             beside = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}")
             descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             try:
@@ -125,6 +128,32 @@ class FileStorage:
             except BaseException:
                 beside.unlink(missing_ok=True)
                 raise
+
+
+@contextmanager
+def _locked(path: Path) -> Generator[None]:
+    """Be the only one of all programs who holds this file. Where there are no such locks, one writes after another."""
+    with suppress(OSError):
+        path.touch(mode=0o600)
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(path.open("r+b"))
+            _lock(file.fileno())
+        except OSError as error:
+            log.debug("%s cannot be locked: %s", path, type(error).__name__)
+        yield  # closing the file ends the lock
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(descriptor: int) -> None:
+        msvcrt.locking(descriptor, msvcrt.LK_LOCK, 1)
+else:
+    import fcntl
+
+    def _lock(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 class KeyringStorage:

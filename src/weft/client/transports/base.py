@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, cast
 
 import msgspec
+from msgspec import UNSET
 
 from weft.errors import ConnectionFailed, InvalidAnswer, ProtocolError, WeftError
 from weft.jsonrpc import Frame, decode
@@ -43,6 +44,12 @@ class Answer(msgspec.Struct, gc=False):
 
     frame: Frame
     headers: Mapping[str, str] = NO_HEADERS
+
+    @property
+    def result(self) -> bytes:
+        """The result, of an answer that has one; a decoder reads Raw as it reads bytes."""
+        assert self.frame.result is not UNSET
+        return self.frame.result
 
 
 class Refused(WeftError):
@@ -171,7 +178,7 @@ class PipeTransport:
     def __init__(self, where: str, limits: ClientLimits = DEFAULT_CLIENT_LIMITS) -> None:
         self.where = where
         self.limits = limits
-        self._waiting: dict[RequestId, asyncio.Future[Answer]] = {}  # requests that are not answered yet
+        self._waiting: dict[RequestId, _Waiting] = {}  # requests that are not answered yet
         self._receive: Receive = _ignore
         self._tell_lost: Lost = _ignore
         self._failure: ConnectionFailed | None = None  # why nothing can be sent any more
@@ -183,8 +190,11 @@ class PipeTransport:
         """Connect. From now on `_incoming` may be called."""
         raise NotImplementedError
 
-    async def _write(self, message: bytes) -> None:
-        """Send one message, without the newline. Raises ConnectionFailed when that cannot be."""
+    def _write(self, message: bytes) -> Awaitable[None] | None:
+        """Send one message, without the newline; None where there is nothing to wait for.
+
+        Raises ConnectionFailed when it cannot be sent.
+        """
         raise NotImplementedError
 
     async def _stop(self) -> None:
@@ -237,21 +247,25 @@ class PipeTransport:
         """Send a request and wait for its answer."""
         if self._failure is not None:
             raise self._gone()
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting[request_id] = answer
+        waiting = self._waiting[request_id] = _Waiting()
         try:
-            await self._write(message)
-            return await answer
+            if (writing := self._write(message)) is not None:
+                await writing
+            while waiting.outcome is None:
+                waiting.woken = asyncio.get_running_loop().create_future()
+                await waiting.woken
         finally:
             self._waiting.pop(request_id, None)
-            if not answer.cancel() and not answer.cancelled():
-                answer.exception()  # looked at, so that one which comes as this task is cancelled is not reported
+        if isinstance(waiting.outcome, ConnectionFailed):
+            raise waiting.outcome
+        return waiting.outcome
 
     async def send(self, message: bytes, headers: Mapping[str, str] = NO_HEADERS) -> None:
         """Send a notification or a response."""
         if self._failure is not None:
             raise self._gone()
-        await self._write(message)
+        if (writing := self._write(message)) is not None:
+            await writing
 
     async def stand(self, headers: Mapping[str, str], opened: Callable[[], None]) -> None:
         """Nothing to do: the pipe itself is that stream."""
@@ -285,9 +299,9 @@ class PipeTransport:
     def _fail(self, failure: ConnectionFailed) -> None:
         if self._failure is None:
             self._failure = failure
-        for answer in self._waiting.values():
-            if not answer.done():
-                answer.set_exception(self._gone())
+        for waiting in self._waiting.values():
+            if waiting.outcome is None:
+                waiting.settle(self._gone())
 
     def _gone(self) -> ConnectionFailed:
         """Why nothing can be sent: a new exception each time, for many tasks may raise it."""
@@ -295,13 +309,31 @@ class PipeTransport:
 
     def _settle(self, frame: Frame) -> None:
         """Give an answer to whom it belongs. One that nobody waits for is late or made up: it is dropped (CAN-08)."""
-        answer = self._waiting.get(cast("RequestId", frame.id))
-        if answer is None and frame.reply_id is None and len(self._waiting) == 1:
-            answer = next(iter(self._waiting.values()))  # the only one that an error without an id can be about
-        if answer is None or answer.done():
+        named: Any = frame.id
+        waiting = self._waiting.get(named)
+        if waiting is None and frame.reply_id is None and len(self._waiting) == 1:
+            waiting = next(iter(self._waiting.values()))  # the only one that an error without an id can be about
+        if waiting is None or waiting.outcome is not None:
             log.debug("%s answered a request that does not wait for it.", self.where)
         else:
-            answer.set_result(Answer(frame))
+            waiting.settle(Answer(frame))
+
+
+class _Waiting:
+    """A request that is not answered yet. A server in this process may answer while it is being asked: then nobody
+    has to be woken up, and there is no future.
+    """
+
+    __slots__ = ("outcome", "woken")
+
+    def __init__(self) -> None:
+        self.outcome: Answer | ConnectionFailed | None = None
+        self.woken: asyncio.Future[None] | None = None
+
+    def settle(self, outcome: Answer | ConnectionFailed) -> None:
+        self.outcome = outcome
+        if self.woken is not None and not self.woken.done():
+            self.woken.set_result(None)
 
 
 def _ignore(*_: Any) -> None:

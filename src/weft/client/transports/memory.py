@@ -6,7 +6,7 @@ Owns the two ends of that pipe on the client's side. A server is recognised by w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol, runtime_checkable
 
 from weft.client.transports.base import PipeTransport
@@ -52,12 +52,13 @@ class MemoryTransport(PipeTransport):
     async def _start(self) -> None:
         self._pipe = self._server.pipe(self._incoming)
 
-    async def _write(self, message: bytes) -> None:
+    def _write(self, message: bytes) -> Awaitable[None] | None:
         assert self._pipe is not None
         self._pipe.send(message)
         self._sent += 1
         if self._sent % _TURN == 0:  # a server that answers at once would keep all others from having theirs
-            await asyncio.sleep(0)
+            return asyncio.sleep(0)
+        return None
 
     async def _stop(self) -> None:
         pipe, self._pipe = self._pipe, None

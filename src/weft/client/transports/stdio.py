@@ -124,7 +124,7 @@ class StdioTransport(PipeTransport):
         child = self._child
         assert child is not None
         # JSON has newlines only between its tokens, where a space means the same (STDIO-01).
-        child.write((message.replace(b"\n", b" ") if b"\n" in message else message) + b"\n")
+        child.write(message.replace(b"\n", b" ") + b"\n")
         if not child.takes_more.is_set():
             await child.takes_more.wait()
 

@@ -127,6 +127,9 @@ class Admission:
             if error.nonce is not None:
                 refusal.headers = [*refusal.headers, (b"dpop-nonce", error.nonce.encode())]
             raise refusal from None
+        except Exception as error:  # noqa: BLE001 - a Backend raises what it likes; who may be a replay stays outside
+            text = report("The record of proofs", error, debug=self._server.debug, secret=token)
+            raise _unavailable(text) from None
 
 
 class _Asking:

@@ -19,7 +19,7 @@ from weft.server.auth.verifying import VerifierFailed
 if TYPE_CHECKING:
     from jwt import PyJWK
 
-__all__ = ["ALGORITHMS", "KeySet", "check_algorithms", "fits", "read_keys"]
+__all__ = ["ALGORITHMS", "DEFAULT_ALGORITHMS", "KeySet", "check_algorithms", "fits", "read_keys"]
 
 log = logging.getLogger("weft.auth")
 
@@ -37,6 +37,8 @@ ALGORITHMS: Mapping[str, tuple[str, str | None]] = {
     "ES512": ("EC", "P-521"),
     "EdDSA": ("OKP", None),
 }
+
+DEFAULT_ALGORITHMS = ("RS256", "PS256", "ES256", "EdDSA")
 
 KEEP_SECONDS = 3600.0
 RETRY_SECONDS = 30.0

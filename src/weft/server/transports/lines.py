@@ -201,9 +201,9 @@ class LineWriter:
             self._loop.call_soon(self.flush)
         self._lines.append(line)
 
-    def send_now(self, *lines: bytes) -> None:
-        """Write lines without waiting for others to go with them."""
-        self._lines.extend(lines)
+    def send_now(self, line: bytes) -> None:
+        """Write one line without waiting for others to go with it."""
+        self._lines.append(line)
         if not self._held:
             self.flush()
 

@@ -29,9 +29,8 @@ class _Handing:
     def send(self, line: bytes) -> None:
         self._deliver(line)
 
-    def send_now(self, *lines: bytes) -> None:
-        for line in lines:
-            self._deliver(line)
+    def send_now(self, line: bytes) -> None:
+        self._deliver(line)
 
     async def drained(self) -> None:
         """They are with the other side at once."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 from msgspec import UNSET
 
-from weft.eras.base import ServerEra, choose
+from weft.eras.base import recognise
 from weft.errors import InternalError, InvalidRequest, ParseError, ProtocolError
 from weft.jsonrpc import Frame, decode, encode_error
 from weft.server.call import Call
@@ -34,6 +34,7 @@ __all__ = ["Pipe", "Writer", "one_line"]
 
 log = logging.getLogger("weft.pipe")
 
+_BRACE = ord("{")
 _names = count(1)  # one for each, by which its listen streams are told from those of others
 _read_cancelled = msgspec.json.Decoder(CancelledParams).decode
 
@@ -45,8 +46,8 @@ class Writer(Protocol):
         """Write one line, soon."""
         ...
 
-    def send_now(self, *lines: bytes) -> None:
-        """Write lines without waiting for others to go with them."""
+    def send_now(self, line: bytes) -> None:
+        """Write one line without waiting for others to go with it."""
         ...
 
     @property
@@ -91,17 +92,6 @@ class _LineReply:
         self.last_words = message
 
 
-class _Way:
-    """How a request is served: alone, where it says everything about itself, or in the session of the pipe."""
-
-    __slots__ = ("connection", "era", "session")
-
-    def __init__(self, era: ServerEra, session: PipeSession | None = None) -> None:
-        self.era = era
-        self.session = session
-        self.connection = None if session is None else session.connection
-
-
 class Pipe:
     """One client, and the requests of it that are being served."""
 
@@ -113,14 +103,10 @@ class Pipe:
         self._name = f"pipe {next(_names)}"
         self._in_flight: dict[RequestId, Cancellation] = {}
         self._unwinding: set[asyncio.Task[Any]] = set()  # cancelled, not yet ended
-        self._session: PipeSession | None = None
-        self._ways = {era.name: self._way(era) for era in server.eras}
-
-    def _way(self, era: ServerEra) -> _Way:
-        if era.remembers:
-            self._session = PipeSession(self._server, self._writer, self._in_flight)
-            return _Way(era, self._session)
-        return _Way(era)
+        self._eras = server.eras
+        self._session: PipeSession | None = None  # the one that a pipe can have, where eras are served that know them
+        if any(era.remembers for era in server.eras):
+            self._session = PipeSession(server, writer, self._in_flight)
 
     # What whoever owns the lines asks.
 
@@ -164,7 +150,7 @@ class Pipe:
                 raise ParseError(f"Parse error: a line has at most {self._limits.line_bytes} bytes.")
             if not line or line.isspace():
                 return
-            if self._session is not None and self._session.takes_batch(line):
+            if line[0] != _BRACE and self._session is not None and self._session.takes_batch(line):
                 self._take_all(self._session.read_batch(line))
                 return
             frame = decode(line, self._limits)
@@ -200,14 +186,16 @@ class Pipe:
         request_id = frame.id
         assert request_id is not None  # `decode` has checked it
         assert request_id is not UNSET
-        way = self._ways[choose(self._server.eras, frame, None).name]
-        era = way.era
+        era, envelope = recognise(self._eras, frame, self._server.offer)
+        session = self._session if era.remembers else None
+        connection = None if session is None else session.connection
         try:
             if request_id in self._in_flight:  # D9, JRPC-05
                 raise InvalidRequest("Invalid request: a request with this id is still being served.")
             if full:
                 raise busy(full)
-            envelope = era.open(frame, None, self._server.offer, way.connection)
+            if envelope is None:
+                envelope = era.open(frame, None, self._server.offer, connection)
         except ProtocolError as error:
             note_refusal(error)
             wire = era.refuse(error, opened=False)
@@ -221,15 +209,15 @@ class Pipe:
             era,
             reply,
             peer=self._name,
-            connection=way.connection,
+            connection=connection,
             in_flight=self._in_flight,
         )
-        call.session = way.session
+        call.session = session
         self._run(call, reply)
 
     def _run(self, call: Call, reply: _LineReply) -> None:
         cancellation = reply.cancellation = self._in_flight[call.id] = call.cancellation
-        task = self._starter.start(self._serve(call, reply))
+        task = self._starter.start(self._serve(call, reply, cancellation))
         if task is not None:
             cancellation.task = task
             self._server.in_flight += 1
@@ -241,22 +229,23 @@ class Pipe:
     def _count_out(self, _: asyncio.Task[Any]) -> None:
         self._server.in_flight -= 1
 
-    async def _serve(self, call: Call, reply: _LineReply) -> None:
+    async def _serve(self, call: Call, reply: _LineReply, cancellation: Cancellation) -> None:
         try:
             _, body = await self._server.dispatcher.run(call)
         except asyncio.CancelledError:
-            if self._in_flight.get(call.id) is call.cancellation:  # not by the client, who would have been heard of
+            if self._in_flight.get(call.id) is cancellation:  # not by the client, who would have been heard of
                 del self._in_flight[call.id]
             return
         reply.answered = True
-        if not call.cancellation.cancelled:  # CAN-09: a cancellation may come while the last line is being made
+        if not cancellation.cancelled:  # CAN-09: a cancellation may come while the last line is being made
             del self._in_flight[call.id]
-            lines = [one_line(body)] if reply.last_words is None else [one_line(body), reply.last_words]
-            if self._in_flight:
-                for line in lines:
-                    self._writer.send(line)
-            else:  # nothing else will be there to write with them
-                self._writer.send_now(*lines)
+            line = one_line(body)
+            if not self._in_flight and reply.last_words is None:  # nothing else will be there to write with it
+                self._writer.send_now(line)
+            else:
+                self._writer.send(line)
+                if reply.last_words is not None:
+                    self._writer.send(reply.last_words)
 
     def _cancel(self, frame: Frame) -> None:
         """Give a request up. Unknown, finished and malformed ones are nothing to speak of (CAN-07, CAN-10)."""
@@ -280,4 +269,4 @@ class Pipe:
 
 def one_line(message: bytes) -> bytes:
     """JSON has newlines only between its tokens, where a space means the same (STDIO-01)."""
-    return message.replace(b"\n", b" ") if b"\n" in message else message
+    return message.replace(b"\n", b" ")

@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from weft.eras.session import HANDSHAKE, SESSION
 from weft.jsonrpc import Frame, encode_notification
-from weft.server.changes import Change, encode_change
+from weft.server.changes import Change, encode_change, note
 from weft.server.connection import Cancellation, Connection
 from weft.server.notices import take_notification
 from weft.server.outstanding import OnProgress, Outstanding
@@ -114,9 +114,10 @@ class PipeSession:
             self._loop.call_soon_threadsafe(self._tell, change)
 
     def _tell(self, change: Change) -> None:
-        if change.kind == "resource" and change.uri not in self.connection.subscribed_uris:
+        uris = self.connection.subscribed_uris
+        if not change.concerns(uris):
             return
-        self._pending[change] = None
+        note(self._pending, change, uris)
         if self._telling is None or self._telling.done():
             self._telling = self._loop.create_task(self._tell_all(), name="weft-pipe-changes")
 

@@ -1,8 +1,9 @@
 """An authorization server for development and small deployments: people log in, consent, and clients get tokens.
 
 It speaks OAuth 2.1 as MCP clients expect it: the code flow with PKCE, refresh tokens that are rotated, client metadata
-documents and dynamic registration. What outlives a request is in a Backend. (Authlib, which would be the library for
-this, has servers only for frameworks and stores that block; it cannot stand on a Backend.)
+documents and dynamic registration; client credentials for programs, and the assertions of others that it trusts. What
+outlives a request is in a Backend. (Authlib, which would be the library for this, has servers only for frameworks and
+stores that block; it cannot stand on a Backend.)
 
 >>> from weft.server.auth.authorization import AuthorizationServer
 >>> authorization = AuthorizationServer(
@@ -14,7 +15,15 @@ this, has servers only for frameworks and stores that block; it cannot stand on 
 from __future__ import annotations
 
 from weft.server.auth.authorization.app import AuthorizationServer
-from weft.server.auth.authorization.clients import RegisteredClient
+from weft.server.auth.authorization.assertions import TrustedIssuer
+from weft.server.auth.authorization.clients import CLIENT_CREDENTIALS, JWT_BEARER, RegisteredClient
 from weft.server.auth.authorization.users import hash_password
 
-__all__ = ["AuthorizationServer", "RegisteredClient", "hash_password"]
+__all__ = [
+    "CLIENT_CREDENTIALS",
+    "JWT_BEARER",
+    "AuthorizationServer",
+    "RegisteredClient",
+    "TrustedIssuer",
+    "hash_password",
+]

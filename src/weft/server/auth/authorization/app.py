@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from weft.backends.base import Backend
@@ -13,14 +13,16 @@ from weft.errors import UsageError
 from weft.protocol.headers import HeaderFault, read
 from weft.protocol.hosts import HostPolicy, is_loopback, refusal
 from weft.protocol.sealing import KeyRing
+from weft.server.auth.authorization.assertions import Assertions, TrustedIssuer
 from weft.server.auth.authorization.authorizing import Authorizing
-from weft.server.auth.authorization.clients import Clients, RegisteredClient
+from weft.server.auth.authorization.clients import CLIENT_CREDENTIALS, JWT_BEARER, Clients, RegisteredClient
 from weft.server.auth.authorization.grants import Grants
 from weft.server.auth.authorization.signing import Signer
 from weft.server.auth.authorization.tokening import Tokening
 from weft.server.auth.authorization.users import Login, Users
 from weft.server.auth.authorization.web import Answer, OAuthError, Request, json_answer
 from weft.server.auth.jwt_verifier import JwtVerifier
+from weft.server.auth.keys import DEFAULT_ALGORITHMS
 from weft.server.auth.scopes import check_scopes
 from weft.server.auth.urls import check_url, origin_of
 from weft.server.faults import report
@@ -41,8 +43,10 @@ class AuthorizationServer:
         users: Who can log in: a dictionary from names to passwords (or to what `hash_password` makes of them), or an
             async function of a name and a password that returns the subject, or None.
         scopes: What can be granted. A client that asks for nothing in particular gets all of it.
-        clients: Clients that are known beforehand.
-        registration: Whether clients may register themselves (RFC 7591).
+        clients: Clients that are known beforehand; programs among them.
+        trusted_issuers: Identity providers that vouch for users, and platforms that vouch for programs.
+        registration: Whether clients may register themselves (RFC 7591): deprecated by the protocol (DEP-01), and all
+            that some clients can do.
         documents: Whether clients may be described by a document at their id (CIMD).
         key: The private key that signs tokens, in PEM (P-256). One that dies with the process if not said.
         backend: Where codes, refresh tokens and registrations are kept; a memory of this process's own if not said.
@@ -58,7 +62,8 @@ class AuthorizationServer:
         users: Mapping[str, str] | Login,
         scopes: Sequence[str] = (),
         clients: Sequence[RegisteredClient] = (),
-        registration: bool = True,
+        trusted_issuers: Sequence[TrustedIssuer] = (),
+        registration: bool = False,
         documents: bool = True,
         key: str | None = None,
         backend: Backend | None = None,
@@ -86,6 +91,9 @@ class AuthorizationServer:
         ring = KeyRing.ephemeral() if key is None else KeyRing([hashlib.sha256(b"consent" + key.encode()).digest()])
         self.grants = Grants(store, ring, refresh_seconds)
         self.clients = Clients(store, clients, documents=documents, local=is_loopback(parts.hostname or ""))
+        self.assertions = Assertions(store, issuer)
+        self.trusted_issuers = {trusted.issuer: trusted for trusted in trusted_issuers}
+        _check_clients(clients, self.scopes, cast("Mapping[str, str]", users) if isinstance(users, Mapping) else ())
         self.signer = Signer(key)
         self._registration = registration
         self._documents = documents
@@ -97,6 +105,13 @@ class AuthorizationServer:
         """A verifier of the tokens that are issued here, for a `ResourceServer` in the same process."""
         return JwtVerifier(keys=self.signer.jwks, issuer=self.issuer, algorithms=["ES256"])
 
+    @property
+    def grant_types(self) -> tuple[str, ...]:
+        """The grants that are served: those of people, and the others where somebody is there who may use them."""
+        programs = any(CLIENT_CREDENTIALS in client.grant_types for client in self.clients.known)
+        others = [(CLIENT_CREDENTIALS, programs), (JWT_BEARER, bool(self.trusted_issuers))]
+        return "authorization_code", "refresh_token", *(grant for grant, is_served in others if is_served)
+
     def metadata(self) -> dict[str, Any]:
         """What clients find out about it (RFC 8414, OpenID Connect Discovery)."""
         document: dict[str, Any] = {
@@ -106,7 +121,7 @@ class AuthorizationServer:
             "jwks_uri": f"{self.issuer}/jwks",
             "response_types_supported": ["code"],
             "response_modes_supported": ["query"],
-            "grant_types_supported": ["authorization_code", "refresh_token"],
+            "grant_types_supported": self.grant_types,
             "code_challenge_methods_supported": ["S256"],
             "token_endpoint_auth_methods_supported": ["none", "client_secret_basic", "client_secret_post"],
             "authorization_response_iss_parameter_supported": True,  # AUTH-18
@@ -118,15 +133,21 @@ class AuthorizationServer:
             document["registration_endpoint"] = f"{self.issuer}/register"
         if self.scopes:
             document["scopes_supported"] = self.scopes
+        if any(client.keys for client in self.clients.known):  # XAUTH-03
+            document["token_endpoint_auth_methods_supported"].append("private_key_jwt")
+            document["token_endpoint_auth_signing_alg_values_supported"] = DEFAULT_ALGORITHMS
+        if any(trusted.workloads is None for trusted in self.trusted_issuers.values()):  # XAUTH-07
+            document["authorization_grant_profiles_supported"] = ["urn:ietf:params:oauth:grant-profile:id-jag"]
         return document
 
-    def choose_scopes(self, asked: str | None) -> tuple[str, ...]:
-        """What is granted of what is asked for."""
-        if not asked:
-            return self.scopes
-        granted = tuple(scope for scope in dict.fromkeys(asked.split()) if scope in self.scopes)
-        if not granted and self.scopes:
-            raise OAuthError("invalid_scope", f"The scopes are {', '.join(self.scopes)}.")
+    def choose_scopes(self, client: RegisteredClient, *asked: str | None) -> tuple[str, ...]:
+        """What a client is granted: what it may have, as far as it is in each of the texts that ask for something."""
+        granted = possible = self.scopes if client.scopes is None else client.scopes
+        for text in asked:
+            if text:
+                granted = tuple(scope for scope in dict.fromkeys(text.split()) if scope in granted)
+        if possible and not granted:
+            raise OAuthError("invalid_scope", f"The scopes that can be had are {', '.join(possible)}.")
         return granted
 
     def choose_resource(self, asked: str | None) -> str:
@@ -140,6 +161,15 @@ class AuthorizationServer:
     def asgi(self, *, allowed_hosts: Sequence[str] | None = None) -> _App:
         """An ASGI app, to run under any ASGI server. It serves the issuer's host and this machine, or those named."""
         return _App(self, registration=self._registration, allowed_hosts=allowed_hosts)
+
+
+def _check_clients(clients: Sequence[RegisteredClient], scopes: Sequence[str], users: Container[str]) -> None:
+    """UsageError where a client could never have what it is said to have, or is somebody else besides."""
+    for client in clients:
+        if unknown := set(client.scopes or ()) - set(scopes):
+            raise UsageError(f"The client {client.client_id!r} has the scope {min(unknown)!r}: name it in scopes= too.")
+        if CLIENT_CREDENTIALS in client.grant_types and client.client_id in users:
+            raise UsageError(f"{client.client_id!r} is a program and a user: tokens could not tell them apart.")
 
 
 class _App:

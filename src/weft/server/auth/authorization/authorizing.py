@@ -74,7 +74,7 @@ class Authorizing:
             redirect_uri=uri,
             state=state,
             challenge=fields["code_challenge"],
-            scopes=self._server.choose_scopes(fields.get("scope")),
+            scopes=self._server.choose_scopes(client, fields.get("scope")),
             resource=self._server.choose_resource(fields.get("resource")),
         )
 

@@ -14,16 +14,23 @@ from urllib.parse import urlsplit
 import msgspec
 
 from weft.backends.base import Store
+from weft.errors import UsageError
 from weft.protocol.hosts import is_loopback
 from weft.server.auth.authorization.web import OAuthError
 from weft.server.auth.fetching import FetchFailed, fetch_document, fresh_seconds
+from weft.server.auth.keys import DEFAULT_ALGORITHMS, fits, read_keys
 from weft.server.auth.urls import is_safe_url
 
-__all__ = ["Clients", "RegisteredClient", "digest"]
+__all__ = ["CLIENT_CREDENTIALS", "JWT_BEARER", "Clients", "RegisteredClient", "digest"]
 
-_GRANTS = ("authorization_code", "refresh_token")
+CLIENT_CREDENTIALS = "client_credentials"  # the grant of programs, which act for nobody but themselves
+JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"  # that of clients for which somebody else vouches
+
+_GRANTS = ("authorization_code", "refresh_token")  # those that a client can register for by itself
 _METHODS = ("none", "client_secret_basic", "client_secret_post")
-_KEEP_SECONDS = 90 * 86_400.0  # a registration that nobody uses
+_PRIVATE = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth", "k"})  # members that no public key has
+_UNUSED_SECONDS = 86_400.0  # a registration that no token came of: anybody can make them
+_KEEP_SECONDS = 90 * 86_400.0  # one that nobody uses any more
 _DOCUMENT_SECONDS = 300.0  # a document is used again, if it does not say how long …
 _MOST_DOCUMENT_SECONDS = 86_400.0  # … and at most, whatever it says
 _MOST_DOCUMENTS = 1000
@@ -40,17 +47,56 @@ def digest(secret: str) -> str:
 
 
 class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A client. Without a secret it is a public one, and proves with PKCE alone that it began what it ends."""
+    """A client.
+
+    Without a secret or a key it is a public one, and proves with PKCE alone that it began what it ends. `scopes` is
+    what it may have at most, all that there are if not said. A program, which nobody logs in to, is one of the grant
+    `CLIENT_CREDENTIALS`:
+
+    >>> program = RegisteredClient(client_id="reporter", grant_types=(CLIENT_CREDENTIALS,)).with_secret("…")
+    """
 
     client_id: str
-    redirect_uris: tuple[str, ...]
+    redirect_uris: tuple[str, ...] = ()
     client_name: str = ""
     secret_digest: str | None = None  # made by `with_secret`
+    keys: tuple[dict[str, Any], ...] = ()  # made by `with_keys`
     grant_types: tuple[str, ...] = _GRANTS
+    scopes: tuple[str, ...] | None = None
 
     def with_secret(self, secret: str) -> RegisteredClient:
         """The same client, confidential."""
         return msgspec.structs.replace(self, secret_digest=digest(secret))
+
+    def with_keys(self, keys: Mapping[str, Any] | Sequence[Mapping[str, Any]] | str) -> RegisteredClient:
+        """The same client, confidential by a private key of its own: here are its public ones, as JWKs or in PEM."""
+        found = tuple(dict(key) for key in read_keys(keys))
+        if any(_PRIVATE & key.keys() for key in found):
+            raise UsageError("with_keys() was given a private key. Give the public one; the other is the client's own.")
+        if not all(any(fits(key, algorithm) for algorithm in DEFAULT_ALGORITHMS) for key in found):
+            raise UsageError(f"with_keys() was given a key that signs with none of {', '.join(DEFAULT_ALGORITHMS)}.")
+        return msgspec.structs.replace(self, keys=found)
+
+    @property
+    def is_confidential(self) -> bool:
+        """Whether it can prove who it is."""
+        return self.secret_digest is not None or bool(self.keys)
+
+    def check(self) -> None:
+        """UsageError where a client that is known beforehand cannot do what it is for."""
+        grants, what = set(self.grant_types), f"The client {self.client_id!r}"
+        if unknown := grants - {*_GRANTS, CLIENT_CREDENTIALS, JWT_BEARER}:
+            raise UsageError(f"{what} has the grant {min(unknown)!r}, which is not served here.")
+        if self.secret_digest is not None and self.keys:
+            raise UsageError(f"{what} has a secret and keys; give it one of the two.")
+        if ("authorization_code" in grants) != bool(self.redirect_uris):
+            raise UsageError(f"{what} needs redirect_uris for people to log in, and none without authorization_code.")
+        if CLIENT_CREDENTIALS not in grants:
+            return
+        if not self.is_confidential:
+            raise UsageError(f"{what} acts for itself: let it prove who it is, .with_secret(...) or .with_keys(...).")
+        if len(grants) > 1:  # so that what a program does is never taken for what a user did
+            raise UsageError(f"{what} acts for itself and for others; give a program a client id of its own.")
 
     def takes(self, redirect_uri: str) -> bool:
         """Whether a redirect URI is one of this client's: exactly (ASEC-10), but for the port of a loopback one."""
@@ -59,7 +105,7 @@ class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     def has_secret(self, secret: str | None) -> bool:
         """Whether a secret is the client's; a public one has none, and must not bring one."""
         if self.secret_digest is None or secret is None:
-            return self.secret_digest is None and secret is None
+            return not self.is_confidential and secret is None
         return hmac.compare_digest(self.secret_digest, digest(secret))
 
 
@@ -77,7 +123,10 @@ class Clients:
 
     def __init__(self, store: Store, known: Sequence[RegisteredClient], *, documents: bool, local: bool) -> None:
         self._store = store
-        self._known = {client.client_id: client for client in known}
+        for client in known:
+            client.check()
+        self.known = tuple(known)
+        self._by_id = {client.client_id: client for client in known}
         self._reads_documents = documents
         self._local = local  # the server is this machine's own: so may documents be
         self._at_once = asyncio.Semaphore(_FETCHED_AT_ONCE)
@@ -87,16 +136,18 @@ class Clients:
 
     async def find(self, client_id: str) -> RegisteredClient | None:
         """The client of this id."""
-        known = self._known.get(client_id)
+        known = self._by_id.get(client_id)
         if known is not None:
             return known
         if "://" in client_id:
             return await self._read_document(client_id) if self._reads_documents else None
         record = await self._store.get(f"client:{digest(client_id)}")
-        if record is None:
-            return None
-        await self._store.touch(f"client:{digest(client_id)}", ttl=_KEEP_SECONDS)
-        return msgspec.json.decode(record, type=RegisteredClient)
+        return None if record is None else msgspec.json.decode(record, type=RegisteredClient)
+
+    async def keep(self, client: RegisteredClient) -> None:
+        """Keep the registration of a client that was given a token."""
+        if client.client_id not in self._by_id and "://" not in client.client_id:
+            await self._store.touch(f"client:{digest(client.client_id)}", ttl=_KEEP_SECONDS)
 
     async def _read_document(self, url: str) -> RegisteredClient | None:
         """A client whose id is the URL of what describes it (CREG-03, CREG-05, ASEC-12)."""
@@ -166,7 +217,7 @@ class Clients:
         if "application_type" in metadata:
             told["application_type"] = metadata["application_type"]
         self._registered.append(now)
-        await self._store.put(f"client:{digest(client.client_id)}", msgspec.json.encode(client), ttl=_KEEP_SECONDS)
+        await self._store.put(f"client:{digest(client.client_id)}", msgspec.json.encode(client), ttl=_UNUSED_SECONDS)
         return told
 
 

@@ -38,14 +38,14 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
-    """What a user has granted to a client."""
+    """What a user has granted to a client; or what it may have without one, which is of no family."""
 
-    family: str
     client_id: str
     subject: str
     scopes: tuple[str, ...]
     resource: str
-    redirect_uri: str
+    family: str = ""
+    redirect_uri: str = ""
     challenge: str = ""  # of the code; refresh tokens have none
 
 
@@ -101,6 +101,10 @@ class Grants:
         """A refresh token for a grant."""
         return await self._issue("refresh", msgspec.structs.replace(grant, challenge=""), self._refresh_seconds)
 
+    async def read_refresh(self, token: str) -> Grant:
+        """What a refresh token stands for; it stays good."""
+        return (await self._find("refresh", token))[1]
+
     async def redeem_refresh(self, token: str) -> Grant:
         """What a refresh token stands for; it is used up."""
         grant = await self._redeem("refresh", token)
@@ -116,23 +120,33 @@ class Grants:
         await self._store.put(f"{kind}:{digest(secret)}", msgspec.json.encode(grant), ttl=seconds)
         return secret
 
-    async def _redeem(self, kind: str, secret: str) -> Grant:
-        key, refused = (
-            f"{kind}:{digest(secret)}",
-            OAuthError("invalid_grant", f"The {kind} is not valid, or not any more."),
-        )
+    async def _find(self, kind: str, secret: str) -> tuple[str, Grant]:
+        """What a code or a token stands for, and where that is kept. One that was used up ends its family."""
+        key = f"{kind}:{digest(secret)}"
         record = await self._store.get(key)
         if record is None:
             used = await self._store.get(f"used:{key}")
             if used is not None:
                 await self.end(used.decode())
-            raise refused
+            raise _refusal(kind)
         grant = msgspec.json.decode(record, type=Grant)
+        await self._check_family(kind, grant)
+        return key, grant
+
+    async def _check_family(self, kind: str, grant: Grant) -> None:
+        if await self._store.get(f"family:{grant.family}") is None:
+            raise _refusal(kind)
+
+    async def _redeem(self, kind: str, secret: str) -> Grant:
+        key, grant = await self._find(kind, secret)
         # Written down as used before it is taken away: whoever comes second finds one of the two.
         await self._store.put(f"used:{key}", grant.family.encode(), ttl=self._refresh_seconds)
         if not await self._store.delete(key):
             await self.end(grant.family)
-            raise refused
-        if await self._store.get(f"family:{grant.family}") is None:
-            raise refused
+            raise _refusal(kind)
+        await self._check_family(kind, grant)  # it may have ended meanwhile
         return grant
+
+
+def _refusal(kind: str) -> OAuthError:
+    return OAuthError("invalid_grant", f"The {kind} is not valid, or not any more.")

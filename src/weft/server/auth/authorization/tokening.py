@@ -1,20 +1,23 @@
-"""The token endpoint: codes and refresh tokens become access tokens, for the client that they were given to."""
+"""The token endpoint: codes, refresh tokens, credentials and assertions become access tokens, each for its client."""
 
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import re
-from typing import TYPE_CHECKING
-from urllib.parse import unquote_plus
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from weft.server.auth.authorization.clients import RegisteredClient
+from weft.server.auth.authorization.assertions import ID_JAG, WORKLOAD_TOKEN
+from weft.server.auth.authorization.authenticating import Authenticating
+from weft.server.auth.authorization.clients import CLIENT_CREDENTIALS, JWT_BEARER, RegisteredClient
 from weft.server.auth.authorization.grants import Grant
 from weft.server.auth.authorization.web import Answer, OAuthError, Request, json_answer
+from weft.server.auth.signed import read_issuer
+from weft.server.auth.verifying import TokenRefused
 
 if TYPE_CHECKING:
     from weft.server.auth.authorization.app import AuthorizationServer
@@ -22,7 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["Tokening"]
 
 _VERIFIER = re.compile(r"[A-Za-z0-9._~-]{43,128}")  # RFC 7636, 4.1
-_BASIC = [(b"www-authenticate", b'Basic realm="token"')]
+
+_Fields = Mapping[str, str]
+_Redeem = Callable[[RegisteredClient, _Fields], Awaitable[tuple[Grant, tuple[str, ...]]]]
 
 
 class Tokening:
@@ -30,37 +35,28 @@ class Tokening:
 
     def __init__(self, server: AuthorizationServer) -> None:
         self._server = server
+        self._authenticating = Authenticating(server.clients, server.assertions)
+        ways: dict[str, _Redeem] = {
+            "authorization_code": self._redeem_code,
+            "refresh_token": self._redeem_refresh,
+            CLIENT_CREDENTIALS: self._redeem_credentials,
+            JWT_BEARER: self._redeem_assertion,
+        }
+        self._ways = {grant: ways[grant] for grant in server.grant_types}
 
     async def answer(self, request: Request) -> Answer:
         """Exchange what a client has for tokens."""
         fields = await request.form()
-        client = await self._authenticate(request, fields)
-        kind = fields.get("grant_type")
-        if kind == "authorization_code":
-            grant = await self._redeem_code(client, fields)
-        elif kind == "refresh_token" and "refresh_token" in client.grant_types:
-            grant = await self._redeem_refresh(client, fields)
-        else:
-            raise OAuthError("unsupported_grant_type", "grant_type is authorization_code or refresh_token.")
-        return await self._issue(client, grant, _scopes_asked_for(grant, fields))
+        client = await self._authenticating.find(request, fields)
+        kind = fields.get("grant_type", "")
+        if kind not in self._ways:
+            raise OAuthError("unsupported_grant_type", f"grant_type is {' or '.join(self._ways)}.")
+        if kind not in client.grant_types:
+            raise OAuthError("unauthorized_client", "The client is not registered for this grant_type.")
+        grant, scopes = await self._ways[kind](client, fields)
+        return await self._issue(client, grant, scopes)
 
-    async def _authenticate(self, request: Request, fields: dict[str, str]) -> RegisteredClient:
-        """The client that asks. A confidential one proves it with its secret, in one of two places."""
-        client_id, secret = fields.get("client_id"), fields.get("client_secret")
-        basic = _read_basic(request.headers.get(b"authorization"))
-        if basic is not None:
-            if secret is not None or client_id not in (None, basic[0]):
-                raise OAuthError("invalid_request", "The client authenticates in one way, not in two.")
-            client_id, secret = basic
-        client = await self._server.clients.find(client_id or "")
-        if client is None or not client.has_secret(secret):
-            headers = [] if basic is None else _BASIC
-            raise OAuthError(
-                "invalid_client", "The client is not known, or not authenticated.", status=401, headers=headers
-            )
-        return client
-
-    async def _redeem_code(self, client: RegisteredClient, fields: dict[str, str]) -> Grant:
+    async def _redeem_code(self, client: RegisteredClient, fields: _Fields) -> tuple[Grant, tuple[str, ...]]:
         verifier = fields.get("code_verifier", "")
         grant = await self._server.grants.redeem_code(fields.get("code", ""))
         made = base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=")
@@ -72,14 +68,68 @@ class Tokening:
         ):
             await self._server.grants.end(grant.family)
             raise OAuthError("invalid_grant", "The code was given to another request.")
-        return grant
+        return grant, _scopes_asked_for(grant, fields)
 
-    async def _redeem_refresh(self, client: RegisteredClient, fields: dict[str, str]) -> Grant:
-        grant = await self._server.grants.redeem_refresh(fields.get("refresh_token", ""))
+    async def _redeem_refresh(self, client: RegisteredClient, fields: _Fields) -> tuple[Grant, tuple[str, ...]]:
+        """Looked at before it is used up: a client that asks for too much may ask again."""
+        token = fields.get("refresh_token", "")
+        grant = await self._server.grants.read_refresh(token)
         if grant.client_id != client.client_id:
             await self._server.grants.end(grant.family)
             raise OAuthError("invalid_grant", "The refresh token was given to another client.")
-        return grant
+        scopes = _scopes_asked_for(grant, fields)
+        return await self._server.grants.redeem_refresh(token), scopes
+
+    async def _redeem_credentials(self, client: RegisteredClient, fields: _Fields) -> tuple[Grant, tuple[str, ...]]:
+        """A program, which has proven who it is: only confidential clients have this grant."""
+        return self._grant(client, client.client_id, fields.get("resource"), fields.get("scope"))
+
+    async def _redeem_assertion(self, client: RegisteredClient, fields: _Fields) -> tuple[Grant, tuple[str, ...]]:
+        """Somebody vouches: a platform for the client itself, an identity provider for its user."""
+        assertion = fields.get("assertion", "")
+        issuer = self._server.trusted_issuers.get(read_issuer(assertion) or "")
+        try:
+            if issuer is None:
+                raise TokenRefused("The token is of nobody who is trusted here.")
+            kind = ID_JAG if issuer.workloads is None else WORKLOAD_TOKEN
+            claims = await self._server.assertions.read(
+                assertion, kind, issuer=issuer.issuer, keys=issuer.keys, algorithms=issuer.algorithms
+            )
+            if issuer.workloads is None:
+                granted = self._grant_user(client, await issuer.subject_of(claims), claims, fields)
+            elif issuer.workloads.get(claims["sub"]) == client.client_id:
+                granted = self._grant(client, client.client_id, fields.get("resource"), fields.get("scope"))
+            else:
+                raise TokenRefused("The token is about another client.")
+            await self._server.assertions.use(claims, kind)  # last: what was refused is not used up
+        except TokenRefused as error:
+            raise OAuthError("invalid_grant", str(error)) from None
+        return granted
+
+    def _grant_user(
+        self, client: RegisteredClient, subject: str | None, claims: Mapping[str, Any], fields: _Fields
+    ) -> tuple[Grant, tuple[str, ...]]:
+        """What an ID-JAG is good for (XAUTH-06): for its client, at its resource, within its scopes."""
+        if not client.is_confidential:
+            raise OAuthError("unauthorized_client", "Who acts for a user without asking must prove who it is.")
+        if claims.get("client_id") != client.client_id:
+            raise TokenRefused("The token was given to another client.")
+        resource, scope = claims.get("resource"), claims.get("scope")
+        if resource not in self._server.resources or fields.get("resource", resource) != resource:
+            raise TokenRefused("The token is for another resource.")
+        if scope is not None and not isinstance(scope, str):
+            raise TokenRefused("The scopes of the token cannot be read.")
+        if not subject:
+            raise TokenRefused("The token is about somebody who is not known here.")
+        return self._grant(client, subject, resource, scope, fields.get("scope"))
+
+    def _grant(
+        self, client: RegisteredClient, subject: str, resource: str | None, *asked: str | None
+    ) -> tuple[Grant, tuple[str, ...]]:
+        """What nobody was asked for, within what the client may have."""
+        scopes = self._server.choose_scopes(client, *asked)
+        target = self._server.choose_resource(resource)
+        return Grant(client_id=client.client_id, subject=subject, scopes=scopes, resource=target), scopes
 
     async def _issue(self, client: RegisteredClient, grant: Grant, scopes: tuple[str, ...]) -> Answer:
         """An access token with these scopes; the refresh token stays good for all that was granted (RFC 6749, 6)."""
@@ -91,12 +141,13 @@ class Tokening:
             "expires_in": int(server.access_seconds),
             "scope": " ".join(scopes),
         }
-        if "refresh_token" in client.grant_types:
+        if grant.family and "refresh_token" in client.grant_types:  # who needs nobody asks again instead
             told["refresh_token"] = await server.grants.refresh(grant)  # a new one each time (ASEC-04)
+        await server.clients.keep(client)
         return json_answer(told, headers=[(b"pragma", b"no-cache")])
 
 
-def _scopes_asked_for(grant: Grant, fields: dict[str, str]) -> tuple[str, ...]:
+def _scopes_asked_for(grant: Grant, fields: _Fields) -> tuple[str, ...]:
     """The scopes of a grant as far as they are asked for; OAuthError where more is, or another resource."""
     if fields.get("resource", grant.resource) != grant.resource:
         raise OAuthError("invalid_target", "The grant is for another resource.")
@@ -106,17 +157,3 @@ def _scopes_asked_for(grant: Grant, fields: dict[str, str]) -> tuple[str, ...]:
     if not set(asked) <= set(grant.scopes):
         raise OAuthError("invalid_scope", "Less was granted than is asked for.")
     return asked
-
-
-def _read_basic(value: str | None) -> tuple[str, str] | None:
-    """Client id and secret of an Authorization header (RFC 6749, 2.3.1)."""
-    scheme, _, credentials = (value or "").partition(" ")
-    if scheme.lower() != "basic":
-        return None
-    try:
-        id, found, secret = base64.b64decode(credentials.strip(), validate=True).decode().partition(":")
-    except (binascii.Error, ValueError):
-        id, found, secret = "", "", ""
-    if not found:
-        raise OAuthError("invalid_client", "The Authorization header cannot be read.", status=401, headers=_BASIC)
-    return unquote_plus(id), unquote_plus(secret)

@@ -14,6 +14,9 @@ from typing import TypeAlias, cast
 from weft.backends.base import Store
 from weft.errors import UsageError, WeftError
 from weft.server.auth.authorization.clients import digest
+from weft.server.auth.authorization.web import OAuthError
+from weft.server.faults import MOST_FRAMES, record
+from weft.server.where import user_frames
 
 __all__ = ["Login", "TooManyTries", "Users", "hash_password"]
 
@@ -81,12 +84,24 @@ class Users:
         self._waiting += 1
         try:
             async with self._at_once:
-                subject = await (self._login or self._compare)(name, password)
+                subject = await (self._ask_function if self._login else self._compare)(name, password)
         finally:
             self._waiting -= 1
         if subject is not None:
             await self._store.delete(key)
         return subject
+
+    async def _ask_function(self, name: str, password: str) -> str | None:
+        """What the function says. What it raises may have the password in it: only its type is told, to the log."""
+        assert self._login is not None
+        try:
+            return await self._login(name, password)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - R1: it may raise anything
+            what = f"The function that checks passwords raised {type(error).__name__}"
+            text = record(what, user_frames(error)[-MOST_FRAMES:], debug=False)
+            raise OAuthError("server_error", text, status=500) from None
 
     async def _compare(self, name: str, password: str) -> str | None:
         _, salt, known = self._hashes.get(name, _NOBODY).split("$")  # as much work for a name that there is not

@@ -1,0 +1,103 @@
+"""What a person confirms before it happens: the call of a tool (TOOL-18), the start of a program (SBP-04).
+
+Owns what there is to be shown, and that no call is made without a yes. It shows nothing itself, starts no program and
+sends nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any, TypeAlias
+
+from weft.client.config import CommandTarget
+from weft.client.functions import Functions
+from weft.client.results import CallDeclined
+
+__all__ = ["CommandQuestion", "ConfirmFunction", "Confirming", "ToolCall", "command_question", "visible"]
+
+log = logging.getLogger("weft.client.confirming")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that is about to be made. Show who gets which arguments: they leave this program with it."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(repr=False)  # may be secrets, so they are in no log
+    server: str
+
+
+ConfirmFunction: TypeAlias = Callable[[ToolCall], Any]
+
+
+class Confirming:
+    """Asks about every call: which of them matter is for the function to say, not for the server's hints (TOOL-09)."""
+
+    def __init__(self, function: ConfirmFunction) -> None:
+        self._function = function
+        self._functions = Functions()
+
+    async def agreed(self, name: str, arguments: Mapping[str, Any], server: str) -> Mapping[str, Any]:
+        """The arguments to send, which are those that were shown, whatever is done to them meanwhile.
+
+        CallDeclined for every answer but True.
+        """
+        kept = copy.deepcopy(dict(arguments))
+        if await self._functions.call(self._function, ToolCall(name, arguments, server)) is not True:
+            log.info("The call of the tool %r of %s was declined.", name, server)
+            raise CallDeclined(f"The call of the tool {name!r} was declined by confirm=; nothing was sent.")
+        log.info("The call of the tool %r of %s was confirmed.", name, server)
+        return kept
+
+
+@dataclass(frozen=True, slots=True)
+class CommandQuestion:
+    """A program to be started, if the user consents. Show the whole `command`, and all `warnings`."""
+
+    command: str  # as one would type it, nothing left out, what cannot be seen written as an escape
+    warnings: tuple[str, ...]
+
+
+_RIGHTS = frozenset({"doas", "pkexec", "runas", "su", "sudo"})
+_SHELLS = frozenset({"bash", "cmd", "dash", "fish", "powershell", "pwsh", "sh", "zsh"})
+_REMOVERS = frozenset({"dd", "del", "mkfs", "rm", "rmdir", "shred"})
+_FETCHERS = frozenset({"curl", "ftp", "nc", "ncat", "scp", "ssh", "wget"})
+_PRIVATE = re.compile(r"(?i)\.(aws|docker|gnupg|kube|netrc|ssh)\b|/etc/|id_(rsa|ed25519)|\\System32\\")
+_LOADERS = re.compile(r"(?i)(LD_|DYLD_).*|PATH|NODE_OPTIONS|PYTHONPATH|PYTHONSTARTUP|PERL5OPT|RUBYOPT|BASH_ENV")
+
+
+def command_question(target: CommandTarget) -> CommandQuestion:
+    """What to show before a command is started that somebody else wrote: a link, a file of configuration.
+
+    >>> print(*command_question(CommandTarget(("sudo", "uvx", "mcp-server-time"))).warnings, sep="\\n")
+    It runs on this machine with all your rights: start it only if you trust where it comes from.
+    'sudo' asks for more rights than you have.
+    """
+    words = [word for part in target.command for word in part.split()]
+    names = [PurePath(word.replace("\\", "/")).name.lower().removesuffix(".exe") for word in words]
+    warnings = ["It runs on this machine with all your rights: start it only if you trust where it comes from."]
+    for known, what in (
+        (_RIGHTS, "asks for more rights than you have"),
+        (_SHELLS, "is a shell, which does whatever its arguments say"),
+        (_REMOVERS, "can remove files"),
+        (_FETCHERS, "talks to other machines"),
+    ):
+        warnings += [f"{name!r} {what}." for name in dict.fromkeys(names) if name in known]
+    warnings += [f"{word!r} is a place of secrets, or of the system." for word in words if _PRIVATE.search(word)]
+    warnings += [f"The variable {name!r} changes which code is run." for name in target.env if _LOADERS.fullmatch(name)]
+    return CommandQuestion(visible(shlex.join(target.command)), tuple(warnings))
+
+
+def visible(text: str) -> str:
+    """Text with nothing in it that a terminal would hide.
+
+    >>> visible("a\\x1b[8mb")
+    'a\\\\x1b[8mb'
+    """
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -1,0 +1,67 @@
+"""Calling the functions of the user's that answer something, and may take their time.
+
+An async function is awaited; a plain one runs in a thread of its own, so that it stops nobody else. What a function is
+called with and what becomes of its answer is its callers' business, and so is every exception that it raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from weft.errors import UsageError
+
+__all__ = ["Functions"]
+
+_MAX_THREADS = 16  # functions that run at the same time, with those that nobody waits for any more
+
+
+class Functions:
+    """Calls functions, and counts the threads that they are in."""
+
+    def __init__(self) -> None:
+        self._threads = 0
+
+    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """What a function returns, or what it returns is awaited to."""
+        if inspect.iscoroutinefunction(function):
+            return await function(*args)
+        value = await self._in_thread(function, args)
+        return await value if inspect.isawaitable(value) else value
+
+    async def _in_thread(self, function: Callable[..., Any], args: Sequence[Any]) -> Any:
+        """Call a plain function in a thread of its own, which no exit of the program has to wait for."""
+        if self._threads >= _MAX_THREADS:
+            raise UsageError(f"{_MAX_THREADS} questions are being answered already; end the functions sooner.")
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+        context = contextvars.copy_context()
+
+        def settle(value: Any, error: BaseException | None) -> None:
+            self._threads -= 1
+            if answer.done():  # nobody waits any more
+                return
+            if error is None:
+                answer.set_result(value)
+            else:
+                answer.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+
+        def run() -> None:
+            value, failure = None, None
+            try:
+                value = context.run(function, *args)
+            except StopIteration as error:
+                failure = RuntimeError(f"raised {error!r}")  # which no Future can carry
+            except BaseException as error:  # noqa: BLE001 - carried over to the loop, where it is logged (R1)
+                failure = error
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(settle, value, failure)
+
+        self._threads += 1
+        threading.Thread(target=run, name="weft-answer", daemon=True).start()
+        return await answer

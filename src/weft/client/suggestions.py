@@ -1,0 +1,67 @@
+"""Suggestions for an argument that is being typed.
+
+Owns what may be asked (CMP-06), how often, and how much is taken of the answer. Hosts ask at every key, and a server
+may have to search for each; so requests keep a pace, and wait where they are more than that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from weft.client.allowance import Allowance
+from weft.client.exchange import Exchange, Options
+from weft.client.mistakes import check_texts
+from weft.errors import UsageError
+from weft.limits import ClientLimits
+from weft.types.prompts import CompleteResult, Completion
+
+__all__ = ["MOST_VALUES", "Suggestions", "completion_params"]
+
+MOST_VALUES = 100
+"""So many values may be in one answer; whatever a server sends beyond them is left out."""
+
+
+class Suggestions:
+    """Asks one server for suggestions."""
+
+    def __init__(self, exchange: Exchange, limits: ClientLimits) -> None:
+        self._exchange = exchange
+        self._allowance = Allowance(limits.completions_per_second, 1.0)
+
+    async def ask(self, params: Mapping[str, Any], timeout: float | None) -> Completion:
+        """The values that the server suggests, in its order."""
+        await self._turn()
+        result = await self._exchange.request("completion/complete", params, CompleteResult, Options(timeout))
+        found = result.completion
+        if len(found.values) > MOST_VALUES:
+            return Completion(found.values[:MOST_VALUES], found.total, has_more=True)
+        return found
+
+    async def _turn(self) -> None:
+        while True:
+            seconds = self._allowance.wait()
+            if seconds == 0:
+                return
+            await asyncio.sleep(seconds)
+
+
+def completion_params(
+    argument: str, value: str, prompt: str | None, template: str | None, arguments: Mapping[str, str] | None
+) -> dict[str, Any]:
+    """The params of a request for suggestions; UsageError for what is no question.
+
+    >>> completion_params("city", "Par", "plan", None, None)
+    {'ref': {'type': 'ref/prompt', 'name': 'plan'}, 'argument': {'name': 'city', 'value': 'Par'}}
+    """
+    if (prompt is None) == (template is None):
+        raise UsageError("Name what the argument belongs to: give either `prompt` or `template`.")
+    owner = f"the prompt {prompt!r}" if prompt is not None else f"the template {template!r}"
+    check_texts({argument: value}, owner)
+    check_texts(arguments, owner)
+    ref = {"type": "ref/prompt", "name": prompt} if prompt is not None else {"type": "ref/resource", "uri": template}
+    params: dict[str, Any] = {"ref": ref, "argument": {"name": argument, "value": value}}
+    if arguments:
+        params["context"] = {"arguments": arguments}
+    return params

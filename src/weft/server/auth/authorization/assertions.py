@@ -1,0 +1,142 @@
+"""Assertions: JWTs made for this authorization server, in which somebody that it trusts says who is there.
+
+    client assertion   a program says who it is itself (`private_key_jwt`, RFC 7523)
+    ID-JAG             a company's identity provider says who the user of a client is (XAUTH-06)
+    workload token     the platform that a program runs on says which program it is
+
+Owns what makes one good: its kind, its signature, for whom and for how long it is, and that it is used once. What
+somebody gets for one, the token endpoint decides.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from weft.backends.base import Store
+from weft.errors import UsageError
+from weft.server.auth.authorization.clients import digest
+from weft.server.auth.authorization.web import OAuthError
+from weft.server.auth.keys import DEFAULT_ALGORITHMS, KeySet, check_algorithms, read_keys
+from weft.server.auth.signed import read_signed
+from weft.server.auth.urls import check_url
+from weft.server.auth.verifying import TokenRefused, VerifierFailed
+
+__all__ = ["CLIENT_ASSERTION", "ID_JAG", "WORKLOAD_TOKEN", "Assertions", "Kind", "TrustedIssuer"]
+
+_LEEWAY = 30.0
+_MOST_TEXT = 512  # characters of a `jti` or a `sub`
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """A kind of assertions."""
+
+    name: str
+    types: frozenset[str]  # what its `typ` may be: no other kind of JWT is taken for it
+    most_seconds: float  # how long before its end it may come
+    is_good_once: bool = True
+    is_for_endpoint: bool = False  # its `aud` may be the URL that it is sent to
+
+
+CLIENT_ASSERTION = Kind(
+    "client assertion", frozenset({"jwt", "client-authentication+jwt"}), 300.0, is_for_endpoint=True
+)
+ID_JAG = Kind("ID-JAG", frozenset({"oauth-id-jag+jwt"}), 3600.0)
+# A platform writes one into a file, from which a program may show it again and again until there is a newer one.
+WORKLOAD_TOKEN = Kind("workload token", frozenset({"jwt"}), 86_400.0, is_good_once=False)
+
+
+class TrustedIssuer:
+    """Somebody else whose word is taken for who a user or a program is.
+
+    Args:
+        issuer: What its assertions have as `iss`, exactly.
+        jwks_uri: Where its keys are fetched from; or `keys`, the keys themselves, as a `JwtVerifier` takes them.
+        algorithms: What it may sign with.
+        workloads: Makes it a platform, which vouches for programs: from the `sub` of each to its client id. Without
+            it, it is a company's identity provider, which vouches for users by ID-JAGs.
+        subject: An async function from the claims of an ID-JAG to the subject of the tokens, None for nobody. Without
+            it that is `issuer#sub`: who it vouches for is never taken for a user of another issuer, or of this server.
+
+    >>> TrustedIssuer("https://idp.example.com", "https://idp.example.com/jwks")
+    <TrustedIssuer 'https://idp.example.com'>
+    """
+
+    def __init__(
+        self,
+        issuer: str,
+        jwks_uri: str | None = None,
+        *,
+        keys: Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | None = None,
+        algorithms: Sequence[str] = DEFAULT_ALGORITHMS,
+        workloads: Mapping[str, str] | None = None,
+        subject: Callable[[Mapping[str, Any]], Awaitable[str | None]] | None = None,
+    ) -> None:
+        if (jwks_uri is None) == (keys is None):
+            raise UsageError("A TrustedIssuer needs either the URL of its keys, or keys=: give exactly one of them.")
+        if jwks_uri is not None:
+            check_url(jwks_uri, "jwks_uri")
+        if workloads is not None and (not workloads or subject is not None):
+            raise UsageError("workloads= is a dictionary from the `sub` of each program to its client id; no subject=.")
+        if subject is not None and not inspect.iscoroutinefunction(subject):
+            raise UsageError("subject= is an async function from the claims of an ID-JAG to a subject, or None.")
+        self.issuer = issuer
+        self.algorithms = check_algorithms(algorithms)
+        self.workloads = None if workloads is None else dict(workloads)
+        self.keys = KeySet(jwks_uri, () if keys is None else read_keys(keys))
+        self._subject = subject
+
+    def __repr__(self) -> str:
+        return f"<TrustedIssuer {self.issuer!r}>"
+
+    async def subject_of(self, claims: Mapping[str, Any]) -> str | None:
+        """Who a user is here that the issuer vouches for."""
+        return f"{self.issuer}#{claims['sub']}" if self._subject is None else await self._subject(claims)
+
+
+class Assertions:
+    """Reads assertions for one authorization server, and remembers which were used."""
+
+    def __init__(self, store: Store, audience: str) -> None:
+        self._store = store
+        self._audience = audience  # the server's own issuer
+
+    async def read(
+        self, text: str, kind: Kind, *, issuer: str, keys: KeySet, algorithms: Sequence[str]
+    ) -> dict[str, Any]:
+        """The claims of an assertion of this issuer; `TokenRefused` where it is not good. It is not used up yet."""
+        required = ["iss", "sub", "aud", "exp", "iat", *(["jti"] if kind.is_good_once else [])]
+        try:
+            claims = await read_signed(
+                text,
+                keys,
+                kind=(kind.name, kind.types),
+                algorithms=algorithms,
+                issuer=issuer,
+                audiences=[self._audience, *([f"{self._audience}/token"] if kind.is_for_endpoint else [])],
+                required=required,
+                leeway=_LEEWAY,
+            )
+        except VerifierFailed as error:
+            raise OAuthError("temporarily_unavailable", str(error), status=503) from None
+        if isinstance(claims["aud"], list) and len(cast("list[Any]", claims["aud"])) != 1:
+            raise TokenRefused("The token is for others as well, who could show it here.")
+        if int(claims["exp"]) - time.time() > kind.most_seconds + _LEEWAY:
+            raise TokenRefused(f"A token of this kind expires within {kind.most_seconds:g} s.")
+        texts = (claims["sub"], claims.get("jti", "x"))
+        if not all(isinstance(text, str) and 0 < len(text) <= _MOST_TEXT for text in texts):
+            raise TokenRefused(f"The `sub` and `jti` of a token have 1 to {_MOST_TEXT} characters.")
+        return claims
+
+    async def use(self, claims: Mapping[str, Any], kind: Kind) -> None:
+        """Use an assertion up, on all workers together; `TokenRefused` if that was done before."""
+        if not kind.is_good_once:
+            return
+        seconds = max(int(claims["exp"]) + _LEEWAY - time.time(), 1.0)  # as long as it could be shown again
+        mark = digest(msgspec.json.encode([kind.name, claims["iss"], claims["jti"]]).decode())
+        if not await self._store.swap(f"assertion:{mark}", None, b"1", ttl=seconds):
+            raise TokenRefused("The token was used before: each is good once.")

@@ -1,0 +1,155 @@
+"""`--config FILE`: a server that a file names. A command out of a file is shown and approved before it is started."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import serve
+from weft import Server
+from weft.cli import main
+
+PROGRAM = """
+from pathlib import Path
+Path({mark!r}).write_text("started")
+from weft import Server
+server = Server("configured")
+
+@server.tool
+def hello() -> str:
+    return "hello"
+
+server.run()
+"""
+
+
+class Terminal(io.StringIO):
+    """Somebody at a terminal, who has typed something."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Interrupted(Terminal):
+    """Somebody who presses Ctrl-C."""
+
+    def readline(self, *_: Any) -> str:
+        raise KeyboardInterrupt
+
+
+class Configured:
+    """A configuration whose server leaves a mark when it is started."""
+
+    def __init__(self, folder: Path) -> None:
+        self.mark = folder / "mark"
+        self.path = folder / "mcp.json"
+        program = folder / "server.py"
+        program.write_text(PROGRAM.format(mark=str(self.mark)))
+        self.command = [sys.executable, str(program), "--note", "a b", "x" * 300]
+        entry = {"command": self.command[0], "args": self.command[1:], "env": {"KEY": "s3cret"}, "cwd": str(folder)}
+        self.path.write_text(json.dumps({"mcpServers": {"here": entry}}))
+
+    def call(self, *options: str) -> int:
+        return main(["call", "--config", str(self.path), *options, "here", "hello"])
+
+
+@pytest.fixture
+def configured(tmp_path: Path) -> Configured:
+    return Configured(tmp_path)
+
+
+@pytest.mark.spec("SBP-04")
+@pytest.mark.parametrize("typed", ["y\n", "YES\n"])
+def test_a_command_is_shown_in_full_and_started_when_approved(
+    configured: Configured, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: str
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal(typed))
+    assert configured.call() == 0
+    said = capsys.readouterr()
+    assert said.out == "hello\n"
+    assert f"--note 'a b' {'x' * 300}\n" in said.err  # all of it
+    assert "with all your rights" in said.err
+    assert "KEY (the values are in the file)" in said.err
+    assert f"in:           {configured.path.parent}" in said.err
+    assert "s3cret" not in said.err
+    assert configured.mark.exists()
+
+
+@pytest.mark.spec("SBP-04")
+@pytest.mark.parametrize("stdin", [Terminal("n\n"), Terminal("\n"), Terminal(""), Terminal("yeah\n"), Interrupted()])
+def test_a_command_that_nobody_approves_is_not_started(
+    configured: Configured, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stdin: Terminal
+) -> None:
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert configured.call() == 1
+    assert "Start it? [y/N]" in (said := capsys.readouterr().err)
+    assert "Nothing was started" in said
+    assert not configured.mark.exists()
+
+
+@pytest.mark.spec("SBP-04")
+def test_where_nobody_can_be_asked_it_is_not_started_unless_that_was_said_before(configured: Configured) -> None:
+    command = [sys.executable, "-m", "weft.cli", "call", "--config", str(configured.path), "here", "hello"]
+    asked = subprocess.run(
+        command, input="y\n", capture_output=True, text=True, timeout=30, check=False, env=os.environ
+    )
+    assert (asked.returncode, asked.stdout) == (1, "")
+    assert "add --yes" in asked.stderr
+    assert not configured.mark.exists()
+    assert configured.call("--yes") == 0
+    assert configured.mark.exists()
+
+
+@pytest.mark.spec("SBP-04")
+def test_nothing_of_a_command_is_hidden_from_who_is_asked(
+    configured: Configured, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tricky = {"command": "true", "args": ["\x1b[8m", "\rls", "\u202etxt.exe", "--rm"], "cwd": "/tmp/\x1b[2J"}
+    configured.path.write_text(json.dumps({"mcpServers": {"here": tricky}}))
+    monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
+    assert configured.call() == 1
+    said = capsys.readouterr().err
+    assert r"true '\x1b[8m' '\rls' '\u202etxt.exe' --rm" in said
+    assert not any(char in said for char in "\x1b\r\u202e")
+
+
+def test_a_url_is_not_asked_about(configured: Configured, capsys: pytest.CaptureFixture[str]) -> None:
+    server = Server("there")
+
+    @server.tool
+    def hello() -> str:
+        return "from there"
+
+    with serve(server) as live:
+        entry = {"url": f"http://127.0.0.1:{live.port}/mcp", "headers": {"Authorization": "Bearer x"}}
+        configured.path.write_text(json.dumps({"mcpServers": {"here": entry}}))
+        assert configured.call() == 0
+        assert capsys.readouterr().out == "from there\n"
+        assert configured.call("--token", "y") == 2
+        assert "say the same" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--config", "{path}", "her", "hello"], "did you mean 'here'?"),
+        (["--config", "{path}", "zzz", "hello"], "it has 'here'"),
+        (["--config", "{path}.none", "here", "hello"], "cannot be read"),
+        (["--config", "{path}", "--stdio", "here", "hello"], "SERVER is then a name"),
+        (["--yes", "here", "hello"], "--yes goes with --config"),
+        (["--config", "{path}", "--yes", "--token", "x", "here", "hello"], "a command gets no such thing"),
+    ],
+)
+def test_a_wrong_command_line(
+    configured: Configured, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert main(["call", *(part.format(path=configured.path) for part in arguments)]) == 2
+    assert words in capsys.readouterr().err
+    assert not configured.mark.exists()
