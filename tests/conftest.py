@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from support import Live, make_server, serve
+from weft.client import client
+from weft.client.negotiate import Memory
 
 HERE = Path(__file__).parent
 ROWS: dict[str, tuple[str, str, int]] = json.loads((HERE / "ledger_rows.json").read_text())
@@ -37,6 +39,12 @@ def alone() -> Iterator[Live]:
     """The same, for clients of the stateless era only."""
     with serve(make_server(eras=("stateless",))) as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a client found out about a server says nothing of the next one, which may get the same port."""
+    monkeypatch.setattr(client, "_memory", Memory())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,6 +6,7 @@ terminal, against the same server. A `dialogue` block is played with it: see `Di
 METHOD PARAMS -> RESULT.
 """
 
+import asyncio
 import contextlib
 import dataclasses
 import doctest
@@ -15,6 +16,7 @@ import inspect
 import io
 import itertools
 import json
+import os
 import pkgutil
 import re
 import shlex
@@ -29,9 +31,11 @@ import pytest
 
 import weft
 import weft.client
+import weft.client.auth as login
 import weft.sync
 from support import CLIENT_CAPABILITIES_KEY, Live, encode, headers_for, message, serve, start_request
 from weft import Client, Context, Server, errors
+from weft.client.transports.stdio import default_environment
 from weft.limits import DEFAULT_CLIENT_LIMITS, DEFAULT_LIMITS, ClientLimits, Limits
 from weft.protocol.schema import DIALECTS
 from weft.server.listening import HttpOptions
@@ -39,7 +43,7 @@ from weft.server.listening import HttpOptions
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = [weft.__name__, *(found.name for found in pkgutil.walk_packages(weft.__path__, "weft."))]
-MODULES.remove("weft.cli.__main__")  # to import it is to run the command
+MODULES = [name for name in MODULES if not name.endswith("__main__")]  # they are the command itself
 URL = "http://127.0.0.1:8000/mcp"
 ANSWERS_ALL = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}  # capabilities of a client
 
@@ -320,6 +324,20 @@ def keywords(fn: Any) -> dict[str, str]:
     return {one.name: "" if one.default is one.empty else repr(one.default) for one in parameters if one.name != "self"}
 
 
+LOGINS = [
+    login.BearerToken, login.OAuth, login.ClientCredentials, login.EnterpriseManaged, login.WorkloadIdentity,
+]  # fmt: skip
+LOGIN_PARTS = [*LOGINS, login.IdentityProvider, login.PrivateKey, login.FunctionRedirect, login.Fetcher]
+
+
+def test_the_page_of_authorization_names_every_login_and_what_it_is_made_of():
+    told = {row[0] for row in rows_of("reference/authorization.md", 2, after="## Logins of clients\n")}
+    assert told == {cls.__name__ for cls in LOGINS}
+    text = (ROOT / "docs" / "reference" / "authorization.md").read_text()
+    public = set(login.__all__) - {"Authorizer", "as_auth"}  # what the logins share, and what the client calls
+    assert {name for name in public if f"`{name}" not in text} == set()
+
+
 @pytest.mark.parametrize(
     ("page", "title", "known"),
     [
@@ -329,6 +347,12 @@ def keywords(fn: Any) -> dict[str, str]:
         ("server.md", "### `prompt`", keywords(get_overloads(Server.prompt)[1])),
         ("server.md", "### `run`", keywords(HttpOptions)),
         ("client.md", "## `Client`", keywords(Client) | {"limits": "DEFAULT_CLIENT_LIMITS"}),
+        *(("authorization.md", f"### `{cls.__name__}`", keywords(cls)) for cls in LOGIN_PARTS),
+        (
+            "authorization.md",
+            "### `LoopbackRedirect`",
+            keywords(login.LoopbackRedirect) | {"open_browser": "webbrowser.open"},
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -383,6 +407,38 @@ def test_the_app_for_browsers_answers_browsers(page: Page):
             assert (response.status, response.read()[:1]) == (status, b"{")
             assert (response.headers["Access-Control-Allow-Origin"] == origin) is (status == 200)
             connection.close()
+
+
+class Elsewhere:
+    """The app of a page, which is made only when it is known where it is served."""
+
+    app: Any = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "lifespan":
+            await self.app(scope, receive, send)
+
+
+def test_programs_log_in_to_the_server_of_the_page_about_protecting_one(tmp_path: Path):
+    """The page as it stands, copied from top to bottom; only the port is another one."""
+    copy, app = tmp_path / "page.md", Elsewhere()
+    with serve(app) as live:
+        copy.write_text((ROOT / "docs/how-to/protect.md").read_text().replace(":8000", f":{live.port}"))
+        page = Page(copy)
+        page.read()
+        app.app = page.module.together
+        assert asyncio.run(page.module.archive()) == "archive has 3 notes."  # by its key
+        by_secret = login.ClientCredentials("reporter", client_secret="a long random text")
+        with weft.sync.Client(f"http://127.0.0.1:{live.port}/mcp", auth=by_secret) as client:
+            assert client.call_tool("count_notes").text == "reporter has 3 notes."
+
+
+def test_the_page_of_the_client_names_what_a_child_process_keeps(monkeypatch: pytest.MonkeyPatch):
+    rows = [line for line in (ROOT / "docs/how-to/client.md").read_text().splitlines() if line.startswith("| Linux")]
+    names = re.findall(r"`(\w+)`", rows[0])
+    for name in names:
+        monkeypatch.setenv(name, os.environ.get(name, "x"))
+    assert sorted(default_environment()) == sorted(names)
 
 
 @pytest.mark.parametrize("page", [ROOT / "docs/how-to/mount.md"], indirect=True)

@@ -21,7 +21,7 @@
      │    ├── ConnectionFailed           the peer cannot be reached, or is gone
      │    ├── InvalidAnswer              the peer answered, but not as the protocol or its own schema demands
      │    ├── AskFailed                  a question of the peer, on which its answer depends, was not answered by us
-     │    ├── AuthorizationFailed        the server wants a login, and it did not succeed
+     │    ├── AuthorizationFailed        the server wants a login, and none was given or succeeded
      │    ├── VersionMismatch            the two sides share no revision of the protocol
      │    └── UsageError                 the program that uses Weft is wrong; raised before serving
      │         ├── RegistrationError     a tool, resource or prompt cannot be registered
@@ -221,7 +221,7 @@ class AskFailed(WeftError):
 
 
 class AuthorizationFailed(WeftError):
-    """The server wants authorization, and it could not be had. `tried` lists what was done, in order.
+    """The server wants authorization, and none was given, or could be had. `tried` lists what was done, in order.
 
     The message names what to do next; neither it nor `tried` holds a token, a code or a secret.
     """

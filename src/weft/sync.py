@@ -21,23 +21,26 @@ import functools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import CancelledError, Future, wait
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 from weft.client.client import Client as AsyncClient
+from weft.client.joining import check_clients, joined_name
 from weft.client.mistakes import plainly
 from weft.errors import ConnectionFailed, UsageError, WeftError
 
 if TYPE_CHECKING:
-    from weft.client.results import Change
+    from weft.client.results import Change, ToolResult
     from weft.client.subscriptions import Listening as AsyncListening
     from weft.client.transports.base import Transport
     from weft.types.base import Implementation
     from weft.types.capabilities import ServerCapabilities
+    from weft.types.tools import Tool
 
-__all__ = ["Client", "Listening"]
+__all__ = ["Client", "JoinedTool", "Listening", "join_tools"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -306,3 +309,31 @@ class Listening:
 
     async def _next(self) -> Change | None:
         return await anext(self._listening, None)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedTool:
+    """A tool, by a name that no other tool of any of the servers has."""
+
+    name: str
+    tool: Tool  # as its server describes it, with the name that it has there
+    client: Client
+
+    def call(self, arguments: Mapping[str, Any] | None = None, **options: Any) -> ToolResult:
+        """Call it where it is; the options are those of `Client.call_tool`."""
+        return self.client.call_tool(self.tool.name, arguments, **options)
+
+
+def join_tools(clients: Mapping[str, Client]) -> dict[str, JoinedTool]:
+    """All tools of some connected clients, by names such as `flights__book`: the name given here, and the tool's own.
+
+    tools = join_tools({"flights": flights, "hotels": hotels})
+    tools["flights__book"].call({"flight": "LX38"})
+    """
+    check_clients(clients, Client)
+    found = [
+        JoinedTool(joined_name(key, tool), tool, client)
+        for key, client in clients.items()
+        for tool in client.list_tools()
+    ]
+    return {joined.name: joined for joined in found}

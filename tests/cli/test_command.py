@@ -245,6 +245,45 @@ def test_what_to_try_is_typed_as_the_command_was(typed: str, tmp_path: Path, mon
     assert try_line(server, "http://x/mcp") == f"{expected} call http://x/mcp go"
 
 
+OFFERED: dict[str, dict[str, Any]] = {
+    "erase": {"annotations": weft.ToolAnnotations(destructive_hint=True)},
+    "scoped": {"scopes": ["go"]},
+    "named": {"input_schema": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}},
+    "coded": {
+        "input_schema": {"type": "object", "properties": {"code": {"pattern": "^[0-9]{3}-x$"}}, "required": ["code"]}
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("tools", "expected"),
+    [
+        (["erase", "scoped", "named"], 'call http://x/mcp named \'{"name":"text"}\' --token TOKEN'),
+        (["erase", "scoped"], "call http://x/mcp scoped --token TOKEN"),
+        (["erase", "coded"], "list http://x/mcp --token TOKEN"),
+        (["erase"], "call http://x/mcp erase --token TOKEN"),
+    ],
+    ids=["without scopes", "scoped", "none that can be called", "nothing else"],
+)
+def test_what_to_try_at_a_protected_server_is_what_most_callers_may(tools: list[str], expected: str) -> None:
+    auth = weft.ResourceServer(
+        "http://127.0.0.1/mcp",
+        authorization_servers=["https://login.example.com"],
+        verifier=weft.StaticTokens({"token-of-ann": "ann"}),
+    )
+    server = weft.Server("s", auth=auth)
+
+    def do(_arguments: dict[str, Any]) -> str:
+        """Do it."""
+        return "done"
+
+    for name in tools:
+        server.add_tool(do, name=name, **{"input_schema": {"type": "object"}, **OFFERED[name]})
+    line = try_line(server, "http://x/mcp")
+    assert line is not None
+    assert line.endswith(f" {expected}")
+
+
 def test_run_with_workers(folder: Path) -> None:
     with serving(folder, "server.py:server", "--port", "0", "--workers", "2", "--no-sessions") as (process, url, said):
         assert eventually(lambda: run_weft("call", url, "count", cwd=folder).returncode == 0)
@@ -704,10 +743,54 @@ def test_a_command_that_starts_no_server(tmp_path: Path, command: str, code: int
 def test_a_tool_that_asks_back_is_named(folder: Path) -> None:
     with other_server("application/json", lambda request: result_of(request, ASKS), 200) as url:
         done = run_weft("call", url, "any", cwd=folder)
-    assert (done.returncode, done.stderr) == (
-        1,
-        "weft: tools/call asks back (input_required), which this command cannot answer; use a client that can.\n",
+    said = f"tools/call of {url} asks back (input_required). `weft call` answers no questions; use Client(elicit=...)."
+    assert (done.returncode, done.stderr) == (1, f"weft: {said}\n")
+
+
+ASKING = """
+from weft import Context, Server
+server = Server("asking")
+FORM = {"type": "object", "properties": {"ok": {"type": "boolean"}}}
+@server.tool
+async def sure(ctx: Context) -> str:
+    return str((await ctx.elicit("Sure?", FORM)).accepted)
+@server.tool
+async def think(ctx: Context) -> str:
+    return (await ctx.sample("Well?", max_tokens=9)).content.text
+@server.prompt
+async def sure_prompt(ctx: Context) -> str:
+    return str((await ctx.elicit("Sure?", FORM)).accepted)
+@server.resource("sure://it")
+async def sure_resource(ctx: Context) -> str:
+    return str((await ctx.elicit("Sure?", FORM)).accepted)
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "what", "option"),
+    [
+        ("call", "sure", "elicit"),
+        ("call", "think", "sample"),
+        ("prompt", "sure_prompt", "elicit"),
+        ("read", "sure://it", "elicit"),
+    ],
+)
+def test_who_cannot_be_asked_is_told_what_can_answer(tmp_path: Path, command: str, what: str, option: str) -> None:
+    (tmp_path / "asking.py").write_text(ASKING + "server.run()\n")
+    done = run_weft(command, "--stdio", f"{sys.executable} asking.py", what, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.endswith(f"(-32021) `weft {command}` answers no questions; use Client({option}=...).\n")
+
+
+def test_the_package_is_the_command(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "weft", "--version"], cwd=tmp_path, capture_output=True, text=True, check=True
     )
+    assert done.stdout == f"{weft.__version__}\n"
+    helped = subprocess.run(
+        [sys.executable, "-m", "weft", "--help"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert helped.stdout.startswith("usage: weft ")
 
 
 @pytest.mark.security("R11")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from support import serve
-from weft import Server
+from weft import Context, Server, TokenInfo
 from weft.cli import main
 
 PROGRAM = """
@@ -136,11 +136,74 @@ def test_a_url_is_not_asked_about(configured: Configured, capsys: pytest.Capture
         assert "say the same" in capsys.readouterr().err
 
 
+@pytest.mark.spec("AUTH-32")
+def test_a_token_of_the_environment_is_not_for_urls_out_of_a_file(
+    configured: Configured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str | None] = []
+    server = Server("there")
+
+    @server.tool
+    def hello(ctx: Context) -> str:
+        seen.append(ctx.token_info and ctx.token_info.subject)
+        return "hello"
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if b"authorization" in dict(scope.get("headers", ())):
+            scope["weft.token_info"] = TokenInfo(subject=dict(scope["headers"])[b"authorization"].decode())
+        await inner(scope, receive, send)
+
+    inner = server.asgi()
+    monkeypatch.setenv("WEFT_TOKEN", "s3cret")
+    with serve(app) as live:
+        url = f"http://127.0.0.1:{live.port}/mcp"
+        configured.path.write_text(json.dumps({"mcpServers": {"here": {"url": url}}}))
+        assert configured.call() == 0
+        assert configured.call("--token", "said") == 0
+        assert main(["call", url, "hello"]) == 0
+    assert seen == [None, "Bearer said", "Bearer s3cret"]
+
+
+def test_an_entry_can_be_used_whatever_the_others_are_like(
+    configured: Configured, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads(configured.path.read_text())
+    config["mcpServers"]["plain"] = {"url": "http://example.com/mcp"}
+    configured.path.write_text(json.dumps(config))
+    assert configured.call("--yes") == 0
+    assert main(["call", "--config", str(configured.path), "plain", "hello"]) == 2
+    assert "The entry 'plain' cannot be used. http://example.com/mcp is not encrypted" in capsys.readouterr().err
+
+
+@pytest.mark.spec("SBP-04")
+def test_what_changes_the_code_that_runs_is_shown_whole(
+    configured: Configured, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = {"command": "env", "args": ["PYTHONPATH=/evil", "true"], "env": {"LD_PRELOAD": "/x.so", "KEY": "s3cret"}}
+    configured.path.write_text(json.dumps({"mcpServers": {"here": entry}}))
+    monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
+    assert configured.call() == 1
+    said = capsys.readouterr().err
+    assert "LD_PRELOAD=/x.so" in said
+    assert "'LD_PRELOAD' changes which code is run" in said
+    assert "'PYTHONPATH' changes which code is run" in said
+    assert "s3cret" not in said
+
+
+@pytest.mark.spec("SBP-04")
+def test_without_any_input_nobody_can_be_asked(
+    configured: Configured, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert configured.call() == 1
+    assert "there is nobody to ask" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--config", "{path}", "her", "hello"], "did you mean 'here'?"),
-        (["--config", "{path}", "zzz", "hello"], "it has 'here'"),
+        (["--config", "{path}", "zzz", "hello"], "choose one of 'here'"),
         (["--config", "{path}.none", "here", "hello"], "cannot be read"),
         (["--config", "{path}", "--stdio", "here", "hello"], "SERVER is then a name"),
         (["--yes", "here", "hello"], "--yes goes with --config"),

@@ -1,6 +1,7 @@
 """What a person says yes to before it happens: calls of tools, and programs that somebody else wrote down."""
 
 import asyncio
+import copy
 import json
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from weft import Client, Context, Server, sync
 from weft.client import CallDeclined
 from weft.client.config import CommandTarget, read_config
 from weft.client.confirming import ToolCall, command_question
+from weft.errors import UsageError
 
 TEXT = {"content": [{"type": "text", "text": "done"}]}
 
@@ -77,9 +79,13 @@ async def test_what_is_sent_is_what_was_shown() -> None:
     arguments = {"to": {"name": "Ann"}}
     asked, go = asyncio.Event(), asyncio.Event()
 
+    shown: list[Any] = []
+
     async def confirm(call: ToolCall) -> bool:
         asked.set()
         await go.wait()
+        shown.append(copy.deepcopy(call.arguments))
+        call.arguments["to"]["name"] = "Eve"
         return True
 
     async with Client(server, confirm=confirm) as client:
@@ -88,7 +94,11 @@ async def test_what_is_sent_is_what_was_shown() -> None:
         arguments["to"]["name"] = "Mallory"
         go.set()
         await call
-    assert server.calls("tools/call")[0]["params"]["arguments"] == {"to": {"name": "Ann"}}
+        with pytest.raises(UsageError, match=r"arguments.to, of the type 'object', is nothing that JSON can hold"):
+            await client.call_tool("transfer", {"to": object()})
+    assert shown == [{"to": {"name": "Ann"}}]
+    assert [one["params"]["arguments"] for one in server.calls("tools/call")] == shown
+    assert arguments == {"to": {"name": "Mallory"}}
 
 
 @pytest.mark.parametrize("mode", ["stateless", "session"])

@@ -191,6 +191,70 @@ async def test_a_question_that_is_not_answered_ends_the_call(method: str) -> Non
     assert len(server.calls("tools/call")) == 1
 
 
+@pytest.mark.parametrize(
+    ("returned", "why"),
+    [
+        ({"s3cret": "s3cret"}, "elicit= returned an answer that cannot be sent: .* 'n': it is missing"),
+        ({"n": "s3cret"}, "elicit= returned an answer that cannot be sent: .*'n'"),
+        (["s3cret"], "returned a list; return a dict"),
+        (ValueError("s3cret"), "the function that answers this raised ValueError; the log has"),
+    ],
+)
+async def test_the_program_is_told_what_is_wrong_with_its_answer(returned: Any, why: str) -> None:
+    def elicit(_: Any) -> Any:
+        if isinstance(returned, Exception):
+            raise returned
+        return returned
+
+    server = serve(lambda pipe, message: pipe.answer(message, asking("s", "elicitation/create")))
+    async with Client(server, elicit=elicit) as client:
+        with pytest.raises(AskFailed, match=why) as caught:
+            await client.call_tool("t")
+    assert "s3cret" not in str(caught.value)
+
+
+async def test_the_program_is_told_what_is_wrong_with_its_model_and_its_folders() -> None:
+    sampling = {"messages": [], "maxTokens": 9}
+    asked = {"s": ("sampling/createMessage", sampling), "r": ("roots/list", {})}
+    for key, function, why in (
+        ("s", {"sample": lambda _: 17}, "sample= returned a int; return text"),
+        ("r", {"roots": lambda: 17}, "roots= needs to be a list of folders"),
+    ):
+        method, params = asked[key]
+        question = {"resultType": "input_required", "inputRequests": {"k": {"method": method, "params": params}}}
+        server = serve(lambda pipe, message, question=question: pipe.answer(message, question))
+        functions: dict[str, Any] = function
+        async with Client(server, **functions) as client:
+            with pytest.raises(AskFailed, match=why):
+                await client.call_tool("t")
+
+
+@pytest.mark.parametrize(
+    ("required", "has", "option"),
+    [
+        ({"elicitation": {"form": {}}}, {}, "`elicit=`"),
+        ({"elicitation": {}}, {}, "`elicit=`"),
+        ({"elicitation": {"url": {}}}, {"elicit": print}, "`elicit_url=`"),
+        ({"sampling": {}}, {}, "`sample=`"),
+        ({"sampling": {"tools": {}}}, {"sample": print}, "`sample_with_tools=`"),
+        ({"roots": {}, "elicitation": {"form": {}}}, {}, "`roots=` and `elicit=`"),
+        ({"roots": {}}, {"roots": []}, None),  # it is declared: no option would help
+        ({"extensions": {"x.example/y": {}}}, {}, None),
+        (["roots"], {}, None),
+        (None, {}, None),
+    ],
+)
+async def test_a_capability_that_is_missed_is_named_by_its_option(required: Any, has: Any, option: str | None) -> None:
+    error = {"code": -32021, "message": "The client must declare it.", "data": {"requiredCapabilities": required}}
+    server = serve(lambda pipe, message: pipe.answer(message, error=error))
+    async with Client(server, **has) as client:
+        with pytest.raises(RemoteError) as caught:
+            await client.call_tool("t")
+    more = "" if option is None else f" Give the client {option}."
+    assert str(caught.value) == f"The client must declare it.{more} (-32021)"
+    assert (caught.value.code, caught.value.data) == (-32021, error["data"])
+
+
 async def test_nothing_else_may_be_asked() -> None:
     server = serve(lambda pipe, message: pipe.answer(message, asking("s", "shell/run")))
     async with Client(server) as client:

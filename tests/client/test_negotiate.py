@@ -8,16 +8,18 @@ from typing import Any
 import pytest
 
 from support.fakes import DISCOVERED, LEGACY, MODERN, Exchange, FakePipe, http_server, initialized, reply, sse
-from weft import Client, ClientLimits, ConnectionFailed, RemoteError, RequestTimeout, VersionMismatch
-from weft.client import client as client_module
+from weft import (
+    AuthorizationFailed,
+    Client,
+    ClientLimits,
+    ConnectionFailed,
+    RemoteError,
+    RequestTimeout,
+    VersionMismatch,
+)
 from weft.errors import UsageError
 
-QUICK = ClientLimits(probe_seconds=0.2, request_seconds=1, close_seconds=0.2)
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "_memory", type(client_module._memory)())
+QUICK = ClientLimits(probe_seconds=1, request_seconds=5, close_seconds=0.5)
 
 
 class Server:
@@ -115,7 +117,7 @@ async def test_an_error_of_the_stateless_era_alone_is_no_reason_to_fall_back(cod
 async def test_a_server_that_wants_authorization_has_said_nothing_about_its_era(status: int) -> None:
     server = Server(answering(status), legacy)
     async with http_server(server) as url:
-        with pytest.raises(ConnectionFailed, match=f"{status}") as caught:
+        with pytest.raises(AuthorizationFailed if status == 401 else ConnectionFailed, match=f"{status}") as caught:
             await Client(url, limits=QUICK).connect()
         assert url in str(caught.value)
     assert server.asked == ["server/discover"]
@@ -180,7 +182,7 @@ async def test_a_server_that_hangs_after_the_first_question_is_not_waited_for() 
 
 async def test_a_server_that_was_only_slow_is_asked_again_once_it_refuses_the_handshake() -> None:
     async def slow(exchange: Exchange) -> None:
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(2)
         await exchange.result(DISCOVERED)
 
     server = Server(slow, refusing(400, -32020))
@@ -288,9 +290,34 @@ async def test_the_reason_of_a_refusal_is_told_and_no_beginning_of_json() -> Non
 
     async with http_server(refuse) as url:
         with pytest.raises(
-            ConnectionFailed, match=r"status 401 \(Log in first\.\): it wants authorization: give `auth=`"
+            AuthorizationFailed, match=r"status 401 \(Log in first\.\): it wants authorization: give `auth=`"
         ):
             await Client(url, limits=QUICK).connect()
+
+
+@pytest.mark.parametrize("challenge", [{}, {"WWW-Authenticate": 'Bearer scope="read"'}], ids=["bare", "challenge"])
+@pytest.mark.parametrize("body", [b"", reply({"id": 1}, error={"code": 1, "message": "No."})])
+async def test_a_login_may_be_wanted_later_too(challenge: dict[str, str], body: bytes) -> None:
+    async def handle(exchange: Exchange) -> None:
+        await (
+            exchange.result(DISCOVERED)
+            if exchange.rpc == "server/discover"
+            else exchange.respond(401, body, **challenge)
+        )
+
+    async with http_server(handle) as url, Client(url, limits=QUICK) as client:
+        for request in (client.list_tools, lambda: client.call_tool("t"), lambda: client.notify("notifications/x")):
+            with pytest.raises(AuthorizationFailed, match="it wants authorization: give `auth=`") as caught:
+                await request()
+            assert caught.value.tried == []
+
+
+async def test_a_login_that_the_stream_of_the_first_revision_wants() -> None:
+    server = Server(answering(405), answering(405), answering(401))
+    async with http_server(server) as url:
+        with pytest.raises(AuthorizationFailed, match="give one by `auth=`"):
+            await Client(url, limits=QUICK).connect()
+    assert server.asked == ["server/discover", "initialize", "GET"]
 
 
 # --- over a pipe
@@ -523,7 +550,7 @@ async def test_a_child_of_the_session_era_is_found_out(tmp_path: Any, probe: str
 async def test_a_server_that_says_something_else_is_none_of_the_first_revision(probe: Any, handshake: Any) -> None:
     server = Server(probe, handshake)
     async with http_server(server) as url:
-        with pytest.raises((ConnectionFailed, RemoteError, VersionMismatch, RequestTimeout)):
+        with pytest.raises((ConnectionFailed, AuthorizationFailed, RemoteError, VersionMismatch, RequestTimeout)):
             await asyncio.wait_for(Client(url, limits=QUICK).connect(), 10)
     assert "GET" not in server.asked
 

@@ -216,6 +216,39 @@ def reviewing() -> tuple[Server, list[Any]]:
     return server, seen
 
 
+@pytest.mark.spec("PRM-08")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, "'words' is missing; expected the text of an integer, such as '3'."),
+        ({"words": "x"}, "'words': expected the text of an integer, such as '3'."),
+        ({"words": "3.5"}, "'words': expected the text of an integer, such as '3'."),
+        ({"words": "3", "warm": "maybe"}, "'warm': expected the text of true or false, such as 'true'."),
+        ({"words": "3", "cups": "x"}, "'cups': expected the text of a number, such as '1.5'."),
+        ({"words": "3", "days": "1"}, "'days': expected the text of an array in JSON, '[…]'."),
+        ({"words": "3", "days": '["x"]'}, "'days[0]': expected an integer, got a string."),
+        ({"words": "3", "kind": "x"}, "'kind': expected 'green' or 'black', got a string."),
+        ({"words": "3", "most": "0"}, "'most': it should be greater than 0."),
+    ],
+)
+async def test_what_an_argument_should_be_the_text_of_is_told(arguments: dict[str, str], said: str) -> None:
+    server = Server("s")
+
+    @server.prompt
+    def poem(
+        words: int,
+        warm: bool = True,
+        cups: float = 1,
+        days: list[int] | None = None,
+        kind: Literal["green", "black"] = "green",
+        most: Annotated[int, Field(gt=0)] = 1,
+    ) -> str:
+        return f"{words} {warm} {cups} {days} {kind} {most}"
+
+    message = (await get(server, "poem", **arguments))["error"]["message"]
+    assert message == f"Invalid params: The arguments of prompt 'poem' do not fit:\n- {said}"
+
+
 @pytest.mark.spec("PRM-07")
 async def test_an_unknown_prompt_is_minus_32602_with_a_hint_and_without_the_name() -> None:
     server, _ = reviewing()

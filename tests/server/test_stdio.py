@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import select
@@ -15,8 +16,11 @@ from typing import Any
 
 import pytest
 
+from weft import Server
 from weft.limits import Limits
-from weft.server.transports.lines import AT_ONCE, CHUNK, QUEUED_BYTES, TURNS, LineReader, LineSplitter, LineWriter
+from weft.server.transports import lines, stdio
+from weft.server.transports.lines import AT_ONCE, CHUNK, QUEUED_BYTES, LineReader, LineSplitter, LineWriter
+from weft.server.transports.stdio import serve_stdio
 
 META = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
@@ -565,18 +569,18 @@ async def test_a_paused_reader_reads_nothing_until_resumed() -> None:
     reader.stop()
 
 
-@pytest.mark.parametrize(("linger", "in_a_row"), [(True, TURNS), (False, 1)])
-async def test_a_reader_lingers_for_the_next_line_but_lets_others_have_their_turn(linger: bool, in_a_row: int) -> None:
+async def lines_by_turn(*, linger: bool) -> list[int]:
+    """How many lines a reader delivers in each turn of the loop, to somebody who sends the next when it has one."""
     source, sink = os.pipe()
     in_this_turn = 0
-    turns: list[int] = []  # how many lines came in each
+    turns: list[int] = []
     enough = asyncio.Event()
 
     def next_turn() -> None:
         nonlocal in_this_turn
         turns.append(in_this_turn)
         in_this_turn = 0
-        if len(turns) == 3:
+        if len(turns) == 20:
             enough.set()
 
     def deliver(lines: list[Any], ended: bool) -> None:
@@ -584,16 +588,69 @@ async def test_a_reader_lingers_for_the_next_line_but_lets_others_have_their_tur
         if not in_this_turn:
             asyncio.get_running_loop().call_soon(next_turn)
         in_this_turn += len(lines)
-        os.write(sink, b"next\n")  # as a client does that calls one by one
+        os.write(sink, b"next\n")
         reader.resume(linger=linger)
 
     reader = LineReader(source, 100, deliver)
     reader.start()
     os.write(sink, b"first\n")
     await asyncio.wait_for(enough.wait(), 5)
-    assert turns[:3] == [in_a_row] * 3
     reader.stop()
     os.close(sink)
+    return turns
+
+
+async def test_a_reader_lingers_for_the_next_line_but_lets_others_have_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert max(await lines_by_turn(linger=True)) > 1
+    assert set(await lines_by_turn(linger=False)) == {1}
+    monkeypatch.setattr(lines, "IN_A_ROW", 0)  # the time is up at once
+    assert set(await lines_by_turn(linger=True)) == {1}
+
+
+async def test_a_process_lingers_only_for_requests_that_come_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    lingered: list[bool] = []
+    resume = LineReader.resume
+
+    def watched(reader: LineReader, *, linger: bool = False) -> None:
+        lingered.append(linger)
+        resume(reader, linger=linger)
+
+    monkeypatch.setattr(LineReader, "resume", watched)
+    server = Server("lingering")
+    go = asyncio.Event()
+
+    @server.tool
+    async def wait() -> str:
+        await go.wait()
+        return "done"
+
+    def listed(number: int) -> bytes:
+        return json.dumps({"jsonrpc": "2.0", "id": number, "method": "tools/list", "params": {"_meta": META}}).encode()
+
+    called = {"jsonrpc": "2.0", "id": 9, "method": "tools/call", "params": {"name": "wait", "_meta": META}}
+    (source, theirs), (ours, sink) = os.pipe(), os.pipe()
+    for mine in (True, False):
+        monkeypatch.setattr(stdio, "_process_pipes", lambda: contextlib.nullcontext((source, sink)))
+        serving = asyncio.create_task(serve_stdio(server) if mine else serve_stdio(server, source, sink))
+        for chunk in (
+            listed(0) + b"\n",
+            listed(1) + b"\n",
+            listed(2) + b"\n" + listed(3) + b"\n",
+            json.dumps(called).encode() + b"\n",
+        ):
+            os.write(theirs, chunk)
+            await asyncio.sleep(0.05)
+        go.set()
+        await asyncio.sleep(0.05)
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        go.clear()
+    # The first has a task to wait for, whatever it is; then one alone, two at once, one that waits.
+    assert lingered == [False, True, False, False] + 4 * [False]  # and never for those who are not the only ones
+    for fd in (source, theirs, ours, sink):
+        os.close(fd)
 
 
 async def test_a_reader_that_lingers_in_vain_goes_back_to_the_loop() -> None:
@@ -611,7 +668,7 @@ async def test_a_reader_that_lingers_in_vain_goes_back_to_the_loop() -> None:
         await asyncio.sleep(0.05)
     os.close(sink)
     await asyncio.sleep(0.05)
-    assert chunks == [([b"one"], False), ([b"two"], False), ([], True)]
+    assert chunks == [([b"one"], False), ([b"two"], False), ([], True)]  # and nothing was read after the end
 
 
 async def test_a_writer_is_congested_until_the_other_end_has_caught_up() -> None:

@@ -199,7 +199,9 @@ def _peer(parsed: argparse.Namespace) -> Peer:
         raise WrongCommand("--token and --header are for servers at a URL; a command gets no such thing.")
     if is_told and parsed.token is not None:
         raise WrongCommand("--token and --header 'Authorization: …' say the same; give one of them.")
-    token = None if is_command or is_told else parsed.token or os.environ.get("WEFT_TOKEN") or None
+    # The variable is for a URL that was typed: one out of a file is somebody else's choice (AUTH-32).
+    kept = os.environ.get("WEFT_TOKEN") if target is None else None
+    token = None if is_command or is_told else parsed.token or kept or None
     return Peer(target or parsed.server, parsed.timeout, is_command=is_command, token=token, headers=headers)
 
 

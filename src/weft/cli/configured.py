@@ -9,10 +9,9 @@ from __future__ import annotations
 import sys
 
 from weft.cli.command import WrongCommand
-from weft.client.config import CommandTarget, Target, read_config
-from weft.client.confirming import command_question, visible
+from weft.client.config import CommandTarget, Target, read_server
+from weft.client.confirming import changes_code, command_question, visible
 from weft.errors import UsageError, WeftError
-from weft.protocol.names import closest
 
 __all__ = ["NotApproved", "approve", "find"]
 
@@ -24,20 +23,15 @@ class NotApproved(WeftError):
 def find(path: str, name: str) -> Target:
     """The server of this name in a configuration."""
     try:
-        servers = read_config(path)
+        return read_server(path, name)
     except UsageError as error:
         raise WrongCommand(str(error)) from None
-    if name not in servers:
-        near = closest(name, servers)
-        remedy = f"did you mean {near!r}?" if near else f"it has {', '.join(map(repr, list(servers)[:20]))}."
-        raise WrongCommand(f"{path} has no server {name!r}; {remedy}")
-    return servers[name]
 
 
 def approve(target: CommandTarget, path: str) -> None:
     """Show a command and ask whether it may be started; `NotApproved` unless somebody says yes."""
     print(_describe(target, path), file=sys.stderr)
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():  # pyright: ignore[reportUnnecessaryComparison] - closed, it is None
         raise NotApproved("Nothing was started: there is nobody to ask. Read the command, and add --yes to start it.")
     print("Start it? [y/N] ", end="", file=sys.stderr, flush=True)
     try:
@@ -54,6 +48,9 @@ def _describe(target: CommandTarget, path: str) -> str:
     lines = [f"{visible(path)} wants to start a program:", f"  command:      {question.command}"]
     if target.cwd is not None:
         lines.append(f"  in:           {visible(target.cwd)}")
-    if target.env:
-        lines.append(f"  environment:  {visible(', '.join(target.env))} (the values are in the file)")
+    if hidden := [name for name in target.env if not changes_code(name)]:
+        lines.append(f"  environment:  {visible(', '.join(hidden))} (the values are in the file)")
+    lines += [
+        f"  environment:  {visible(f'{name}={value}')}" for name, value in target.env.items() if changes_code(name)
+    ]
     return "\n".join([*lines, *question.warnings])

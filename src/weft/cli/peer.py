@@ -22,13 +22,25 @@ from weft.client.client import Client
 from weft.client.config import Target
 from weft.client.results import InputNeeded
 from weft.client.transports.base import Refused
-from weft.errors import ConnectionFailed, RemoteError, RequestTimeout, UsageError, WeftError
+from weft.errors import (
+    AuthorizationFailed,
+    ConnectionFailed,
+    MissingCapability,
+    RemoteError,
+    RequestTimeout,
+    UsageError,
+    WeftError,
+)
 from weft.limits import ClientLimits
 from weft.protocol.hosts import is_loopback
+from weft.protocol.schema import is_object
 
 __all__ = ["CallFailed", "Peer"]
 
 T = TypeVar("T")
+
+_COMMANDS = {"prompts/get": "prompt", "resources/read": "read"}  # by what they ask for
+_ANSWERING = {"elicitation": "elicit", "sampling": "sample", "roots": "roots"}  # what answers, by what is declared
 
 
 class CallFailed(WeftError):
@@ -121,12 +133,13 @@ class Peer:
                 f"{self._server} did not answer within {self._timeout:g} s. Is it busy? --timeout waits longer."
             ) from None
         except RemoteError as error:
-            raise CallFailed(f"{self._server} refused {self._asking}: {error}") from None
+            hint = _unanswered(self._asking, error.data) if error.code == MissingCapability.code else ""
+            raise CallFailed(f"{self._server} refused {self._asking}: {error}{hint}") from None
         except InputNeeded:
             raise CallFailed(
-                f"{self._asking} asks back (input_required), which this command cannot answer; use a client that can."
+                f"{self._asking} of {self._server} asks back (input_required).{_unanswered(self._asking)}"
             ) from None
-        except ConnectionFailed as error:
+        except (AuthorizationFailed, ConnectionFailed) as error:
             raise CallFailed(self._why(error)) from None
         except UsageError as error:
             raise WrongCommand(str(error)) from None
@@ -145,8 +158,8 @@ class Peer:
         finally:
             await client.close()
 
-    def _why(self, error: ConnectionFailed) -> str:
-        if isinstance(refused := error.__context__, Refused) and refused.status == 401:
+    def _why(self, error: AuthorizationFailed | ConnectionFailed) -> str:
+        if self._token is None and isinstance(refused := error.__context__, Refused) and refused.status == 401:
             return self._unauthorized(refused)
         cause = getattr(error.__context__, "os_error", None)
         if not isinstance(cause, ConnectionRefusedError):
@@ -166,6 +179,13 @@ class Peer:
             f"{self._server} wants authorization (HTTP 401){said}. Give a token by --token TOKEN or in the variable "
             "WEFT_TOKEN, or what else it wants by --header 'NAME: VALUE'."
         )
+
+
+def _unanswered(asking: str, data: Any = None) -> str:
+    """What to do about a server that asks back; `data` may say for what (-32021)."""
+    wanted: Any = data.get("requiredCapabilities") if is_object(data) else None
+    option = next((_ANSWERING[name] for name in _ANSWERING if is_object(wanted) and name in wanted), "elicit")
+    return f" `weft {_COMMANDS.get(asking, 'call')}` answers no questions; use Client({option}=...)."
 
 
 def _show_notification(method: str, params: Any) -> None:

@@ -12,7 +12,7 @@ __all__ = ["Allowance"]
 
 
 class Allowance:
-    """At most `count` at once, and `count` in every so many seconds after that.
+    """At most `count` at once, and `count` in every so many seconds after that; a count of 0 is no limit.
 
     >>> now = 0.0
     >>> allowance = Allowance(2, 1.0, clock=lambda: now)
@@ -21,13 +21,15 @@ class Allowance:
     """
 
     def __init__(self, count: int, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._step = seconds / count
+        self._step = seconds / count if count else 0.0
         self._slack = seconds - self._step / 2  # half a step, so that no rounding makes one wait for nothing
         self._clock = clock
         self._busy_until = clock()  # when all that happened would be over, were it evenly spread
 
     def wait(self) -> float:
         """Seconds until one more may happen. 0: it may now, and is counted."""
+        if not self._step:
+            return 0.0
         now = self._clock()
         ahead = max(self._busy_until - now, 0.0)
         if ahead > self._slack:

@@ -179,7 +179,7 @@ class Client:
             name = dialled.key or f"{dialled.transport.where} {unique_name(self)}"
             view = self._cache.view(name, authorization_partition({**dialled.headers, **whose(self._http.auth)}))
         self._exchange = Exchange(link, self._duties, self._limits, renew=self._renew, cache=view)
-        self._pages = Pages(self._exchange, self._limits, lambda: self._facts().capabilities)
+        self._pages = Pages(self._exchange, self._limits, self._facts, self._negotiator.look_again)
         self._suggestions = Suggestions(self._exchange, self._limits)
         self._subscriptions = Subscriptions(link, self._limits, self.request)
         link.on_stand = self._subscriptions.reopened
@@ -484,6 +484,7 @@ class Client:
         """A notification that belongs to no request."""
         self._duties.heard(method, params)
         self._exchange.errands.heard(method, params)
+        self._pages.heard(method)
         if method == "notifications/tools/list_changed":
             self._toolbox.forget()
         link, cache = self._link, self._exchange.cache

@@ -38,6 +38,7 @@ __all__ = [
     "is_sendable",
     "parse_target",
     "read_config",
+    "read_server",
 ]
 
 _SERVERS = ("mcpServers", "servers")  # the word of most programs, and that of one editor
@@ -125,6 +126,11 @@ def read_config(
     }
 
 
+def read_server(path: str | os.PathLike[str], name: str) -> Target:
+    """The server of this name in a configuration file, whatever the others there are like."""
+    return _from_servers(_servers(_load(Path(path))), name, allow_insecure=False)
+
+
 def is_config(target: Mapping[str, Any]) -> bool:
     """Whether this is a whole configuration, and not one entry of it."""
     return any(_is_mapping(target.get(word)) for word in _SERVERS)
@@ -187,7 +193,10 @@ def _from_text(text: str, *, allow_insecure: bool) -> Target:
 def _from_mapping(target: Mapping[str, Any], server: str | None, *, allow_insecure: bool) -> Target:
     if not is_config(target):
         return _from_entry(target, "The entry", allow_insecure=allow_insecure)
-    entries = _servers(target)
+    return _from_servers(_servers(target), server, allow_insecure=allow_insecure)
+
+
+def _from_servers(entries: Mapping[str, Any], server: str | None, *, allow_insecure: bool) -> Target:
     if server is None and len(entries) == 1:
         server = next(iter(entries))
     if server is None or server not in entries:
@@ -218,7 +227,10 @@ def _from_url(entry: Mapping[str, Any], what: str, *, allow_insecure: bool) -> U
     url = entry["url"]
     if not isinstance(url, str):
         raise UsageError(f"{what} has a 'url' that is {_kind(url)}; it needs to be text.")
-    check_url(url, allow_insecure=allow_insecure)
+    try:
+        check_url(url, allow_insecure=allow_insecure)
+    except UsageError as error:
+        raise UsageError(f"{what} cannot be used. {error}") from None
     headers = _texts(entry.get("headers"), f"{what} has 'headers'")
     for name, value in headers.items():
         if not is_sendable(name, value):

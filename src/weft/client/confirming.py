@@ -6,7 +6,6 @@ sends nothing.
 
 from __future__ import annotations
 
-import copy
 import logging
 import re
 import shlex
@@ -15,11 +14,22 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, TypeAlias
 
+import msgspec
+
 from weft.client.config import CommandTarget
 from weft.client.functions import Functions
+from weft.client.mistakes import not_json
 from weft.client.results import CallDeclined
 
-__all__ = ["CommandQuestion", "ConfirmFunction", "Confirming", "ToolCall", "command_question", "visible"]
+__all__ = [
+    "CommandQuestion",
+    "ConfirmFunction",
+    "Confirming",
+    "ToolCall",
+    "changes_code",
+    "command_question",
+    "visible",
+]
 
 log = logging.getLogger("weft.client.confirming")
 
@@ -48,12 +58,16 @@ class Confirming:
 
         CallDeclined for every answer but True.
         """
-        kept = copy.deepcopy(dict(arguments))
-        if await self._functions.call(self._function, ToolCall(name, arguments, server)) is not True:
+        try:
+            as_sent = msgspec.json.encode(arguments)
+        except (TypeError, ValueError, RecursionError):
+            raise not_json("tools/call", {"arguments": arguments}) from None
+        shown = ToolCall(name, msgspec.json.decode(as_sent), server)
+        if await self._functions.call(self._function, shown) is not True:
             log.info("The call of the tool %r of %s was declined.", name, server)
             raise CallDeclined(f"The call of the tool {name!r} was declined by confirm=; nothing was sent.")
         log.info("The call of the tool %r of %s was confirmed.", name, server)
-        return kept
+        return msgspec.json.decode(as_sent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +83,10 @@ _SHELLS = frozenset({"bash", "cmd", "dash", "fish", "powershell", "pwsh", "sh", 
 _REMOVERS = frozenset({"dd", "del", "mkfs", "rm", "rmdir", "shred"})
 _FETCHERS = frozenset({"curl", "ftp", "nc", "ncat", "scp", "ssh", "wget"})
 _PRIVATE = re.compile(r"(?i)\.(aws|docker|gnupg|kube|netrc|ssh)\b|/etc/|id_(rsa|ed25519)|\\System32\\")
-_LOADERS = re.compile(r"(?i)(LD_|DYLD_).*|PATH|NODE_OPTIONS|PYTHONPATH|PYTHONSTARTUP|PERL5OPT|RUBYOPT|BASH_ENV")
+_LOADERS = re.compile(
+    r"(?i)(LD_|DYLD_|UV_|PIP_|NPM_CONFIG_|GIT_).*|PATH|NODE_OPTIONS|NODE_PATH|PYTHON(PATH|STARTUP|HOME|BREAKPOINT)|PERL5(OPT|LIB)"
+    r"|RUBY(OPT|LIB)|BASH_ENV|ENV|JAVA_TOOL_OPTIONS|_JAVA_OPTIONS|CLASSPATH"
+)
 
 
 def command_question(target: CommandTarget) -> CommandQuestion:
@@ -90,8 +107,15 @@ def command_question(target: CommandTarget) -> CommandQuestion:
     ):
         warnings += [f"{name!r} {what}." for name in dict.fromkeys(names) if name in known]
     warnings += [f"{word!r} is a place of secrets, or of the system." for word in words if _PRIVATE.search(word)]
-    warnings += [f"The variable {name!r} changes which code is run." for name in target.env if _LOADERS.fullmatch(name)]
+    assigned = [word.partition("=")[0] for word in words if "=" in word]  # as for `env`
+    names = dict.fromkeys(name for name in (*target.env, *assigned) if changes_code(name))
+    warnings += [f"The variable {name!r} changes which code is run." for name in names]
     return CommandQuestion(visible(shlex.join(target.command)), tuple(warnings))
+
+
+def changes_code(variable: str) -> bool:
+    """Whether a variable of the environment makes programs run other code, or fetch it from elsewhere."""
+    return _LOADERS.fullmatch(variable) is not None
 
 
 def visible(text: str) -> str:

@@ -51,7 +51,15 @@ from weft.types.content import TextContent
 from weft.types.interaction import CreateMessageParams, CreateMessageResult, ElicitParams, ListRootsResult
 from weft.types.lifecycle import LogMessageParams
 
-__all__ = ["Duties", "FormFunction", "LogFunction", "RootsFunction", "SampleFunction", "UrlFunction"]
+__all__ = [
+    "Duties",
+    "FormFunction",
+    "LogFunction",
+    "RootsFunction",
+    "SampleFunction",
+    "UrlFunction",
+    "options_for",
+]
 
 log = logging.getLogger("weft.client.duties")
 
@@ -201,3 +209,33 @@ class Duties:
     async def _answer_roots(self, _: Any) -> dict[str, Any]:
         found = await self._call(self._roots) if callable(self._roots) else self._roots
         return msgspec.to_builtins(ListRootsResult(await asyncio.to_thread(reachable, read_roots(found))))
+
+
+_OPTIONS = {  # of a client, by what each declares
+    ("elicitation", "form"): "elicit",
+    ("elicitation", "url"): "elicit_url",
+    ("sampling", ""): "sample",
+    ("sampling", "tools"): "sample_with_tools",
+    ("roots", ""): "roots",
+}
+_WHOLE = {"elicitation": "form"}  # what is meant where no part of a capability is named
+
+
+class _Missing(msgspec.Struct, rename="camel"):
+    required_capabilities: dict[str, dict[str, Any]]
+
+
+def options_for(data: Any, declared: ClientCapabilities) -> str:
+    """The options of a client that declare what a refusal (-32021) names and the client has not; "" if there are none.
+
+    >>> options_for({"requiredCapabilities": {"elicitation": {"url": {}}, "roots": {}}}, ClientCapabilities())
+    '`elicit_url=` and `roots=`'
+    """
+    try:
+        required = msgspec.convert(data, _Missing).required_capabilities
+    except msgspec.ValidationError:
+        return ""
+    has: dict[str, dict[str, Any]] = msgspec.to_builtins(declared)
+    needed = [(name, part) for name, parts in required.items() for part in parts or (_WHOLE.get(name, ""),)]
+    missing = [(name, part) for name, part in needed if name not in has or (part and part not in has[name])]
+    return " and ".join(f"`{_OPTIONS[one]}=`" for one in missing if one in _OPTIONS)

@@ -15,13 +15,23 @@ from typing import Any, TypeVar
 import msgspec
 
 from weft.client.cache import CACHEABLE, CacheView
+from weft.client.duties import options_for
 from weft.client.errands import Errands
 from weft.client.link import Duties, Link, ProgressCallback
 from weft.client.mistakes import plainly
 from weft.client.negotiate import code_and_data, explained
 from weft.client.results import InputNeeded
 from weft.client.transports.base import NO_HEADERS, Answer, Refused
-from weft.errors import AskFailed, ConnectionFailed, InvalidAnswer, ProtocolError, RemoteError, WeftError
+from weft.errors import (
+    AskFailed,
+    ConnectionFailed,
+    InvalidAnswer,
+    MissingCapability,
+    ProtocolError,
+    RemoteError,
+    UsageError,
+    WeftError,
+)
 from weft.limits import ClientLimits
 from weft.types.base import Result
 from weft.types.interaction import InputRequiredResult
@@ -148,7 +158,7 @@ class Exchange:
         except (Refused, RemoteError) as error:
             code, data = code_and_data(error)
             status = error.status if isinstance(error, Refused) else 200
-            failure = explained(error)
+            failure = self._explained(error)
             if isinstance(failure, RemoteError) and not options.is_manual and era.pages(code, data) is not None:
                 return await self.errands.run(failure, lambda: self._again(method, params, options))
             if not era.is_over(status, code, data):
@@ -168,7 +178,17 @@ class Exchange:
         try:
             return (await self._once(method, params, options)).result
         except (Refused, RemoteError) as error:
-            raise explained(error) from None
+            raise self._explained(error) from None
+
+    def _explained(self, error: Refused | RemoteError) -> WeftError:
+        """A refusal as the caller sees it; where the client is to declare something, with the option that does so."""
+        failure = explained(error)
+        if isinstance(failure, RemoteError) and failure.code == MissingCapability.code:
+            options = options_for(failure.data, self._duties.capabilities)
+            if options:
+                said = failure.message.rstrip(". ")
+                return RemoteError(failure.code, f"{said}. Give the client {options}.", failure.data)
+        return failure
 
     def _once(self, method: str, params: Mapping[str, Any], options: Options) -> Awaitable[Answer]:
         return self._link.roundtrip(
@@ -201,9 +221,22 @@ class Exchange:
             async with asyncio.timeout(self._limits.ask_seconds):
                 return await self._duties.answer(method, params or {})
         except ProtocolError as error:  # there is no way to tell the server: it is simply not called again (MRTR-28)
-            raise AskFailed(f"The server asked for {method} ({key[:100]!r}): {error.message}") from error
+            raise AskFailed(f"The server asked for {method} ({key[:100]!r}): {_why_not(error)}") from error
         except TimeoutError:
             raise AskFailed(f"The server asked for {method} ({key[:100]!r}), and nobody answered in time.") from None
+
+
+def _why_not(refusal: ProtocolError) -> str:
+    """Why a question was not answered, for the program whose function that was: a server is told less.
+
+    Nothing that was answered is in it: what Weft finds wrong with an answer names fields and kinds alone.
+    """
+    cause = refusal.__cause__
+    if isinstance(cause, UsageError):
+        return str(cause)
+    if cause is None:
+        return refusal.message
+    return f"the function that answers this raised {type(cause).__name__}; the log has its traceback."
 
 
 def with_rounds(

@@ -10,16 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
+from weft.client.client import Client
 from weft.client.results import ToolResult
 from weft.errors import UsageError
 from weft.types.tools import Tool
 
-if TYPE_CHECKING:
-    from weft.client.client import Client
-
-__all__ = ["JoinedTool", "join_tools"]
+__all__ = ["JoinedTool", "check_clients", "join_tools", "joined_name"]
 
 _BETWEEN = "__"
 _KEY = re.compile(r"[A-Za-z0-9]+(?:[_.-][A-Za-z0-9]+)*")  # nothing that could be read as the end of it
@@ -44,15 +42,36 @@ async def join_tools(clients: Mapping[str, Client]) -> dict[str, JoinedTool]:
     tools = await join_tools({"flights": flights, "hotels": hotels})
     await tools["flights__book"].call({"flight": "LX38"})
     """
-    for key in clients:
-        if not _KEY.fullmatch(key):
-            raise UsageError(
-                f"The server name {key[:100]!r} cannot begin the names of tools; use letters and digits, with single "
-                "'_', '-' or '.' between them."
-            )
+    check_clients(clients, Client)
     found = [
-        JoinedTool(f"{key}{_BETWEEN}{tool.name}", tool, client)
+        JoinedTool(joined_name(key, tool), tool, client)
         for key, client in clients.items()
         for tool in await client.list_tools()
     ]
     return {joined.name: joined for joined in found}
+
+
+def joined_name(key: str, tool: Tool) -> str:
+    """What a tool is called among those of all servers."""
+    return f"{key}{_BETWEEN}{tool.name}"
+
+
+def check_clients(clients: Any, kind: type) -> None:
+    """UsageError unless these are clients of a kind, by names that can begin those of tools."""
+    if not isinstance(clients, Mapping):
+        raise UsageError(
+            f"join_tools was given something of the type {type(clients).__name__!r}; give a dictionary of names to "
+            "clients: {'flights': flights, 'hotels': hotels}."
+        )
+    for key, client in cast("Mapping[Any, Any]", clients).items():
+        if not isinstance(key, str) or not _KEY.fullmatch(key):
+            raise UsageError(
+                f"The server name {str(key)[:100]!r} cannot begin the names of tools; use letters and digits, with "
+                "single '_', '-' or '.' between them."
+            )
+        if not isinstance(client, kind):
+            raise UsageError(
+                f"join_tools was given something of the type {type(client).__name__!r} as {key!r}; give clients: "
+                "`weft.client.joining.join_tools` takes those of `weft.Client`, `weft.sync.join_tools` those of "
+                "`weft.sync.Client`."
+            )

@@ -50,10 +50,14 @@ def check_texts(arguments: Mapping[str, Any] | None, whose: str) -> None:
     Traceback (most recent call last):
     ...
     weft.errors.UsageError: The argument 'day' of the prompt 'plan' is of the type 'int'; it needs to be text: '1'.
+    >>> check_texts({"warm": True}, "the prompt 'plan'")
+    Traceback (most recent call last):
+    ...
+    weft.errors.UsageError: The argument 'warm' of the prompt 'plan' is of the type 'bool'; it needs to be text: 'true'.
     """
     for name, value in (arguments or {}).items():
         if not isinstance(value, str):
-            example = f": {str(value)!r}" if isinstance(value, int | float) else ""
+            example = f": {str(value).lower()!r}" if isinstance(value, int | float) else ""
             raise UsageError(
                 f"The argument {str(name)[:100]!r} of {whose} is of the type {type(value).__name__!r}; it needs to be "
                 f"text{example}."

@@ -24,6 +24,7 @@ from weft.eras.base import ClientEra, Welcome
 from weft.eras.session_client import SessionClient
 from weft.eras.stateless_client import StatelessClient
 from weft.errors import (
+    AuthorizationFailed,
     ConnectionFailed,
     InvalidAnswer,
     RemoteError,
@@ -131,6 +132,18 @@ class Negotiator:
             link.settling.set()
             link.settling = None
 
+    async def look_again(self, welcome: Welcome) -> None:
+        """Bring up to date what the server offers, where one may ask that again."""
+        era = self._link.era
+        if not era.greets_again:
+            return
+        method, params = era.greeting(self._info, self._capabilities())
+        try:
+            answer = await self._link.roundtrip(method, params)
+        except (Refused, RemoteError) as error:
+            raise explained(error) from None
+        welcome.capabilities = era.read_welcome(answer.result).capabilities
+
     async def _negotiate(self) -> Welcome:
         self._tried = []
         queue = self._in_order()
@@ -219,7 +232,7 @@ class Negotiator:
     def _refused(self, era: ClientEra, method: str, refused: Refused) -> _Outcome:
         """An HTTP status: what is in the body decides, not the number (COMPAT-12)."""
         if refused.status in (401, 403):
-            raise ConnectionFailed(refusal_sentence(refused))
+            raise explained(refused) if refused.status == 401 else ConnectionFailed(refusal_sentence(refused))
         error = explained(refused)
         if isinstance(error, RemoteError):
             return self._judged(era, method, error, refused.status)
@@ -286,9 +299,11 @@ def refusal_sentence(refused: Refused) -> str:
 
 
 def explained(error: Refused | RemoteError) -> WeftError:
-    """A refusal as the caller sees it: the server's own error where it gave one."""
+    """A refusal as the caller sees it: the server's own error where it gave one, unless it wants a login."""
     if isinstance(error, RemoteError):
         return error
+    if error.status == 401:
+        return AuthorizationFailed(refusal_sentence(error))
     try:
         return ConnectionFailed(refusal_sentence(error)) if error.frame is None else remote_error(error.frame)
     except InvalidAnswer as invalid:

@@ -1,21 +1,21 @@
 """Lists in pages: one of them, or all.
 
 Owns how pages are walked, and where that ends. A list that changes half-way is fetched once more; one that the server
-does not declare to have is empty, and not asked for (PRM-10).
+does not have by its own declaration is empty, and not asked for (PRM-10).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from msgspec import convert
 from msgspec.structs import fields
 
 from weft.client.exchange import Exchange, Options
+from weft.eras.base import Welcome
 from weft.errors import InvalidAnswer, InvalidParams, RemoteError
 from weft.limits import ClientLimits
-from weft.types.capabilities import ServerCapabilities
 from weft.types.prompts import ListPromptsResult
 from weft.types.resources import ListResourcesResult, ListResourceTemplatesResult
 from weft.types.tools import ListToolsResult
@@ -28,18 +28,38 @@ Page = TypeVar("Page", ListToolsResult, ListResourcesResult, ListResourceTemplat
 class Pages:
     """The lists of one server."""
 
-    def __init__(self, exchange: Exchange, limits: ClientLimits, offered: Callable[[], ServerCapabilities]) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        limits: ClientLimits,
+        facts: Callable[[], Welcome],
+        look_again: Callable[[Welcome], Awaitable[None]],
+    ) -> None:
         self._exchange = exchange
-        self._offered = offered
         self._most = limits.pages
+        self._facts = facts
+        self._look_again = look_again
+        self._changed: set[str] = set()  # lists that the server has told of, so it has them
 
     async def one(self, method: str, type: type[Page], cursor: str | None) -> Page:
         """One page; its `next_cursor` leads to the next."""
-        capability = method.partition("/")[0]
-        if getattr(self._offered(), capability) is None:
+        if not await self._is_there(method.partition("/")[0]):
             empty: dict[str, list[Any]] = {one.encode_name: [] for one in fields(type) if one.required}
             return convert(empty, type)
         return await self._exchange.request(method, {} if cursor is None else {"cursor": cursor}, type, Options())
+
+    def heard(self, notification: str) -> None:
+        """The server has said something."""
+        kind, _, rest = notification.removeprefix("notifications/").partition("/")
+        if rest == "list_changed":
+            self._changed.add(kind)
+
+    async def _is_there(self, capability: str) -> bool:
+        """Whether the server has such lists. One that had none before may have got them since."""
+        facts = self._facts()
+        if capability not in self._changed and getattr(facts.capabilities, capability) is None:
+            await self._look_again(facts)
+        return capability in self._changed or getattr(facts.capabilities, capability) is not None
 
     async def all(self, method: str, type: type[Page], items: Callable[[Page], list[Any]]) -> list[Any]:
         """All items. A cursor that is refused half-way means that the list is another one now (CACHE-14)."""

@@ -13,7 +13,7 @@ from typing import Any
 from weft.client.allowance import Allowance
 from weft.client.exchange import Exchange, Options
 from weft.client.mistakes import check_texts
-from weft.errors import UsageError
+from weft.errors import RequestTimeout, UsageError
 from weft.limits import ClientLimits
 from weft.types.prompts import CompleteResult, Completion
 
@@ -29,22 +29,30 @@ class Suggestions:
     def __init__(self, exchange: Exchange, limits: ClientLimits) -> None:
         self._exchange = exchange
         self._allowance = Allowance(limits.completions_per_second, 1.0)
+        self._line = asyncio.Lock()
 
     async def ask(self, params: Mapping[str, Any], timeout: float | None) -> Completion:
         """The values that the server suggests, in its order."""
-        await self._turn()
-        result = await self._exchange.request("completion/complete", params, CompleteResult, Options(timeout))
+        left = await self._turn(timeout)
+        result = await self._exchange.request("completion/complete", params, CompleteResult, Options(left))
         found = result.completion
         if len(found.values) > MOST_VALUES:
             return Completion(found.values[:MOST_VALUES], found.total, has_more=True)
         return found
 
-    async def _turn(self) -> None:
-        while True:
-            seconds = self._allowance.wait()
-            if seconds == 0:
-                return
-            await asyncio.sleep(seconds)
+    async def _turn(self, timeout: float | None) -> float | None:
+        """Wait for one's turn, first come, first served; what is left of the time for it."""
+        try:
+            async with asyncio.timeout(timeout) as limit, self._line:
+                while seconds := self._allowance.wait():  # noqa: ASYNC110 - how long is known, and nobody sets an event
+                    await asyncio.sleep(seconds)
+        except TimeoutError:
+            raise RequestTimeout(
+                f"The turn of this completion/complete did not come within {timeout:g} s: more are asked for than "
+                "`completions_per_second` has. Ask when the user pauses, or raise the limit."
+            ) from None
+        end = limit.when()
+        return None if end is None else max(end - asyncio.get_running_loop().time(), 0.0)
 
 
 def completion_params(

@@ -188,6 +188,7 @@ class ClientEra(Protocol):
     resumes: bool  # a stream that broke off can be taken up again
     mirrors_params: bool  # over HTTP, headers repeat annotated arguments
     keeps_stream: bool  # over HTTP, the server speaks up on a stream of its own
+    greets_again: bool  # what the server said of itself may be asked again at any time, and may have changed
 
     def pinned(self, version: str) -> ClientEra | None:
         """This era, with one version only; None when it is not one of its own."""

@@ -55,6 +55,7 @@ class SessionClient:
     resumes = True
     mirrors_params = False
     keeps_stream = True
+    greets_again = False
 
     def __init__(
         self, versions: Sequence[str] = _VERSIONS, *, is_agreed: bool = False, session: str | None = None

@@ -68,6 +68,7 @@ class StatelessClient:
     resumes = False
     mirrors_params = True
     keeps_stream = False
+    greets_again = True
 
     def __init__(self, versions: Sequence[str] = _VERSIONS) -> None:
         self.versions = versions

@@ -132,11 +132,13 @@ def url_of(options: HttpOptions, listener: socket.socket) -> str:
 def try_line(server: Server, url: str) -> str | None:
     """A command that calls a tool of this server and succeeds as it stands, if there is one; but for a token if needed.
 
-    A tool that needs no arguments is preferred, and one that does not take a Context: it cannot ask back.
+    One that destroys something is named only where there is no other. One that any token will do for is preferred, one
+    that needs no arguments, and one that does not take a Context: it cannot ask back.
     """
     token = [] if server.auth is None else ["--token", "TOKEN"]
-    tools = sorted(server.tools, key=lambda tool: (_is_risky(tool), _needs(tool), tool.signature.injected is not None))
-    for tool in tools:
+    tools = list(server.tools)
+    harmless = [tool for tool in tools if not _is_risky(tool)]
+    for tool in sorted(harmless or tools, key=_hurdles):
         arguments = example_of(tool.definition.input_schema)
         if not _needs(tool) or _fits(tool, arguments):
             words = ["call", url, tool.name, *([msgspec.json.encode(arguments).decode()] if arguments else [])]
@@ -147,6 +149,11 @@ def try_line(server: Server, url: str) -> str | None:
 def _is_risky(tool: RegisteredTool) -> bool:
     hints = tool.definition.annotations
     return hints is not None and bool(hints.destructive_hint)
+
+
+def _hurdles(tool: RegisteredTool) -> tuple[bool, ...]:
+    """What stands between a newcomer and a result of this tool, the worst first."""
+    return bool(tool.scopes), _needs(tool), tool.signature.injected is not None
 
 
 def _needs(tool: RegisteredTool) -> bool:
@@ -165,7 +172,7 @@ def _command() -> str:
     found = shutil.which("weft")
     if found and own.exists() and Path(found).samefile(own):
         return "weft"
-    return shlex.quote(str(own)) if own.is_file() else f"{shlex.quote(sys.executable)} -m weft.cli"
+    return shlex.quote(str(own)) if own.is_file() else f"{shlex.quote(sys.executable)} -m weft"
 
 
 # Example values: the common keywords only; `_fits` makes sure.

@@ -98,7 +98,9 @@ class Signature(msgspec.Struct, frozen=True):
         arguments = pydantic_core.from_json(raw)
         if not isinstance(arguments, dict):
             return ArgumentsError(["They must be a JSON object with a value for each name."], subject=self._subject)
-        return explain(problems, arguments, schema=self.input_schema, subject=self._subject)
+        return explain(
+            problems, arguments, schema=self.input_schema, subject=self._subject, are_texts=self.kind == "prompt"
+        )
 
     @property
     def _subject(self) -> str:

@@ -56,6 +56,15 @@ _SUFFIXES = (
 )
 
 
+_TEXTS = {
+    "an integer": ", such as '3'",
+    "a number": ", such as '1.5'",
+    "true or false": ", such as 'true'",
+    "an array": " in JSON, '[…]'",
+    "an object": " in JSON, '{…}'",
+}
+
+
 class ArgumentsError(WeftError):
     """The arguments of a call do not fit the function; `issues` has a sentence for each of the first problems.
 
@@ -78,11 +87,17 @@ class ArgumentsError(WeftError):
 
 
 def explain(
-    problems: Sequence[Mapping[str, Any]], arguments: Any, *, schema: Mapping[str, Any], subject: str
+    problems: Sequence[Mapping[str, Any]],
+    arguments: Any,
+    *,
+    schema: Mapping[str, Any],
+    subject: str,
+    are_texts: bool = False,
 ) -> ArgumentsError:
     """Turn the problems that validation found (pydantic's `errors()`) into sentences.
 
     `arguments` is what was validated, `schema` the input schema, `subject` begins the text ("The arguments of …").
+    `are_texts`: on the wire each argument is the text of its value, as those of prompts are (PRM-08).
     """
     wrong: dict[_Path, list[str]] = {}
     missing: list[_Path] = []
@@ -99,20 +114,22 @@ def explain(
             known = wrong.setdefault(path, [])
             if words not in known:
                 known.append(words)
-    issues = [f"{_name(path)} is missing; {_missing_type(path, schema)}." for path in _unique(missing)]
+    issues = [_missing(path, schema, as_text=are_texts and len(path) == 1) for path in _unique(missing)]
     reached = [*wrong, *missing, *extra]
     for path, words in wrong.items():
         # A union tells why each of its members does not fit; the member that fits best says it deeper inside.
         if not any(len(other) > len(path) and other[: len(path)] == path for other in reached):
-            issues.append(_wrong(path, words, arguments))
+            issues.append(_wrong(path, words, arguments, as_text=are_texts and len(path) == 1))
     issues += [_extra(path, missing, schema) for path in _unique(extra)]
     return ArgumentsError(issues, subject=subject)
 
 
-def _wrong(path: _Path, words: list[str], arguments: Any) -> str:
+def _wrong(path: _Path, words: list[str], arguments: Any, *, as_text: bool) -> str:
     expected = [word[9:] for word in words if word.startswith("expected ")]
     others = [word for word in words if not word.startswith("expected ")]
-    if expected and not others:
+    if as_text and expected and (text := _text_of(_either(expected))):
+        expected = [text]
+    elif expected and not others:
         return f"{_name(path)}: expected {_either(expected)}, got {json_type(_value(path, arguments))}."
     clauses = ([f"expected {_either(expected)}"] if expected else []) + others
     return f"{_name(path)}: {' or '.join(clauses)}."
@@ -158,10 +175,24 @@ def expectation(problem: Mapping[str, Any]) -> str:
     return _cut(message.rstrip("."), 250)
 
 
-def _missing_type(path: _Path, schema: Mapping[str, Any]) -> str:
+def _missing(path: _Path, schema: Mapping[str, Any], *, as_text: bool) -> str:
     known = schema.get("properties", {}).get(path[0]) if len(path) == 1 else None
     words = _schema_words(known) if known else None
-    return f"expected {words}" if words else "add it"
+    if words and as_text:
+        words = _text_of(words) or words
+    return f"{_name(path)} is missing; {f'expected {words}' if words else 'add it'}."
+
+
+def _text_of(words: str) -> str | None:
+    """How a JSON value is written as a text; None if there is nothing to be said of that.
+
+    >>> _text_of("an integer or null")
+    "the text of an integer or null, such as '3'"
+    """
+    for kind, example in _TEXTS.items():
+        if words.startswith(kind):
+            return f"the text of {words}{example}"
+    return None
 
 
 def _schema_words(schema: Mapping[str, Any]) -> str | None:

@@ -251,9 +251,55 @@ async def test_what_was_granted_already_is_not_asked_for_again():
     world, person = World(), Person()
     auth = oauth(world, person)
     await go(auth, challenge='Bearer scope="write"')
-    with pytest.raises(AuthorizationFailed, match="still does after they were granted"):
+    with pytest.raises(AuthorizationFailed, match="still does after they were granted") as failure:
         await go(auth, 403, 'Bearer error="insufficient_scope", scope="write"')
     assert len(person.asked) == 1
+    assert failure.value.tried == [
+        f"{PRM}: found",
+        f"{AS}: found",
+        f"registration at {ISSUER}/register: registered",
+        f"login at {ISSUER}/authorize",
+        f"authorization_code at {TOKEN}: granted",
+    ]
+
+
+async def test_what_the_authorization_server_does_not_grant_is_said_to_be_its_doing():
+    world = World()
+    world.answers[TOKEN] = json_response({"access_token": "SECRET", "token_type": "Bearer", "scope": "notes:read"})
+    auth = ClientCredentials("robot", client_secret="SECRET", fetcher=world)
+    await go(auth)
+    challenge = 'Bearer error="insufficient_scope", scope="notes:read notes:write"'
+    for _ in range(2):
+        assert await go(auth, 403, challenge) is True
+    with pytest.raises(AuthorizationFailed) as failure:
+        await go(auth, 403, challenge)
+    assert failure.value.message == (
+        f"{SERVER} wants the scopes notes:read notes:write for this, but the authorization server granted only "
+        f"notes:read; have this client, or whoever logs in, allowed the rest at {ISSUER}."
+    )
+    asked = [entry for entry in failure.value.tried if entry.startswith("client_credentials")]
+    more = f"client_credentials at {TOKEN}: granted only notes:read"
+    assert asked == [f"client_credentials at {TOKEN}: granted", more, more]
+    assert "SECRET" not in str(failure.value)
+
+
+async def test_a_server_that_never_says_which_scopes_it_wants():
+    world = World()
+    auth = ClientCredentials("robot", client_secret="s", fetcher=world)
+    await go(auth)
+    for _ in range(2):
+        assert await go(auth, 403, 'Bearer error="insufficient_scope"') is True
+    with pytest.raises(AuthorizationFailed, match="wants other scopes for this, does not say which, and still does"):
+        await go(auth, 403, 'Bearer error="insufficient_scope"')
+
+
+async def test_a_kept_token_is_named_among_what_was_tried():
+    world, person, storage = World(), Person(), MemoryStorage()
+    await go(oauth(world, person, storage), challenge='Bearer scope="write"')
+    later = oauth(world, person, storage)
+    with pytest.raises(AuthorizationFailed, match="still does after they were granted") as failure:
+        await go(later, 403, 'Bearer error="insufficient_scope", scope="write"')
+    assert failure.value.tried == ["the token that was kept, for write"]
 
 
 @pytest.mark.spec("AUTH-11")

@@ -3,12 +3,21 @@
 import base64
 import hashlib
 import json
+import traceback
+from pathlib import Path
+from types import SimpleNamespace
 
 import jwt
 import pytest
 from auth_world import AS, ISSUER, NOW, PRM, SERVER, World, json_response, metadata, prm
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa, x25519
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
 
 from weft.client.auth import ClientCredentials, EnterpriseManaged, IdentityProvider, PrivateKey
 from weft.client.auth.challenge import Challenge
@@ -108,6 +117,66 @@ def test_either_a_secret_or_a_key():
     for given in ({}, {"client_secret": "s", "private_key": "k"}):
         with pytest.raises(UsageError, match="either"):
             ClientCredentials("robot", **given)
+
+
+PASSWORD = BestAvailableEncryption(b"s3cret")
+KEYS = {
+    "ES256": ec.generate_private_key(ec.SECP256R1()),
+    "ES384": ec.generate_private_key(ec.SECP384R1()),
+    "EdDSA": ed25519.Ed25519PrivateKey.generate(),
+    "RS256": rsa.generate_private_key(65537, 2048),
+}
+
+
+def pem_of(private, encryption=None) -> bytes:
+    return private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption or NoEncryption())
+
+
+@pytest.mark.parametrize("algorithm", KEYS)
+@pytest.mark.parametrize(
+    "form", [lambda key: key, pem_of, lambda key: pem_of(key).decode()], ids=["object", "bytes", "text"]
+)
+async def test_a_key_in_any_form_signs_with_what_suits_it(algorithm, form):
+    world = World()
+    auth = ClientCredentials("robot", private_key=form(KEYS[algorithm]), fetcher=world)
+    given = await auth.headers(SERVER, "POST")
+    assert await auth.refused(SimpleNamespace(status=401, headers={"WWW-Authenticate": "Bearer"}), given, {})
+    signed = world.forms()[0]["client_assertion"]
+    assert jwt.get_unverified_header(signed)["alg"] == algorithm
+    assert jwt.decode(signed, KEYS[algorithm].public_key(), algorithms=[algorithm], audience=ISSUER)["sub"] == "robot"
+
+
+def test_an_algorithm_of_ones_own():
+    assert PrivateKey(KEYS["RS256"], "PS256").algorithm == "PS256"
+    with pytest.raises(UsageError, match="cannot sign with algorithm='RS256'; leave that out, or use ES256"):
+        PrivateKey(KEYS["ES256"], "RS256")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("reporter-s3cret.pem", "no PEM"),
+        (b"\x00s3cret", "no PEM"),
+        ("", "no PEM"),
+        ("\udce9s3cret", "no PEM"),
+        (Path("s3cret.pem"), "of the type 'PosixPath'"),
+        (17, "of the type 'int'"),
+        (KEYS["ES256"].public_key(), "of the type '.*PublicKey'"),
+        (KEYS["ES256"].public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), "is a public key"),
+        ("-----BEGIN PRIVATE KEY-----\ns3cret\n-----END PRIVATE KEY-----", "a PEM that cannot be read"),
+        (pem_of(KEYS["ES256"], PASSWORD), "is encrypted"),
+        (pem_of(x25519.X25519PrivateKey.generate()), "of the type '.*X25519PrivateKey'"),
+        (ec.generate_private_key(ec.SECP224R1()), "of the type '.*PrivateKey'"),
+    ],
+)
+def test_what_is_no_key_is_said_when_it_is_given(given, said):
+    for take in (PrivateKey, lambda key: ClientCredentials("robot", private_key=key)):
+        with pytest.raises(
+            UsageError, match=f"(?s){said}.*give a private key that can sign.*If it is in a file"
+        ) as caught:
+            take(given)
+        text = "".join(traceback.format_exception(caught.value, chain=True)).partition("UsageError: ")[2]
+        assert not any(word in text for word in ("s3cret", "http", "cryptography", "jwt"))
 
 
 @pytest.mark.spec("XAUTH-01", "XAUTH-04")

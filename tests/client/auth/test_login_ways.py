@@ -9,7 +9,7 @@ from test_login_client import Guarded
 from support import serve
 from support.fakes import Exchange, http_server, initialized, reply, sse
 from support.logging_in import Browser, hidden_fields
-from weft import AuthorizationFailed, Client, ClientLimits, ConnectionFailed, Context, OAuth, Server, TokenInfo
+from weft import AuthorizationFailed, Client, ClientLimits, Context, OAuth, Server, TokenInfo
 from weft.client.auth import ClientCredentials, Fetcher, FunctionRedirect
 from weft.errors import UsageError
 from weft.server.auth import ResourceServer, StaticTokens
@@ -187,6 +187,6 @@ async def test_a_login_may_take_longer_than_the_stream_to_open() -> None:
 
 async def test_a_stream_that_is_refused_all_the_same() -> None:
     async with http_server(OldServer().handle) as url:
-        with pytest.raises(ConnectionFailed, match="HTTP 401; check the token"):
+        with pytest.raises(AuthorizationFailed, match="HTTP status 401: it wants authorization; check the token"):
             async with Client(url, auth=Slow(gives_up=True)):
                 pass

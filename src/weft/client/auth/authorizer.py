@@ -25,6 +25,7 @@ from weft.client.auth.driver import World, run
 from weft.client.auth.fetching import Fetcher
 from weft.client.auth.grant import Grant, Situation, recall_token
 from weft.client.auth.steps import Steps
+from weft.client.auth.tokens import readable
 from weft.errors import AuthorizationFailed
 
 __all__ = ["Authorizer", "Refusal", "Stamp"]
@@ -61,6 +62,7 @@ class _Place:
     failure: AuthorizationFailed | None = None  # the last
     renew_after: float = 0
     step_ups: dict[str, deque[float]] = field(default_factory=dict[str, deque[float]])
+    done: deque[list[str]] = field(default_factory=lambda: deque[list[str]](maxlen=1 + _MOST_STEP_UPS))  # last logins
 
     @property
     def nonce_key(self) -> str:
@@ -148,7 +150,7 @@ class Authorizer:
         is_step_up = current is not None and (refusal.status == 403 or not demanded <= set(current.granted))
         if is_step_up:
             self._count_step_up(place, challenge, request)
-        await self._shared(place, lambda: self._grant.login(self._situation(place, is_step_up=is_step_up)))
+        await self._shared(place, lambda: self._login(place, is_step_up=is_step_up))
         return True
 
     # --- inside
@@ -166,12 +168,18 @@ class Authorizer:
     def _situation(self, place: _Place, *, is_step_up: bool = False) -> Situation:
         return Situation(place.url, place.challenge, place.token, is_step_up, place.nonces)
 
+    def _login(self, place: _Place, *, is_step_up: bool) -> Steps[Token]:
+        situation = self._situation(place, is_step_up=is_step_up)
+        place.done.append(situation.tried)
+        return self._grant.login(situation)
+
     async def _recall(self, place: _Place) -> None:
         token = await run(recall_token(place.url), self._world_of(place), place.url)
         if not place.is_recalled:
             place.is_recalled = True
             if token is not None and place.token is None:
                 place.take(token)
+                place.done.append([f"the token that was kept, for {readable(token.granted) or 'no scope'}"])
 
     async def _is_enough(self, place: _Place, given: Stamp, demanded: set[str]) -> bool:
         """Whether somebody else has logged in since, or does now, for what is demanded here as well.
@@ -224,7 +232,7 @@ class Authorizer:
                 task.cancel()
                 await asyncio.wait([task])
         if task.cancelled():
-            raise AuthorizationFailed("The login was broken off; try again.")
+            raise AuthorizationFailed("The login was broken off; try again.", place.done[-1] if place.done else ())
         failure = task.exception()
         if isinstance(failure, AuthorizationFailed):
             raise _again(failure)
@@ -248,18 +256,15 @@ class Authorizer:
 
     def _count_step_up(self, place: _Place, challenge: Challenge, request: Mapping[str, str]) -> None:
         """More is asked for a few times only, for one operation (AUTH-44)."""
-        demanded = " ".join(challenge.scopes or ())
+        demanded = challenge.scopes or ()
         given = {name.lower(): value for name, value in request.items()}
-        operation = f"{given.get('mcp-method', '')} {given.get('mcp-name', '')} {demanded}"
+        operation = f"{given.get('mcp-method', '')} {given.get('mcp-name', '')} {' '.join(demanded)}"
         now = self._clock()
         tried = place.step_ups.setdefault(operation, deque(maxlen=_MOST_STEP_UPS))
         token = place.token
-        has_all = token is not None and bool(demanded) and set(demanded.split()) <= set(token.granted)
+        has_all = token is not None and bool(demanded) and not token.lacks(demanded)
         if has_all or (len(tried) == _MOST_STEP_UPS and now - tried[0] < _STEP_UP_SECONDS):
-            raise AuthorizationFailed(
-                f"{urls.shown(place.url)} wants the scopes {_readable(demanded) or '(it does not say which)'} for "
-                "this, and still does after they were granted; ask its operator who may do this."
-            )
+            raise _not_enough(place, demanded)
         tried.append(now)
 
 
@@ -271,8 +276,20 @@ def _relevant(offered: Sequence[Challenge]) -> Challenge:
     return offered[0] if offered else Challenge("bearer")
 
 
-def _readable(text: str) -> str:
-    return "".join(char if char.isprintable() else "?" for char in text[:200])
+def _not_enough(place: _Place, demanded: Sequence[str]) -> AuthorizationFailed:
+    """More was asked for, and it did not help: the authorization server does not grant it, or the server wants more."""
+    token, wanted = place.token, f"the scopes {readable(demanded)}" if demanded else "other scopes"
+    if token is not None and token.lacks(demanded):
+        why = (
+            f"but the authorization server granted only {readable(token.granted) or 'none'}; have this client, or "
+            f"whoever logs in, allowed the rest at {urls.shown(token.issuer)}"
+        )
+    elif demanded:
+        why = "and still does after they were granted; ask its operator who may do this"
+    else:
+        why = "does not say which, and still does after another login; ask its operator who may do this"
+    done = [entry for login in place.done for entry in login]
+    return AuthorizationFailed(f"{urls.shown(place.url)} wants {wanted} for this, {why}.", done)
 
 
 def _again(failure: AuthorizationFailed) -> AuthorizationFailed:

@@ -7,6 +7,7 @@ CREG-12).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -52,6 +53,10 @@ class Token:
     def scopes(self) -> list[str]:
         """Everything that was ever asked for or given."""
         return list(dict.fromkeys([*self.asked, *self.granted]))
+
+    def lacks(self, scopes: Iterable[str]) -> bool:
+        """Whether the issuer did not grant all of these."""
+        return not set(scopes) <= set(self.granted)
 
     def is_expired(self, now: float) -> bool:
         """Whether it is known to be over."""

@@ -12,7 +12,7 @@ Owns their options and what is wrong with them; each is an `Authorizer` with one
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.client.auth.authorizer import Authorizer
 from weft.client.auth.challenge import challenges
@@ -25,6 +25,9 @@ from weft.client.auth.registration import Registration, client_document
 from weft.client.auth.storage import MemoryStorage, Storage
 from weft.client.auth.tokens import PrivateKey
 from weft.errors import AuthorizationFailed, UsageError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
 __all__ = ["BearerToken", "ClientCredentials", "EnterpriseManaged", "OAuth", "WorkloadIdentity", "as_auth"]
 
@@ -111,7 +114,7 @@ class OAuth(Authorizer):
 
 
 class ClientCredentials(Authorizer):
-    """The program itself is the client: with a secret, or with a private key (PEM), which is safer.
+    """The program itself is the client: with a secret, or with a private key (PEM or a key object), which is safer.
 
     >>> ClientCredentials("reporter", client_secret="s3cret")
     ClientCredentials()
@@ -124,7 +127,7 @@ class ClientCredentials(Authorizer):
         client_id: str,
         *,
         client_secret: str | None = None,
-        private_key: PrivateKey | str | None = None,
+        private_key: PrivateKey | str | bytes | PrivateKeyTypes | None = None,
         auth_method: str | None = None,
         issuer: str | None = None,
         scopes: Sequence[str] = (),
@@ -134,8 +137,11 @@ class ClientCredentials(Authorizer):
     ) -> None:
         if (client_secret is None) == (private_key is None):
             raise UsageError("ClientCredentials needs either a client_secret or a private_key.")
-        key = PrivateKey(private_key) if isinstance(private_key, str) else private_key
-        flow = ClientCredentialsFlow(client_id, client_secret, auth_method, issuer, _scopes(scopes), dpop, key=key)
+        if private_key is not None and not isinstance(private_key, PrivateKey):
+            private_key = PrivateKey(private_key)
+        flow = ClientCredentialsFlow(
+            client_id, client_secret, auth_method, issuer, _scopes(scopes), dpop, key=private_key
+        )
         super().__init__(flow, _world(storage, fetcher))
 
 

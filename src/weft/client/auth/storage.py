@@ -16,18 +16,21 @@ import secrets
 import stat
 import sys
 import threading
+import time
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from weft.errors import UsageError
+from weft.errors import AuthorizationFailed, UsageError
 
 __all__ = ["FileStorage", "KeyringStorage", "MemoryStorage", "Storage"]
 
 log = logging.getLogger("weft.client.auth")
 
 _MOST_FILE_BYTES = 4 * 1024 * 1024
+_LOCK_SECONDS = 10.0  # writing takes milliseconds: who holds the lock for longer hangs, or is stopped
+_LOOK_SECONDS = 0.01
 
 
 class Storage(Protocol):
@@ -70,7 +73,9 @@ class FileStorage:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._shown = os.fspath(path)
         self._path = Path(path).expanduser()
-        self._lock = threading.Lock()  # threads of this program; other programs are kept out by a file beside it
+        # Threads of this program. Other programs are kept out by a file beside it: that is waited for first, so that
+        # nobody who reads waits for another program.
+        self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"FileStorage({self._shown!r})"
@@ -111,7 +116,7 @@ class FileStorage:
 
     def _change(self, key: str, value: str | None) -> None:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._lock, _locked(self._path.with_name(f".{self._path.name}.lock")):
+        with _locked(self._path.with_name(f".{self._path.name}.lock")), self._lock:
             entries = self._read()  # as it is now: another program may have written meanwhile
             if value is None:
                 entries.pop(key, None)
@@ -138,22 +143,41 @@ def _locked(path: Path) -> Generator[None]:
     with ExitStack() as stack:
         try:
             file = stack.enter_context(path.open("r+b"))
-            _lock(file.fileno())
+            _wait_for_lock(file.fileno(), path)
         except OSError as error:
             log.debug("%s cannot be locked: %s", path, type(error).__name__)
         yield  # closing the file ends the lock
 
 
+def _wait_for_lock(descriptor: int, path: Path) -> None:
+    end = time.monotonic() + _LOCK_SECONDS
+    while not _lock(descriptor):
+        if time.monotonic() > end:
+            raise AuthorizationFailed(
+                f"The login cannot be kept: another program has held {path} for {_LOCK_SECONDS:g} s. End that program, "
+                "and try again."
+            )
+        time.sleep(_LOOK_SECONDS)
+
+
 if sys.platform == "win32":
     import msvcrt
 
-    def _lock(descriptor: int) -> None:
-        msvcrt.locking(descriptor, msvcrt.LK_LOCK, 1)
+    def _lock(descriptor: int) -> bool:
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except PermissionError:
+            return False
+        return True
 else:
     import fcntl
 
-    def _lock(descriptor: int) -> None:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    def _lock(descriptor: int) -> bool:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
 
 class KeyringStorage:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import base64
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote_plus
 
 from weft.client.auth import urls
@@ -20,9 +20,12 @@ from weft.client.auth.credentials import Identity, Token
 from weft.client.auth.dpop import DpopKey, Nonces
 from weft.client.auth.metadata import Issuer
 from weft.client.auth.steps import FetchFailed, Response, Steps, post_form
-from weft.errors import AuthorizationFailed
+from weft.errors import AuthorizationFailed, UsageError
 
-__all__ = ["PrivateKey", "Refusal", "TokenEndpoint", "said"]
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+
+__all__ = ["PrivateKey", "Refusal", "TokenEndpoint", "readable", "said"]
 
 _JWT_BEARER = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 _ASSERTION_SECONDS = 60
@@ -32,11 +35,26 @@ _PASSING = (408, 425, 429)  # refusals that say nothing of what was asked for
 
 @dataclass(frozen=True, slots=True)
 class PrivateKey:
-    """A key with which a client proves who it is (`private_key_jwt`)."""
+    """A key with which a client proves who it is (`private_key_jwt`): PEM as text or bytes, or a key object.
 
-    pem: str = field(repr=False)
-    algorithm: str = "ES256"
+    The algorithm is chosen by the kind of key, unless one is given; UsageError for what is no private key.
+    """
+
+    pem: str | bytes | PrivateKeyTypes = field(repr=False)
+    algorithm: str | None = None
     key_id: str | None = None
+    _key: Any = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        key = _load_key(self.pem) if isinstance(self.pem, str | bytes) else self.pem
+        fitting = _algorithms(key)
+        if self.algorithm is not None and self.algorithm not in fitting:
+            raise UsageError(
+                f"The private key cannot sign with algorithm={str(self.algorithm)[:100]!r}; leave that out, or use "
+                f"{' or '.join(fitting)}."
+            )
+        object.__setattr__(self, "_key", key)
+        object.__setattr__(self, "algorithm", self.algorithm or fitting[0])
 
     def assertion(self, client_id: str, audience: str, now: float) -> str:
         """A short-lived statement that we are this client, for this authorization server alone (XAUTH-02)."""
@@ -51,7 +69,53 @@ class PrivateKey:
             "jti": secrets.token_urlsafe(16),
         }
         headers = None if self.key_id is None else {"kid": self.key_id}
-        return jwt.encode(claims, self.pem, algorithm=self.algorithm, headers=headers)
+        return jwt.encode(claims, self._key, algorithm=self.algorithm, headers=headers)
+
+
+_WANTED = (
+    "give a private key that can sign (EC on P-256, P-384 or P-521, RSA, or Ed25519): its PEM as text or bytes, which "
+    "begins with '-----BEGIN' and says 'PRIVATE KEY', or a key object. If it is in a file, give what the file holds"
+)
+
+
+def _load_key(pem: str | bytes) -> Any:
+    """The key in a PEM. What was given is never shown: it may be the secret itself."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    raw = pem.encode("utf-8", "replace") if isinstance(pem, str) else pem
+    if b"-----BEGIN" not in raw:
+        raise UsageError(f"The private key is no PEM; {_WANTED}.")
+    if b"PRIVATE KEY" not in raw:
+        raise UsageError(f"The private key is a public key or a certificate; {_WANTED}.")
+    try:
+        return load_pem_private_key(raw, None)
+    except TypeError:
+        raise UsageError(
+            f"The private key is encrypted, and there is no password for it here; decrypt it, then {_WANTED}."
+        ) from None
+    except (ValueError, UnsupportedAlgorithm):
+        raise UsageError(f"The private key is a PEM that cannot be read; {_WANTED}.") from None
+
+
+_BY_CURVE = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "ES512", "secp256k1": "ES256K"}
+_OF_RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
+
+
+def _algorithms(key: Any) -> tuple[str, ...]:
+    """What a key can sign with, the usual first; UsageError for what is no such key."""
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.hazmat.primitives.asymmetric.ed448 import Ed448PrivateKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+
+    if isinstance(key, RSAPrivateKey):
+        return _OF_RSA
+    if isinstance(key, Ed25519PrivateKey | Ed448PrivateKey):
+        return ("EdDSA",)
+    if isinstance(key, EllipticCurvePrivateKey) and key.curve.name in _BY_CURVE:
+        return (_BY_CURVE[key.curve.name],)
+    raise UsageError(f"The private key is something of the type {type(key).__name__!r}; {_WANTED}.")
 
 
 class Refusal(AuthorizationFailed):
@@ -72,6 +136,11 @@ def said(document: Mapping[str, Any] | None, status: int) -> str:
     return "".join(char if char.isprintable() else " " for char in words) or f"HTTP {status}"
 
 
+def readable(scopes: Iterable[str]) -> str:
+    """Scopes, which somebody else may have named, fit to be shown."""
+    return "".join(char if char.isprintable() else "?" for char in " ".join(scopes)[:200])
+
+
 @dataclass(slots=True)
 class TokenEndpoint:
     """The token endpoint of one issuer, as one client uses it."""
@@ -87,7 +156,10 @@ class TokenEndpoint:
     def ask(self, form: Mapping[str, str], *, resource: str, asked: list[str]) -> Steps[Token]:
         """Ask for a token; `asked` are the scopes that were asked for, which are granted if nothing else is said."""
         document = yield from self.exchange(form)
-        return self._read(document, resource, asked)
+        token = self._read(document, resource, asked)
+        if token.lacks(asked):
+            self.tried[-1] += f" only {readable(token.granted)}"
+        return token
 
     def exchange(self, form: Mapping[str, str]) -> Steps[dict[str, Any]]:
         """One request, and one more with the nonce that the first was refused for; the document that came."""

@@ -16,7 +16,7 @@ from weft.client.calls import Pulse
 from weft.client.transports.base import NO_HEADERS, PipeTransport, Refused
 from weft.client.transports.http_auth import Auth, AuthorizedWire
 from weft.client.transports.http_wire import HttpReply, Wire, media_type, place
-from weft.errors import ConnectionFailed, InvalidAnswer
+from weft.errors import AuthorizationFailed, ConnectionFailed, InvalidAnswer
 from weft.limits import ClientLimits
 from weft.protocol import sse
 
@@ -58,6 +58,8 @@ class SseTransport(PipeTransport):
                     "GET", self._url, {"Accept": "text/event-stream", **self._headers}, None
                 )
                 form = media_type(self._reply)
+                if self._reply.status == 401:
+                    raise Refused(self.where, 401, self._reply.headers, b"")
                 if self._reply.status != 200 or not form.startswith("text/event-stream"):
                     raise ConnectionFailed(f"HTTP {self._reply.status} without a stream of events")
                 named: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -65,6 +67,11 @@ class SseTransport(PipeTransport):
                 self._endpoint = self._checked(await named)
         except Refused as refused:
             await self._stop()
+            if refused.status == 401:
+                raise AuthorizationFailed(
+                    f"{self.where} answered with the HTTP status 401: it wants authorization; check the token, or give "
+                    "one by `auth=`."
+                ) from None
             raise ConnectionFailed(f"HTTP {refused.status}; check the token and its scopes") from None
         except TimeoutError:
             await self._stop()

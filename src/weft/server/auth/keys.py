@@ -19,7 +19,7 @@ from weft.server.auth.verifying import VerifierFailed
 if TYPE_CHECKING:
     from jwt import PyJWK
 
-__all__ = ["ALGORITHMS", "DEFAULT_ALGORITHMS", "KeySet", "check_algorithms", "fits", "read_keys"]
+__all__ = ["ALGORITHMS", "DEFAULT_ALGORITHMS", "KeySet", "check_algorithms", "check_keys", "fits", "read_keys"]
 
 log = logging.getLogger("weft.auth")
 
@@ -45,6 +45,10 @@ RETRY_SECONDS = 30.0
 FIRST_RETRY_SECONDS = 1.0  # while there are no keys at all
 MOST_KEYS = 64
 MOST_TRIED = 8  # keys that one signature is held against
+LEAST_RSA_BITS = 2048  # RFC 7518, 3.3
+
+_PRIVATE = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth", "k"})  # members that no public key has
+_WANTED = f"Give the public key of one that signs with {', '.join(DEFAULT_ALGORITHMS)}."
 
 
 def check_algorithms(algorithms: Sequence[str]) -> tuple[str, ...]:
@@ -81,21 +85,55 @@ def read_keys(keys: Mapping[str, Any] | Sequence[Mapping[str, Any]] | str) -> li
     return found
 
 
+def check_keys(keys: Sequence[Mapping[str, Any]], algorithms: Sequence[str]) -> None:
+    """UsageError where one of the keys cannot be what it says, or is not for others to see; or none is of use."""
+    for key in keys:
+        _check_key(key)
+    if not any(fits(key, algorithm) for key in keys for algorithm in algorithms):
+        raise UsageError(f"keys= has a key that signs with none of {', '.join(algorithms)}.")
+
+
+def _check_key(jwk: Mapping[str, Any]) -> None:
+    from jwt import PyJWK
+    from jwt.exceptions import PyJWTError
+
+    if jwk.get("kty") == "oct":
+        raise UsageError(f"keys= has a shared secret (`oct`): whoever verifies with it could sign as well. {_WANTED}")
+    if _PRIVATE & jwk.keys():
+        raise UsageError("keys= has a private key. Give the public one; the other is its owner's own.")
+    algorithm = next((name for name in ALGORITHMS if fits(jwk, name)), None)
+    if algorithm is None:  # of another use: it verifies nothing, and does no harm beside one that does
+        return
+    try:
+        key: Any = PyJWK(dict(jwk), algorithm).key
+    except (PyJWTError, ValueError, TypeError):
+        raise UsageError(f"keys= has a key of type {jwk['kty']} that cannot be read. {_WANTED}") from None
+    if jwk["kty"] == "RSA" and key.key_size < LEAST_RSA_BITS:
+        raise UsageError(f"keys= has an RSA key of {key.key_size} bits; one that is safe has {LEAST_RSA_BITS} or more.")
+
+
 def _of_pem(pem: str) -> Mapping[str, Any]:
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
     from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
+    from jwt.exceptions import PyJWTError
 
+    if "PRIVATE KEY-----" in pem:
+        raise UsageError("keys= has a private key. Give the public one; the other is its owner's own.")
     try:
         key = load_pem_public_key(pem.encode())
-    except ValueError:
+    except (ValueError, UnsupportedAlgorithm):
         raise UsageError("keys= is no public key in PEM (-----BEGIN PUBLIC KEY-----).") from None
-    if isinstance(key, RSAPublicKey):
-        return RSAAlgorithm.to_jwk(key, as_dict=True)
-    if isinstance(key, EllipticCurvePublicKey):
-        return ECAlgorithm.to_jwk(key, as_dict=True)
-    return OKPAlgorithm.to_jwk(cast("Any", key), as_dict=True)
+    try:
+        if isinstance(key, RSAPublicKey):
+            return RSAAlgorithm.to_jwk(key, as_dict=True)
+        if isinstance(key, EllipticCurvePublicKey):
+            return ECAlgorithm.to_jwk(key, as_dict=True)
+        return OKPAlgorithm.to_jwk(cast("Any", key), as_dict=True)
+    except (PyJWTError, ValueError, TypeError):
+        raise UsageError(f"keys= is a key of a kind that signs no tokens. {_WANTED}") from None
 
 
 class KeySet:

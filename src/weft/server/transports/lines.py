@@ -29,7 +29,7 @@ Line: TypeAlias = bytes | None  # None stands for a line that was longer than th
 CHUNK = 64 * 1024  # what a pipe holds
 QUEUED_BYTES = 8 * 1024 * 1024  # output that waits for a slow reader; from there on nothing more is read (D10)
 LINGER = 50e-6  # seconds to look for the next line before the loop falls asleep: being woken up takes as long
-TURNS = 16  # chunks that are read one after the other before others in this loop have their turn
+IN_A_ROW = 1e-3  # seconds after which others in this loop have their turn, however soon the next line comes
 AT_ONCE = getattr(select, "PIPE_BUF", 512)  # a writable pipe takes this much without blocking
 
 
@@ -87,8 +87,8 @@ class LineReader:
     within `deliver`. The descriptor belongs to the reader, which closes it.
 
     A client that calls one by one sends its next line a moment after it has read our last. With `resume(linger=True)`
-    that moment is waited for, briefly and a few times in a row: most of what a short call over a pipe takes is putting
-    two processes to sleep and waking them up.
+    that moment is waited for: most of what a short call over a pipe takes is putting two processes to sleep and waking
+    them up.
     """
 
     def __init__(self, fd: int, limit: int, deliver: Callable[[list[Line], bool], None]) -> None:
@@ -98,7 +98,7 @@ class LineReader:
         self._loop = asyncio.get_running_loop()
         self._turn: threading.Lock | None = None  # where a thread reads: held from a chunk's delivery until `resume`
         self._delivered = False  # and not resumed since
-        self._lingers = False
+        self._lingers = False  # it looks for the next line before it goes back to the loop
         self._paused = False
         self._stopped = False
 
@@ -127,15 +127,16 @@ class LineReader:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
         self._stopped = True
+        self._lingers = False
 
     def _readable(self) -> None:
-        for _ in range(TURNS):
-            self._lingers = False
+        end = time.perf_counter() + IN_A_ROW
+        self._read_chunk()
+        while self._lingers and time.perf_counter() < end and _comes_soon(self._fd):
             self._read_chunk()
-            if not (self._lingers and _comes_soon(self._fd)):
-                return
 
     def _read_chunk(self) -> None:
+        self._lingers = False
         try:
             chunk = os.read(self._fd, CHUNK)
         except BlockingIOError:
@@ -320,7 +321,7 @@ def _read(fd: int) -> bytes:
         try:
             return os.read(fd, CHUNK)
         except BlockingIOError:  # a parent may have made its end, and so ours, non-blocking
-            select.select([fd], [], [])
+            _wait(fd, for_input=True)
         except OSError:
             return b""  # a broken pipe is an ended one
 
@@ -331,10 +332,16 @@ def _write(fd: int, data: bytes) -> None:
         try:
             view = view[os.write(fd, view) :]
         except BlockingIOError:
-            select.select([], [fd], [])
+            _wait(fd, for_input=False)
 
 
 if hasattr(select, "poll"):
+
+    def _wait(fd: int, *, for_input: bool) -> None:
+        """Until it can be read, or written."""
+        poll = select.poll()  # `select` takes no descriptors from 1024 on
+        poll.register(fd, select.POLLIN if for_input else select.POLLOUT)
+        poll.poll()
 
     def _comes_soon(fd: int) -> bool:
         """Whether there is something to read, now or in a moment."""
@@ -353,6 +360,9 @@ if hasattr(select, "poll"):
         return bool(poll.poll(0))
 
 else:  # Windows polls sockets only
+
+    def _wait(fd: int, *, for_input: bool) -> None:
+        select.select([fd] if for_input else [], [] if for_input else [fd], [])
 
     def _comes_soon(fd: int) -> bool:  # noqa: ARG001 - the other platform's signature
         return False

@@ -35,19 +35,24 @@ async def serve_stdio(server: Server, stdin: int | None = None, stdout: int | No
     """
     with _process_pipes() if stdin is None or stdout is None else nullcontext((stdin, stdout)) as (source, sink):
         await server.lifespan.start()
-        await _Process(server, source, sink).serve()
+        await _Process(server, source, sink, lingers=source != stdin).serve()
 
 
 class _Process:
-    """The client that this process was started by, or whoever has the other ends of two descriptors."""
+    """The client that this process was started by, or whoever has the other ends of two descriptors.
 
-    def __init__(self, server: Server, source: int, sink: int) -> None:
+    With `lingers`, the next of requests that come one by one is waited for where nobody else is: there is one client.
+    """
+
+    def __init__(self, server: Server, source: int, sink: int, *, lingers: bool) -> None:
         self._limits = server.limits
         self._loop = asyncio.get_running_loop()
         self._reader = LineReader(os.dup(source), server.limits.line_bytes, self._deliver)
         self._writer = LineWriter(sink, self._break)
         self._pipe = Pipe(server, self._writer)
         self._backlog: deque[Line] = deque()  # lines that were read and not yet looked at
+        self._lingers = lingers
+        self._came_alone = False  # the line that was read last
         self._waited = 0  # turns of the loop since the limit was met
         self._waiting: asyncio.Task[None] | None = None  # for a slow reader of our output
         self._input_ended = False
@@ -86,6 +91,7 @@ class _Process:
 
     def _deliver(self, lines: list[Line], ended: bool) -> None:  # noqa: FBT001 - a callback of LineReader
         self._backlog.extend(lines)
+        self._came_alone = len(lines) == 1
         self._input_ended = ended
         self._pump()
 
@@ -103,7 +109,7 @@ class _Process:
         elif self._writer.congested:
             self._waiting = self._loop.create_task(self._resume_later(), name="weft-stdio-drain")
         else:
-            self._reader.resume(linger=self._pipe.is_idle)
+            self._reader.resume(linger=self._lingers and self._came_alone and self._pipe.is_idle)
 
     def _take_lines(self) -> bool:
         """Whether all were. Where the limit is met, quick requests get the chance to finish before one is refused."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 from weft.backends.base import Backend
@@ -31,6 +31,7 @@ from weft.server.transports.asgi import Receive, Scope, Send
 __all__ = ["AuthorizationServer"]
 
 _Endpoint = Callable[[Request], Awaitable[Answer]]
+_T = TypeVar("_T")
 
 
 class AuthorizationServer:
@@ -41,7 +42,8 @@ class AuthorizationServer:
             path that the URL has.
         resources: The URLs of the servers that it issues tokens for, as their `ResourceServer` has them.
         users: Who can log in: a dictionary from names to passwords (or to what `hash_password` makes of them), or an
-            async function of a name and a password that returns the subject, or None.
+            async function of a name and a password that returns the subject, or None. Nobody if not said: such a
+            server is for programs, and for users that others vouch for.
         scopes: What can be granted. A client that asks for nothing in particular gets all of it.
         clients: Clients that are known beforehand; programs among them.
         trusted_issuers: Identity providers that vouch for users, and platforms that vouch for programs.
@@ -59,7 +61,7 @@ class AuthorizationServer:
         issuer: str,
         *,
         resources: Sequence[str],
-        users: Mapping[str, str] | Login,
+        users: Mapping[str, str] | Login | None = None,
         scopes: Sequence[str] = (),
         clients: Sequence[RegisteredClient] = (),
         trusted_issuers: Sequence[TrustedIssuer] = (),
@@ -81,6 +83,8 @@ class AuthorizationServer:
             raise UsageError(
                 "access_seconds= is 1 to 3600: an access token cannot be taken back, so it is short-lived."
             )
+        _check_list("clients", clients, RegisteredClient, lambda client: client.client_id)
+        _check_list("trusted_issuers", trusted_issuers, TrustedIssuer, lambda trusted: trusted.issuer)
         store = (backend or MemoryBackend()).store
         self.issuer = issuer
         self.origin = origin_of(issuer)
@@ -88,15 +92,18 @@ class AuthorizationServer:
         self.scopes = check_scopes(scopes, "AuthorizationServer")
         self.access_seconds = access_seconds
         self.users = Users(users, store)
+        self.has_users = users is not None
         ring = KeyRing.ephemeral() if key is None else KeyRing([hashlib.sha256(b"consent" + key.encode()).digest()])
         self.grants = Grants(store, ring, refresh_seconds)
         self.clients = Clients(store, clients, documents=documents, local=is_loopback(parts.hostname or ""))
         self.assertions = Assertions(store, issuer)
         self.trusted_issuers = {trusted.issuer: trusted for trusted in trusted_issuers}
-        _check_clients(clients, self.scopes, cast("Mapping[str, str]", users) if isinstance(users, Mapping) else ())
+        _check_clients(clients, self.scopes, users, trusted_issuers)
         self.signer = Signer(key)
         self._registration = registration
         self._documents = documents
+        if users is None and (registration or not self.grant_types):
+            raise UsageError("users= is missing: without it there are only clients= that nobody logs in to.")
 
     def __repr__(self) -> str:
         return f"<AuthorizationServer {self.issuer!r}>"
@@ -107,10 +114,33 @@ class AuthorizationServer:
 
     @property
     def grant_types(self) -> tuple[str, ...]:
-        """The grants that are served: those of people, and the others where somebody is there who may use them."""
+        """The grants that are served: each where somebody is there who may use it."""
         programs = any(CLIENT_CREDENTIALS in client.grant_types for client in self.clients.known)
-        others = [(CLIENT_CREDENTIALS, programs), (JWT_BEARER, bool(self.trusted_issuers))]
-        return "authorization_code", "refresh_token", *(grant for grant, is_served in others if is_served)
+        platforms = any(trusted.workloads is not None for trusted in self.trusted_issuers.values())
+        served = {
+            "authorization_code": self.has_users,
+            "refresh_token": self.has_users,
+            CLIENT_CREDENTIALS: programs,
+            JWT_BEARER: platforms or self._takes_id_jags,
+        }
+        return tuple(grant for grant, is_served in served.items() if is_served)
+
+    @property
+    def _takes_id_jags(self) -> bool:
+        """Whether there is an identity provider, and a client that may show what it says."""
+        clients = any(JWT_BEARER in client.grant_types and client.is_confidential for client in self.clients.known)
+        return clients and any(trusted.workloads is None for trusted in self.trusted_issuers.values())
+
+    @property
+    def _auth_methods(self) -> list[str]:
+        """How clients authenticate: each way where there is, or can be, a client that does it so."""
+        known, others = self.clients.known, self.has_users and (self._registration or self._documents)
+        secrets = self._registration or any(client.secret_digest is not None for client in known)
+        return [
+            *(["none"] if others or not all(client.is_confidential for client in known) else []),
+            *(["client_secret_basic", "client_secret_post"] if secrets else []),
+            *(["private_key_jwt"] if any(client.keys for client in known) else []),  # XAUTH-03
+        ]
 
     def metadata(self) -> dict[str, Any]:
         """What clients find out about it (RFC 8414, OpenID Connect Discovery)."""
@@ -123,9 +153,9 @@ class AuthorizationServer:
             "response_modes_supported": ["query"],
             "grant_types_supported": self.grant_types,
             "code_challenge_methods_supported": ["S256"],
-            "token_endpoint_auth_methods_supported": ["none", "client_secret_basic", "client_secret_post"],
+            "token_endpoint_auth_methods_supported": self._auth_methods,
             "authorization_response_iss_parameter_supported": True,  # AUTH-18
-            "client_id_metadata_document_supported": self._documents,
+            "client_id_metadata_document_supported": self._documents and self.has_users,
             "subject_types_supported": ["public"],
             "id_token_signing_alg_values_supported": ["ES256"],
         }
@@ -133,16 +163,19 @@ class AuthorizationServer:
             document["registration_endpoint"] = f"{self.issuer}/register"
         if self.scopes:
             document["scopes_supported"] = self.scopes
-        if any(client.keys for client in self.clients.known):  # XAUTH-03
-            document["token_endpoint_auth_methods_supported"].append("private_key_jwt")
+        if "private_key_jwt" in self._auth_methods:
             document["token_endpoint_auth_signing_alg_values_supported"] = DEFAULT_ALGORITHMS
-        if any(trusted.workloads is None for trusted in self.trusted_issuers.values()):  # XAUTH-07
+        if self._takes_id_jags:  # XAUTH-07
             document["authorization_grant_profiles_supported"] = ["urn:ietf:params:oauth:grant-profile:id-jag"]
         return document
 
+    def possible_scopes(self, client: RegisteredClient) -> tuple[str, ...]:
+        """What a client may have at most."""
+        return self.scopes if client.scopes is None else client.scopes
+
     def choose_scopes(self, client: RegisteredClient, *asked: str | None) -> tuple[str, ...]:
         """What a client is granted: what it may have, as far as it is in each of the texts that ask for something."""
-        granted = possible = self.scopes if client.scopes is None else client.scopes
+        granted = possible = self.possible_scopes(client)
         for text in asked:
             if text:
                 granted = tuple(scope for scope in dict.fromkeys(text.split()) if scope in granted)
@@ -163,13 +196,46 @@ class AuthorizationServer:
         return _App(self, registration=self._registration, allowed_hosts=allowed_hosts)
 
 
-def _check_clients(clients: Sequence[RegisteredClient], scopes: Sequence[str], users: Container[str]) -> None:
+def _check_clients(
+    clients: Sequence[RegisteredClient],
+    scopes: Sequence[str],
+    users: Mapping[str, str] | Login | None,
+    trusted_issuers: Sequence[TrustedIssuer],
+) -> None:
     """UsageError where a client could never have what it is said to have, or is somebody else besides."""
+    workloads = {client_id for trusted in trusted_issuers for client_id in (trusted.workloads or {}).values()}
+    _check_vouching(clients, workloads, has_providers=any(trusted.workloads is None for trusted in trusted_issuers))
     for client in clients:
+        what = f"The client {client.client_id!r}"
         if unknown := set(client.scopes or ()) - set(scopes):
-            raise UsageError(f"The client {client.client_id!r} has the scope {min(unknown)!r}: name it in scopes= too.")
-        if CLIENT_CREDENTIALS in client.grant_types and client.client_id in users:
+            raise UsageError(f"{what} has the scope {min(unknown)!r}: name it in scopes= too.")
+        if users is None and "authorization_code" in client.grant_types:
+            raise UsageError(f"{what} is one that people log in with: say in users= who can log in.")
+        is_program = CLIENT_CREDENTIALS in client.grant_types or client.client_id in workloads
+        if is_program and isinstance(users, Mapping) and client.client_id in users:
             raise UsageError(f"{client.client_id!r} is a program and a user: tokens could not tell them apart.")
+
+
+def _check_vouching(clients: Sequence[RegisteredClient], workloads: set[str], *, has_providers: bool) -> None:
+    """UsageError where nobody vouches for a client that needs it, or somebody for one that cannot be vouched for."""
+    able = {client.client_id for client in clients if JWT_BEARER in client.grant_types}
+    if unable := workloads - able:
+        raise UsageError(f"workloads= names {min(unable)!r}: let clients= have it, with the grant JWT_BEARER.")
+    for client in clients:
+        if client.client_id in able - workloads and not (has_providers and client.is_confidential):
+            raise UsageError(
+                f"The client {client.client_id!r} has the grant JWT_BEARER, and nobody vouches for it: name it in the "
+                "workloads= of a trusted issuer; or trust an identity provider, and let it prove who it is."
+            )
+
+
+def _check_list(option: str, given: object, kind: type[_T], name_of: Callable[[_T], str]) -> None:
+    """UsageError where an option is no list of these, or has two of one name."""
+    if not isinstance(given, Sequence) or not all(isinstance(item, kind) for item in cast("Iterable[object]", given)):
+        raise UsageError(f"{option}= is a list of {kind.__name__}: {option}=[{kind.__name__}(...)].")
+    names = [name_of(item) for item in cast("Sequence[_T]", given)]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"{option}= has {twice[0]!r} twice: which of them holds? Give each once.")
 
 
 class _App:

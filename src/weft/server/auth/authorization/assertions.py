@@ -10,7 +10,6 @@ somebody gets for one, the token endpoint decides.
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
@@ -20,8 +19,9 @@ import msgspec
 from weft.backends.base import Store
 from weft.errors import UsageError
 from weft.server.auth.authorization.clients import digest
+from weft.server.auth.authorization.users import ask_function, is_async
 from weft.server.auth.authorization.web import OAuthError
-from weft.server.auth.keys import DEFAULT_ALGORITHMS, KeySet, check_algorithms, read_keys
+from weft.server.auth.keys import DEFAULT_ALGORITHMS, KeySet, check_algorithms, check_keys, read_keys
 from weft.server.auth.signed import read_signed
 from weft.server.auth.urls import check_url
 from weft.server.auth.verifying import TokenRefused, VerifierFailed
@@ -38,16 +38,17 @@ class Kind(msgspec.Struct, frozen=True):
     name: str
     types: frozenset[str]  # what its `typ` may be: no other kind of JWT is taken for it
     most_seconds: float  # how long before its end it may come
-    is_good_once: bool = True
+    required: tuple[str, ...] = ()  # claims that it has besides those that all have
     is_for_endpoint: bool = False  # its `aud` may be the URL that it is sent to
 
 
 CLIENT_ASSERTION = Kind(
-    "client assertion", frozenset({"jwt", "client-authentication+jwt"}), 300.0, is_for_endpoint=True
+    "client assertion", frozenset({"jwt", "client-authentication+jwt"}), 300.0, required=("jti",), is_for_endpoint=True
 )
-ID_JAG = Kind("ID-JAG", frozenset({"oauth-id-jag+jwt"}), 3600.0)
-# A platform writes one into a file, from which a program may show it again and again until there is a newer one.
-WORKLOAD_TOKEN = Kind("workload token", frozenset({"jwt"}), 86_400.0, is_good_once=False)
+ID_JAG = Kind("ID-JAG", frozenset({"oauth-id-jag+jwt"}), 3600.0, required=("iat", "jti"))
+# A platform writes one into a file, from which a program may show it again and again until there is a newer one: it
+# needs no `jti`, and is not marked as used by one that it has.
+WORKLOAD_TOKEN = Kind("workload token", frozenset({"jwt"}), 86_400.0, is_for_endpoint=True)
 
 
 class TrustedIssuer:
@@ -82,20 +83,26 @@ class TrustedIssuer:
             check_url(jwks_uri, "jwks_uri")
         if workloads is not None and (not workloads or subject is not None):
             raise UsageError("workloads= is a dictionary from the `sub` of each program to its client id; no subject=.")
-        if subject is not None and not inspect.iscoroutinefunction(subject):
+        if subject is not None and not is_async(subject):
             raise UsageError("subject= is an async function from the claims of an ID-JAG to a subject, or None.")
         self.issuer = issuer
         self.algorithms = check_algorithms(algorithms)
+        listed = [] if keys is None else read_keys(keys)
+        if keys is not None:
+            check_keys(listed, self.algorithms)
         self.workloads = None if workloads is None else dict(workloads)
-        self.keys = KeySet(jwks_uri, () if keys is None else read_keys(keys))
+        self.keys = KeySet(jwks_uri, listed)
         self._subject = subject
 
     def __repr__(self) -> str:
         return f"<TrustedIssuer {self.issuer!r}>"
 
     async def subject_of(self, claims: Mapping[str, Any]) -> str | None:
-        """Who a user is here that the issuer vouches for."""
-        return f"{self.issuer}#{claims['sub']}" if self._subject is None else await self._subject(claims)
+        """Who a user is here that the issuer vouches for; None for nobody."""
+        if self._subject is None:
+            return f"{self.issuer}#{claims['sub']}"
+        said = await ask_function("says who a vouched user is", self._subject, claims)
+        return said if isinstance(said, str) and said else None
 
 
 class Assertions:
@@ -109,7 +116,6 @@ class Assertions:
         self, text: str, kind: Kind, *, issuer: str, keys: KeySet, algorithms: Sequence[str]
     ) -> dict[str, Any]:
         """The claims of an assertion of this issuer; `TokenRefused` where it is not good. It is not used up yet."""
-        required = ["iss", "sub", "aud", "exp", "iat", *(["jti"] if kind.is_good_once else [])]
         try:
             claims = await read_signed(
                 text,
@@ -118,7 +124,7 @@ class Assertions:
                 algorithms=algorithms,
                 issuer=issuer,
                 audiences=[self._audience, *([f"{self._audience}/token"] if kind.is_for_endpoint else [])],
-                required=required,
+                required=["iss", "sub", "aud", "exp", *kind.required],
                 leeway=_LEEWAY,
             )
         except VerifierFailed as error:
@@ -127,16 +133,21 @@ class Assertions:
             raise TokenRefused("The token is for others as well, who could show it here.")
         if int(claims["exp"]) - time.time() > kind.most_seconds + _LEEWAY:
             raise TokenRefused(f"A token of this kind expires within {kind.most_seconds:g} s.")
-        texts = (claims["sub"], claims.get("jti", "x"))
-        if not all(isinstance(text, str) and 0 < len(text) <= _MOST_TEXT for text in texts):
-            raise TokenRefused(f"The `sub` and `jti` of a token have 1 to {_MOST_TEXT} characters.")
+        if not all(map(_is_text, (claims["sub"], claims.get("jti", "x")))):
+            raise TokenRefused(f"The `sub` and `jti` of a token are texts of 1 to {_MOST_TEXT} whole characters.")
         return claims
 
     async def use(self, claims: Mapping[str, Any], kind: Kind) -> None:
         """Use an assertion up, on all workers together; `TokenRefused` if that was done before."""
-        if not kind.is_good_once:
-            return
-        seconds = max(int(claims["exp"]) + _LEEWAY - time.time(), 1.0)  # as long as it could be shown again
+        # Longer than it could be shown again: by the clock of another worker it may end later than by this one's.
+        seconds = max(int(claims["exp"]) - time.time(), 0.0) + 2 * _LEEWAY
         mark = digest(msgspec.json.encode([kind.name, claims["iss"], claims["jti"]]).decode())
         if not await self._store.swap(f"assertion:{mark}", None, b"1", ttl=seconds):
             raise TokenRefused("The token was used before: each is good once.")
+
+
+def _is_text(value: object) -> bool:
+    """Whether a claim is a text that can be kept: JSON can have half a character (a lone surrogate), UTF-8 cannot."""
+    if not isinstance(value, str) or not 0 < len(value) <= _MOST_TEXT:
+        return False
+    return not any("\ud800" <= character <= "\udfff" for character in value)

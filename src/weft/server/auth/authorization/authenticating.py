@@ -35,8 +35,10 @@ class Authenticating:
         if [basic, secret, assertion].count(None) < 2 or (basic is not None and client_id not in (None, basic[0])):
             raise OAuthError("invalid_request", "The client authenticates in one way, not in two.")
         if assertion is not None:
-            if fields.get("client_assertion_type") != _JWT_BEARER:
+            if "client_assertion_type" not in fields:
                 raise OAuthError("invalid_request", f"client_assertion_type is {_JWT_BEARER}.")
+            if fields["client_assertion_type"] != _JWT_BEARER:  # a way that is not supported (RFC 6749, 5.2)
+                raise _refusal(f"client_assertion_type is {_JWT_BEARER}.")
             return await self._by_assertion(client_id, assertion)
         if basic is not None:
             client_id, secret = basic

@@ -40,6 +40,8 @@ class Authorizing:
 
     async def ask(self, request: Request) -> Answer:
         """Show the page, or send the user back with what is wrong. Only a known client's own URI is sent to."""
+        if not self._server.has_users:
+            return error_page("Nobody logs in here: this authorization server is for programs alone.", 403)
         try:
             fields = request.query
         except OAuthError as error:

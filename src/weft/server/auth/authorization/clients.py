@@ -18,7 +18,7 @@ from weft.errors import UsageError
 from weft.protocol.hosts import is_loopback
 from weft.server.auth.authorization.web import OAuthError
 from weft.server.auth.fetching import FetchFailed, fetch_document, fresh_seconds
-from weft.server.auth.keys import DEFAULT_ALGORITHMS, fits, read_keys
+from weft.server.auth.keys import DEFAULT_ALGORITHMS, check_keys, fits, read_keys
 from weft.server.auth.urls import is_safe_url
 
 __all__ = ["CLIENT_CREDENTIALS", "JWT_BEARER", "Clients", "RegisteredClient", "digest"]
@@ -28,7 +28,6 @@ JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"  # that of clients fo
 
 _GRANTS = ("authorization_code", "refresh_token")  # those that a client can register for by itself
 _METHODS = ("none", "client_secret_basic", "client_secret_post")
-_PRIVATE = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth", "k"})  # members that no public key has
 _UNUSED_SECONDS = 86_400.0  # a registration that no token came of: anybody can make them
 _KEEP_SECONDS = 90 * 86_400.0  # one that nobody uses any more
 _DOCUMENT_SECONDS = 300.0  # a document is used again, if it does not say how long …
@@ -66,13 +65,14 @@ class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
     def with_secret(self, secret: str) -> RegisteredClient:
         """The same client, confidential."""
+        if not secret:
+            raise UsageError(f"The client {self.client_id!r} has an empty secret, which everybody knows: give it one.")
         return msgspec.structs.replace(self, secret_digest=digest(secret))
 
     def with_keys(self, keys: Mapping[str, Any] | Sequence[Mapping[str, Any]] | str) -> RegisteredClient:
         """The same client, confidential by a private key of its own: here are its public ones, as JWKs or in PEM."""
         found = tuple(dict(key) for key in read_keys(keys))
-        if any(_PRIVATE & key.keys() for key in found):
-            raise UsageError("with_keys() was given a private key. Give the public one; the other is the client's own.")
+        check_keys(found, DEFAULT_ALGORITHMS)
         if not all(any(fits(key, algorithm) for algorithm in DEFAULT_ALGORITHMS) for key in found):
             raise UsageError(f"with_keys() was given a key that signs with none of {', '.join(DEFAULT_ALGORITHMS)}.")
         return msgspec.structs.replace(self, keys=found)
@@ -85,6 +85,8 @@ class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     def check(self) -> None:
         """UsageError where a client that is known beforehand cannot do what it is for."""
         grants, what = set(self.grant_types), f"The client {self.client_id!r}"
+        if not self.client_id:
+            raise UsageError("A client has the empty client_id: give each an id, by which it is known.")
         if unknown := grants - {*_GRANTS, CLIENT_CREDENTIALS, JWT_BEARER}:
             raise UsageError(f"{what} has the grant {min(unknown)!r}, which is not served here.")
         if self.secret_digest is not None and self.keys:

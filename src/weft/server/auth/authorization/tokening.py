@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from weft.server.auth.authorization.assertions import ID_JAG, WORKLOAD_TOKEN
+from weft.server.auth.authorization.assertions import ID_JAG, WORKLOAD_TOKEN, TrustedIssuer
 from weft.server.auth.authorization.authenticating import Authenticating
 from weft.server.auth.authorization.clients import CLIENT_CREDENTIALS, JWT_BEARER, RegisteredClient
 from weft.server.auth.authorization.grants import Grant
@@ -68,7 +68,7 @@ class Tokening:
         ):
             await self._server.grants.end(grant.family)
             raise OAuthError("invalid_grant", "The code was given to another request.")
-        return grant, _scopes_asked_for(grant, fields)
+        return grant, self._scopes_asked_for(client, grant, fields)
 
     async def _redeem_refresh(self, client: RegisteredClient, fields: _Fields) -> tuple[Grant, tuple[str, ...]]:
         """Looked at before it is used up: a client that asks for too much may ask again."""
@@ -77,7 +77,7 @@ class Tokening:
         if grant.client_id != client.client_id:
             await self._server.grants.end(grant.family)
             raise OAuthError("invalid_grant", "The refresh token was given to another client.")
-        scopes = _scopes_asked_for(grant, fields)
+        scopes = self._scopes_asked_for(client, grant, fields)
         return await self._server.grants.redeem_refresh(token), scopes
 
     async def _redeem_credentials(self, client: RegisteredClient, fields: _Fields) -> tuple[Grant, tuple[str, ...]]:
@@ -96,32 +96,45 @@ class Tokening:
                 assertion, kind, issuer=issuer.issuer, keys=issuer.keys, algorithms=issuer.algorithms
             )
             if issuer.workloads is None:
-                granted = self._grant_user(client, await issuer.subject_of(claims), claims, fields)
-            elif issuer.workloads.get(claims["sub"]) == client.client_id:
-                granted = self._grant(client, client.client_id, fields.get("resource"), fields.get("scope"))
-            else:
-                raise TokenRefused("The token is about another client.")
-            await self._server.assertions.use(claims, kind)  # last: what was refused is not used up
+                return await self._grant_user(client, issuer, claims, fields)
+            if issuer.workloads.get(claims["sub"]) == client.client_id:
+                return self._grant(client, client.client_id, fields.get("resource"), fields.get("scope"))
+            raise TokenRefused("The token is about another client.")
         except TokenRefused as error:
             raise OAuthError("invalid_grant", str(error)) from None
-        return granted
 
-    def _grant_user(
-        self, client: RegisteredClient, subject: str | None, claims: Mapping[str, Any], fields: _Fields
+    async def _grant_user(
+        self, client: RegisteredClient, issuer: TrustedIssuer, claims: Mapping[str, Any], fields: _Fields
     ) -> tuple[Grant, tuple[str, ...]]:
-        """What an ID-JAG is good for (XAUTH-06): for its client, at its resource, within its scopes."""
+        """What an ID-JAG is good for (XAUTH-06). Only one that is right in all is used up, and only then its user is
+        looked for: that may take its time, and must not be done again for the same one.
+        """
+        resource, scopes = self._check_id_jag(client, claims, fields)
+        await self._server.assertions.use(claims, ID_JAG)
+        subject = await issuer.subject_of(claims)
+        if subject is None:
+            raise TokenRefused("The token is about somebody who is not known here.")
+        return Grant(client_id=client.client_id, subject=subject, scopes=scopes, resource=resource), scopes
+
+    def _check_id_jag(
+        self, client: RegisteredClient, claims: Mapping[str, Any], fields: _Fields
+    ) -> tuple[str, tuple[str, ...]]:
+        """Resource and scopes of an ID-JAG: it is for its client, at its resource, within its scopes."""
         if not client.is_confidential:
             raise OAuthError("unauthorized_client", "Who acts for a user without asking must prove who it is.")
         if claims.get("client_id") != client.client_id:
             raise TokenRefused("The token was given to another client.")
+        if "cnf" in claims:  # what is issued here would be good for whoever has it
+            raise TokenRefused("The token is bound to a key, and tokens that are issued here are not.")
         resource, scope = claims.get("resource"), claims.get("scope")
         if resource not in self._server.resources or fields.get("resource", resource) != resource:
             raise TokenRefused("The token is for another resource.")
-        if scope is not None and not isinstance(scope, str):
+        if "scope" in claims and not (isinstance(scope, str) and scope.strip()):
             raise TokenRefused("The scopes of the token cannot be read.")
-        if not subject:
-            raise TokenRefused("The token is about somebody who is not known here.")
-        return self._grant(client, subject, resource, scope, fields.get("scope"))
+        possible = self._server.possible_scopes(client)
+        if scope is not None and possible and not set(possible) & set(scope.split()):
+            raise TokenRefused("The token has no scope that can be had here.")
+        return resource, self._server.choose_scopes(client, scope, fields.get("scope"))
 
     def _grant(
         self, client: RegisteredClient, subject: str, resource: str | None, *asked: str | None
@@ -146,14 +159,17 @@ class Tokening:
         await server.clients.keep(client)
         return json_answer(told, headers=[(b"pragma", b"no-cache")])
 
-
-def _scopes_asked_for(grant: Grant, fields: _Fields) -> tuple[str, ...]:
-    """The scopes of a grant as far as they are asked for; OAuthError where more is, or another resource."""
-    if fields.get("resource", grant.resource) != grant.resource:
-        raise OAuthError("invalid_target", "The grant is for another resource.")
-    if not fields.get("scope"):
-        return grant.scopes
-    asked = tuple(dict.fromkeys(fields["scope"].split()))
-    if not set(asked) <= set(grant.scopes):
-        raise OAuthError("invalid_scope", "Less was granted than is asked for.")
-    return asked
+    def _scopes_asked_for(self, client: RegisteredClient, grant: Grant, fields: _Fields) -> tuple[str, ...]:
+        """The scopes of a grant as far as they can still be had and are asked for; OAuthError where more is asked for,
+        or another resource. A grant may be older than what is configured now.
+        """
+        if fields.get("resource", grant.resource) != grant.resource:
+            raise OAuthError("invalid_target", "The grant is for another resource.")
+        possible = self._server.possible_scopes(client)
+        left = tuple(scope for scope in grant.scopes if scope in possible)
+        if grant.resource not in self._server.resources or (grant.scopes and not left):
+            raise OAuthError("invalid_grant", "What was granted cannot be had any more.")
+        asked = tuple(dict.fromkeys(fields.get("scope", "").split()))
+        if not set(asked) <= set(left):
+            raise OAuthError("invalid_scope", "Less was granted than is asked for.")
+        return asked or left

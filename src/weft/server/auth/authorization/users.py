@@ -18,7 +18,7 @@ from weft.server.auth.authorization.web import OAuthError
 from weft.server.faults import MOST_FRAMES, record
 from weft.server.where import user_frames
 
-__all__ = ["Login", "TooManyTries", "Users", "hash_password"]
+__all__ = ["Login", "TooManyTries", "Users", "ask_function", "hash_password", "is_async"]
 
 Login: TypeAlias = Callable[[str, str], Awaitable[str | None]]  # name and password, to the subject of tokens
 
@@ -50,24 +50,48 @@ def _derive(password: str, salt: bytes) -> bytes:
     return hashlib.scrypt(password.encode(errors="surrogatepass"), salt=salt, **_COST)
 
 
-class Users:
-    """Checks who logs in."""
+def is_async(function: object) -> bool:
+    """Whether something can be called and awaited: an async function, or an object that is called like one."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 - whether that is async is the question
 
-    def __init__(self, users: Mapping[str, str] | Login, store: Store) -> None:
+
+async def ask_function(what: str, function: Callable[..., Awaitable[str | None]], *given: object) -> object:
+    """What somebody else's function says. What it raises may have what it was given in it, a password or the claims of
+    a token: only the type is told, to the log. What it returns may be anything.
+    """
+    try:
+        return await function(*given)
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - R1: it may raise anything
+        frames = user_frames(error)[-MOST_FRAMES:]
+        text = record(f"The function that {what} raised {type(error).__name__}", frames, debug=False)
+        raise OAuthError("server_error", text, status=500) from None
+
+
+class Users:
+    """Checks who logs in; nobody does where there are none."""
+
+    def __init__(self, users: Mapping[str, str] | Login | None, store: Store) -> None:
         self._store = store
         self._at_once = asyncio.Semaphore(_AT_ONCE)
         self._waiting = 0
         self._login: Login | None = None
         self._hashes: dict[str, str] = {}
+        if users is None:
+            return
         if isinstance(users, Mapping):
             passwords = cast("Mapping[str, str]", users)
             if not passwords or not all(passwords.values()):
-                raise UsageError("users= is a dictionary from names to passwords (or hash_password(...) of them).")
+                raise UsageError(
+                    "users= is a dictionary from names to passwords (or hash_password(...) of them). Leave it out "
+                    "where nobody logs in."
+                )
             # Only the hash is kept, however it was written.
             self._hashes = {
                 name: word if word.startswith(_PREFIX) else hash_password(word) for name, word in passwords.items()
             }
-        elif inspect.iscoroutinefunction(users) or inspect.iscoroutinefunction(getattr(users, "__call__", None)):  # noqa: B004 - whether that is async is the question
+        elif is_async(users):
             self._login = users
         else:
             raise UsageError("users= is a dictionary of passwords, or an async function of a name and a password.")
@@ -92,16 +116,8 @@ class Users:
         return subject
 
     async def _ask_function(self, name: str, password: str) -> str | None:
-        """What the function says. What it raises may have the password in it: only its type is told, to the log."""
         assert self._login is not None
-        try:
-            return await self._login(name, password)
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:  # noqa: BLE001 - R1: it may raise anything
-            what = f"The function that checks passwords raised {type(error).__name__}"
-            text = record(what, user_frames(error)[-MOST_FRAMES:], debug=False)
-            raise OAuthError("server_error", text, status=500) from None
+        return cast("str | None", await ask_function("checks passwords", self._login, name, password))
 
     async def _compare(self, name: str, password: str) -> str | None:
         _, salt, known = self._hashes.get(name, _NOBODY).split("$")  # as much work for a name that there is not

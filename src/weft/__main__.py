@@ -1,0 +1,10 @@
+"""`python -m weft` is `weft`."""
+
+import sys
+
+from weft.cli.command import main
+
+__all__ = ["main"]
+
+if __name__ == "__main__":
+    sys.exit(main())

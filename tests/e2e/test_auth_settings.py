@@ -1,0 +1,168 @@
+"""What cannot be set up at an authorization server is told at once, with what is wanted; and one that has no users."""
+
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import dsa, ec, ed25519, rsa, x25519
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from jwt.algorithms import ECAlgorithm
+
+from support import serve
+from support.logging_in import REDIRECT, Browser
+from support.tokens import ec_jwk, ec_key, rsa_jwk, rsa_key
+from weft.errors import UsageError
+from weft.server.auth.authorization import (
+    CLIENT_CREDENTIALS,
+    JWT_BEARER,
+    AuthorizationServer,
+    RegisteredClient,
+    TrustedIssuer,
+)
+
+RESOURCE = "https://mcp.example/mcp"
+USERS = {"ann": "correct horse"}
+PROGRAM = RegisteredClient(client_id="reporter", grant_types=(CLIENT_CREDENTIALS,), scopes=("read",))
+NIGHTLY = RegisteredClient(client_id="nightly", grant_types=(JWT_BEARER,))
+PROVIDER = TrustedIssuer("https://idp.example", keys=[rsa_jwk("idp")])
+PLATFORM = TrustedIssuer("https://platform.example", keys=[ec_jwk("platform")], workloads={"job": "nightly"})
+
+
+def make(**options: Any) -> AuthorizationServer:
+    good: dict[str, Any] = {"resources": [RESOURCE], "users": USERS, "scopes": ["read"]}
+    return AuthorizationServer("http://127.0.0.1:9", **{**good, **options})
+
+
+def public_pem(key: Any) -> str:
+    return key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+
+
+def private_pem(key: Any) -> str:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+
+
+@pytest.mark.parametrize(
+    ("client", "words"),
+    [
+        (PROGRAM, "let it prove who it is"),
+        (RegisteredClient(client_id="a"), "needs redirect_uris"),
+        (RegisteredClient(client_id="", redirect_uris=(REDIRECT,)), "empty client_id"),
+        (RegisteredClient(client_id="a", redirect_uris=(REDIRECT,), grant_types=(JWT_BEARER,)), "and none without"),
+        (RegisteredClient(client_id="a", redirect_uris=(REDIRECT,), grant_types=("password",)), "not served here"),
+        (PROGRAM.with_secret("s").with_keys([ec_jwk()]), "one of the two"),
+        (
+            RegisteredClient(client_id="a", grant_types=(CLIENT_CREDENTIALS, JWT_BEARER)).with_secret("s"),
+            "id of its own",
+        ),
+        (RegisteredClient(client_id="ann", grant_types=(CLIENT_CREDENTIALS,)).with_secret("s"), "a program and a user"),
+        (RegisteredClient(client_id="a", redirect_uris=(REDIRECT,), scopes=("admin",)), "name it in scopes="),
+    ],
+)
+def test_a_client_that_could_not_work_is_told_at_once(client: RegisteredClient, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        make(clients=[client])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"clients": PROGRAM.with_secret("s")}, r"clients=\[RegisteredClient"),
+        ({"trusted_issuers": PROVIDER}, r"trusted_issuers=\[TrustedIssuer"),
+        ({"clients": [PROGRAM.with_secret("s"), PROGRAM.with_keys([ec_jwk()])]}, "'reporter' twice"),
+        (
+            {"trusted_issuers": [PROVIDER, TrustedIssuer(PROVIDER.issuer, keys=[ec_jwk()], workloads={"a": "b"})]},
+            "twice",
+        ),
+        ({"trusted_issuers": [PLATFORM]}, "names 'nightly': let clients= have it"),
+        (
+            {
+                "clients": [RegisteredClient(client_id="nightly", grant_types=(CLIENT_CREDENTIALS,)).with_secret("s")],
+                "trusted_issuers": [PLATFORM],
+            },
+            "with the grant JWT_BEARER",
+        ),
+        (
+            {"clients": [NIGHTLY], "trusted_issuers": [PLATFORM], "users": {"nightly": "x"}},
+            "'nightly' is a program and a user",
+        ),
+        ({"clients": [NIGHTLY.with_secret("s")]}, "nobody vouches for it"),
+        ({"clients": [NIGHTLY], "trusted_issuers": [PROVIDER]}, "nobody vouches for it"),  # it proves nothing
+        ({"users": None}, "users= is missing"),
+        ({"users": None, "clients": [PROGRAM.with_secret("s")], "registration": True}, "users= is missing"),
+        ({"users": None, "clients": [RegisteredClient(client_id="a", redirect_uris=(REDIRECT,))]}, "who can log in"),
+    ],
+)
+def test_a_server_that_could_not_work_is_told_at_once(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        make(**options)
+
+
+def test_an_empty_secret_is_none() -> None:
+    with pytest.raises(UsageError, match="empty secret"):
+        PROGRAM.with_secret("")
+
+
+def test_a_server_for_programs_alone_says_so_to_people() -> None:
+    server = make(users=None, clients=[PROGRAM.with_secret("s")])
+    assert server.metadata()["client_id_metadata_document_supported"] is False
+    with serve(server.asgi()) as live:
+        browser = Browser(f"http://127.0.0.1:{live.port}")
+        page = browser.get("/authorize", client_id="reporter", response_type="code")
+        assert (page.status, b"Nobody logs in here" in page.body) == (403, True)
+        fields = {"grant_type": CLIENT_CREDENTIALS, "client_id": "reporter", "client_secret": "s"}
+        assert browser.post("/token", fields).status == 200
+        assert browser.post("/token", {**fields, "grant_type": "authorization_code"}).status == 400
+
+
+# --- keys
+
+P521 = ECAlgorithm.to_jwk(ec.generate_private_key(ec.SECP521R1()).public_key(), as_dict=True)
+BAD_KEYS: dict[str, tuple[Any, str]] = {
+    "private": ([{**ec_jwk(), "d": "AQ"}], "private key. Give the public one"),
+    "private PEM": (private_pem(ec_key("first")), "private key. Give the public one"),
+    "shared": ([{"kty": "oct", "k": "AQ"}], "shared secret"),
+    "shared beside another": ([ec_jwk(), {"kty": "oct", "k": "AQ"}], "shared secret"),
+    "of another algorithm": ([P521], "signs with none of RS256, PS256, ES256, EdDSA"),
+    "short point": ([{"kty": "EC", "crv": "P-256", "x": "AQ", "y": "AQ"}], "type EC that cannot be read. Give the"),
+    "impossible point": ([{**ec_jwk("first"), "y": ec_jwk("other")["y"]}], "type EC that cannot be read"),
+    "short RSA": (public_pem(rsa.generate_private_key(65537, 1024)), "1024 bits; one that is safe has 2048"),
+    "X25519 PEM": (public_pem(x25519.X25519PrivateKey.generate()), "signs no tokens. Give the public key of one"),
+    "X25519": ([{"kty": "OKP", "crv": "X25519", "x": "A" * 43}], "type OKP that cannot be read"),
+    "DSA PEM": (public_pem(dsa.generate_private_key(1024)), "signs no tokens. Give the public key of one"),
+    "curve": (public_pem(ec.generate_private_key(ec.BrainpoolP256R1())), "signs no tokens"),
+    "text": ("a key", "no public key in PEM"),
+    "none": ([], "has no key"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_KEYS)
+def test_a_key_that_could_verify_nothing_is_told_at_once(what: str) -> None:
+    keys, words = BAD_KEYS[what]
+    with pytest.raises(UsageError, match=words):
+        PROGRAM.with_keys(keys)
+    with pytest.raises(UsageError, match=words):
+        TrustedIssuer("https://idp.example", keys=keys)
+
+
+@pytest.mark.parametrize("key", [rsa_key("first"), ec_key("first"), ed25519.Ed25519PrivateKey.generate()])
+def test_a_public_key_in_pem(key: Any) -> None:
+    assert PROGRAM.with_keys(public_pem(key)).keys[0]["kty"] in ("RSA", "EC", "OKP")
+
+
+def test_a_key_set_may_have_keys_of_another_use() -> None:
+    TrustedIssuer("https://idp.example", keys={"keys": [rsa_jwk(), rsa_jwk("second", use="enc"), P521]})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "exactly one"),
+        ({"jwks_uri": "https://a.example", "keys": [rsa_jwk()]}, "exactly one"),
+        ({"jwks_uri": "http://a.example/jwks"}, "no token may travel"),
+        ({"keys": [rsa_jwk()], "algorithms": ["HS256"]}, "'HS256'"),
+        ({"keys": [rsa_jwk()], "workloads": {}}, "from the `sub` of each"),
+        ({"keys": [rsa_jwk()], "subject": lambda claims: "ann"}, "async function"),
+    ],
+)
+def test_a_trusted_issuer_that_could_not_work(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        TrustedIssuer("https://idp.example", **options)
