@@ -310,6 +310,8 @@ def test_so_does_an_exception(tmp_path, command):
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
 def test_ctrl_c_interrupts_a_call_and_the_client_lives_on(tmp_path, command):
     code = """
+    import signal
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background have it ignored
     with Client(COMMAND) as client:
         try:
             print(client.transport.pid, flush=True)
