@@ -41,22 +41,26 @@ def respond_at_once(send: Send, status: int, body: bytes) -> bool:
         return False
     cycle.response_started = cycle.response_complete = True
     cycle.waiting_for_100_continue = False
-    head = _HEADS.get(status) or _HEADS.setdefault(status, b"HTTP/1.1 %d %s\r\n" % (status, _phrase(status)))
-    fields = b"".join([b"%s: %s\r\n" % field for field in cycle.default_headers])
-    cycle.transport.write(
-        b"%s%scontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (head, fields, len(body), body)
-    )
+    head = _head(status, cycle.default_headers)
+    cycle.transport.write(b"%b%d\r\n\r\n%b" % (head, len(body), body))
     cycle.message_event.set()
     cycle.on_response()
     return True
 
 
 _HTTPTOOLS = "uvicorn.protocols.http.httptools_impl"
-_HEADS: dict[int, bytes] = {}
+_heads: dict[int, tuple[Any, bytes]] = {}  # by status: the fields that it was made with, and the head
 
 
-def _phrase(status: int) -> bytes:
-    return HTTPStatus(status).phrase.encode()
+def _head(status: int, fields: list[tuple[bytes, bytes]]) -> bytes:
+    """The head of a JSON response, up to its length. uvicorn makes a new list of its fields when the date changes."""
+    known, head = _heads.get(status, (None, b""))
+    if known is not fields:
+        lines = b"".join([b"%b: %b\r\n" % field for field in fields])
+        phrase = HTTPStatus(status).phrase.encode()
+        head = b"HTTP/1.1 %d %b\r\n%bcontent-type: application/json\r\ncontent-length: " % (status, phrase, lines)
+        _heads[status] = fields, head
+    return head
 
 
 class _Trailers(list[Any]):
@@ -79,10 +83,11 @@ class _Outlet:
     nothing between two looks, though something waited for it, is cut off.
     """
 
-    __slots__ = ("_head", "_loop", "_patience", "_taken", "_timer", "_transport", "_written")
+    __slots__ = ("_head", "_loop", "_patience", "_taken", "_timer", "_transport", "_written", "is_closing")
 
     def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop, patience: float) -> None:
         self._transport = transport
+        self.is_closing = transport.is_closing  # asked with every response
         self._loop = loop
         self._patience = patience
         self._head: bytes | None = None
@@ -117,7 +122,7 @@ class _Outlet:
 
     def _put(self, data: bytes) -> None:
         self._transport.write(data)
-        if self._timer is None and not self._transport.is_closing():
+        if self._timer is None and not self.is_closing():
             self._taken = self._written
             self._timer = self._loop.call_later(self._patience, self._look)
         self._written += len(data)
