@@ -23,7 +23,7 @@ ChangeKind = Literal["tools", "prompts", "resources", "resource"]
 MOST_UNTOLD = 1024  # changes that wait for one peer, after which parts are not told one by one
 
 
-class Change(msgspec.Struct, frozen=True, gc=False):
+class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One change: of a whole list, or (`resource`, with its `uri`) of what one resource holds.
 
     >>> Change("resource", "repo://x/readme", part_of="repo://x").concerns({"repo://x"})
