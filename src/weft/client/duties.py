@@ -38,7 +38,6 @@ from weft.client.questions import (
     UrlQuestion,
     check_page,
     check_sampling,
-    check_tool_uses,
     reachable,
     read_action,
     read_params,
@@ -46,6 +45,7 @@ from weft.client.questions import (
 )
 from weft.errors import InternalError, InvalidParams, MethodNotFound, ProtocolError, UsageError
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
+from weft.protocol.sampling import fault_of_answer
 from weft.types.capabilities import ClientCapabilities, ElicitationCapability, RootsCapability, SamplingCapability
 from weft.types.content import TextContent
 from weft.types.interaction import CreateMessageParams, CreateMessageResult, ElicitParams, ListRootsResult
@@ -201,7 +201,9 @@ class Duties:
             raise UsageError(
                 f"sample= returned a {type(answer).__name__}; return text, a CreateMessageResult, or None to refuse."
             )
-        check_tool_uses(answer, params)
+        fault = fault_of_answer(params, answer)
+        if fault is not None:
+            raise UsageError(f"sample= returned what cannot be sent: {fault}")
         return msgspec.to_builtins(answer)
 
     # --- roots

@@ -23,15 +23,12 @@ import msgspec
 from weft.errors import InvalidParams, UsageError
 from weft.protocol.hosts import is_loopback
 from weft.protocol.names import check_uri
+from weft.protocol.sampling import fault_of_messages
 from weft.types.interaction import (
     CreateMessageParams,
-    CreateMessageResult,
     ElicitResult,
     ModelPreferences,
     Root,
-    SamplingMessage,
-    ToolResultContent,
-    ToolUseContent,
 )
 
 __all__ = [
@@ -43,7 +40,6 @@ __all__ = [
     "UrlQuestion",
     "check_page",
     "check_sampling",
-    "check_tool_uses",
     "preferred_model",
     "reachable",
     "read_action",
@@ -192,37 +188,9 @@ def check_sampling(params: CreateMessageParams) -> None:
     """A request that a model can be given: with room for an answer, and the results of all tools that were used."""
     if params.max_tokens < 1:
         raise InvalidParams("Invalid params: `maxTokens` is 1 or more.")  # SAM-09
-    _check_tool_results(params.messages)
-
-
-def _check_tool_results(messages: Sequence[SamplingMessage]) -> None:
-    """Every use of a tool is answered by the very next message, and results stand alone (SAM-05, SAM-06, L11-38)."""
-    open_uses: set[str] = set()
-    for message in messages:
-        blocks = message.content if isinstance(message.content, list) else [message.content]
-        results = [block.tool_use_id for block in blocks if isinstance(block, ToolResultContent)]
-        uses = [block.id for block in blocks if isinstance(block, ToolUseContent)]
-        if results and len(results) != len(blocks):
-            raise InvalidParams("Invalid params: a message with tool results holds nothing but tool results.")
-        if set(results) != open_uses or len(set(results)) != len(results):
-            raise InvalidParams("Invalid params: each tool use needs its one result in the very next message.")
-        if (uses and message.role != "assistant") or (results and message.role != "user"):
-            raise InvalidParams("Invalid params: an assistant uses tools, and a user has their results.")
-        open_uses = set(uses)
-    if open_uses:
-        raise InvalidParams("Invalid params: the last message uses tools, and none with their results follows.")
-
-
-def check_tool_uses(answer: CreateMessageResult, params: CreateMessageParams) -> None:
-    """A model uses the tools it was offered, none where it must not, and does not answer for them."""
-    is_forbidden = params.tool_choice is not None and params.tool_choice.mode == "none"
-    offered = set[str]() if is_forbidden else {tool.name for tool in params.tools or ()}
-    blocks = answer.content if isinstance(answer.content, list) else [answer.content]
-    for block in blocks:
-        if isinstance(block, ToolResultContent):
-            raise UsageError("sample= returned a tool result; the server runs its tools itself, so return their use.")
-        if isinstance(block, ToolUseContent) and block.name not in offered:
-            raise UsageError(f"sample= returned a use of the tool {block.name[:100]!r}, which may not be used.")
+    fault = fault_of_messages(params.messages)
+    if fault is not None:
+        raise InvalidParams(f"Invalid params: {fault}")
 
 
 # --- reading answers

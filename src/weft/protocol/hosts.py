@@ -34,9 +34,11 @@ def is_loopback(host: str) -> bool:
     if host.lower() == "localhost":
         return True
     try:
-        return ip_address(host.strip("[]")).is_loopback
+        found = ip_address(host.strip("[]"))
     except ValueError:
         return False
+    # Python 3.13 takes `::ffff:127.0.0.1` for loopback, 3.11 does not. Nobody writes it who means this machine.
+    return found.is_loopback and getattr(found, "ipv4_mapped", None) is None
 
 
 def is_public_address(address: str) -> bool:

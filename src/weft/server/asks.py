@@ -18,6 +18,7 @@ import msgspec
 
 from weft.errors import InvalidParams, MissingCapability, UsageError
 from weft.protocol.hosts import is_loopback
+from weft.protocol.sampling import fault_of_answer, fault_of_messages
 from weft.server.call import Call
 from weft.types.capabilities import ClientCapabilities, ElicitationCapability, RootsCapability, SamplingCapability
 from weft.types.content import TextContent
@@ -30,8 +31,6 @@ from weft.types.interaction import (
     ListRootsResult,
     Root,
     SamplingMessage,
-    ToolResultContent,
-    ToolUseContent,
 )
 
 __all__ = [
@@ -139,7 +138,9 @@ def ask_url(message: str, url: str) -> InputRequest:
 def ask_model(messages: str | Sequence[SamplingMessage], *, max_tokens: int, **options: Any) -> InputRequest:
     """The question to the client's model. `options` are the other fields of `CreateMessageParams`."""
     talk = [SamplingMessage("user", TextContent(messages))] if isinstance(messages, str) else list(messages)
-    _check_tool_results(talk)
+    fault = fault_of_messages(talk)
+    if fault is not None:
+        raise UsageError(f"The model cannot be asked this: {fault}")
     return InputRequest("sampling/createMessage", CreateMessageParams(messages=talk, max_tokens=max_tokens, **options))
 
 
@@ -187,7 +188,9 @@ async def elicit_url(call: Call, message: str, url: str, key: str | None) -> Eli
 async def sample(call: Call, request: InputRequest, key: str | None) -> CreateMessageResult:
     """Ask the client's model."""
     answer = await _ask(call, request, CreateMessageResult, key)
-    _check_tool_uses(request.params, answer)
+    fault = fault_of_answer(request.params, answer)
+    if fault is not None:
+        raise InvalidParams(f"Invalid params: of sampling/createMessage, {fault}")
     return answer
 
 
@@ -229,30 +232,3 @@ def _needed(request: InputRequest) -> tuple[ClientCapabilities, str]:
     if params.mode == "url":
         return ClientCapabilities(elicitation=ElicitationCapability(url={})), "send the user to a page"
     return ClientCapabilities(elicitation=ElicitationCapability(form={})), "ask the user"
-
-
-def _check_tool_uses(asked: CreateMessageParams, answer: CreateMessageResult) -> None:
-    """An answer is the model's, and uses no tools but those that it was given (SAM-12)."""
-    blocks = answer.content if isinstance(answer.content, list) else [answer.content]
-    offered = {tool.name for tool in asked.tools or ()}
-    is_model = answer.role == "assistant" and not any(isinstance(block, ToolResultContent) for block in blocks)
-    if not is_model or any(block.name not in offered for block in blocks if isinstance(block, ToolUseContent)):
-        raise InvalidParams(
-            "Invalid params: the answer to sampling/createMessage is a message of the role `assistant` that uses no "
-            "tools but those of the request."
-        )
-
-
-def _check_tool_results(messages: Sequence[SamplingMessage]) -> None:
-    """Every use of a tool is answered by the very next message, and results stand alone (SAM-05, SAM-06)."""
-    open_uses: set[str] = set()
-    for message in messages:
-        blocks = message.content if isinstance(message.content, list) else [message.content]
-        results = {block.tool_use_id for block in blocks if isinstance(block, ToolResultContent)}
-        if results and len(results) != len(blocks):
-            raise UsageError("A sampling message with tool results holds nothing but tool results, one per use.")
-        if results != open_uses:
-            raise UsageError("Each tool use in a sampling message needs its result in the very next message.")
-        open_uses = {block.id for block in blocks if isinstance(block, ToolUseContent)}
-    if open_uses:
-        raise UsageError("The last sampling message uses tools, but no message with their results follows.")

@@ -1,0 +1,50 @@
+"""The rules of a talk with a model that may use tools, as both sides hold them.
+
+Each function says what is wrong, in words that name what to do instead; who is told, and by what error, is for the
+side that asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.types.interaction import (
+    CreateMessageParams,
+    CreateMessageResult,
+    SamplingMessage,
+    ToolResultContent,
+    ToolUseContent,
+)
+
+__all__ = ["fault_of_answer", "fault_of_messages"]
+
+
+def fault_of_messages(messages: Sequence[SamplingMessage]) -> str | None:
+    """Every use of a tool is answered by the very next message, and results stand alone (SAM-05, SAM-06, L11-38)."""
+    open_uses: set[str] = set()
+    for message in messages:
+        blocks = message.content if isinstance(message.content, list) else [message.content]
+        results = [block.tool_use_id for block in blocks if isinstance(block, ToolResultContent)]
+        uses = [block.id for block in blocks if isinstance(block, ToolUseContent)]
+        if results and len(results) != len(blocks):
+            return "a message with tool results holds nothing but tool results."
+        if set(results) != open_uses or len(set(results)) != len(results):
+            return "each tool use needs its one result in the very next message."
+        if (uses and message.role != "assistant") or (results and message.role != "user"):
+            return "an assistant uses tools, and a user has their results."
+        open_uses = set(uses)
+    return "the last message uses tools, and none with their results follows." if open_uses else None
+
+
+def fault_of_answer(asked: CreateMessageParams, answer: CreateMessageResult) -> str | None:
+    """An answer is the model's: it uses the tools it was given, none where it must not, with no results (SAM-12)."""
+    if answer.role != "assistant":
+        return "an answer has the role `assistant`."
+    is_forbidden = asked.tool_choice is not None and asked.tool_choice.mode == "none"
+    offered = set[str]() if is_forbidden else {tool.name for tool in asked.tools or ()}
+    for block in answer.content if isinstance(answer.content, list) else [answer.content]:
+        if isinstance(block, ToolResultContent):
+            return "an answer uses tools and has no results of them: the server runs its tools itself."
+        if isinstance(block, ToolUseContent) and block.name not in offered:
+            return "an answer uses no tools but those that the request allows."
+    return None
