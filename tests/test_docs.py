@@ -1,12 +1,12 @@
 """Everything the documentation says in code is run: the pages' examples, the docstrings' examples, the tables.
 
 In a page, every `python` block is executed, in order, in one module; a `text` block right after it is what it prints.
-The URL in it leads to the page's own `server`, listening on a real socket. Every `console` block is typed at a
-terminal, against the same server. A `dialogue` block is played with it: see `Dialogue`. A `requests` block has lines of
+One that is a program of its own (`Block.is_program`) runs alone, without what the blocks before it made. The URL in it
+leads to the page's own `server`, listening on a real socket. Every `console` block is typed at a terminal, against the
+same server. A `dialogue` block is played with it: see `Dialogue`. A `requests` block has lines of
 METHOD PARAMS -> RESULT.
 """
 
-import asyncio
 import contextlib
 import dataclasses
 import doctest
@@ -24,7 +24,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, get_overloads
 
 import pytest
@@ -42,6 +42,7 @@ from weft.server.listening import HttpOptions
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PROTECTING = ROOT / "docs/how-to/protect.md"  # has a test of its own, for its server must know where it is served
 MODULES = [weft.__name__, *(found.name for found in pkgutil.walk_packages(weft.__path__, "weft."))]
 MODULES = [name for name in MODULES if not name.endswith("__main__")]  # they are the command itself
 URL = "http://127.0.0.1:8000/mcp"
@@ -57,6 +58,12 @@ class Block:
     text: str
     line: int  # in the page
     follows: bool  # nothing but blank lines lie between it and the block before
+
+    @property
+    def is_program(self) -> bool:
+        """Whether a reader puts it into a file of its own: a client of the page's server, or a test of `server.py`."""
+        connects = "Client(" in self.text and "http://127.0.0.1:" in self.text
+        return connects or self.text.startswith("from server import")
 
 
 def blocks_of(page: str) -> list[Block]:
@@ -164,13 +171,25 @@ class Page:
                 Dialogue(self.served(), self.stack).play(block.text)
 
     def execute(self, block: Block) -> str:
-        text = (
-            block.text.replace(URL, f"http://127.0.0.1:{self.served().port}/mcp") if URL in block.text else block.text
-        )
+        text = block.text
+        if block.is_program and URL in text:
+            text = text.replace(URL, f"http://127.0.0.1:{self.served().port}/mcp")
         code = compile("\n" * block.line + text, str(self.path), "exec")
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            exec(code, self.module.__dict__)
+            if block.is_program:
+                self.run_alone(code)
+            else:
+                exec(code, self.module.__dict__)
         return printed.getvalue()
+
+    def run_alone(self, code: CodeType) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            alone = ModuleType("weft_docs_program")
+            patch.setitem(sys.modules, alone.__name__, alone)  # annotations are looked up there
+            patch.setitem(sys.modules, "server", self.module)
+            exec(code, alone.__dict__)
+            for test in [value for name, value in vars(alone).items() if name.startswith("test_")]:
+                test()
 
     def served(self) -> Live:
         if self.live is None:
@@ -205,12 +224,19 @@ class Page:
 def page(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
     monkeypatch.chdir(tmp_path)
     page = Page(request.param)
+    for name, value in re.findall(r"`export (\w+)=([\w-]+)`", page.path.read_text()):
+        monkeypatch.setenv(name, value)
     monkeypatch.setitem(sys.modules, page.module.__name__, page.module)
     with page.stack:
         yield page
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix(), indirect=True)
+@pytest.mark.parametrize(
+    "page",
+    [path for path in PAGES if path != PROTECTING],
+    ids=lambda path: path.relative_to(ROOT).as_posix(),
+    indirect=True,
+)
 def test_the_code_of_a_page_runs(page: Page):
     page.read()
 
@@ -239,6 +265,8 @@ async def asks(ctx: Context) -> str:
         "```python\n1 / 0\n```",
         "```python\nprint(1)\n```\n\n```text\n2\n```",
         "```python\nfrom weft import Server\nserver = Server('s')\n```\n\n```console\n$ weft version\n0.0.0\n```",
+        ASKING + f"```python\nfrom weft.sync import Client\nwith Client('{URL}'):\n    server\n```",
+        "```python\na = 1\n```\n\n```python\nfrom server import a\ndef test_it():\n    assert a == 2\n```",
         ASKING + '```requests\ntools/list {} -> {"tools": []}\n```',
         ASKING + "```dialogue\ncall asks\nasks Sure?\nanswer {}\nresult no\n```",
         ASKING + "```dialogue\ncall asks\nasks Really?\nanswer {}\nresult yes\n```",
@@ -246,13 +274,13 @@ async def asks(ctx: Context) -> str:
         ASKING + "```dialogue\ncall asks\nasks Sure?\n```",
         ASKING + "```dialogue\nlisten {}\nhears notifications/tools/list_changed\n```",
     ],
-    ids=["code", "output", "console", "request", "result", "question", "untold", "open", "unheard"],
+    ids=["code", "output", "console", "alone", "test", "request", "result", "question", "untold", "open", "unheard"],
 )
 def test_a_wrong_page_is_found(text: str, tmp_path: Path):
     path = tmp_path / "wrong.md"
     path.write_text(text)
     page = Page(path)
-    with page.stack, pytest.raises((ZeroDivisionError, AssertionError)):
+    with page.stack, pytest.raises((ZeroDivisionError, AssertionError, NameError)):
         page.read()
 
 
@@ -298,6 +326,11 @@ def test_the_page_of_errors_names_every_code():
 def test_the_page_of_errors_says_where_each_class_is_imported_from():
     told = {row[1]: row[2] for row in rows_of("errors.md", 5)} | {row[0]: row[1] for row in rows_of("errors.md", 3)}
     assert told == {name: "weft" if name in weft.__all__ else "weft.errors" for name in errors.__all__}
+
+
+def test_every_public_name_is_told():
+    told = set(re.findall(r"\w+", "".join(path.read_text() for path in PAGES)))
+    assert set(weft.__all__) - told - {"__version__"} == set()
 
 
 def written(name: str, member: Any) -> str:
@@ -412,25 +445,24 @@ def test_the_app_for_browsers_answers_browsers(page: Page):
 class Elsewhere:
     """The app of a page, which is made only when it is known where it is served."""
 
-    app: Any = None
+    module: Any = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "lifespan":
-            await self.app(scope, receive, send)
+            await self.module.together(scope, receive, send)
 
 
 def test_programs_log_in_to_the_server_of_the_page_about_protecting_one(tmp_path: Path):
     """The page as it stands, copied from top to bottom; only the port is another one."""
     copy, app = tmp_path / "page.md", Elsewhere()
     with serve(app) as live:
-        copy.write_text((ROOT / "docs/how-to/protect.md").read_text().replace(":8000", f":{live.port}"))
+        copy.write_text(PROTECTING.read_text().replace(":8000", f":{live.port}"))
         page = Page(copy)
-        page.read()
-        app.app = page.module.together
-        assert asyncio.run(page.module.archive()) == "archive has 3 notes."  # by its key
-        by_secret = login.ClientCredentials("reporter", client_secret="a long random text")
-        with weft.sync.Client(f"http://127.0.0.1:{live.port}/mcp", auth=by_secret) as client:
-            assert client.call_tool("count_notes").text == "reporter has 3 notes."
+        app.module = page.module
+        page.read()  # the program in it logs in with its secret
+        by_key = login.ClientCredentials("archive", private_key=page.module.private_key)
+        with weft.sync.Client(f"http://127.0.0.1:{live.port}/mcp", auth=by_key) as client:
+            assert client.call_tool("count_notes").text == "archive has 3 notes."
 
 
 def test_the_page_of_the_client_names_what_a_child_process_keeps(monkeypatch: pytest.MonkeyPatch):
@@ -450,6 +482,25 @@ def test_two_servers_in_one_app_have_two_paths(page: Page):
             result = live.send(encode(request), headers_for(request), path=path).result
             assert result["_meta"]["io.modelcontextprotocol/serverInfo"]["name"] == name
         assert live.send(encode(request), headers_for(request), path="/admin").status == 404
+
+
+COERCIONS = rows_of("coming-from.md", 3, after="## Arguments are checked strictly")
+
+
+@pytest.mark.parametrize(("name", "fits", "refused"), COERCIONS, ids=[row[0] for row in COERCIONS])
+def test_the_page_for_newcomers_says_what_is_made_to_fit(name: str, fits: str, refused: str):
+    server = Server("s")
+
+    def take(x: Any) -> str:
+        return "taken"
+
+    take.__annotations__["x"] = {"int": int, "float": float, "bool": bool, "str": str, "list[int]": list[int]}[name]
+    server.add_tool(take)
+    with weft.sync.Client(server) as client:
+        for cell, is_error in [(fits, False), (refused, True)]:
+            values = json.loads(f"[{cell.replace('`', '')}]")
+            assert values
+            assert [client.call_tool("take", {"x": value}).is_error for value in values] == [is_error] * len(values)
 
 
 def test_the_design_names_every_room():

@@ -18,6 +18,7 @@ from fastapi import FastAPI
 
 from support import VERSION, encode, headers_for, message, serve
 from weft import Limits, Server
+from weft.errors import UsageError
 
 MOST_LINES = 15
 NOBODYS_BUSINESS = ("pydantic", "msgspec", "jsonschema", "ExceptionGroup", "site-packages", "weft/server")
@@ -162,6 +163,76 @@ def test_an_option_that_does_not_exist(folder: Folder, kind: str, options: str):
     assert options in shown
 
 
+CALLS = {
+    "run": ("server.run('http', prt=3)", "server.run has no option 'prt' (shop.py:4). Did you mean 'port'? The option"),
+    "asgi": (
+        "server.asgi(allowed_host=['a'])",
+        "server.asgi has no option 'allowed_host' (shop.py:4). Did you mean 'allowed_hosts'? The options are: pa",
+    ),
+    "completion": (
+        "server.completion('p', 'name')",
+        "(shop.py:4): too many positional arguments. Give its options by name: prompt=, template=, argument=.",
+    ),
+    "completion of nothing": (
+        "server.completion(prompt='p')",
+        "@server.completion cannot be called so (shop.py:4): missing a required argument: 'argument'. Give its opt",
+    ),
+    "resource": (
+        "server.resource('a://b', mimetype='a/b')",
+        "@server.resource has no option 'mimetype' (shop.py:4). Did you mean 'mime_type'? The options are: uri, name",
+    ),
+    "add_resource": (
+        "server.add_resource('a://b', 'x', mimetype='a/b')",
+        "A resource has no option 'mimetype' (shop.py:4). Did you mean 'mime_type'? The options are: name",
+    ),
+    "Server": ("Server('x', limit=5)", "Server has no option 'limit' (shop.py:4). Did you mean 'limits'? The options"),
+    "limits": (
+        "Server('x', limits=5)",
+        "limits= is a Limits, not int (shop.py:4). Write limits=Limits(in_flight=100).",
+    ),
+    "a limit": (
+        "from weft import Limits\nServer('x', limits=Limits(body_bytes=-1))",
+        "Limits(body_bytes=-1) is not possible (shop.py:5): it is a whole number, 0 or more.",
+    ),
+    "a time limit": (
+        "from weft import Limits\nServer('x', limits=Limits(body_seconds='x'))",
+        "Limits(body_seconds='x') is not possible (shop.py:5): it is a number of seconds, 0 or more.",
+    ),
+    "list_cache": (
+        "from weft import CachePolicy\nServer('x', list_cache={'tool': CachePolicy()})",
+        "list_cache= knows no list 'tool'. Did you mean 'tools'? The lists are: discover, tools, resources, templates",
+    ),
+    "list_cache of another kind": (
+        "Server('x', list_cache={'tools': 5})",
+        "list_cache['tools'] is a CachePolicy, not int. Write CachePolicy(ttl_ms=60_000).",
+    ),
+    "cache": ("Server('x', cache=5)", "cache= is a CachePolicy, not int. Write CachePolicy(ttl_ms=60_000)."),
+    "auth": (
+        "Server('x', auth='secret')",
+        "auth= is a ResourceServer, not str (shop.py:4). Write auth=ResourceServer(...).",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", CALLS)
+def test_a_call_that_cannot_be_meant_so(folder: Folder, what: str):
+    source, told = CALLS[what]
+    assert told in refused(folder, source)
+
+
+@pytest.mark.parametrize("port", ["'8000'", "True", "70000"])
+def test_a_port_that_is_none(folder: Folder, port: str):
+    shown = refused(folder, f"server.run('http', port={port})")
+    assert shown == f"port={port} is no port; it is a number from 1 to 65535, and 0 takes a free one.\n"
+
+
+@pytest.mark.parametrize("uri", ["/till/{id}", "till{id}", "{/id}", "till://a[{id}]"])
+def test_a_template_of_which_nothing_could_be_read(folder: Folder, uri: str):
+    shown = refused(folder, f"@server.resource({uri!r})\ndef till(id: str) -> str: ...")
+    assert f"Resource template {uri!r} cannot be registered (shop.py:4): The URI " in shown
+    assert "has no scheme; begin it with one" in shown or "outside an IP address" in shown
+
+
 def test_a_completion_of_what_does_not_exist(folder: Folder):
     shown = refused(folder, "@server.completion(prompt='greet', argument='name')\ndef f(value: str) -> list[str]: ...")
     assert "The completion of 'name' cannot be used (shop.py:4): there is no prompt 'greet'." in shown
@@ -241,7 +312,7 @@ def test_return_value_that_cannot_be_serialised(folder: Folder):
     assert "object at 0x" not in session.text
     assert_plain(session.terminal)
     assert "Tool 'buy' (shop.py:5)" in session.terminal
-    assert "['receipt']" in session.terminal
+    assert "The returned value at 'receipt' is of type object" in session.terminal
     assert "object" in session.terminal
     assert "Return " in session.terminal
 
@@ -289,7 +360,7 @@ def test_a_wrong_field_in_what_is_returned(folder: Folder):
     session = folder.run(source, call("buy", item="tea"), env=DEVELOPMENT)
     for told in (session.text, session.terminal):
         assert_plain(told)
-        assert "does not fit its return type Bill at ['total']: expected an integer. Return what the ann" in told
+        assert "does not fit its return type Bill at 'total': expected an integer. Return what the ann" in told
 
 
 @pytest.mark.mistake("a return value that cannot be serialised")
@@ -318,7 +389,79 @@ def test_a_forgotten_await_further_in(folder: Folder):
         return {"price": price(item)}
     """
     session = folder.run(source, call("buy", item="tea"), env=DEVELOPMENT)
-    assert "The returned value at ['price'] is the coroutine of 'price', which was not awaited." in session.text
+    assert "The returned value at 'price' is the coroutine of 'price', which was not awaited." in session.text
+
+
+def test_a_forgotten_await_of_what_is_used(folder: Folder):
+    source = """
+    @server.tool
+    async def buy(ctx: Context, item: str) -> str:
+        asked = ctx.elicit("Sure?", {"type": "object", "properties": {"sure": {"type": "boolean"}}})
+        return "bought" if asked.accepted else ""
+    """
+    session = folder.run(source, call("buy", item="tea"), env=DEVELOPMENT)
+    assert (
+        "Tool 'buy' (shop.py:5) raised AttributeError: 'coroutine' object has no attribute 'accepted'. An `await` is "
+        "missing before elicit(...)." in session.terminal
+    )
+    assert "never awaited" not in session.terminal  # which would point into Weft
+
+
+def test_a_forgotten_await_of_what_is_looked_into(folder: Folder):
+    source = """
+    async def price(item: str) -> list[int]:
+        return [3]
+    @server.tool
+    async def buy(item: str) -> int:
+        return price(item)[0]
+    """
+    session = folder.run(source, call("buy", item="tea"), env={**DEVELOPMENT})
+    assert "raised TypeError: 'coroutine' object is not subscriptable. An `await` is missing." in session.terminal
+
+
+@pytest.mark.parametrize("made", ["time.time()", "draw()"])
+def test_a_result_given_to_once_in_place_of_its_function(folder: Folder, made: str):
+    source = f"""
+    import time
+    async def draw() -> int:
+        return 3
+    @server.tool
+    async def buy(ctx: Context) -> str:
+        return str(await ctx.once("drawn", {made}))
+    """
+    session = folder.run(source, call("buy"), env=DEVELOPMENT)
+    assert (
+        "raised UsageError: ctx.once('drawn', ...) got what a function returned, and not the function, so it cannot "
+        "tell whether to call it. Give both apart: ctx.once('drawn', fn, argument)." in session.text
+    )
+    assert "never awaited" not in session.terminal
+
+
+@pytest.mark.mistake("a return value that cannot be serialised")
+@pytest.mark.parametrize(
+    ("decorator", "request_"),
+    [
+        ("@server.resource('till://now')", message("resources/read", {"uri": "till://now"})),
+        ("@server.prompt", message("prompts/get", {"name": "till"})),
+    ],
+)
+def test_a_resource_or_prompt_that_cannot_be_sent(folder: Folder, decorator: str, request_: dict[str, Any]):
+    session = folder.run(f"{decorator}\ndef till():\n    return object()", request_)
+    assert_plain(session.terminal)
+    assert "(shop.py:4): " in session.terminal
+    assert "raised" not in session.terminal
+
+
+async def test_a_server_that_is_mounted_in_place_of_its_app():
+    async def receive() -> Any: ...
+
+    async def send(_: Any) -> None: ...
+
+    app = FastAPI()
+    app.mount("/", Server("shop"))  # type: ignore[arg-type] - the mistake
+    scope = {"type": "http", "method": "POST", "path": "/mcp", "headers": [], "query_string": b""}
+    with pytest.raises(UsageError, match=r"no ASGI app itself.*app\.mount\('/', server\.asgi\('/mcp'\)\)"):
+        await app(scope, receive, send)
 
 
 @pytest.mark.mistake("a tool that raises")

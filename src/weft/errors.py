@@ -13,7 +13,7 @@
      │    │    ├── MissingCapability     -32021  the client did not declare what is needed
      │    │    └── UnsupportedVersion    -32022  this revision is not served
      │    ├── ToolError                  answered as a tool result with `isError`
-     │    │    └── QuestionFailed        the client refused a question of the server, or took too long
+     │    │    └── QuestionFailed        a question of the server was refused, or not answered well or in time
      │    ├── NoBackChannelError         nothing can be sent to this peer on its own
      │    ├── RemoteError                the peer refused a request of ours, with a code
      │    │    └── ResourceMissing       it has no such resource
@@ -168,7 +168,7 @@ class ToolError(WeftError):
 class QuestionFailed(ToolError):
     """The client did not answer a question (`ctx.elicit`, `ctx.sample`, `ctx.list_roots`) that a handler asked.
 
-    `code` is that of the error it answered with; None if it did not answer in time.
+    `code` is that of the error it answered with; None if it did not answer in time, or what does not fit the question.
     """
 
     def __init__(self, message: str, code: int | None = None, data: Any = None) -> None:

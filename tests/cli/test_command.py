@@ -371,6 +371,13 @@ def test_options_that_do_not_go_together(folder: Path, options: list[str], sente
     assert (done.returncode, done.stderr) == (2, f"weft: {sentence}\n")
 
 
+@pytest.mark.parametrize("workers", ["0", "-1", "two"])
+def test_a_number_of_workers_that_is_none(folder: Path, workers: str) -> None:
+    done = run_weft("run", "server.py", "--http", f"--workers={workers}", cwd=folder)
+    assert done.returncode == 2
+    assert f"argument --workers: '{workers}' is no number of processes; it is 1 or more" in done.stderr
+
+
 @pytest.mark.mistake("wrong file")
 @pytest.mark.parametrize(
     ("target", "sentence"),
@@ -641,14 +648,22 @@ def test_a_redirect_in_a_circle_ends(tmp_path: Path) -> None:
     assert "redirects again and again" in done.stderr
 
 
-def test_a_server_that_fails_is_not_blamed_on_the_path(tmp_path: Path) -> None:
-    with other_server("text/html", b"<p>no", 502) as url:
+TRIED = "server/discover: HTTP 500 (<p>no); initialize: HTTP 500 (<p>no)"
+LOOK = "ook into its log, and into that of a proxy before it."
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (500, f"does not answer as an MCP server does. Tried: {TRIED}. L{LOOK}"),
+        (502, f"answered with the HTTP status 502 (<p>no): l{LOOK}"),
+    ],
+)
+def test_a_server_that_fails_is_not_blamed_on_the_path(tmp_path: Path, status: int, said: str) -> None:
+    with other_server("text/html", b"<p>no", status) as url:
         done = run_weft("list", url, cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stderr == (
-        f"weft: {url} does not answer as an MCP server does. Tried: server/discover: HTTP 502 (<p>no); initialize: "
-        "HTTP 502 (<p>no). Look into its log, and into that of a proxy before it.\n"
-    )
+    assert done.stderr == f"weft: {url} {said}\n"
 
 
 def test_a_wrong_path_of_a_server_is_told(url: str, tmp_path: Path) -> None:

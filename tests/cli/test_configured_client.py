@@ -164,6 +164,80 @@ def test_a_token_of_the_environment_is_not_for_urls_out_of_a_file(
     assert seen == [None, "Bearer said", "Bearer s3cret"]
 
 
+@pytest.mark.spec("AUTH-32")
+def test_what_to_do_about_a_login_is_what_is_done_for_servers_out_of_a_file(
+    configured: Configured, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 401, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    monkeypatch.setenv("WEFT_TOKEN", "s3cret")
+    with serve(app) as live:
+        url = f"http://127.0.0.1:{live.port}/mcp"
+        entry: dict[str, Any] = {"url": url}
+        configured.path.write_text(json.dumps({"mcpServers": {"here": entry}}))
+        assert configured.call() == 1
+        said = capsys.readouterr().err
+        assert "Give a token by --token TOKEN, or what it wants in the 'headers' of its entry in the file." in said
+        assert "WEFT_TOKEN" not in said
+        entry["headers"] = {"authorization": "Bearer s3cret"}
+        configured.path.write_text(json.dumps({"mcpServers": {"here": entry}}))
+        assert configured.call() == 1
+        assert capsys.readouterr().err == (
+            f"weft: {url} refused the Authorization that the file gives (HTTP 401); check it.\n"
+        )
+
+
+@pytest.mark.spec("AUTH-32")
+def test_variables_are_sent_to_a_url_out_of_a_file_when_somebody_says_yes(
+    configured: Configured, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = Server("there")
+
+    @server.tool
+    def hello(ctx: Context) -> str:
+        return ctx.headers.get("x-key", "")
+
+    monkeypatch.setenv("TOK", "s3cret")
+    with serve(server) as live:
+        origin = f"http://127.0.0.1:{live.port}"
+        entry = {"url": f"{origin}/mcp?a=${{TOK}}", "headers": {"X-Key": "${TOK}"}}
+        configured.path.write_text(json.dumps({"mcpServers": {"here": entry}}))
+        monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
+        assert configured.call() == 1
+        assert capsys.readouterr().err == (
+            f"{configured.path} wants variables of your environment to be sent:\n  variables:    TOK\n"
+            f"  to:           {origin}\nSend it? [y/N] weft: Nothing was sent.\n"
+        )
+        monkeypatch.setattr(sys, "stdin", io.StringIO())
+        assert configured.call() == 1
+        assert "Nothing was sent: there is nobody to ask. Read the above, and add --yes to send it." in (
+            capsys.readouterr().err
+        )
+        monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
+        assert configured.call() == 0
+        assert capsys.readouterr().out == "s3cret\n"
+        assert configured.call("--yes") == 0
+
+
+@pytest.mark.spec("SBP-04")
+def test_variables_that_a_command_is_given_are_named_and_not_shown(
+    configured: Configured, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TOK", "s3cret")
+    monkeypatch.setenv("PROG", "/bin/bash")
+    entry = {"command": "${PROG}", "args": ["--key", "${TOK}"], "env": {"KEY": "${TOK}"}}
+    configured.path.write_text(json.dumps({"mcpServers": {"here": entry}}))
+    monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
+    assert configured.call() == 1
+    said = capsys.readouterr().err
+    assert "  command:      '${PROG}' --key '${TOK}'\n" in said
+    assert "  it is given:  TOK, PROG of your environment\n" in said
+    assert "'bash' is a shell" in said  # what it is, not what it is called
+    assert "s3cret" not in said
+
+
 def test_an_entry_can_be_used_whatever_the_others_are_like(
     configured: Configured, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -77,6 +77,10 @@ def test_a_token_of_the_environment_is_sent_unless_another_is_given(url, capsys,
         ([], "wants authorization (HTTP 401)"),
         (["--token", "s3cret"], "refused the token that was given (HTTP 401): The token is not valid."),
         (["--header", "Authorization: Bearer s3cret"], "refused the Authorization that --header gave (HTTP 401)"),
+        (
+            ["--header", "Authorization: Bearer ${s3cret}"],
+            "answered with the HTTP status 400 (The Authorization header holds no token as it should.): it cannot read",
+        ),
     ],
 )
 def test_a_server_that_wants_another_token(url, capsys, given, said) -> None:
@@ -107,6 +111,19 @@ def test_what_cannot_be_sent_is_not_shown(url, capsys, given, said) -> None:
     told = capsys.readouterr().err
     assert said in told
     assert "s3cret" not in told
+
+
+def test_bearer_is_not_part_of_a_token(url, capsys) -> None:
+    assert main(["list", url, "--token", "Bearer s3cret"]) == 2
+    assert "leave off 'Bearer ', which is put before it anyway." in capsys.readouterr().err
+
+
+def test_a_server_that_offers_nothing(capsys) -> None:
+    with serve(Server("empty").asgi()) as live:
+        empty = f"http://127.0.0.1:{live.port}/mcp"
+        assert main(["list", empty]) == 0
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", f"{empty} has no tools, resources or prompts.\n")
 
 
 def test_a_token_of_the_environment_is_not_for_commands(capsys, monkeypatch, tmp_path) -> None:

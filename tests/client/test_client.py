@@ -252,6 +252,14 @@ async def test_a_resource_that_is_not_there_is_missing_by_either_code(code: int)
         with pytest.raises(ResourceMissing, match="not found") as caught:
             await client.read_resource("x://a")
     assert (caught.value.code, caught.value.data) == (code, {"uri": "x://a"})
+    assert caught.value.message == "Resource not found: x://a"
+
+
+async def test_a_uri_that_the_server_repeats_is_not_told_twice() -> None:
+    error = {"code": -32602, "message": "There is no x://a."}
+    async with Client(answering(lambda pipe, message: pipe.answer(message, error=error))) as client:
+        with pytest.raises(ResourceMissing, match=r"^There is no x://a\. \(-32602\)$"):
+            await client.read_resource("x://a")
 
 
 # --- listening

@@ -1,5 +1,7 @@
 """What a program that uses the client wrongly is told, and which frames it is shown."""
 
+import functools
+import re
 import traceback
 from typing import Any
 
@@ -7,7 +9,7 @@ import pytest
 
 import weft.sync
 from support.fakes import DISCOVERED, FakePipe
-from weft import Client, ConnectionFailed, RemoteError
+from weft import Client, ConnectionFailed, RemoteError, Server
 from weft.client.mistakes import not_json, plainly
 from weft.errors import UsageError
 
@@ -58,6 +60,118 @@ async def test_arguments_that_are_no_json_are_named(arguments: Any, place: str) 
             await client.call_tool("book", {})
 
 
+@pytest.mark.parametrize(
+    ("target", "options", "said"),
+    [
+        (Server("x"), {"log_level": "warn"}, "The log level cannot be 'warn'; use one of 'debug', 'info', 'notice', "),
+        (Server("x"), {"log_level": 5}, "The log level cannot be something of the type 'int'; use one of 'debug', "),
+        (Server("x"), {"limits": 5}, "limits= was given something of the type 'int'; give ClientLimits(request_sec"),
+        (Server("x"), {"headers": "x"}, "headers= was given something of the type 'str'; give a dict such as {'X-Key'"),
+        (NOBODY, {"headers": {"X": 5}}, "headers= has something of the type 'int' at 'X'; names and values are text."),
+        (NOBODY, {"headers": {"a b": "s3cret"}}, "headers= has the header 'a b', which cannot be sent; take out what"),
+        (NOBODY, {"headers": {"X": "s3cret\n"}}, "headers= has the header 'X', which cannot be sent; take out what"),
+        (NOBODY, {"auth": "Bearer s3cret"}, "The token cannot be sent as it is: leave off 'Bearer ', which is put be"),
+        (Server, {}, "A client was given the class Server; give it an instance of it."),
+        (["a 'b'"], {"auth": "x"}, """auth= is for servers at a URL; the command `'a '"'"'b'"'"''` gets credentials"""),
+    ],
+)
+def test_what_a_client_cannot_be_given(target: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Client(target, **options)
+    assert str(caught.value).startswith(said)
+    assert "s3cret" not in str(caught.value)
+
+
+def nothing() -> None:
+    """Takes nothing."""
+
+
+def three(_a: Any, _b: Any, _c: Any) -> None:
+    """Takes three, as in other libraries."""
+
+
+FORMS = [
+    "elicit(question)",
+    "elicit_url(question)",
+    "sample(question)",
+    "sample_with_tools(question)",
+    "confirm(call)",
+    "on_log(message)",
+    "on_notification(method, params)",
+    "on_stderr(line)",
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("given", [5, "x", False])
+def test_an_option_that_is_no_function_is_named(form: str, given: Any) -> None:
+    option = form.partition("(")[0]
+    with pytest.raises(UsageError) as caught:
+        Client(Server("x"), **{option: given})
+    kind = type(given).__name__
+    assert str(caught.value) == (
+        f"{option}= was given something of the type {kind!r}; give a function, to be called as {form}."
+    )
+
+
+@pytest.mark.parametrize("form", [*FORMS, "roots()"])
+def test_so_is_one_that_takes_something_else(form: str) -> None:
+    option = form.partition("(")[0]
+    wrong = (lambda _: None) if option == "roots" else nothing
+    for function in (three, wrong):
+        with pytest.raises(
+            UsageError, match=re.escape(f"{option}= was given a function that cannot be called as {form}: ")
+        ):
+            Client(Server("x"), **{option: function})
+
+
+def test_functions_of_all_kinds_are_taken() -> None:
+    def decorate(function: Any) -> Any:
+        @functools.wraps(function)
+        def call(question: Any) -> Any:
+            return function(question, 1, 2)
+
+        return call
+
+    class Log:
+        def __call__(self, _message: Any) -> None: ...
+
+    Client(Server("x"), elicit=decorate(three), sample=functools.partial(three, 1, 2), on_log=Log(), on_stderr=print)
+    Client(Server("x"), on_log=int)  # does not tell what it takes
+
+
+async def test_progress_is_looked_at_when_it_is_given() -> None:
+    async with Client(FakePipe(discovered)) as client:
+        for wrong in (True, three):
+            with pytest.raises(UsageError, match=r"^progress= was given .* called as progress\(told\)"):
+                await client.call_tool("book", progress=wrong)
+
+
+async def test_levels_are_written_in_any_case() -> None:
+    server = FakePipe(discovered)
+    async with Client(server, log_level="INFO") as client:  # type: ignore[arg-type]
+        assert client.era == "stateless"
+        assert server.heard[0]["params"]["_meta"]["io.modelcontextprotocol/logLevel"] == "info"
+        await client.set_log_level("Warning")  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="The log level cannot be 'loud'; use one of 'debug', 'info'"):
+            await client.set_log_level("loud")  # type: ignore[arg-type]
+        with pytest.raises(RemoteError):
+            await client.call_tool("book")
+    assert server.heard[-1]["params"]["_meta"]["io.modelcontextprotocol/logLevel"] == "warning"
+
+
+async def test_what_a_server_does_not_offer_is_named() -> None:
+    async with Client(Server("x")) as client:
+        for verb, method in (
+            (client.read_resource("a://b"), "resources/read"),
+            (client.call_tool("t"), "tools/call"),
+            (client.get_prompt("p"), "prompts/get"),
+        ):
+            with pytest.raises(RemoteError) as caught:
+                await verb
+            assert str(caught.value) == f"Method not found: the server does not offer {method} (-32601)"
+
+
 def test_arguments_that_hold_themselves() -> None:
     endless: list[Any] = []
     endless.append(endless)
@@ -94,3 +208,49 @@ def test_frames_of_the_user_and_other_errors_are_kept() -> None:
     other = ValueError()
     plainly(other)
     assert other.__traceback__ is None
+
+
+@pytest.mark.parametrize("timeout", ["5", True])
+async def test_a_timeout_that_is_no_number(timeout: Any) -> None:
+    kind = type(timeout).__name__
+    pipe = FakePipe(discovered)
+    async with Client(pipe) as client:
+        asking = (
+            lambda: client.call_tool("book", timeout=timeout),
+            lambda: client.read_resource("x://y", timeout=timeout),
+            lambda: client.request("x/y", timeout=timeout),
+            lambda: client.complete("day", "m", prompt="plan", timeout=timeout),
+        )
+        for ask in asking:
+            with pytest.raises(UsageError) as caught:
+                await ask()
+            assert str(caught.value) == (
+                f"timeout= was given something of the type {kind!r}; give seconds as a number, such as 5."
+            )
+    assert {message["method"] for message in pipe.heard} == {"server/discover"}
+
+
+@pytest.mark.parametrize("cache", [None, "no", 1])
+def test_a_cache_that_is_none(cache: Any) -> None:
+    with pytest.raises(UsageError) as caught:
+        Client("https://flights.example/mcp", cache=cache)
+    assert str(caught.value) == (
+        f"cache= was given something of the type {type(cache).__name__!r}; give True, False, or a ResponseCache that "
+        "clients share."
+    )
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+async def test_a_number_that_json_does_not_have_is_named_and_not_sent_as_null(number: float) -> None:
+    server = FakePipe(discovered)
+    place = r"arguments\.days\[1\]\.n"
+    said = rf"cannot be sent: {place} is {number}, a number that JSON does not have; give another, or None\.$"
+    arguments = {"none": None, "days": [1.5, {"n": number}]}
+    async with Client(server) as client:
+        with pytest.raises(UsageError, match=f"^tools/call {said}"):
+            await client.call_tool("book", arguments)
+        with pytest.raises(UsageError, match=f"^x/y {said}"):
+            await client.notify("x/y", {"arguments": arguments})
+        with pytest.raises(RemoteError):  # what is null by intent is sent
+            await client.call_tool("book", {"none": None, "days": [1.5]})
+    assert len(server.calls("tools/call")) == 1

@@ -125,6 +125,8 @@ def test_a_command_for_a_shell_is_refused(word):
         (b"prog", "of the type 'bytes'"),
         ("127.0.0.1:8021/mcp", "if it is a server's address, write http://127.0.0.1:8021/mcp"),
         ("localhost:8021", "write http://localhost:8021"),
+        ("http:/host/mcp?key=1", "'http:/host/mcp' is no URL; write http://host/mcp"),
+        ("HTTPS:host", "'HTTPS:host' is no URL; write HTTPS://host"),
         ("[::1]:8021/mcp", "write http://[::1]:8021/mcp"),
         ("flights.example:443/mcp?key=1", "write https://flights.example:443/mcp"),
     ],
@@ -178,6 +180,55 @@ def test_entries_that_are_refused(entry, said):
     assert said in refused({"mcpServers": {"one": entry}})
 
 
+def test_variables_of_the_environment(monkeypatch):
+    monkeypatch.setenv("TOK", "s3cret")
+    monkeypatch.setenv("NONE", "")
+    found = parse_target(
+        {
+            "url": "https://${HOST:-a.example}/mcp?key=${env:TOK}",
+            "headers": {"Authorization": "Bearer ${TOK}", "X": "$TOK {TOK} ${NONE} ${NONE:-b}${x%y}"},
+        }
+    )
+    assert found.url == "https://a.example/mcp?key=s3cret"
+    assert found.headers == {"Authorization": "Bearer s3cret", "X": "$TOK {TOK}  b${x%y}"}
+    assert found.taken == ("TOK",)
+    found = parse_target(
+        {"command": "${TOOL:-uvx}", "args": ["--key=${TOK}", "${MODE}"], "env": {"MODE": "a${TOK}"}, "cwd": "/${NONE}"}
+    )
+    assert found.command == ("uvx", "--key=s3cret", "as3cret")
+    assert (found.env, found.cwd, found.taken) == ({"MODE": "as3cret"}, "/", ("TOK",))
+    assert found.where == "'${TOOL:-uvx}' '--key=${TOK}' '${MODE}'"  # what is in a message is no secret
+
+
+def test_only_entries_have_variables(monkeypatch):
+    monkeypatch.setenv("TOK", "s3cret")
+    assert parse_target(["x", "${TOK}"]).command == ("x", "${TOK}")
+    assert parse_target("x ${TOK}").command == ("x", "${TOK}")
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"url": "https://a.example", "headers": {"A": "Bearer ${NO_TOK}"}}, "needs the variable 'NO_TOK' of the envi"),
+        ({"url": "https://a.example/${env:NO_TOK}"}, "needs the variable 'NO_TOK' of the environment, which is not se"),
+        ({"command": "x", "args": ["${NO_TOK}"]}, "needs the variable 'NO_TOK' of the environment, which is not set."),
+        ({"command": "x", "env": {"A": "${NO_TOK}"}}, "needs the variable 'NO_TOK' of the environment, which is not s"),
+        ({"command": "x", "env": {"A": "${input:key}"}}, "has '${input:key}', which only some editors can fill in; wr"),
+    ],
+)
+def test_variables_that_are_not_there(monkeypatch, entry, said):
+    monkeypatch.delenv("NO_TOK", raising=False)
+    assert f"The entry {said}" in refused(entry)
+    assert f"The entry 'one' {said}" in refused({"mcpServers": {"one": entry}})
+
+
+def test_a_variable_cannot_smuggle_in_a_header(monkeypatch):
+    monkeypatch.setenv("TOK", "s3cret\r\nX: y")
+    said = refused({"url": "https://a.example", "headers": {"A": "${TOK}"}})
+    assert "has the header 'A', which cannot be sent" in said
+    assert "s3cret" not in said
+
+
 CONFIG = {
     "mcpServers": {"time": {"command": "uvx", "args": ["mcp-server-time"]}, "web": {"url": "https://a.example/mcp"}}
 }
@@ -188,7 +239,9 @@ def test_a_whole_configuration():
     assert not is_config({"command": "x"})
     assert parse_target(CONFIG, server="web") == UrlTarget("https://a.example/mcp")
     assert parse_target({"servers": {"web": {"url": "https://a.example"}}}) == UrlTarget("https://a.example")
-    assert "choose one of 'time', 'web'" in refused(CONFIG)
+    assert refused(CONFIG) == (
+        "The configuration has several servers; choose one of 'time', 'web' by server='time' or the like."
+    )
     assert "has no server 'tine'; did you mean 'time'?" in refused(CONFIG, server="tine")
     assert "choose one of" in refused(CONFIG, server="zzzzzzz")
 

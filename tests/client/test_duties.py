@@ -158,7 +158,18 @@ async def test_an_answer_that_does_not_fit_is_not_sent(returned, caplog):
         await Duties(elicit=returns(returned)).answer("elicitation/create", asked())
     assert str(caught.value) == "Internal error: the client could not answer elicitation/create."
     assert isinstance(caught.value.__cause__, UsageError)
+    assert "elicitation/create was not answered: " in caplog.text
+    assert len(caplog.text.splitlines()) == 1  # a traceback of Weft's own says nothing more
+
+
+async def test_a_mistake_in_what_the_function_calls_is_logged_with_its_place(caplog):
+    def elicit(_):
+        raise UsageError("mine")
+
+    with pytest.raises(InternalError):
+        await Duties(elicit=elicit).answer("elicitation/create", asked())
     assert "The function that answers elicitation/create failed" in caplog.text
+    assert "in elicit" in caplog.text
 
 
 async def test_schemas_that_are_more_than_a_form_are_still_answered():
@@ -613,7 +624,7 @@ async def test_bad_log_messages_and_bad_listeners_do_no_harm(caplog):
     Duties(log=fail).heard("notifications/progress", {})
     Duties().heard("notifications/message", {"level": "info", "data": 1})
     await asyncio.sleep(0)
-    assert caplog.text.count("A callback failed") == 2
+    assert caplog.text.count("The function that was given as on_log= failed.") == 2
 
 
 @pytest.mark.security("R12")

@@ -196,7 +196,7 @@ async def test_a_question_that_is_not_answered_ends_the_call(method: str) -> Non
     [
         ({"s3cret": "s3cret"}, "elicit= returned an answer that cannot be sent: .* 'n': it is missing"),
         ({"n": "s3cret"}, "elicit= returned an answer that cannot be sent: .*'n'"),
-        (["s3cret"], "returned a list; return a dict"),
+        (["s3cret"], "returned something of the type 'list'; return a dict"),
         (ValueError("s3cret"), "the function that answers this raised ValueError; the log has"),
     ],
 )
@@ -217,7 +217,7 @@ async def test_the_program_is_told_what_is_wrong_with_its_model_and_its_folders(
     sampling = {"messages": [], "maxTokens": 9}
     asked = {"s": ("sampling/createMessage", sampling), "r": ("roots/list", {})}
     for key, function, why in (
-        ("s", {"sample": lambda _: 17}, "sample= returned a int; return text"),
+        ("s", {"sample": lambda _: 17}, "sample= returned something of the type 'int'; return text"),
         ("r", {"roots": lambda: 17}, "roots= needs to be a list of folders"),
     ):
         method, params = asked[key]
@@ -324,8 +324,12 @@ async def test_questions_can_be_left_to_the_caller() -> None:
 async def test_a_request_that_takes_too_long_is_given_up_and_the_server_told() -> None:
     server = serve(lambda pipe, message: None)
     async with Client(server) as client:
-        with pytest.raises(RequestTimeout, match="tools/call"):
+        with pytest.raises(RequestTimeout) as caught:
             await client.call_tool("t", timeout=0.05)
+        assert str(caught.value) == (
+            "the server 'FakePipe' in this process did not answer tools/call within 0.05 s. Is it busy, or stuck? "
+            "`timeout=` waits longer."
+        )
         await asyncio.sleep(0.02)
     [call] = server.calls("tools/call")
     [cancelled] = server.calls("notifications/cancelled")
@@ -378,8 +382,19 @@ async def test_progress_starts_the_clock_anew_but_not_for_ever() -> None:
         result = await client.call_tool("ends", progress=lambda told: seen.append(told.progress))
         assert result.text == "done"
         assert seen == [1, 2, 3, 4, 5]
-        with pytest.raises(RequestTimeout):
+        with pytest.raises(RequestTimeout) as caught:
             await client.call_tool("goes on", progress=seen.append)
+        assert str(caught.value).endswith(
+            "did not answer tools/call within 0.6 s in all; `ClientLimits(total_seconds=...)` allows more."
+        )
+
+
+async def test_where_progress_is_awaited_its_lack_is_told() -> None:
+    async with Client(serve(lambda pipe, message: None)) as client:
+        with pytest.raises(
+            RequestTimeout, match=r"did not answer tools/call, nor tell of progress, within 0\.05 s\. Is"
+        ):
+            await client.call_tool("t", timeout=0.05, progress=print)
 
 
 async def test_an_async_function_hears_all_progress_in_order_before_the_result() -> None:
@@ -410,7 +425,7 @@ async def test_progress_of_nobody_and_callbacks_that_fail_do_no_harm(caplog: pyt
 
     async with Client(serve(answer)) as client:
         assert (await client.call_tool("t", progress=lambda told: 1 / 0)).text == "done"
-    assert "A callback failed" in caplog.text
+    assert "The function that was given as progress= failed." in caplog.text
 
 
 # --- the server's own requests (session era)

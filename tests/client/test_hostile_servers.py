@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from support.fakes import DISCOVERED, LEGACY, Exchange, FakePipe, http_server, initialized, reply, sse
-from weft import Client, ClientLimits, ConnectionFailed, InvalidAnswer, RequestTimeout, WeftError
+from weft import Client, ClientLimits, ConnectionFailed, InvalidAnswer, RemoteError, RequestTimeout, WeftError
 from weft.limits import DEFAULT_CLIENT_LIMITS
 
 TEXT = {"content": [{"type": "text", "text": "done"}]}
@@ -168,6 +168,115 @@ async def test_endless_progress_ends_at_the_hard_maximum() -> None:
         with pytest.raises(RequestTimeout):
             await asyncio.wait_for(client.call_tool("bad", progress=lambda _: None), 10)
         assert time.monotonic() - started >= 0.9  # progress did count, up to the maximum
+
+
+# --- answers that cannot be read
+
+
+UNREADABLE = {
+    "NaN": '{"jsonrpc":"2.0","id":ID,"result":{"content":[],"structuredContent":{"a":NaN}}}',
+    "NaN, the id last": '{"result":{"content":[],"structuredContent":{"a":NaN}},"jsonrpc":"2.0","id":ID}',
+    "NaN, the version last": '{"result":{"content":[],"structuredContent":{"a":NaN}},"id":ID,"jsonrpc":"2.0"}',
+    "half a character": '{"jsonrpc":"2.0","id":ID,"result":{"content":[{"type":"text","text":"\\ud800"}]}}',
+    "a long number": '{"jsonrpc":"2.0","id":ID,"result":{"n":' + "9" * 2000 + "}}",
+    "deep": '{"jsonrpc":"2.0","id":ID,"result":' + "[" * 5000 + "]" * 5000 + "}",
+    "very deep": '{"jsonrpc":"2.0","id":ID,"error":' + "[" * 100_000 + "]" * 100_000 + "}",
+    "no version": '{"id":ID,"result":{"content":[]}}',
+    "neither result nor error": '{"jsonrpc":"2.0","id":ID}',
+    "a number as the id": '{"jsonrpc":"2.0","id":ID.0,"result":{"content":[]}}',
+    "cut off": '{"jsonrpc": "2.0", "id": ID, "result": {"content": [{"type": "te',
+}
+
+
+@pytest.mark.security("R1", "R6")
+@pytest.mark.parametrize("over", ["a pipe", "a stream"])
+@pytest.mark.parametrize("kind", UNREADABLE)
+async def test_nobody_waits_on_after_an_answer_that_cannot_be_read(kind: str, over: str) -> None:
+    def bad(message: dict[str, Any]) -> bytes:
+        return UNREADABLE[kind].replace("ID", str(message["id"])).encode()
+
+    async def call(exchange: Exchange) -> None:
+        await exchange.stream(sse(bad(exchange.message)))
+        await exchange.hang()
+
+    def handle(pipe: FakePipe, message: dict[str, Any]) -> None:
+        if message["method"] == "server/discover":
+            pipe.answer(message, DISCOVERED)
+        elif message["params"]["name"] == "bad":
+            pipe.say(bad(message))
+        else:
+            pipe.answer(message, TEXT)
+
+    async with http_server(hostile(call)) as url, Client(FakePipe(handle) if over == "a pipe" else url) as client:
+        with pytest.raises(InvalidAnswer, match=r"sent (an answer that cannot be read|something that is no message): "):
+            await asyncio.wait_for(client.call_tool("bad"), 5)
+        assert (await client.call_tool("good")).text == "done"
+
+
+NO_ANSWERS = [
+    '{"level":"error","error":"no such file"}',
+    '{"level":"error","error":{"message":"no such file"}}',
+    '{"level":"info","id":ID,"text":"called"}',
+    '{"id":ID,"method":"notifications/message","params":{}}',
+    '{"jsonrpc":"2.0","id":ID,"method":5}',
+    '{"method":"sampling/createMessage","params":{"n":NaN},"jsonrpc":"2.0","id":ID}',
+    '{"jsonrpc":"2.0","method":"notifications/message","params":{"data":NaN,"id":ID}}',
+    '{"jsonrpc":"2.0","id":null,"result":{}}',
+    '{"jsonrpc":"2.0","id":12345,"result":NaN}',
+    '{"jsonrpc":"2.0","result":NaN}',
+    '[{"jsonrpc":"2.0","method":5}, 7]',
+    "Listening: {id: ID}",
+]
+
+
+@pytest.mark.security("R1", "R6")
+@pytest.mark.parametrize("over", ["a pipe", "a stream"])
+@pytest.mark.parametrize("said", NO_ANSWERS)
+async def test_what_is_no_answer_is_not_taken_for_one(said: str, over: str) -> None:
+    def bad(message: dict[str, Any]) -> bytes:
+        return said.replace("ID", str(message["id"])).encode()
+
+    async def call(exchange: Exchange) -> None:
+        await exchange.stream(sse(bad(exchange.message)), sse(reply(exchange.message, TEXT)))
+        await exchange.hang()
+
+    def handle(pipe: FakePipe, message: dict[str, Any]) -> None:
+        if message["method"] == "server/discover":
+            pipe.answer(message, DISCOVERED)
+        else:
+            pipe.say(bad(message))
+            pipe.answer(message, TEXT)
+
+    async with http_server(hostile(call)) as url, Client(FakePipe(handle) if over == "a pipe" else url) as client:
+        assert (await asyncio.wait_for(client.call_tool("bad"), 5)).text == "done"
+
+
+async def test_what_is_wrong_with_one_message_of_an_array_is_not_held_against_the_others() -> None:
+    def handle(pipe: FakePipe, message: dict[str, Any]) -> None:
+        answer = reply(message, DISCOVERED if message["method"] == "server/discover" else TEXT)
+        pipe.say(b'[{"jsonrpc":"2.0","method":5},' + answer + b"]")
+
+    async with Client(FakePipe(handle)) as client:
+        assert (await asyncio.wait_for(client.call_tool("t"), 5)).text == "done"
+
+
+@pytest.mark.spec("JRPC-06", "JRPC-12")
+async def test_an_answer_has_a_result_or_an_error_and_not_both() -> None:
+    error = {"code": 7, "message": "no"}
+    answers = [{"result": TEXT, "error": error}, {"result": None, "error": error}, {"result": TEXT, "error": None}]
+
+    def handle(pipe: FakePipe, message: dict[str, Any]) -> None:
+        if message["method"] == "server/discover":
+            pipe.answer(message, DISCOVERED)
+        else:
+            pipe.say({"id": message["id"], **answers.pop(0)})
+
+    async with Client(FakePipe(handle)) as client:
+        with pytest.raises(InvalidAnswer, match=r"^The server answered with both a result and an error\.$"):
+            await client.call_tool("t")
+        with pytest.raises(RemoteError, match="no"):  # some write what is not there as null
+            await client.call_tool("t")
+        assert (await client.call_tool("t")).text == "done"
 
 
 # --- pages, redirects

@@ -162,6 +162,13 @@ def test_a_server_cannot_have_a_client_run_in_circles() -> None:
     assert pause(0, asked=500) == 0.5
 
 
+@pytest.mark.security("D12")
+@pytest.mark.spec("L11-17")
+def test_a_server_cannot_have_a_client_stay_away_for_ever() -> None:
+    assert pause(0, asked=120_000) == 120
+    assert pause(7, asked=99_999_999_999) == 600
+
+
 @pytest.mark.spec("JSCH-10")
 async def test_a_schema_is_handed_on_as_it_came() -> None:
     schema = {

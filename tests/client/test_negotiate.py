@@ -231,6 +231,65 @@ async def test_the_transport_of_the_first_revision_comes_last() -> None:
         assert await client.list_tools() == []
 
 
+class FirstRevision:
+    """A server of the HTTP+SSE transport, until it is `renewed`; notes what it was asked, and where."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.is_renewed = False
+        self.is_locked = False
+        self.stream: Exchange | None = None
+
+    async def __call__(self, exchange: Exchange) -> None:
+        self.asked.append(f"{exchange.method} {exchange.path} {exchange.rpc}".strip())
+        if self.is_locked:
+            await exchange.respond(401)
+        elif self.is_renewed:
+            await (exchange.result(DISCOVERED) if exchange.rpc == "server/discover" else exchange.respond(405))
+        elif exchange.method == "GET":
+            self.stream = exchange
+            await exchange.stream(sse("/messages", event="endpoint"))
+            await exchange.hang()
+        elif exchange.path == "/mcp":
+            await exchange.respond(405)
+        else:
+            await exchange.respond(202)
+            if "id" in exchange.message and self.stream is not None:
+                await self.stream.raw(sse(reply(exchange.message, initialized("2024-11-05"))))
+
+
+@pytest.mark.spec("COMPAT-04", "COMPAT-14")
+async def test_the_transport_of_the_first_revision_is_remembered_and_found_out_anew() -> None:
+    server = FirstRevision()
+    straight = ["GET /mcp", "POST /messages initialize", "POST /messages notifications/initialized"]
+    async with http_server(server) as url:
+        for before in (["POST /mcp server/discover", "POST /mcp initialize"], [], []):
+            server.asked.clear()
+            async with Client(url, limits=QUICK) as client:
+                assert client.protocol_version == "2024-11-05"
+                await client.reconnect()
+            assert server.asked == before + straight * 2
+        server.asked.clear()
+        server.is_renewed = True
+        for before in (["GET /mcp"], []):
+            async with Client(url, limits=QUICK) as client:
+                assert client.era == "stateless"
+            assert server.asked == [*before, "POST /mcp server/discover"]
+            server.asked.clear()
+
+
+async def test_a_login_that_a_remembered_stream_wants_is_no_reason_to_find_out_anew() -> None:
+    server = FirstRevision()
+    async with http_server(server) as url:
+        async with Client(url, limits=QUICK):
+            pass
+        server.asked.clear()
+        server.is_locked = True
+        with pytest.raises(AuthorizationFailed):
+            await Client(url, limits=QUICK).connect()
+        assert server.asked == ["GET /mcp"]
+
+
 @pytest.mark.security("R11")
 async def test_an_endpoint_of_another_origin_is_not_sent_to() -> None:
     async def handle(exchange: Exchange) -> None:
@@ -255,6 +314,107 @@ async def test_what_was_found_out_is_remembered_and_found_out_anew_when_it_is_no
         server.ways = {"server/discover": modern, "initialize": refusing(404, -32601)}
         async with Client(url, limits=QUICK) as client:
             assert client.era == "stateless"
+
+
+@pytest.mark.spec("COMPAT-04")
+@pytest.mark.parametrize(
+    "probe",
+    [
+        silent,
+        answering(500, b"oops"),
+        answering(200, b"<html>Welcome</html>"),
+        refusing(400, -32602),
+        refusing(200, -32603),
+        lambda exchange: exchange.result({}),
+    ],
+    ids=["silence", "500", "no message", "-32602", "-32603", "no welcome"],
+)
+async def test_what_need_not_be_about_the_era_is_not_remembered(probe: Any) -> None:
+    server = Server(probe, legacy)
+    async with http_server(server) as url:
+        async with Client(url, limits=QUICK) as client:
+            assert client.era == "session"
+        server.ways["server/discover"] = modern
+        for _ in range(2):
+            async with Client(url, limits=QUICK) as client:
+                assert client.era == "stateless"
+    assert server.asked.count("initialize") == 1
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 502, 503, 504])
+async def test_a_server_that_was_busy_is_asked_the_same_once_more(status: int) -> None:
+    answers = [answering(status), modern]
+
+    async def next_one(exchange: Exchange) -> None:
+        await answers.pop(0)(exchange)
+
+    server = Server(next_one, legacy)
+    async with http_server(server) as url, Client(url, limits=QUICK) as client:
+        assert client.era == "stateless"
+    assert server.asked == ["server/discover"] * 2
+
+
+@pytest.mark.parametrize(
+    ("status", "after", "times", "said"),
+    [
+        (
+            503,
+            {},
+            2,
+            r"503 \(empty\): it is busy, or just starting: wait, then try again, or look into its log\.$",
+        ),
+        (429, {"retry_after": "1"}, 2, r"fewer requests: wait, then try again\. It asks to wait for 1 s\.$"),
+        (429, {"retry_after": "30"}, 1, r"It asks to wait for 30 s\.$"),
+        (
+            502,
+            {"retry_after": "tomorrow"},
+            2,
+            r"502 .* look into its log, and into that of a proxy before it\.$",
+        ),
+    ],
+)
+async def test_a_server_that_stays_busy_has_said_nothing_about_its_era(
+    status: int, after: dict[str, str], times: int, said: str
+) -> None:
+    server = Server(lambda exchange: exchange.respond(status, **after), legacy)
+    async with http_server(server) as url:
+        with pytest.raises(ConnectionFailed, match=said) as caught:
+            await Client(url, limits=QUICK).connect()
+        assert url in str(caught.value)
+    assert server.asked == ["server/discover"] * times
+
+
+async def test_a_busy_server_is_still_known_for_what_it_spoke() -> None:
+    server = Server(answering(400), legacy)
+    async with http_server(server) as url:
+        async with Client(url, limits=QUICK):
+            pass
+        server.ways["initialize"] = answering(503)
+        with pytest.raises(ConnectionFailed, match="503"):
+            await Client(url, limits=QUICK).connect()
+        server.ways["initialize"] = legacy
+        async with Client(url, limits=QUICK) as client:
+            assert client.era == "session"
+    assert server.asked.count("server/discover") == 1
+
+
+@pytest.mark.spec("COMPAT-12")
+async def test_an_error_of_the_stateless_era_counts_whatever_its_status() -> None:
+    server = Server(refusing(503, -32021), legacy)
+    async with http_server(server) as url:
+        with pytest.raises(RemoteError):
+            await Client(url, limits=QUICK).connect()
+    assert server.asked == ["server/discover"]
+
+
+async def test_what_a_mode_excludes_is_not_tried_and_the_mode_is_named() -> None:
+    server = Server(answering(405), legacy)
+    async with http_server(server) as url:
+        said = "Nothing but the stateless era was tried, as `mode=` or `version=` says: leave that out, and the other"
+        for pinned in ({"mode": "stateless"}, {"version": MODERN}):
+            with pytest.raises(ConnectionFailed, match=said):
+                await Client(url, limits=QUICK, **pinned).connect()
+    assert server.asked == ["server/discover"] * 2
 
 
 async def test_a_mode_and_a_version_can_be_pinned() -> None:
@@ -293,6 +453,22 @@ async def test_the_reason_of_a_refusal_is_told_and_no_beginning_of_json() -> Non
             AuthorizationFailed, match=r"status 401 \(Log in first\.\): it wants authorization: give `auth=`"
         ):
             await Client(url, limits=QUICK).connect()
+
+
+@pytest.mark.parametrize("body", [b"", reply({"id": 1}, error={"code": -32600, "message": "It holds no token."})])
+async def test_an_authorization_that_cannot_be_read_says_nothing_about_the_era(body: bytes) -> None:
+    asked: list[str | None] = []
+
+    async def refuse(exchange: Exchange) -> None:
+        asked.append(exchange.rpc)
+        await exchange.respond(400, body, **{"WWW-Authenticate": 'Bearer error="invalid_request"'})
+
+    async with http_server(refuse) as url:
+        with pytest.raises(
+            AuthorizationFailed, match=r"it cannot read the Authorization that was sent: check the token"
+        ):
+            await Client(url, limits=QUICK).connect()
+    assert asked == ["server/discover"]
 
 
 @pytest.mark.parametrize("challenge", [{}, {"WWW-Authenticate": 'Bearer scope="read"'}], ids=["bare", "challenge"])
@@ -366,6 +542,17 @@ async def test_pipe_any_other_error_or_silence(probe: Any) -> None:
         "initialize",
         "notifications/initialized",
     ]
+
+
+@pytest.mark.spec("COMPAT-04", "COMPAT-08")
+@pytest.mark.parametrize("is_silent", [True, False])
+async def test_pipe_silence_and_every_error_count(is_silent: bool) -> None:
+    error = {"code": -32602, "message": "Invalid params"}
+    server = pipe_server(lambda pipe, message: None if is_silent else pipe.answer(message, error=error))
+    async with Client(server, limits=QUICK) as client:
+        await client.reconnect()
+    assert len(server.calls("server/discover")) == 1
+    assert len(server.calls("initialize")) == 2
 
 
 @pytest.mark.spec("COMPAT-07")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from support.fakes import DISCOVERED, Exchange, FakePipe, http_server, initialized, reply, sse
-from weft import Client, ClientLimits, ConnectionFailed, RemoteError, RequestTimeout
+from weft import Client, ClientLimits, ConnectionFailed, InvalidAnswer, RemoteError, RequestTimeout
 from weft.client import StreamReopened, ToolsChanged
 from weft.client.cache import authorization_partition, unique_name, whose
 
@@ -124,6 +124,103 @@ async def test_who_listens_is_told_when_the_standing_stream_is_refused_for_good(
     async with http_server(handle) as url, Client(url, mode="session", limits=IMPATIENT) as client:
         with pytest.raises(ConnectionFailed, match=str(status)):
             await asyncio.wait_for(anext(client.listen()), 5)
+
+
+BAD_EVENTS = [
+    sse("not json"),
+    sse('{"jsonrpc":"2.0","method":5}'),
+    sse('{"jsonrpc":"2.0","method":"notifications/message","params":{"data":NaN}}'),
+    sse('[{"jsonrpc":"2.0","method":5}, 7]'),
+    sse("[["),
+]
+
+
+@pytest.mark.parametrize("bad", BAD_EVENTS)
+async def test_an_event_that_cannot_be_read_is_left_out_of_a_stream(
+    bad: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def handle(exchange: Exchange) -> None:
+        if exchange.rpc == "server/discover":
+            await exchange.result(DISCOVERED)
+            return
+        await exchange.stream(bad, sse(reply(exchange.message, {"tools": []})))
+
+    async with http_server(handle) as url, Client(url, limits=IMPATIENT) as client:
+        assert await client.list_tools() == []
+        assert f"{url} sent something that is no message" in caplog.text
+
+
+async def test_a_stream_without_an_answer_is_blamed_on_what_could_not_be_read() -> None:
+    asked = 0
+
+    async def handle(exchange: Exchange) -> None:
+        nonlocal asked
+        if exchange.rpc == "server/discover":
+            await exchange.result(DISCOVERED)
+            return
+        asked += 1
+        await exchange.stream(BAD_EVENTS[0])
+
+    async with http_server(handle) as url, Client(url, limits=IMPATIENT) as client:
+        with pytest.raises(InvalidAnswer, match="sent something that is no message: Parse error"):
+            await client.list_tools()
+    assert asked == 1
+
+
+@pytest.mark.parametrize("bad", BAD_EVENTS)
+async def test_an_event_that_cannot_be_read_does_not_end_the_standing_stream(bad: bytes) -> None:
+    streams = 0
+
+    async def handle(exchange: Exchange) -> None:
+        nonlocal streams
+        if exchange.method != "GET":
+            await session(exchange)
+            return
+        streams += 1
+        await exchange.stream()
+        await asyncio.sleep(0.2)  # until somebody listens
+        await exchange.raw(bad + sse('{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}'))
+        await exchange.hang()
+
+    async with http_server(handle) as url, Client(url, mode="session") as client, client.listen() as changes:
+        assert await asyncio.wait_for(anext(changes), 5) == ToolsChanged()
+    assert streams == 1
+
+
+@pytest.mark.parametrize("is_taken_again", [True, False])
+async def test_who_listens_after_the_standing_stream_has_ended_has_it_opened_again(is_taken_again: bool) -> None:
+    streams = 0
+
+    async def handle(exchange: Exchange) -> None:
+        nonlocal streams
+        if exchange.method != "GET":
+            await session(exchange)
+            return
+        streams += 1
+        if streams > 1 and not is_taken_again:
+            await exchange.respond(403)
+            return
+        await exchange.stream()
+        await asyncio.sleep(0.2)  # until somebody listens
+        if streams == 1:
+            await exchange.raw(b"data: " + b"x" * 20_001)
+        await exchange.raw(sse('{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}'))
+        await exchange.hang()
+
+    limits = ClientLimits(event_bytes=20_000)
+    async with http_server(handle) as url, Client(url, mode="session", limits=limits) as client:
+        with pytest.raises(ConnectionFailed, match="20000 bytes"):
+            await asyncio.wait_for(anext(client.listen()), 5)
+        if is_taken_again:
+            async with client.listen() as changes, client.listen() as others:
+                assert await asyncio.wait_for(anext(changes), 5) == ToolsChanged()
+                assert await asyncio.wait_for(anext(others), 5) == ToolsChanged()
+            assert streams == 2
+        else:
+            for _ in range(2):
+                with pytest.raises(ConnectionFailed, match="20000 bytes"):
+                    await asyncio.wait_for(client.listen().start(), 5)
+            assert streams == 3
 
 
 async def test_a_stream_that_is_taken_again_but_never_acknowledged_is_given_up() -> None:

@@ -92,6 +92,26 @@ async def test_state_is_good_for_its_own_request_only(method: str, params: dict[
 
 
 @pytest.mark.spec("MRTR-13")
+async def test_state_of_a_tool_is_not_good_for_a_prompt_that_is_called_the_same() -> None:
+    server, same = make(), {"name": "book", "arguments": {"flight": "LX38"}}
+    state = await begin(server, params=same)
+    assert is_refused(await go_on(server, state, "prompts/get", same))
+    assert completed(await go_on(server, state, params=same))
+    state = await begin(server, "prompts/get", same)
+    assert is_refused(await go_on(server, state, params=same))
+    assert completed(await go_on(server, state, "prompts/get", same))
+
+
+@pytest.mark.spec("MRTR-13")
+async def test_state_of_one_server_is_not_good_for_another_with_the_same_key() -> None:
+    one, other = make(), make()
+    other.info.name = "another"
+    state = await begin(one)
+    assert is_refused(await go_on(other, state))
+    assert completed(await go_on(make(), state))
+
+
+@pytest.mark.spec("MRTR-13")
 async def test_state_of_one_resource_is_not_good_for_another() -> None:
     server = make()
     state = await begin(server, "resources/read", {"uri": "note://a"})

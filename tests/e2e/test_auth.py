@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -61,7 +62,7 @@ def test_a_bad_token(live: Live, era: str, make: Any, reason: str) -> None:
     assert response.status == 401
     scheme, told = challenge_of(response)
     assert (scheme, told["error"], told["resource_metadata"]) == ("Bearer", "invalid_token", METADATA)
-    assert told["error_description"]
+    assert re.search(reason.replace("`", "`?"), told["error_description"])
     assert token not in response.body.decode()
 
 
@@ -73,6 +74,8 @@ def test_a_token_without_the_scope_of_the_server(live: Live, era: str) -> None:
     scheme, told = challenge_of(response)
     assert (scheme, told["error"], told["scope"]) == ("Bearer", "insufficient_scope", "read")
     assert told["resource_metadata"] == METADATA
+    message = response.json["error"]["message"]
+    assert message == "The token does not have the scopes that this server takes. Needed: read."
 
 
 @pytest.mark.spec("AUTH-34", "AUTH-33", "XAUTH-08")
@@ -123,26 +126,31 @@ def test_the_scheme_is_spelled_as_one_likes(live: Live, scheme: str) -> None:
 
 
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "QUERY")
-PATHS = ("/mcp", "/mcp/", "/sse", "/messages", "/messages?session_id=sse-x", "/", "/mcp/x", "/openapi.json", "/sse/")
-OPEN = {(f"{WELL_KNOWN}{path}", "GET") for path in ("", "/mcp")}
+NOTHING = ("/", "/mcp/x", "/openapi.json", "/sse/", f"{WELL_KNOWN}/mcp/", f"{WELL_KNOWN}/x")
 
 
 @pytest.mark.spec("ASEC-14")
 @pytest.mark.security("R13")
-def test_no_route_is_open(live: Live) -> None:
-    """What is served without credentials is the metadata, and what is not there at all."""
+def test_no_route_is_open() -> None:
+    """What is served without credentials is the metadata, and what is not there at all. The app says what is there."""
+    app = make_protected().asgi(sse_path="/sse")
+    assert app._sse is not None
+    assert app._gate is not None
+    guarded, public = {*app._paths, *app._sse.verbs}, set(app._gate._paths)
+    assert {"/mcp", "/sse", "/messages"} < guarded
     found = {}
-    for path in (*PATHS, WELL_KNOWN, f"{WELL_KNOWN}/mcp", f"{WELL_KNOWN}/mcp/", f"{WELL_KNOWN}/x"):
-        for verb in VERBS:
-            body = encode(message("tools/list"))
-            response = live.send(body, headers_for(message("tools/list")), verb=verb, path=path)
-            found[path, verb] = response.status
+    with serve(app) as live:
+        for path in (*guarded, *public, *(f"{path}?session_id=sse-x" for path in guarded), *NOTHING):
+            for verb in VERBS:
+                body = encode(message("tools/list"))
+                response = live.send(body, headers_for(message("tools/list")), verb=verb, path=path)
+                found[path, verb] = response.status
     opened = {route for route, status in found.items() if status not in (401, 404)}
-    assert {route for route in opened if found[route] != 405} == OPEN
-    assert all(path.startswith(WELL_KNOWN) for path, _ in opened)  # and 405 is said there only
-    assert {path for (path, _), status in found.items() if status == 401} == {
-        "/mcp", "/mcp/", "/sse", "/messages", "/messages?session_id=sse-x",
-    }  # fmt: skip
+    served = {(path, verb) for path in public for verb in ("GET", "HEAD")}
+    assert {route for route in opened if found[route] != 405} == served
+    assert {path for path, _ in opened} == public  # and 405 is said there only
+    assert {path.partition("?")[0] for (path, _), status in found.items() if status == 401} == guarded
+    assert {path for (path, _), status in found.items() if status == 404} == set(NOTHING)
 
 
 @pytest.mark.spec("ASEC-14")
@@ -169,6 +177,9 @@ def test_the_metadata_says_where_to_get_a_token(live: Live, path: str) -> None:
     assert told["scopes_supported"] == ["read"]
     assert told["bearer_methods_supported"] == ["header"]
     assert told["resource_name"] == "vault"
+    head = get(live, WELL_KNOWN + path, "HEAD")
+    assert (head.status, head.body, head.headers["content-length"]) == (200, b"", str(len(response.body)))
+    assert get(live, WELL_KNOWN + path, "PUT").headers["allow"] == "GET, HEAD"
 
 
 @pytest.mark.security("R2")
@@ -329,6 +340,51 @@ def test_a_verifier_that_fails_lets_nobody_in(answer: Any, status: int) -> None:
         assert "hidden" not in response.body.decode()
         verifier.answer = TokenInfo("bob")
         assert Peer(live, "stateless", "another").tool("who").status == 200
+
+
+@pytest.mark.security("R1")
+@pytest.mark.parametrize("scopes", [["read"], ("read",), {"read"}])
+@pytest.mark.parametrize("options", [{}, {"scopes": ["read"]}, {"implied_scopes": {"read": ["write", "admin"]}}])
+def test_a_verifier_may_return_scopes_as_it_likes(scopes: Any, options: dict[str, Any]) -> None:
+    auth = ResourceServer(RESOURCE, authorization_servers=[ISSUER], verifier=_saying(scopes), **options)
+    with serve(make_protected(auth)) as live:
+        peer = Peer(live, "stateless", "opaque")
+        assert peer.tool("who").status == 200
+        assert "who" in peer.names("tools/list", "tools")
+        assert peer.tool("burn").status == (200 if "implied_scopes" in options else 403)
+
+
+@pytest.mark.security("R1")
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (lambda: TokenInfo("ann", scopes="read"), "TokenInfo(scopes='read') is not possible: give a set of texts"),
+        (lambda: TokenInfo("ann", scopes=None), "TokenInfo(scopes=None) is not possible"),
+        (lambda: TokenInfo("ann", claims=None), "It returned claims that are no dictionary. A verifier returns"),
+        (lambda: {"sub": "ann"}, "It returned a dict. A verifier returns weft.TokenInfo(subject=...), or None."),
+        (lambda: TokenInfo(""), "It returned a TokenInfo whose subject is '': say whose the token is."),
+    ],
+    ids=["text", "none", "claims", "dictionary", "nobody"],
+)
+def test_what_is_wrong_with_what_a_verifier_returns_is_in_the_log(
+    said: Any, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def verify(token: str) -> TokenInfo:
+        return said()
+
+    auth = ResourceServer(RESOURCE, authorization_servers=[ISSUER], verifier=verify, scopes=["read"])
+    with serve(make_protected(auth)) as live:
+        response = Peer(live, "stateless", "opaque").tool("who")
+        assert (response.status, response.error["code"]) == (500, -32603)
+        assert live.faults == []
+    assert f"The verifier of tokens raised UsageError: {words}" in caplog.text
+
+
+def _saying(scopes: Any) -> Any:
+    async def verify(token: str) -> TokenInfo:
+        return TokenInfo("ann", scopes=scopes)
+
+    return verify
 
 
 @pytest.mark.security("R12", "R14")

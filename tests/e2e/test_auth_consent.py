@@ -1,12 +1,14 @@
 """The authorization server: whom a user says yes to, how long a client's document is believed, and what is open."""
 
 import json
+import re
 import time
 from collections.abc import Iterator
+from html import unescape
 from typing import Any
 
 import pytest
-from test_auth_login import CLIENTS, Authorization, register
+from test_auth_login import CLIENTS, Authorization, documents, register
 
 from support import serve
 from support.logging_in import REDIRECT, Browser, hidden_fields, pkce, sent_to
@@ -72,6 +74,44 @@ def test_a_yes_to_one_client_is_no_yes_to_another(place: Authorization) -> None:
     where, told = sent_to(user.post("/authorize", {**hidden_fields(page), **yes}))
     assert where == "https://b.example/back"
     assert told["state"] == request["state"]
+
+
+# --- whom nobody is sent to unasked
+
+WRONG = [{"response_type": "bogus"}, {"scope": "everything"}, {"code_challenge": None}]
+
+
+@pytest.mark.spec("ASEC-10")
+@pytest.mark.parametrize("changes", WRONG)
+@pytest.mark.parametrize("kind", ["registered", "documented"])
+def test_nobody_is_sent_unasked_to_a_client_that_nobody_vouches_for(
+    place: Authorization, changes: dict[str, Any], kind: str
+) -> None:
+    """Else whoever registers a client has links to this server that lead to theirs."""
+    there = "https://evil.example/phish?a=1"
+    described: dict[str, Any] = {"redirect_uris": [there]}
+    with serve(documents(lambda: described)) as host:
+        described["client_id"] = f"http://127.0.0.1:{host.port}/client.json"
+        id = described["client_id"]
+        if kind == "registered":
+            id = json.loads(register(place, redirect_uris=[there]).body)["client_id"]
+        request = place.request(pkce()[1], client_id=id, redirect_uri=there, **changes)
+        page = place.browser.get("/authorize", **request)
+    assert (page.status, "location" in page.headers) == (400, False)
+    text = page.body.decode()
+    assert "The client asks for what cannot be: " in text
+    assert "Nobody here knows this client. Go on only if you do: " in text
+    assert ">back to evil.example</a>" in text
+    link = re.search(r'<a href="(https://evil.example/phish[?]a=1&amp;error=[^"]*)" rel="noreferrer">', text)
+    assert link is not None
+    assert "state=s+t%26a" in unescape(link[1])
+
+
+@pytest.mark.parametrize("changes", WRONG)
+def test_a_program_on_the_users_own_machine_is_told_at_once(place: Authorization, changes: dict[str, Any]) -> None:
+    id = json.loads(register(place).body)["client_id"]
+    where, told = sent_to(place.browser.get("/authorize", **place.request(pkce()[1], client_id=id, **changes)))
+    assert (where, "error" in told) == (REDIRECT, True)
 
 
 # --- registration is what is left for those who have nothing better
@@ -177,7 +217,7 @@ def test_no_route_gives_anything_to_whoever_has_nothing(place: Authorization) ->
             assert b"access_token" not in answer.body
             assert "location" not in answer.headers
     opened = {route for route, status in seen.items() if status < 400}
-    assert opened == {(path, "GET") for path in public}
+    assert opened == {(path, verb) for path in public for verb in ("GET", "HEAD")}
     assert {status for route, status in seen.items() if route not in opened} <= {400, 401, 403, 404, 405, 501}
     assert len(public) == 3
     for path in routes:

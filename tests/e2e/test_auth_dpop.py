@@ -7,6 +7,7 @@ from typing import Any
 
 import jwt
 import pytest
+from jwt.algorithms import ECAlgorithm
 
 from support import Live, encode, headers_for, message, serve
 from support.protected import ERAS, Peer, challenge_of, make_protected, protect
@@ -54,7 +55,10 @@ def confused(good: str) -> str:
 
 
 def with_private_key(good: str) -> str:
-    return proof_for(good, head={"jwk": {**ec_jwk(), "d": "AQ"}})
+    """A proof that is good but for carrying the whole key."""
+    whole = ECAlgorithm.to_jwk(ec_key("first"), as_dict=True)
+    assert "d" in whole
+    return proof_for(good, head={"jwk": {name: value for name, value in whole.items() if name != "key_ops"}})
 
 
 def unwanted(good: str) -> str:
@@ -113,6 +117,18 @@ def test_a_proof_is_good_once(live: Live, era: str) -> None:
     again = peer.tool("who", {"DPoP": proof})
     assert (again.status, challenge_of(again)[1]["error"]) == (401, "invalid_dpop_proof")
     assert "used before" in challenge_of(again)[1]["error_description"]
+
+
+def test_a_proof_is_remembered_for_as_long_as_it_could_come_again() -> None:
+    """One that was made by a clock that is early is good for longer than a window."""
+    with serve(make_protected(protect(dpop=Dpop(window=1)))) as live:
+        good = token()
+        proof = proof_for(good, iat=time.time() + 0.9)
+        peer = Bound(live, "stateless", good)
+        assert peer.tool("who", {"DPoP": proof}).status == 200
+        time.sleep(1.2)
+        again = peer.tool("who", {"DPoP": proof})
+    assert (again.status, "used before" in challenge_of(again)[1]["error_description"]) == (401, True)
 
 
 @pytest.mark.security("R14")

@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 
 import jwt
 import pytest
+from aiohttp import ThreadedResolver
 
 from support import Live, serve
 from support.logging_in import FORM, REDIRECT, Browser, hidden_fields, log_in, pkce, sent_to
@@ -124,6 +125,8 @@ def test_the_metadata(place: Authorization, path: str) -> None:
     assert told["authorization_response_iss_parameter_supported"] is True
     assert told["client_id_metadata_document_supported"] is True
     assert told["token_endpoint"].endswith("/token")
+    head = place.browser.send("HEAD", f"/.well-known/{path}")
+    assert (head.status, head.body, head.headers["content-length"]) == (200, b"", str(len(answer.body)))
 
 
 @pytest.mark.spec("AUTH-06")
@@ -291,6 +294,22 @@ async def test_a_good_password_ends_the_counting() -> None:
         assert await users.check("ann", password) == ("ann" if password == "good" else None)
 
 
+@pytest.mark.parametrize("said", [False, True, "", 5, ["ann"], 0])
+async def test_a_function_that_says_no_subject_says_nobody(said: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async def check(name: str, password: str) -> Any:
+        return said
+
+    users = Users(check, MemoryBackend().store)
+    for _ in range(10):
+        assert await users.check("ann", "x") is None
+    with pytest.raises(TooManyTries):  # it has counted
+        await users.check("ann", "x")
+    text = (
+        f"checks passwords returned something of type {type(said).__name__}, which lets nobody in: return the subject"
+    )
+    assert (text in caplog.text) is bool(said)
+
+
 async def test_a_body_that_does_not_arrive_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web, "_BODY_SECONDS", 0.05)
 
@@ -453,7 +472,7 @@ def test_a_body_that_is_no_form(place: Authorization, body: str, headers: dict[s
 
 @pytest.mark.security("R13")
 def test_every_route_has_its_verbs_and_no_other(place: Authorization) -> None:
-    for path in ("/authorize", "/token", "/register", "/jwks", "/.well-known/openid-configuration"):
+    for path in place.server.asgi()._routes:
         assert place.browser.send("DELETE", path).status == 405
     assert place.browser.get("/").status == 404
     keys = json.loads(place.browser.get("/jwks").body)["keys"]
@@ -541,22 +560,53 @@ def test_a_client_whose_id_is_the_url_of_its_document(place: Authorization) -> N
 
 @pytest.mark.spec("ASEC-12")
 @pytest.mark.security("R11", "D15")
-async def test_a_public_server_fetches_no_document_from_where_only_it_can_reach() -> None:
-    with serve(documents({})) as host:
-        clients = Clients(MemoryBackend().store, [], documents=True, local=False)
-        for url in (
-            f"http://127.0.0.1:{host.port}/c.json",
-            f"https://127.0.0.1:{host.port}/c.json",
-            f"https://localhost:{host.port}/c.json",
-            f"https://[::1]:{host.port}/c.json",
-            f"https://2130706433:{host.port}/c.json",
-            "https://169.254.169.254/latest",
-            "https://10.0.0.1/c.json",
-        ):
-            assert await clients.find(url) is None
-    assert not any(
-        map(is_public, ["127.0.0.1", "::1", "fd00::1", "100.64.0.1", "2002:7f00:1::", "64:ff9b::a00:1", "x"])
-    )
+@pytest.mark.parametrize("reaches", [False, True], ids=["public", "private"])
+async def test_a_public_server_fetches_no_document_from_where_only_it_can_reach(
+    reaches: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody there is even connected to. A server of this machine, which may, is: so is it seen that it would be."""
+    arrived: list[str] = []
+
+    async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        arrived.append("somebody")
+        writer.close()
+
+    async def resolve(*_: Any, **__: Any) -> Any:  # a name that somebody else chose, and where it leads
+        return [{"hostname": "a.example", "host": "127.0.0.1", "port": port, "family": 2, "proto": 6, "flags": 0}]
+
+    listening = await asyncio.start_server(accept, "127.0.0.1", 0)
+    port = listening.sockets[0].getsockname()[1]
+    monkeypatch.setattr("aiohttp.resolver.ThreadedResolver.resolve", resolve)
+    monkeypatch.setattr("aiohttp.connector.DefaultResolver", ThreadedResolver)
+    clients = Clients(MemoryBackend().store, [], documents=True, local=reaches)
+    tricks = () if reaches else ("2130706433", "0x7f.1", "127.1", "[::ffff:127.0.0.1]")
+    async with listening:
+        for host in ("127.0.0.1", "localhost", "a.example", *tricks):
+            arrived.clear()
+            assert await clients.find(f"https://{host}:{port}/c.json") is None
+            assert bool(arrived) is reaches, host
+        if not reaches:  # and over plain http from nowhere at all
+            assert await clients.find(f"http://127.0.0.1:{port}/c.json") is None
+            assert arrived == []
+
+
+@pytest.mark.security("R11")
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1",
+        "::1",
+        "10.0.0.1",
+        "169.254.169.254",
+        "fd00::1",
+        "100.64.0.1",
+        "2002:7f00:1::",
+        "64:ff9b::a00:1",
+        "x",
+    ],
+)
+def test_addresses_that_are_not_public(address: str) -> None:
+    assert not is_public(address)
 
 
 # --- what is kept, and what is not

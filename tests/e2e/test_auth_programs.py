@@ -322,6 +322,13 @@ def test_what_a_client_says_of_itself_must_be_right_in_all(place: Place, what: s
     status, told = place.ask_with_key(BAD_CLIENT_JWTS[what](place))
     assert (status, told["error"]) == (401, "invalid_client")
     assert "access_token" not in told
+    assert "The token" not in told["error_description"]  # there is none yet: it is the client's word that is wrong
+
+
+@pytest.mark.spec("XAUTH-03")
+def test_a_client_that_signs_with_another_key_is_told_so(place: Place) -> None:
+    told = place.ask_with_key(place.client_jwt(key=ec_key("other")))[1]["error_description"]
+    assert told == "The client is not authenticated: The client assertion is not signed by a key of its issuer."
 
 
 @pytest.mark.spec("XAUTH-03")
@@ -409,7 +416,7 @@ BAD_ID_JAGS: dict[str, tuple[Any, str]] = {
     "no issuer": (lambda place: place.id_jag(iss=None), "nobody who is trusted"),
     "expired": (lambda place: place.id_jag(exp=int(time.time()) - 31), "expired"),
     "no expiry": (lambda place: place.id_jag(exp=None), "`exp`"),
-    "good for long": (lambda place: place.id_jag(exp=int(time.time()) + 86_400), "expires within"),
+    "good for long": (lambda place: place.id_jag(exp=int(time.time()) + 86_400), "expire within"),
     "made in the future": (lambda place: place.id_jag(iat=int(time.time()) + 60), "not valid yet"),
     "no time": (lambda place: place.id_jag(iat=None), "`iat`"),
     "no subject": (lambda place: place.id_jag(sub=None), "`sub`"),
@@ -446,6 +453,13 @@ def test_an_id_jag_must_be_right_in_all(place: Place, what: str) -> None:
 
 
 @pytest.mark.spec("XAUTH-06")
+def test_an_id_jag_may_spell_its_resource_as_it_likes(place: Place) -> None:
+    for named, asked in (("HTTPS://Other.example/mcp", OTHER), (OTHER, "https://OTHER.example/mcp")):
+        status, told = place.ask_with_jag(place.id_jag(resource=named), resource=asked)
+        assert status == 200
+        assert jwt.decode(told["access_token"], options={"verify_signature": False})["aud"] == OTHER
+
+
 @pytest.mark.parametrize("resource", [None, "https://evil.example/mcp", ["x"], 3])
 def test_an_id_jag_names_a_resource_whatever_the_request_says(place: Place, resource: Any) -> None:
     status, told = place.ask_with_jag(place.id_jag(resource=resource), resource=None)

@@ -140,6 +140,8 @@ def test_without_protection_nobody_has_a_scope() -> None:
         response = live.tool("burn", {})
         assert response.status == 403
         assert challenge_of(response)[1].keys() == {"error", "error_description", "scope"}
+        told = "This takes a token that has scopes, and there is none with the request. Needed: write."
+        assert response.error["message"] == told
 
 
 @pytest.mark.spec("STDIO-15", "AUTH-02")

@@ -11,6 +11,7 @@ from support import serve
 from support.logging_in import REDIRECT, Browser
 from support.tokens import ec_jwk, ec_key, rsa_jwk, rsa_key
 from weft.errors import UsageError
+from weft.server.auth import JwtVerifier
 from weft.server.auth.authorization import (
     CLIENT_CREDENTIALS,
     JWT_BEARER,
@@ -55,11 +56,32 @@ def private_pem(key: Any) -> str:
         ),
         (RegisteredClient(client_id="ann", grant_types=(CLIENT_CREDENTIALS,)).with_secret("s"), "a program and a user"),
         (RegisteredClient(client_id="a", redirect_uris=(REDIRECT,), scopes=("admin",)), "name it in scopes="),
+        (RegisteredClient(client_id="a", redirect_uris=REDIRECT), "give a tuple of texts"),  # type: ignore[arg-type] - that is the mistake
+        (RegisteredClient(client_id="a", redirect_uris=(3,)), "give a tuple of texts"),  # type: ignore[arg-type] - as above
     ],
 )
 def test_a_client_that_could_not_work_is_told_at_once(client: RegisteredClient, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         make(clients=[client])
+
+
+@pytest.mark.spec("ASEC-05")
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "javascript:alert(1)",
+        "http://evil.example/cb",
+        "https://é.example/cb",
+        "https://a.example/cb#x",
+        "https://u@a.example/cb",
+        "nonsense",
+    ],
+)
+def test_no_code_is_sent_where_it_is_not_safe(uri: str) -> None:
+    """Whoever says so: what holds for clients that register themselves holds for those that are known."""
+    with pytest.raises(UsageError, match=r"to which no code may be sent\. Give a full https:// URL without") as told:
+        make(clients=[RegisteredClient(client_id="a", redirect_uris=(REDIRECT, uri))])
+    assert f"The client 'a' has the redirect URI {uri!r}" in str(told.value)
 
 
 @pytest.mark.parametrize(
@@ -141,6 +163,8 @@ def test_a_key_that_could_verify_nothing_is_told_at_once(what: str) -> None:
         PROGRAM.with_keys(keys)
     with pytest.raises(UsageError, match=words):
         TrustedIssuer("https://idp.example", keys=keys)
+    with pytest.raises(UsageError, match=words):
+        JwtVerifier(keys=keys, issuer="https://idp.example")
 
 
 @pytest.mark.parametrize("key", [rsa_key("first"), ec_key("first"), ed25519.Ed25519PrivateKey.generate()])

@@ -14,7 +14,8 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from support import Live, Response, encode, make_server, message, serve, start_request, until
+from support import VERSION, Live, Response, encode, make_server, message, serve, start_request, until
+from support.wire import headers_for
 from weft import Context, Limits, Server, TokenInfo
 from weft.eras.session import HANDSHAKE, READY, REVISIONS
 from weft.errors import UsageError
@@ -476,7 +477,61 @@ def test_a_stream_of_the_other_transport_can_be_opened_again_at_once(live: Live)
         until(lambda: live.server.sessions._local(named[1]).wake is None)  # long before the next sign of life is due
 
 
-def test_requests_of_the_other_era_are_not_for_this_place(client: OldClient) -> None:
-    """They say everything about themselves, and have an endpoint of their own."""
-    assert client.send(message("tools/list", id="m")).status == 202
-    assert client.next()["error"]["code"] == -32600
+@pytest.mark.security("R1")
+def test_a_stream_that_cannot_have_an_answer_ends(
+    live: Live, client: OldClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(*_: Any, **__: Any) -> int:
+        raise ConnectionError("the backend is down")
+
+    client.greet()
+    monkeypatch.setattr(live.server.backend.log, "append", fail)
+    client.start("ping")
+    assert client.ended()
+    until(lambda: live.server.in_flight == 0)
+    assert "Answering ping raised ConnectionError: the backend is down" in caplog.text
+
+
+def repeated(request: Any) -> list[tuple[str, str]]:
+    """The headers that repeat a request of the other era."""
+    return [(name, value) for name, value in headers_for(request) if name.lower().startswith("mcp")]
+
+
+@pytest.mark.spec("COMPAT-02", "HDR-09")
+def test_a_request_that_says_everything_about_itself_is_not_of_the_session(client: OldClient) -> None:
+    """Here as elsewhere: it is served by what it says, if its headers repeat that, and refused otherwise."""
+    request = message("tools/call", {"name": "who", "arguments": {}}, id="m")
+    for _ in range(2):  # before the handshake, and after
+        assert client.send(request).status == 202
+        assert (refused := client.next())["error"]["code"] == -32020, refused
+        assert client.send(request, *repeated(request)).status == 202
+        served = client.next()
+        assert (served["id"], served["result"]["resultType"]) == ("m", "complete")
+        assert served["result"]["structuredContent"] == {
+            "version": VERSION, "capabilities": {}, "client": "t", "id": "m"
+        }  # fmt: skip
+        client.greet()
+    own = json.loads(client.tool("who")["content"][0]["text"])
+    assert (own["version"], own["client"]) == (OLDEST, "old")
+
+
+@pytest.mark.spec("COMPAT-02")
+def test_such_a_request_ends_with_the_stream_that_its_answer_goes_to(client: OldClient) -> None:
+    request = message("subscriptions/listen", {"notifications": {"toolsListChanged": True}}, id="l")
+    assert client.send(request, *repeated(request)).status == 202
+    assert client.next()["method"] == "notifications/subscriptions/acknowledged"
+    assert len(client.live.server.subscriptions) == 1
+    client.close()
+    until(lambda: len(client.live.server.subscriptions) == 0)
+
+
+@pytest.mark.spec("L11-24")
+def test_a_session_of_this_transport_does_not_exist_at_the_other_endpoint(live: Live, client: OldClient) -> None:
+    client.greet()
+    named = ("Mcp-Session-Id", client.address.partition("session_id=")[2])
+    ping = encode({"jsonrpc": "2.0", "id": 1, "method": "ping"})
+    assert live.send(ping, [JSON, named]).status == 404
+    for headers in ([STREAM, named], [STREAM, named, ("Last-Event-ID", "0.1")]):
+        assert live.send(b"", headers, verb="GET").status == 404
+    assert live.send(b"", [named], verb="DELETE").status == 404
+    assert client.ask("ping") == {}

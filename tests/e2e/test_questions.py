@@ -1,5 +1,6 @@
 """Elicitation, sampling and roots as a client sees them over a real socket: what is asked, of whom, and what is not."""
 
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,7 @@ from weft.types.tools import Tool
 EVERYTHING = {"elicitation": {"form": {}, "url": {}}, "sampling": {"tools": {}, "context": {}}, "roots": {}}
 Question = Callable[[Context], Awaitable[Any]]
 QUESTIONS: dict[str, Question] = {}
+WORD = {"type": "object", "properties": {"word": {"type": "string"}}}
 
 
 def question(asks: Question) -> Question:
@@ -147,6 +149,76 @@ def test_what_was_not_declared_is_refused_before_a_stream_begins(
     assert response.refusal == (400, -32021)
     assert response.headers["content-type"] == "application/json"
     assert response.error["data"] == {"requiredCapabilities": required}
+
+
+@pytest.mark.spec("MRTR-07", "META-06")
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        ("tools/call", {"name": "book"}),
+        ("prompts/get", {"name": "book"}),
+        ("resources/read", {"uri": "book://form"}),
+        ("resources/read", {"uri": "book://form/1"}),
+    ],
+)
+def test_what_is_said_to_be_needed_is_refused_before_progress_makes_it_a_stream(
+    method: str, params: dict[str, Any]
+) -> None:
+    server, begun = Server("s"), list[str]()
+
+    async def book(ctx: Context, number: str = "") -> str:
+        begun.append(number)
+        await ctx.report_progress(1, 3)
+        return (await ctx.elicit("Sure?", WORD)).action
+
+    @server.middleware
+    async def chatty(ctx: Context, next: Any) -> Any:
+        await ctx.info("a call")
+        return await next()
+
+    async def page(ctx: Context) -> str:
+        return await book(ctx)
+
+    server.add_tool(book, needs=["elicitation.form"])
+    server.add_prompt(book, needs=["elicitation.form"])
+    server.add_resource("book://form", page, needs=["elicitation.form"])
+    server.add_resource("book://form/{number}", book, needs=["elicitation.form"])
+    chatted = {"io.modelcontextprotocol/logLevel": "debug", "progressToken": 1}
+    with serve(server) as live:
+        lacking = live.call(method, params, meta={**chatted, CLIENT_CAPABILITIES_KEY: {"roots": {}}})
+        assert lacking.refusal == (400, -32021)
+        assert lacking.headers["content-type"] == "application/json"
+        assert lacking.error["data"] == {"requiredCapabilities": {"elicitation": {"form": {}}}}
+        assert begun == []
+        asked = live.call(method, params, meta={**chatted, CLIENT_CAPABILITIES_KEY: {"elicitation": {}}})
+        assert asked.result["resultType"] == "input_required"
+
+
+@pytest.mark.parametrize(
+    ("needs", "said"),
+    [
+        (["elicit"], "has needs=['elicit'], which no client declares. There are: elicitation, elicitation.form,"),
+        (["elicitation.page"], "which no client declares"),
+        (["extensions"], "extensions.<id>"),
+        ([7], "needs=[7]"),
+        ("sampling", "needs=['sampling']"),
+    ],
+)
+def test_a_need_that_no_client_can_meet_is_refused_when_it_is_registered(needs: Any, said: str) -> None:
+    server = Server("s")
+    for add in (server.add_tool, server.add_prompt, lambda fn, **options: server.add_resource("a://b", fn, **options)):
+        with pytest.raises(UsageError, match=re.escape(said)):
+            add(lambda: "", name="n", needs=needs)
+
+
+@pytest.mark.spec("ELI-08")
+@pytest.mark.parametrize(
+    "url",
+    ["https://exa mple.com/", "https://e.example/\nX", "https://e.example:99999/", "https://e.example/<x>", 5, None],
+)
+def test_a_url_that_is_none_is_not_sent(url: Any) -> None:
+    with pytest.raises(UsageError, match="a URL that is malformed: use an https URL"):
+        ask_url("Go there?", url)
 
 
 @pytest.mark.spec("MRTR-06", "MRTR-07", "ELI-01")

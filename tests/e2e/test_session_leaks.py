@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import re
-import select
 import subprocess
 import sys
 import time
@@ -105,13 +104,21 @@ class Served:
             "MALLOC_ARENA_MAX": "1",
             "PYTHONPATH": str(Path(__file__).parents[1]),
         }
-        self.process = subprocess.Popen([sys.executable, str(file)], stderr=subprocess.PIPE, bufsize=0, env=environment)
-        assert self.process.stderr is not None
-        said = b""
-        while not (found := re.search(rb":(\d+)/mcp", said)):
-            assert select.select([self.process.stderr], [], [], 10)[0], said.decode()
-            said += os.read(self.process.stderr.fileno(), 1 << 16)
+        # Into a file: a pipe that nobody reads would stop the server, once it is full of what it logs.
+        self._said = file.with_suffix(".log")
+        with self._said.open("wb") as said:
+            self.process = subprocess.Popen([sys.executable, str(file)], stderr=said, env=environment)
+        end = time.monotonic() + 20
+        while not (found := re.search(r":(\d+)/mcp", self.said)):
+            assert time.monotonic() < end, self.said
+            assert self.process.poll() is None, self.said
+            time.sleep(0.02)
         self.port = int(found[1])
+
+    @property
+    def said(self) -> str:
+        """All that it logged."""
+        return self._said.read_text()
 
     async def count(self) -> dict[str, int]:
         answer = await (await SocketPeer(self.port).stateless("tools/call", {"name": "count"})).result()
@@ -147,7 +154,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     served = Served(file)
     yield served
     served.process.kill()
-    served.process.communicate()
+    served.process.wait(10)
 
 
 async def live_and_leave(port: int, number: int) -> None:
@@ -180,7 +187,9 @@ async def many(port: int, sessions: int) -> None:
         async with turn:
             await live_and_leave(port, number)
 
-    await asyncio.gather(*(one(number) for number in range(sessions)))
+    async with asyncio.timeout(120), asyncio.TaskGroup() as all_of_them:  # the first that fails ends the others
+        for number in range(sessions):
+            all_of_them.create_task(one(number))
 
 
 @pytest.mark.security("R12", "D8")

@@ -123,6 +123,17 @@ async def test_one_peer_too_many_ends_a_session_of_its_own(at: At) -> None:
 
 
 @pytest.mark.security("D8", "R12")
+async def test_of_one_peer_the_session_ends_that_was_used_longest_ago(at: At) -> None:
+    server = make_server(sessions_per_peer=2)
+    first, second, third = (at(server, "ann") for _ in range(3))
+    await first.open()
+    await second.open()
+    assert await healthy(first)  # so the second is the one to go
+    await third.open()
+    assert [(await peer.post(called("add", a=1, b=1))).status for peer in (first, second, third)] == [200, 404, 200]
+
+
+@pytest.mark.security("D8", "R12")
 async def test_a_handshake_that_is_refused_ends_no_session_of_others(at: At) -> None:
     server = make_server(sessions=2)
     peers = [at(server, address=f"10.0.0.{n}") for n in range(3)]
@@ -395,6 +406,28 @@ async def test_a_stream_is_taken_up_by_one_at_a_time_and_not_without_end(at: At)
     await peer.post(accept(question, "yes"))
     assert (await two.message())["result"]["content"][0]["text"] == "Tea? yes"
     await other.close()
+
+
+@pytest.mark.security("R12", "D9")
+async def test_one_stream_too_many_is_not_taken_up_again(at: At) -> None:
+    server = make_server(in_flight_per_connection=1, progress_per_second=0)
+    peer = at(server)
+    await peer.open(capabilities=FORM)
+    first = await peer.post(called("ask", 1, question="Tea?"))
+    question = await first.question()
+    taken: Any = await peer.get(first.events[0].id)
+    await taken.question()
+    taken.stall()  # it is answered, and does not read that
+    await peer.post(accept(question, "yes"))
+    await eventually(lambda: not server.sessions._local(peer.session).connection.in_flight)
+    second = await peer.post(called("ask", 2, question="Milk?"))
+    question = await second.question()
+    refused = await peer.get(second.events[0].id)
+    assert await refused.refusal() == (503, -32600)
+    assert "This session has taken up 1 streams again: let one end first." in (await refused.json())["error"]["message"]
+    await peer.post(accept(question, "no"))
+    assert await second.text() == "Milk? no"  # who was refused has lost nothing by it
+    await taken.close()
 
 
 # Readers that are too slow.

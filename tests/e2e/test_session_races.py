@@ -26,6 +26,15 @@ def make_server(**limits: Any) -> Server:
             await ctx.report_progress(number)
         return "done"
 
+    @server.tool
+    async def leave_often(ctx: Context, times: int) -> str:
+        """Sends its client away again and again."""
+        for number in range(times):
+            await ctx.close_stream(0.01 * (number + 1))
+            await asyncio.sleep(0.05)
+            await ctx.report_progress(number)
+        return "done"
+
     return server
 
 
@@ -37,6 +46,10 @@ async def peer(request: pytest.FixtureRequest) -> Any:
     yield client
     await server.stop()
     await client.leave()
+
+
+def texts(answer: Any) -> str:
+    return answer["result"]["content"][0]["text"]
 
 
 async def sent_away(peer: AppPeer, **arguments: Any) -> str:
@@ -72,6 +85,23 @@ async def test_a_client_that_came_back_is_not_told_faster_than_it_reads(peer: Ap
     messages = [event.data async for event in back.rest() if event.data]
     assert len(messages) == 1001  # none is lost, though only the newest few hundred are kept
     assert messages[-1]["result"]["content"][0]["text"] == "done"
+
+
+@pytest.mark.spec("L11-15", "L11-16")
+@pytest.mark.parametrize("peer", [{"progress_per_second": 0}], indirect=True)
+async def test_a_client_is_sent_away_as_often_as_the_handler_wants(peer: AppPeer) -> None:
+    await peer.open()
+    exchange = await peer.post(called("leave_often", progress="t", times=4))
+    retries, told, last = [], [], ""
+    while not told or told[-1] != "done":
+        async for event in exchange.rest():
+            last = event.id or last
+            retries += [event.retry] if event.retry else []
+            if event.data is not None:
+                told.append(event.data["params"]["progress"] if "params" in event.data else texts(event.data))
+        exchange = await peer.get(last) if told[-1:] != ["done"] else exchange
+    assert (retries, told) == (["10", "20", "30", "40"], [0, 1, 2, 3, "done"])
+    assert not (await peer.app.server.sessions.find(peer.session, None)).resumed
 
 
 @pytest.mark.spec("L11-16", "L11-17")

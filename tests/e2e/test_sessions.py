@@ -344,14 +344,18 @@ def test_clients_with_a_handshake_are_served_without_being_remembered() -> None:
         assert is_served(session)
         assert len(live.server.sessions) == 0
         assert session.opened.result["capabilities"] == {
-            "logging": {},
             "completions": {},
             "prompts": {},
             "resources": {},
             "tools": {},
         }
         assert session.request("ping").result == {}
-        assert session.request("logging/setLevel", {"level": "debug"}).result == {}
+        refused = session.request("logging/setLevel", {"level": "debug"}).error
+        assert (refused["code"], "no session here that could remember a log level" in refused["message"]) == (
+            -32600,
+            True,
+        )
+        assert not session.call("gossip").is_stream  # nor is anything logged that nobody can turn off
         assert session.request("resources/subscribe", {"uri": LOBBY}).error["code"] in (-32600, -32601)
         assert session.call("book").error["code"] == -32600
         assert len(session.post(rpc("tools/call", {**ADDED, "name": "clean", "arguments": {"rooms": 2}, "_meta":

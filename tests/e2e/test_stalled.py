@@ -70,6 +70,7 @@ class Served:
             assert select.select([pipe], [], [], 10)[0], self._said.decode()
             self._said += os.read(pipe.fileno(), 1 << 16)
         self._said = self._said.replace(found[0], b"", 1)
+        assert b"without completing response" not in self._said  # of what we end ourselves, for a reason that is told
         return found[0].decode()
 
     def start(self, tool: str, /, **arguments: Any) -> socket.socket:
@@ -155,6 +156,7 @@ def test_whoever_does_not_read_a_stream_is_cut_off_and_its_call_cancelled(served
             clients.enter_context(closing(served.start("chatter")))
         for _ in range(10):
             served.says("chatter ended")
+            served.says("A stream is cut: its client has read nothing for 0.3 s")
         until(lambda: served.sockets == served.idle)
         until(lambda: served.in_flight() == 0 and served.resident - memory < 64)
 

@@ -241,3 +241,20 @@ def test_a_handshake_is_told_what_is_served(alone: Live, headers: dict) -> None:
     response = alone.post(body, {**headers, "Mcp-Method": None})
     assert response.refusal == (400, -32022)
     assert response.error["data"] == {"supported": [VERSION], "requested": "2025-11-25"}
+
+
+@pytest.mark.spec("HDR-09", "HDR-10")
+@pytest.mark.security("R14")
+@pytest.mark.parametrize("name", ["MCP-Protocol-Version", "Mcp-Method", "Mcp-Name"])
+def test_a_header_that_is_there_twice_is_malformed(live: Live, name: str) -> None:
+    body = message("tools/call", {"name": "add", "arguments": {"a": 1, "b": 2}})
+    pairs = headers_for(body)
+    again = [pair for pair in pairs if pair[0].lower() == name.lower()]
+    assert live.send(encode(body), [*pairs, *again]).refusal == (400, -32020)
+
+
+def test_step_2_an_array_is_no_message_of_this_era(live: Live) -> None:
+    body = message("tools/list")
+    response = live.send(b"[" + encode(body) + b"]", headers_for(body))
+    assert response.refusal == (400, -32600)
+    assert response.error["message"] == "Invalid request: one message at a time; arrays are not accepted."

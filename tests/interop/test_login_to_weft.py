@@ -17,11 +17,12 @@ HERE = Path(__file__).parent
 REDIRECT = "http://127.0.0.1:3996/callback"
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
+@pytest.fixture(scope="module", params=["/mcp", "/"], ids=["at a path", "at the root"])
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A server at the root has a URL that clients spell in two ways, with a slash and without."""
     port = find_port()
-    with listening([sys.executable, str(HERE / "servers" / "protected.py"), str(port)], port):
-        yield f"http://127.0.0.1:{port}/mcp"
+    with listening([sys.executable, str(HERE / "servers" / "protected.py"), str(port), request.param], port):
+        yield f"http://127.0.0.1:{port}{request.param}".rstrip("/")
 
 
 def python(peer: str) -> list[str]:

@@ -55,7 +55,7 @@ def test_two_empty_journals_share_nothing():
 
 
 def test_a_journal_is_compact():
-    assert Journal.empty().encode() == b"[{},{},{},[]]"
+    assert Journal.empty().encode() == b'[{},{},{},[],""]'
 
 
 @pytest.mark.parametrize(
@@ -147,14 +147,15 @@ def test_more_responses_than_the_limit_are_refused():
         journal.accept({"a": Raw(b"1"), "b": Raw(b"2")}, limit=1)
 
 
-def test_recorded_answers_that_a_run_did_not_ask_for():
+def test_questions_that_a_run_did_not_ask_again():
     journal = Journal.empty()
     journal.pending = {"a": "1", "b": "2", "c": "3"}
     journal.accept({"c": Raw(b"1"), "a": Raw(b"1")})
-    assert journal.unasked({"a": "1"}) == ["c"]
-    assert journal.unasked({}) == ["a", "c"]
+    assert journal.unasked({"a": "1", "b": "2"}) == ["c"]
+    assert journal.unasked({"a": "1", "c": "3"}) == ["b"]  # though it was not answered
+    assert journal.unasked({}) == ["b", "a", "c"]
     assert journal.unasked({"a": "1", "b": "2", "c": "3"}) == []
-    assert journal.unasked({"a": "another question", "c": "3"}) == ["a"]
+    assert journal.unasked({"a": "another question", "b": "2", "c": "3"}) == ["a"]
 
 
 # --- names

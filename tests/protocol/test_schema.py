@@ -46,6 +46,12 @@ def test_a_schema_that_is_not_valid_under_its_dialect_is_refused_with_its_place(
     assert "'properties/a/type'" in refused({"properties": {"a": {"type": "intger"}}})
 
 
+def test_a_type_that_is_none_is_told_by_its_name():
+    known = "is no type. The types are array, boolean, integer, null, number, object, string. Correct it."
+    assert refused({"properties": {"a": {"type": "intt"}}}).endswith(f"at 'properties/a/type': \"intt\" {known}")
+    assert refused({"type": ["string", "x" * 100]}).endswith(f'\'type\': ["string", "{"x" * 48}… {known}')
+
+
 @pytest.mark.spec("JSCH-03")
 @pytest.mark.parametrize("dialect", ["https://example.com/mine", "http://json-schema.org/draft-03/schema#", 5, ["x"]])
 def test_an_unknown_dialect_is_an_error_that_names_it_and_those_that_are_known(dialect):

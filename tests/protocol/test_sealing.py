@@ -173,6 +173,7 @@ def test_a_ring_from_the_environment():
         ([], "needs at least one secret"),
         (["swordfish"], "Secret 1 of 1 has 9 bytes, and 16 are the least"),
         ([NEW, b"123456789012345"], "Secret 2 of 2 has 15 bytes"),
+        ([32], "text or bytes"),  # which Python would make 32 zeros of
     ],
 )
 def test_a_secret_that_will_not_do_is_refused_with_the_command_that_makes_one(secrets: list[str], said: str):

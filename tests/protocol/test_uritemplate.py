@@ -441,3 +441,36 @@ def test_a_hundred_kilobytes_finish_with_the_same_verdict_as_a_few(template: str
     start, parsed = template.split("{")[0], UriTemplate(template)
     few, many = (parsed.match(start + unit * (size // len(unit))) for size in (100, 100_000))
     assert (few is None) == (many is None)
+
+
+# --- shapes
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("a://{x}", "a://{y}"),
+        ("a://{x}/{y}", "a://{y}/{x}"),
+        ("a://{x,y}{?q}", "a://{p,r}{?q}"),
+        ("a://{x}/{x}", "a://{y}/{y}"),
+        ("a://{x:3}/{/y*}", "a://{p:3}/{/r*}"),
+    ],
+)
+def test_templates_that_match_the_same_have_one_shape(one: str, other: str) -> None:
+    assert UriTemplate(one).shape == UriTemplate(other).shape
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("a://{x}", "b://{x}"),
+        ("a://{x}", "a://{+x}"),
+        ("a://{x}", "a://{x:3}"),
+        ("a://{x}", "a://{x*}"),
+        ("a://{x}/{x}", "a://{x}/{y}"),
+        ("a://b{?x}", "a://b{?y}"),
+        ("a://{x}{?x}", "a://{y}{?x}"),  # in the first, both have one value
+    ],
+)
+def test_templates_that_do_not_have_different_ones(one: str, other: str) -> None:
+    assert UriTemplate(one).shape != UriTemplate(other).shape

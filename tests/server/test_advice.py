@@ -6,12 +6,14 @@ import pytest
 from pydantic import BaseModel, Field
 
 from support import CLIENT_CAPABILITIES_KEY, ask
-from weft import Context, InputRequired, MirroredHeader, Server, Titles, ask_form
+from weft import Context, InputRequired, MirroredHeader, ResourceServer, Server, StaticTokens, Titles, ask_form
 from weft.server import asks
+from weft.server.listening import try_line, warn_of_scopes
 
 
 @pytest.fixture(autouse=True)
 def afresh() -> None:
+    asks._warn_of_secrets.cache_clear()
     asks._warn_of_links.cache_clear()  # a form that another test has asked is warned of again
 
 
@@ -121,6 +123,98 @@ def test_other_schemes_are_fine(uri: str, caplog: pytest.LogCaptureFixture) -> N
     assert caplog.records == []
 
 
+# Templates of which one is in front of the other.
+
+
+def add_templates(*families: tuple[str, Any]) -> None:
+    server = Server("x")
+    for uri, kind in families:
+
+        def read_a(a: kind) -> str: ...  # type: ignore[valid-type] - annotated by the test
+
+        def read_b(b: kind) -> str: ...  # type: ignore[valid-type] - annotated by the test
+
+        server.add_resource(uri, read_a if "a}" in uri else read_b)
+
+
+def test_a_template_behind_one_that_matches_the_same_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    add_templates(("note://x/{a}", str), ("note://x/{b}", int))
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("weft.advice", "WARNING")
+    told = record.getMessage()
+    assert "Resource 'note://x/{b}' (" in told
+    assert ") is never read: Resource 'note://x/{a}' (" in told
+    assert told.endswith(") matches the same URIs and was registered first. Give one of them another URI.")
+
+
+@pytest.mark.parametrize(
+    "families",
+    [
+        (("note://x/{a}", int), ("note://x/{b}", str)),  # what is no number is for the second
+        (("note://x/{a}", Literal["p", "q"]), ("note://x/{b}", str)),
+        (("note://x/{a}", str), ("note://y/{b}", str)),
+        (("note://x{?a}", str), ("note://x{?b}", str)),
+        (("note://x/{a}", str), ("note://x/{+b}", str)),
+    ],
+)
+def test_templates_that_each_have_uris_of_their_own_are_fine(
+    families: tuple[Any, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    add_templates(*families)
+    assert caplog.records == []
+
+
+# Scopes that no caller can have.
+
+
+def scoped(**options: Any) -> Server:
+    server = Server("x", **options)
+    server.add_tool(lambda: "", name="open")
+    server.add_tool(lambda: "", name="burn", scopes=["admin"])
+    server.add_resource("note://a", "A", scopes=["read"])
+    server.add_resource("note://b", "A")
+    server.add_prompt(lambda: "", name="greet", scopes=["read"])
+    return server
+
+
+def test_scopes_without_anybody_who_could_have_them_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_scopes(scoped())
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("weft.advice", "WARNING")
+    assert record.getMessage() == (
+        "scopes= is said of tool 'burn', resource 'note://a', prompt 'greet', but the server has no auth=: no token is "
+        "accepted here, so over HTTP nobody can use or list them. Give Server(auth=ResourceServer(...)), or leave "
+        "scopes= out."
+    )
+
+
+def test_many_scopes_are_not_all_named(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server("x")
+    for number in range(7):
+        server.add_tool(lambda: "", name=f"tool{number}", scopes=["a"])
+    warn_of_scopes(server)
+    assert "tool 'tool4' and 2 more, but" in caplog.text
+    assert "tool5" not in caplog.text
+
+
+def test_scopes_of_a_server_that_verifies_tokens_are_fine(caplog: pytest.LogCaptureFixture) -> None:
+    auth = ResourceServer(
+        "https://a.example/mcp",
+        authorization_servers=["https://b.example"],
+        verifier=StaticTokens({"token-of-ann": "ann"}),
+    )
+    warn_of_scopes(scoped(auth=auth))
+    warn_of_scopes(Server("x"))
+    assert caplog.records == []
+
+
+def test_what_nobody_may_call_is_not_what_to_try() -> None:
+    server = Server("x")
+    server.add_tool(lambda: "", name="burn", scopes=["admin"])
+    assert try_line(server, "http://a/mcp") is None
+    assert str(try_line(scoped(), "http://a/mcp")).endswith(" call http://a/mcp open")
+
+
 # ELI-20: links in forms.
 
 PAGE = "https://example.com/terms"
@@ -194,3 +288,31 @@ async def test_it_is_warned_of_both_ways_of_asking_and_asked_all_the_same(
         result = (await ask(server, "tools/call", {"name": "sign"}, meta=meta)).result
         assert result["resultType"] == "input_required"
     assert [record.name for record in caplog.records] == ["weft.asks"]
+
+
+# ELI-09: secrets in forms.
+
+
+@pytest.mark.spec("ELI-09")
+@pytest.mark.parametrize("name", ["password", "apiKey", "db_password", "accessToken", "PIN", "client-secret"])
+def test_a_form_that_asks_for_a_secret_is_warned_of_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    schema = {"type": "object", "properties": {"name": {"type": "string"}, name: {"type": "string"}}}
+    for _ in range(2):
+        ask_form("Log in?", schema)
+    assert caplog.text.count(f"A form asks for '{name}'. By its name that is a secret") == 1
+    assert "ctx.elicit_url" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("keyboard", {"type": "string"}),
+        ("spinner", {"type": "string"}),
+        ("max_tokens", {"type": "string"}),
+        ("reset_password", {"type": "boolean"}),
+        ("token", {"type": "string", "enum": ["red", "blue"]}),
+    ],
+)
+def test_what_only_sounds_like_a_secret_is_not(name: str, field: Any, caplog: pytest.LogCaptureFixture) -> None:
+    ask_form("Which?", {"type": "object", "properties": {name: field}})
+    assert "secret" not in caplog.text

@@ -1,12 +1,15 @@
 """Questions to the other side: gated by what this request declared, and answered in the next round."""
 
-from typing import Any
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import pytest
 from pydantic import BaseModel
 
 from support import CLIENT_CAPABILITIES_KEY, Response, ask
-from weft import Context, Server
+from weft import Context, InputRequired, Server, ask_form
+from weft.errors import UsageError
 
 EVERYTHING = {"elicitation": {"form": {}, "url": {}}, "sampling": {"tools": {}}, "roots": {}}
 
@@ -139,3 +142,34 @@ async def test_what_was_not_declared_is_not_asked(declared: dict, question: Any,
     assert response.refusal == (400, -32021)
     assert response.error["data"] == {"requiredCapabilities": required}
     assert f"must declare the capability `{next(iter(required))}" in response.error["message"]
+
+
+@dataclass
+class Row:
+    number: int = 1
+
+
+@pytest.mark.parametrize(
+    ("message", "form", "said"),
+    [
+        ("Which?", Row(), "give the class of the form, not a value (Row)"),
+        ("Which?", 5, "give the class of the form, not a value (int)"),
+        (Row, "Which?", "the message, which comes first, is text"),
+    ],
+)
+def test_a_form_is_asked_by_its_class_and_a_text(message: Any, form: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        ask_form(message, form)
+    assert ask_form("Which?", Annotated[Row, "documented"])  # type: ignore[arg-type] - a type all the same
+
+
+@pytest.mark.parametrize("requests", [{"a": {"method": "roots/list"}}, {1: ask_form("?", Row)}, {"a": None}])
+def test_questions_by_hand_are_questions(requests: Any) -> None:
+    with pytest.raises(UsageError, match=re.escape("InputRequired({'name': ask_form(...)})")):
+        InputRequired(requests)
+
+
+def test_a_bad_key_in_the_environment_is_told_of_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_STATE_KEY", "short")
+    with pytest.raises(UsageError, match=r"The variable WEFT_STATE_KEY cannot be used\. Secret 1 of 1 has 5 bytes"):
+        Server("s")

@@ -177,9 +177,9 @@ class Strange:
     ("value", "place"),
     [
         (Strange(), "The returned value is of type"),
-        ({"a": [1, Strange()]}, "at ['a'][1] is of type"),
-        (Point(Strange()), "at .x is of type"),
-        ([{"b": lambda: 0}], "at [0]['b'] is of type function"),
+        ({"a": [1, Strange()]}, "at 'a[1]' is of type"),
+        (Point(Strange()), "at 'x' is of type"),
+        ([{"b": lambda: 0}], "at '[0].b' is of type function"),
         (b"\0", "Wrap it in Image(...)"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from support import SERVER_INFO, ask, make_server
-from weft import CallToolResult, Context, ProtocolError, Server, TextContent
+from weft import CallToolResult, Context, ProtocolError, Server, TextContent, ToolError
 from weft.server import telemetry
 
 
@@ -149,3 +149,41 @@ async def test_a_plain_tool_does_not_block_the_loop() -> None:
         ask(app, "tools/call", {"name": "blocks"}), ask(app, "tools/call", {"name": "opens"})
     )
     assert first.result["content"][0]["text"].startswith("weft")
+
+
+async def test_a_tool_error_of_middleware_is_for_the_model(caplog: pytest.LogCaptureFixture) -> None:
+    server = make_server()
+
+    @server.middleware
+    async def closed(ctx: Context, next: Any) -> Any:
+        raise ToolError("The shop is closed.")
+
+    result = (await ask(server, "tools/call", {"name": "add", "arguments": {"a": 1, "b": 2}})).result
+    assert (result["isError"], result["content"]) == (True, [{"type": "text", "text": "The shop is closed."}])
+    assert result["resultType"] == "complete"
+    assert not caplog.messages
+    assert (await ask(server, "tools/list")).error["message"].startswith("Internal error.")  # no model reads a list
+
+
+@pytest.mark.spec("JRPC-19")
+async def test_a_code_that_may_not_be_sent_is_logged_and_masked(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server("coded")
+
+    @server.tool
+    async def lock() -> str:
+        raise ProtocolError("The vault is closed.", code=-32002)
+
+    @server.resource("vault://gold")
+    async def gold() -> str:
+        raise ProtocolError("The vault is closed.", code=-32002)
+
+    for method, params in (("tools/call", {"name": "lock"}), ("resources/read", {"uri": "vault://gold"})):
+        error = (await ask(server, method, params)).error
+        assert error["code"] == -32603
+        reference = error["message"].removeprefix("Internal error. The server's log has it under error ").rstrip(".")
+        logged = caplog.messages[-1]
+        assert f"[error {reference}]" in logged
+        assert "raised ProtocolError: The vault is closed. Its code -32002 is not sent: the protocol keeps" in logged
+        assert "test_dispatch.py" in logged
+    assert caplog.messages[0].startswith("Tool 'lock' (")
+    assert caplog.messages[1].startswith("Resource 'vault://gold' (")

@@ -8,6 +8,7 @@ import pytest
 
 from support import ask, encode, headers_for, message, serve
 from weft import Context, Server
+from weft.errors import UsageError
 
 
 class Life:
@@ -151,3 +152,13 @@ async def test_whatever_it_raises_requests_do_not_wait_for_it_forever(error: Bas
         assert answer.error["code"] == -32603
         with pytest.raises(RuntimeError, match=f"The lifespan raised {type(error).__name__} before it yielded"):
             await server.lifespan.start()
+
+
+def test_what_is_no_lifespan_is_refused_where_it_is_given() -> None:
+    async def life(server: Server) -> AsyncIterator[None]:
+        yield None
+
+    with pytest.raises(UsageError, match=r"returns an async context manager, not int. Write @contextlib.asyncco"):
+        Server("x", lifespan=5)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"not the generator life. Write @contextlib.asynccontextmanager above"):
+        Server("x", lifespan=life)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import pydantic
 import pytest
 from pydantic import BaseModel
 
-from support.rounds import WORD, call, play, text, word, worker
+from support.rounds import WORD, call, echo, play, retry_of, text, word, worker
 from weft import Context, InputRequired, ToolError, ask_form, ask_roots
 from weft.errors import UsageError
 from weft.types.interaction import ElicitResult
@@ -224,7 +224,7 @@ async def test_a_replay_that_asks_nothing_at_all_is_warned_of(caplog: Any) -> No
     assert text((await play(worker(run, debug=True)))[0]) == "done"
     said = [record.getMessage() for record in caplog.records if record.name == "weft.asks"]
     assert len(said) == 1
-    assert "sure was answered and not asked again" in said[0]
+    assert "sure was not asked again" in said[0]
 
 
 @pytest.mark.parametrize("mixed", [False, True])
@@ -339,3 +339,57 @@ async def test_how_a_result_is_read_is_found_out_once_for_each_type(monkeypatch:
 def test_asking_for_nothing_is_refused() -> None:
     with pytest.raises(UsageError, match=r"InputRequired needs questions, a state, or both"):
         InputRequired()
+
+
+async def test_a_function_that_waits_for_itself_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
+    async def run(ctx: Context) -> str:
+        async def inner() -> int:
+            return await ctx.once("k", lambda: 1)
+
+        async def outer() -> int:
+            return await ctx.once("k", inner)
+
+        return str(await ctx.once("other", outer))
+
+    result = (await call(worker(run)())).result
+    assert result["isError"]
+    assert "ctx.once('k') cannot use that key: it would wait for itself" in caplog.text
+
+
+async def test_an_answer_to_what_was_asked_before_is_no_answer_to_what_is_asked_now() -> None:
+    deleted: list[str] = []
+
+    async def run(ctx: Context) -> str | InputRequired:
+        if ctx.request_state is None:
+            return InputRequired({"confirm": ask_form("Delete A?", WORD)}, state="A")
+        if "confirm" not in ctx.input_responses:
+            return "not confirmed"
+        deleted.append(ctx.request_state_as(str))
+        if ctx.request_state == "A":
+            return InputRequired({"confirm": ask_form("Delete B?", WORD)}, state="B")
+        return "both"
+
+    server = worker(run)()
+    first = (await call(server)).result
+    second = (await call(server, retry_of(first, echo))).result
+    third = (await call(server, {"requestState": second["requestState"]})).result
+    assert text(third) == "not confirmed"
+    assert deleted == ["A"]
+
+
+async def test_in_development_a_question_that_is_not_asked_again_is_told_also_without_an_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rounds = 0
+
+    async def run(ctx: Context) -> str:
+        nonlocal rounds
+        rounds += 1
+        answers = await asyncio.gather(word(ctx, "A?", "a"), word(ctx, f"B{rounds}?", f"b{rounds}"))
+        return " ".join(answers)
+
+    server = worker(run, debug=True)()
+    first = (await call(server)).result
+    answered = {"a": {"action": "accept", "content": {"word": "yes"}}}
+    await call(server, {"requestState": first["requestState"], "inputResponses": answered})
+    assert "b1 was not asked again" in caplog.text

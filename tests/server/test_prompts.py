@@ -227,7 +227,7 @@ def reviewing() -> tuple[Server, list[Any]]:
         ({"words": "3", "cups": "x"}, "'cups': expected the text of a number, such as '1.5'."),
         ({"words": "3", "days": "1"}, "'days': expected the text of an array in JSON, '[…]'."),
         ({"words": "3", "days": '["x"]'}, "'days[0]': expected an integer, got a string."),
-        ({"words": "3", "kind": "x"}, "'kind': expected 'green' or 'black', got a string."),
+        ({"words": "3", "kind": "x"}, "'kind': expected 'green' or 'black', got another text."),
         ({"words": "3", "most": "0"}, "'most': it should be greater than 0."),
     ],
 )

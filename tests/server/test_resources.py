@@ -457,3 +457,48 @@ def test_other_mistakes_are_told_at_registration() -> None:
         server.add_resource("a://{user}" + "x" * 9000, needs)
     assert len(server.resources) == 0
     assert server.capabilities.resources is None
+
+
+@pytest.mark.parametrize(
+    ("template", "annotation", "sentence"),
+    [
+        ("l://x{?c*}", dict[str, str], "its variable 'c' gives a list of texts, which the type of that parameter does"),
+        ("l://{c*}", str, "Annotate it `c: list[str]`, or change the template: {c*} gives a list, {c} a text."),
+        ("l://{c}", list[str], "its variable 'c' gives a text, which the type of that parameter does not take."),
+        ("l://{c}", dict[str, int] | None, "Annotate it `c: str`, or change the template"),
+    ],
+)
+def test_a_parameter_that_could_never_be_filled_in_is_refused(template: str, annotation: Any, sentence: str) -> None:
+    def read(c: Any) -> str:
+        return ""
+
+    read.__annotations__["c"] = annotation
+    with pytest.raises(RegistrationError) as caught:
+        Server("x").add_resource(template, read)
+    assert str(caught.value).startswith(f"Resource template {template!r} cannot be registered (")
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("template", "annotation"),
+    [
+        ("l://{c}", int | list[int]),
+        ("l://{c}", Any),
+        ("l://{c}", Literal["a", "b"]),
+        ("l://x{?c*}", set[str]),
+        ("l://x{?c*}", list[int] | None),
+    ],
+)
+def test_a_parameter_that_may_be_filled_in_is_not(template: str, annotation: Any) -> None:
+    def read(c: Any) -> str:
+        return ""
+
+    read.__annotations__["c"] = annotation
+    Server("x").add_resource(template, read)
+
+
+def test_what_is_said_of_a_resource_has_its_kind() -> None:
+    with pytest.raises(RegistrationError, match="size= is wrong: expected `int` or None, got `str`"):
+        Server("x").add_resource("a://b", "text", size="4")
+    with pytest.raises(RegistrationError, match="title= is wrong: expected `str` or None, got `int`"):
+        Server("x").add_resource("a://b", "text", title=4)

@@ -22,7 +22,7 @@ from weft import ResourceServer, Server, StaticTokens
 from weft.backends.memory import MemoryBackend
 from weft.cli.peer import CallFailed, Peer
 from weft.eras.session import NEWEST
-from weft.errors import StartError
+from weft.errors import StartError, UsageError
 from weft.protocol.hosts import is_loopback
 from weft.server.listening import HttpOptions, bind, check_exposure, try_line, url_of
 from weft.server.workers import settle_sessions
@@ -135,6 +135,13 @@ def test_it_says_where_it_serves_and_what_to_try(start) -> None:
     assert pid_of(url) > 0
 
 
+def test_scopes_that_nobody_can_have_are_warned_of_when_it_starts(start) -> None:
+    script = "from weft import Server\nserver = Server('s')\n@server.tool(scopes=['a'])\ndef f() -> str: ...\n"
+    process = start(script=script)
+    process.until("scopes= is said of tool 'f', but the server has no auth=")
+    process.until("Weft serves")
+
+
 @pytest.mark.mistake("port in use")
 def test_a_port_in_use_is_told_in_a_sentence_with_a_free_one(start) -> None:
     with bind("127.0.0.1", 0) as taken:
@@ -206,6 +213,24 @@ def test_wrong_options_are_told_in_a_sentence() -> None:
         Server("x").run("https")  # type: ignore[arg-type]
     with pytest.raises(StartError, match="log_level='loud' is not known; choose debug"):
         Server("x").run("http", log_level="loud")
+    for workers in (0, -1, "2", True):
+        with pytest.raises(StartError, match=f"workers={workers!r} is not possible; it is the number of processes"):
+            Server("x").run("http", workers=workers)
+    with pytest.raises(StartError, match="port='x' is no port; it is a number from 1 to 65535, and 0 takes a free"):
+        Server("x").run("http", port="x")
+    with pytest.raises(UsageError, match=r"host= is a str, not int \(.*\). Write host='127.0.0.1'"):
+        Server("x").run("http", host=3)
+
+
+async def test_options_of_http_are_refused_on_stdio() -> None:
+    told = r"() serves on stdio, where port= means nothing ("
+    with pytest.raises(UsageError) as caught:
+        Server("x").run(port=3)
+    assert str(caught.value).startswith(f"server.run{told}")
+    assert str(caught.value).endswith("Write server.run('http', port=...), or leave it out.")
+    with pytest.raises(UsageError) as caught:
+        await Server("x").serve(port=3)
+    assert str(caught.value).startswith(f"server.serve{told}")
 
 
 def test_the_url_is_one_that_works_from_here() -> None:

@@ -10,6 +10,7 @@ import uuid
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, Optional
 
+import pydantic_core
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -156,6 +157,7 @@ def test_a_definition_used_once_is_put_in_its_place():
         "type": "object",
         "properties": {"x": {"type": "integer"}, "y": {"type": "integer", "default": 0}},
         "required": ["x"],
+        "additionalProperties": False,
     }
 
 
@@ -429,3 +431,98 @@ def test_a_mirrored_argument_may_have_an_alias_and_its_neighbour_several() -> No
 
     schema = read_signature(move).input_schema
     assert [mirror.path for mirror in find_mirrors(schema)] == [("place", "Zone")]
+
+
+class Inner(BaseModel):
+    size: int = 0
+
+
+class Outer(BaseModel):
+    inner: Inner | None = None
+    more: list[Inner] = []
+    again: Outer | None = None
+
+
+class Open(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    inner: Inner | None = None
+
+
+class Loose(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    size: int = 0
+
+
+class Own(BaseModel):
+    size: int = 0
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(size=values.get("size", 0))
+
+
+@dataclasses.dataclass
+class Holder:
+    outer: Outer
+
+
+def models(
+    outer: Outer | None = None,
+    open_: Open | None = None,
+    loose: Loose | None = None,
+    own: Own | None = None,
+    holder: Holder | None = None,
+) -> None: ...
+
+
+@pytest.mark.parametrize("length", [0, 70_000])
+@pytest.mark.parametrize(
+    ("arguments", "place"),
+    [
+        ({"outer": {"x": 1}}, "outer.x"),
+        ({"outer": {"inner": {"x": 1}}}, "outer.inner.x"),
+        ({"outer": {"more": [{"x": 1}]}}, "outer.more[0].x"),
+        ({"outer": {"again": {"x": 1}}}, "outer.again.x"),
+        ({"open_": {"inner": {"x": 1}}}, "open_.inner.x"),
+        ({"holder": {"outer": {"x": 1}}}, "holder.outer.x"),
+    ],
+)
+def test_a_model_refuses_unknown_fields_unless_it_says_otherwise(arguments: dict, place: str, length: int):
+    raw = pydantic_core.to_json(arguments) + b" " * length
+    with pytest.raises(ArgumentsError) as caught:
+        read_signature(models).bind_json(raw)
+    assert str(caught.value) == f"The arguments of tool 'models' do not fit:\n- '{place}' is not known; remove it."
+
+
+def test_what_a_model_says_of_unknown_fields_is_kept():
+    bound = read_signature(models).bind({"open_": {"x": 1}, "loose": {"x": 1}, "own": {"size": 3, "x": 1}})
+    assert bound["open_"].x == 1
+    assert (bound["loose"], bound["own"].size) == (Loose(), 3)
+
+
+def test_the_schema_shows_which_models_refuse_unknown_fields():
+    properties = schema_of(models)["properties"]
+    shown = {name: properties[name]["anyOf"][0].get("additionalProperties") for name in ("open_", "loose", "own")}
+    assert shown == {"open_": True, "loose": None, "own": None}
+    assert {name: body["additionalProperties"] for name, body in schema_of(models)["$defs"].items()} == {
+        "Inner": False,
+        "Outer": False,
+    }
+
+
+@pytest.mark.parametrize("annotation", [int | bool, bool | int, list[int] | bool | int, int | None])
+def test_a_whole_number_is_an_integer_also_beside_a_boolean(annotation: Any):
+    def f(a: Any, b: list[int], c: str = "") -> None: ...
+
+    f.__annotations__["a"] = annotation
+    bound = read_signature(f).bind({"a": 1.0, "b": [1, 2.0, "3"]})
+    assert (bound["a"], type(bound["a"]), bound["b"]) == (1, int, [1, 2, 3])
+
+
+def test_a_number_is_still_no_boolean():
+    def f(a: bool | str) -> None: ...
+
+    for number in (1, 1.0):
+        with pytest.raises(ArgumentsError, match="'a': expected true or false"):
+            read_signature(f).bind({"a": number})

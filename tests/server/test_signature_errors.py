@@ -54,7 +54,7 @@ def test_each_wrong_missing_and_extra_argument_is_named():
         "The arguments of tool 'book' do not fit:\n"
         "- 'flight' is missing; expected a string.\n"
         "- 'seats': expected an integer, got a string.\n"
-        "- 'color': expected 'red' or 'blue', got a string.\n"
+        "- 'color': expected 'red' or 'blue', got another text.\n"
         "- 'fligth' is not known; did you mean 'flight'?\n"
         "- 'zzz' is not known; remove it. The arguments are: flight, seats, color."
     )
@@ -64,10 +64,50 @@ def test_paths_lead_into_nested_arguments():
     def book(seats: list[Seat], by_name: dict[str, Seat] | None = None) -> str: ...
 
     assert error(book, {"seats": [{"row": 1, "letter": "A"}, {"row": "x"}], "by_name": {"me": {"row": 1}}}).issues == [
-        "'seats[1].letter' is missing; add it.",
-        "'by_name.me.letter' is missing; add it.",
+        "'seats[1].letter' is missing; expected one of 'A', 'B'.",
+        "'by_name.me.letter' is missing; expected one of 'A', 'B'.",
         "'seats[1].row': expected an integer, got a string.",
     ]
+
+
+class Order(BaseModel):
+    seat: Seat
+    other: Seat | None = None
+    next: Order | None = None
+    count: int
+    kind: Literal["a", "b"]
+
+
+def test_what_is_missing_further_in_is_told_with_its_type():
+    def book(order: Order) -> str: ...
+
+    assert error(book, {"order": {"seat": {"row": 1}, "other": {"letter": "A"}, "next": {}}}).issues == [
+        "'order.seat.letter' is missing; expected one of 'A', 'B'.",
+        "'order.other.row' is missing; expected an integer.",
+        "'order.next.seat' is missing; expected an object.",
+        "'order.next.count' is missing; expected an integer.",
+        "'order.next.kind' is missing; expected one of 'a', 'b'.",
+        "'order.count' is missing; expected an integer.",
+        "'order.kind' is missing; expected one of 'a', 'b'.",
+    ]
+
+
+@pytest.mark.security("D4")
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [("SECRET", "another text"), (3, "an integer"), (["SECRET"], "an array"), (None, "null"), (True, "a boolean")],
+)
+def test_a_text_that_is_no_choice_is_no_mistake_of_type(given: object, told: str):
+    def book(color: Color) -> str: ...
+
+    assert error(book, {"color": given}).issues == [f"'color': expected 'red' or 'blue', got {told}."]
+
+
+@pytest.mark.parametrize(("given", "told"), [(3, "another number"), ("x", "a string"), (2.5, "another number")])
+def test_a_number_that_is_no_choice_is_no_mistake_of_type(given: object, told: str):
+    def book(row: Literal[1, 2]) -> str: ...
+
+    assert error(book, {"row": given}).issues == [f"'row': expected 1 or 2, got {told}."]
 
 
 def test_the_members_of_a_union_are_told_in_one_sentence():

@@ -193,7 +193,7 @@ def test_a_model_that_was_changed_into_something_else_is_an_error():
     point.x = "SECRET"  # type: ignore[assignment]  # the mistake itself
     with pytest.raises(OutputError) as caught:
         returning(list[Point]).dump_output([point])
-    assert "does not fit its return type list[Point] at [0]['x']: expected an integer. Return" in str(caught.value)
+    assert "does not fit its return type list[Point] at '[0].x': expected an integer. Return" in str(caught.value)
     assert "SECRET" not in str(caught.value)
 
 
@@ -211,9 +211,9 @@ class Aliased(BaseModel, extra="forbid"):
 @pytest.mark.parametrize(
     ("annotation", "value", "place"),
     [
-        (Size, Size("SECRET"), "Size at ['w']: expected a number"),  # type: ignore[arg-type]  # the mistake itself
-        (dict[str, Size], {"a": Size(1.0, [3])}, "dict[str, Size] at ['a']['tags'][0]: expected a string"),  # type: ignore[list-item]  # as above
-        (Aliased, Aliased.model_construct(count="SECRET", note="n"), "Aliased at ['count']: expected an integer"),
+        (Size, Size("SECRET"), "Size at 'w': expected a number"),  # type: ignore[arg-type]  # the mistake itself
+        (dict[str, Size], {"a": Size(1.0, [3])}, "dict[str, Size] at 'a.tags[0]': expected a string"),  # type: ignore[list-item]  # as above
+        (Aliased, Aliased.model_construct(count="SECRET", note="n"), "Aliased at 'count': expected an integer"),
     ],
 )
 def test_an_instance_with_a_wrong_field_is_an_error_that_names_the_field(annotation, value, place):

@@ -325,3 +325,155 @@ def test_removing_what_is_not_there() -> None:
         Server("x").remove_tool("nothing")
     with pytest.raises(UsageError, match=r"There is no tool 'ecko' to remove. Did you mean 'echo'\?"):
         make_server().remove_tool("ecko")
+
+
+class Failing:
+    """Tools that fail in a task group."""
+
+    @staticmethod
+    async def group(*errors: Exception) -> str:
+        async def fail(error: Exception) -> None:
+            raise error
+
+        async with asyncio.TaskGroup() as group:
+            for error in errors:
+                group.create_task(fail(error))
+        return ""
+
+
+@pytest.mark.spec("TOOL-15")
+async def test_tool_errors_out_of_a_task_group_are_for_the_model_too(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server("grouped")
+
+    @server.tool
+    async def one() -> str:
+        return await Failing.group(ToolError("no flights"))
+
+    @server.tool
+    async def two() -> str:
+        return await Failing.group(ToolError("no flights"), ToolError("no trains"))
+
+    @server.tool
+    async def nested() -> str:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(Failing.group(ToolError("no ships")))
+        return ""
+
+    @server.tool
+    async def mixed() -> str:
+        return await Failing.group(ToolError("no flights"), KeyError("secret"))
+
+    said = {
+        name: (await ask(server, "tools/call", {"name": name})).result for name in ("one", "two", "nested", "mixed")
+    }
+    assert all(result["isError"] for result in said.values())
+    texts = {name: result["content"][0]["text"] for name, result in said.items()}
+    assert (texts["one"], texts["two"], texts["nested"]) == ("no flights", "no flights\nno trains", "no ships")
+    assert texts["mixed"].startswith("Internal error.")
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.spec("TOOL-12")
+@pytest.mark.parametrize(
+    ("declared", "content", "told"),
+    [
+        (
+            False,
+            {},
+            "without structured_content, which clients expect because of its return type int. Put such a value",
+        ),
+        (False, {"structured_content": "x"}, "does not fit its return type int: The value is not of type"),
+        (True, {}, "without structured_content, which clients expect because of its output_schema. Put what the"),
+        (True, {"structured_content": "x"}, "does not fit its output_schema: The value is not of type"),
+    ],
+)
+async def test_a_full_result_is_held_to_what_is_declared(
+    declared: bool, content: dict, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server("full")
+    answers = [content, {"structured_content": 3}, {"is_error": True}]
+
+    def tool() -> Any:
+        return CallToolResult(content=[TextContent("x")], **answers.pop(0))
+
+    tool.__annotations__["return"] = Any if declared else int
+    server.add_tool(tool, **({"output_schema": {"type": "integer"}} if declared else {}))
+    results = [(await ask(server, "tools/call", {"name": "tool"})).result for _ in range(3)]
+    assert results[0]["isError"]
+    assert results[0]["content"][0]["text"].startswith("Internal error.")
+    assert told in caplog.text
+    assert ("annotate `-> CallToolResult`, to promise nothing" in caplog.text) is not declared
+    assert results[1]["structuredContent"] == 3
+    assert results[2]["content"] == [{"type": "text", "text": "x"}]
+
+
+def nothing() -> str:
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"timeout": -1}, "timeout= is a number of seconds above 0, not -1. Leave it out for no limit."),
+        ({"timeout": 0}, "timeout= is a number of seconds above 0, not 0."),
+        ({"timeout": "x"}, "timeout= is a number of seconds above 0, not 'x'."),
+        ({"timeout": float("inf")}, "timeout= is a number of seconds above 0, not inf."),
+        ({"title": 5}, "title= is wrong: expected `str` or None, got `int`."),
+        ({"meta": []}, "meta= is wrong: expected `object` or None, got `array`."),
+        ({"annotations": {"readOnlyHint": True}}, "annotations= takes ToolAnnotations(...), not dict."),
+        ({"icons": [{"src": "x"}]}, "icons= takes Icon(...), not dict."),
+        (
+            {"annotations": ToolAnnotations(read_only_hint="x")},  # type: ignore[arg-type]
+            "annotations.read_only_hint= is wrong: expected `bool` or None, got `str`.",
+        ),
+    ],
+)
+def test_options_of_the_wrong_kind_are_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(RegistrationError) as caught:
+        Server("x").add_tool(nothing, **options)
+    assert str(caught.value).startswith("Tool 'nothing' cannot be registered (")
+    assert sentence in str(caught.value)
+
+
+def test_a_name_is_a_text() -> None:
+    with pytest.raises(UsageError, match=r"name= is a str, not int \(.*\). Write name='buy_tea'"):
+        Server("x").add_tool(nothing, name=5)
+    with pytest.raises(UsageError, match=r"name= is a str, not int \(.*\). Write name='order_tea'"):
+        Server("x").add_prompt(nothing, name=5)
+
+
+async def test_a_schema_in_place_of_a_signature_takes_a_parameter_without_a_type() -> None:
+    server = Server("raw")
+
+    @server.tool(input_schema={"type": "object", "properties": {"n": {"type": "integer"}}})
+    def whole(arguments):  # type: ignore[no-untyped-def]
+        return str(arguments)
+
+    answer = await ask(server, "tools/call", {"name": "whole", "arguments": {"n": 1}})
+    assert answer.result["content"][0]["text"] == "{'n': 1}"
+    with pytest.raises(RegistrationError, match="if it is the call's context, annotate it `ctx: Context`"):
+        server.add_tool(lambda arguments, ctx: "", name="other", input_schema={"type": "object"})
+
+
+async def test_a_cancellation_of_the_tools_own_is_logged_with_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server("own")
+
+    @server.tool
+    async def give_up() -> str:
+        raise asyncio.CancelledError
+
+    assert (await ask(server, "tools/call", {"name": "give_up"})).error["code"] == -32603
+    assert caplog.messages[0].startswith("Tool 'give_up' (")
+    assert "raised CancelledError" in caplog.messages[0]
+
+
+async def test_a_stop_iteration_of_a_plain_tool_is_logged_with_its_line(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server("stopping")
+
+    @server.tool
+    def first() -> str:
+        return next(iter([]))
+
+    assert (await ask(server, "tools/call", {"name": "first"})).result["isError"]
+    assert "raised RuntimeError: raised StopIteration(None)" in caplog.messages[0]
+    assert "in first: return next(iter([]))" in caplog.messages[0]

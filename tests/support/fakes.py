@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -95,8 +96,8 @@ Handler = Callable[[Exchange], Awaitable[None]]
 
 
 @asynccontextmanager
-async def http_server(handler: Handler, port: int = 0) -> AsyncIterator[str]:
-    """A server whose every request is answered by the handler; yields its URL."""
+async def http_server(handler: Handler, port: int = 0, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+    """A server whose every request is answered by the handler; yields its URL, which with `tls` is at localhost."""
     tasks: set[asyncio.Task[Any]] = set()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -112,9 +113,10 @@ async def http_server(handler: Handler, port: int = 0) -> AsyncIterator[str]:
         finally:
             writer.close()
 
-    server = await asyncio.start_server(connected, "127.0.0.1", port, limit=2**20)
+    server = await asyncio.start_server(connected, "127.0.0.1", port, limit=2**20, ssl=tls)
+    place = "http://127.0.0.1" if tls is None else "https://localhost"
     try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
+        yield f"{place}:{server.sockets[0].getsockname()[1]}/mcp"
     finally:
         server.close()
         for task in tasks:

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import hmac
 import json
+import math
 import time
 import uuid
 from functools import cache
@@ -94,6 +95,9 @@ BAD_TOKENS: dict[str, tuple[Any, str]] = {
     "no issuer": (lambda: token_for(iss=None), "`iss`"),
     "expired": (lambda: token_for(exp=int(time.time()) - 31), "expired"),
     "no expiry": (lambda: token_for(exp=None), "`exp`"),
+    "expiry in a text": (lambda: token_for(exp=str(int(time.time()) + 600)), "`exp` of the access token is no time"),
+    "endless": (lambda: token_for(exp=math.inf), "not valid"),
+    "issued in a text": (lambda: token_for(iat=str(int(time.time()))), "`iat` of the access token is no time"),
     "not yet valid": (lambda: token_for(nbf=int(time.time()) + 60), "not valid yet"),
     "none": (unsigned, "algorithm"),
     "confused": (confused, "algorithm"),

@@ -68,6 +68,8 @@ def list_all(peer: Peer) -> int:
             print(f"  {name}" + (f"  {about}" if about else ""))
             if arguments := describe(item):
                 print(f"    {arguments}")
+    if not any(found):
+        print(f"{peer.where} has no tools, resources or prompts.", file=sys.stderr)
     return 0
 
 

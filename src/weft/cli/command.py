@@ -68,7 +68,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sse", dest="sse_path", nargs="?", const="/sse", metavar="PATH", help="also serve HTTP+SSE clients (/sse)"
     )
-    parser.add_argument("--workers", type=int, metavar="N", help="how many processes serve (1)")
+    parser.add_argument("--workers", type=_workers, metavar="N", help="how many processes serve (1)")
     parser.add_argument("--no-sessions", action="store_true", help="remember no client: any process serves all")
     parser.add_argument("--allow-host", action="append", metavar="NAME", help="a Host that is served; repeatable")
     parser.add_argument(
@@ -87,6 +87,12 @@ def _port(text: str) -> int:
     if text.isascii() and text.isdigit() and int(text) <= MOST_PORT:
         return int(text)
     raise argparse.ArgumentTypeError(f"{text!r} is no port; they go from 1 to {MOST_PORT}, and 0 takes a free one")
+
+
+def _workers(text: str) -> int:
+    if text.isascii() and text.isdigit() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of processes; it is 1 or more")
 
 
 def _add_call(parser: argparse.ArgumentParser) -> None:
@@ -118,7 +124,9 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("server", metavar="SERVER", help="its URL, such as http://127.0.0.1:8000/mcp")
     parser.add_argument("--stdio", action="store_true", help="SERVER is a command to start, such as 'python server.py'")
     parser.add_argument("--config", metavar="FILE", help="SERVER is the name of a server in this mcpServers file")
-    parser.add_argument("--yes", action="store_true", help="start what --config names without asking")
+    parser.add_argument(
+        "--yes", action="store_true", help="start what --config names, or send it variables, without asking"
+    )
     parser.add_argument("--token", help="a bearer token that the server wants; better in the variable WEFT_TOKEN")
     parser.add_argument("--header", action="append", default=[], metavar="'NAME: VALUE'", help="to send; repeatable")
     parser.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="how long to wait (60)")
@@ -212,10 +220,9 @@ def _target(parsed: argparse.Namespace) -> Target | None:
     if parsed.config is None or parsed.stdio:
         raise WrongCommand("--yes goes with --config FILE, and --stdio does not: SERVER is then a name in that file.")
     from weft.cli import configured
-    from weft.client.config import CommandTarget
 
     target = configured.find(parsed.config, parsed.server)
-    if isinstance(target, CommandTarget) and not parsed.yes:
+    if not parsed.yes:
         configured.approve(target, parsed.config)
     return target
 

@@ -19,7 +19,7 @@ import msgspec
 
 from weft.cli.command import WrongCommand
 from weft.client.client import Client
-from weft.client.config import Target
+from weft.client.config import Target, UrlTarget
 from weft.client.results import InputNeeded
 from weft.client.transports.base import Refused
 from weft.errors import (
@@ -67,7 +67,7 @@ class Peer:
         self._token = token
         self._headers = headers or {}
         self._target = server
-        self._server = server if isinstance(server, str) else server.where  # for messages
+        self.where = server if isinstance(server, str) else server.where  # for messages
         self._timeout = timeout
         self._asking = "the first request"  # what the server is being asked for, should it refuse
         self._limits = ClientLimits(request_seconds=timeout, total_seconds=timeout)
@@ -130,14 +130,14 @@ class Peer:
             return msgspec.to_builtins(asyncio.run(self._within(asking, work)))
         except (RequestTimeout, TimeoutError):
             raise CallFailed(
-                f"{self._server} did not answer within {self._timeout:g} s. Is it busy? --timeout waits longer."
+                f"{self.where} did not answer within {self._timeout:g} s. Is it busy? --timeout waits longer."
             ) from None
         except RemoteError as error:
             hint = _unanswered(self._asking, error.data) if error.code == MissingCapability.code else ""
-            raise CallFailed(f"{self._server} refused {self._asking}: {error}{hint}") from None
+            raise CallFailed(f"{self.where} refused {self._asking}: {error}{hint}") from None
         except InputNeeded:
             raise CallFailed(
-                f"{self._asking} of {self._server} asks back (input_required).{_unanswered(self._asking)}"
+                f"{self._asking} of {self.where} asks back (input_required).{_unanswered(self._asking)}"
             ) from None
         except (AuthorizationFailed, ConnectionFailed) as error:
             raise CallFailed(self._why(error)) from None
@@ -164,21 +164,31 @@ class Peer:
         cause = getattr(error.__context__, "os_error", None)
         if not isinstance(cause, ConnectionRefusedError):
             return str(error)
-        parts = urlsplit(self._server)
+        parts = urlsplit(self.where)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         return (
-            f"No server is running at {self._server}: {parts.hostname}:{port} refused the connection. Start it (weft "
+            f"No server is running at {self.where}: {parts.hostname}:{port} refused the connection. Start it (weft "
             f"run FILE --http --port {port}), or check the address."
         )
 
     def _unauthorized(self, refused: Refused) -> str:
         said = f" ({refused.reason.rstrip('.')})" if refused.reason else ""
-        if any(name.lower() == "authorization" for name in self._headers):
-            return f"{self._server} refused the Authorization that --header gave (HTTP 401){said}; check it."
-        return (
-            f"{self._server} wants authorization (HTTP 401){said}. Give a token by --token TOKEN or in the variable "
-            "WEFT_TOKEN, or what else it wants by --header 'NAME: VALUE'."
-        )
+        if _has_authorization(self._headers):
+            return f"{self.where} refused the Authorization that --header gave (HTTP 401){said}; check it."
+        if isinstance(self._target, UrlTarget):  # the variable is not for servers out of a file
+            if _has_authorization(self._target.headers):
+                return f"{self.where} refused the Authorization that the file gives (HTTP 401){said}; check it."
+            remedy = "Give a token by --token TOKEN, or what it wants in the 'headers' of its entry in the file."
+        else:
+            remedy = (
+                "Give a token by --token TOKEN or in the variable WEFT_TOKEN, or what else it wants by --header "
+                "'NAME: VALUE'."
+            )
+        return f"{self.where} wants authorization (HTTP 401){said}. {remedy}"
+
+
+def _has_authorization(headers: Mapping[str, str]) -> bool:
+    return any(name.lower() == "authorization" for name in headers)
 
 
 def _unanswered(asking: str, data: Any = None) -> str:

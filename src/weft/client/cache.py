@@ -26,6 +26,8 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from weft.client.mistakes import kind_of
+from weft.errors import UsageError
 from weft.limits import ClientLimits
 
 __all__ = [
@@ -37,7 +39,7 @@ __all__ = [
     "MemoryCacheStore",
     "ResponseCache",
     "authorization_partition",
-    "cache_within",
+    "cache_from",
     "unique_name",
     "whose",
 ]
@@ -265,8 +267,12 @@ class CacheView:
         return CacheKey(self._server, self._partition, method, canonical, cursor)
 
 
-def cache_within(limits: ClientLimits) -> ResponseCache:
-    """A cache in memory, as large as it may be."""
+def cache_from(given: Any, limits: ClientLimits) -> ResponseCache:
+    """The cache that an option of a client names: the one it was given, or one in memory, as large as it may be."""
+    if isinstance(given, ResponseCache):
+        return given
+    if not isinstance(given, bool):
+        raise UsageError(f"cache= was given {kind_of(given)}; give True, False, or a ResponseCache that clients share.")
     return ResponseCache(MemoryCacheStore(max_entries=limits.cache_entries, max_bytes=limits.cache_bytes))
 
 

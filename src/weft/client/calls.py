@@ -15,20 +15,28 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from weft.client.mistakes import check_function
 from weft.types.base import RequestId
 
-__all__ = ["Clock", "Clocks", "Courier", "Pulse", "pause"]
+__all__ = ["Clock", "Clocks", "Courier", "Pulse", "courier", "pause"]
 
 log = logging.getLogger("weft.client")
 
+_FAILED = "The function that was given as %s= failed."
+_END_SECONDS = 2.0  # for a function of the user's that was cancelled; one that goes on is not waited for
 _LONGEST_PAUSE = 30.0
 _SHORTEST_PAUSE = 0.1  # whatever a server asks for: it must not make a client run in circles
+_LONGEST_ASKED = 600.0  # what a server asks for is respected (L11-17), but a stream must not stay away for ever
 
 
 def pause(attempt: int, asked: int | None = None) -> float:
-    """Seconds to wait before another attempt: what the server asked for (in ms), else longer each time, with jitter."""
+    """Seconds to wait before another attempt: what the server asked for (in ms), else longer each time, with jitter.
+
+    >>> pause(0, asked=500), pause(0, asked=99_999_999_999)
+    (0.5, 600.0)
+    """
     if asked is not None:
-        return max(asked / 1000, _SHORTEST_PAUSE)
+        return min(max(asked / 1000, _SHORTEST_PAUSE), _LONGEST_ASKED)
     return min(0.25 * 2**attempt, _LONGEST_PAUSE) * random.uniform(0.75, 1.25)  # noqa: S311 - spreads load, guards nothing
 
 
@@ -67,7 +75,7 @@ class Clock:
     that waits for the request is cancelled; `has_run_out` then tells it why.
     """
 
-    __slots__ = ("_cancelling", "_clocks", "_end", "_holds", "_is_over", "_seconds", "_task", "courier", "deadline")
+    __slots__ = ("_cancelling", "_clocks", "_end", "_holds", "_is_over", "_task", "courier", "deadline", "seconds")
 
     def __init__(
         self, clocks: Clocks, task: asyncio.Task[Any], now: float, seconds: float, most: float, courier: Courier | None
@@ -75,7 +83,7 @@ class Clock:
         self._task = task
         self._cancelling = task.cancelling()  # by others, before
         self._clocks = clocks
-        self._seconds = seconds
+        self.seconds = seconds  # without progress
         self._end = now + most
         self._holds = 0
         self._is_over = False
@@ -85,7 +93,7 @@ class Clock:
     def wind(self) -> None:
         """There was progress."""
         if self._holds == 0:
-            self.deadline = min(self._clocks.now() + self._seconds, self._end)
+            self.deadline = min(self._clocks.now() + self.seconds, self._end)
             self._clocks.expect(self.deadline)
 
     def hold(self) -> None:
@@ -97,6 +105,11 @@ class Clock:
         """It was answered."""
         self._holds -= 1
         self.wind()
+
+    @property
+    def is_at_its_end(self) -> bool:
+        """Whether it is the hard maximum that runs out next."""
+        return self.deadline >= self._end
 
     def ring(self) -> None:
         """Its time has run out."""
@@ -170,10 +183,13 @@ class Courier:
     """Calls a function, one call after the other, with what arrives; what is too much for it is left out.
 
     A plain function is called at once, where the message arrives; it should be quick. An async one runs in a task.
+    `form` is how it is called, for whoever gave something else.
     """
 
-    def __init__(self, function: Callable[..., Any], most: int) -> None:
+    def __init__(self, function: Callable[..., Any], most: int, form: str) -> None:
+        check_function(function, form)
         self._function = function
+        self._option = form.partition("(")[0]  # by which the user gave it
         self._waiting: deque[tuple[Any, ...]] = deque(maxlen=most)
         self._task: asyncio.Task[None] | None = None
 
@@ -185,7 +201,7 @@ class Courier:
         try:
             outcome = self._function(*arguments)
         except Exception:
-            log.exception("A callback failed.")
+            log.exception(_FAILED, self._option)
             return
         if inspect.isawaitable(outcome):
             self._task = asyncio.ensure_future(self._run(outcome))
@@ -196,13 +212,13 @@ class Courier:
                 if inspect.isawaitable(outcome):
                     await outcome
             except Exception:
-                log.exception("A callback failed.")
+                log.exception(_FAILED, self._option)
             if not self._waiting:
                 return
             try:
                 outcome = self._function(*self._waiting.popleft())
             except Exception:
-                log.exception("A callback failed.")
+                log.exception(_FAILED, self._option)
                 outcome = None
 
     async def drain(self, seconds: float) -> None:
@@ -219,4 +235,9 @@ class Courier:
         task = self._task
         if task is not None and not task.done() and task is not asyncio.current_task():
             task.cancel()
-            await asyncio.wait([task])
+            await asyncio.wait([task], timeout=_END_SECONDS)
+
+
+def courier(function: Callable[..., Any] | None, most: int, form: str) -> Courier | None:
+    """A courier to a function, where there is one."""
+    return None if function is None else Courier(function, most, form)

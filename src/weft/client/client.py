@@ -6,35 +6,36 @@ neither which era is spoken nor how messages travel.
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 from msgspec import UNSET
 
-from weft.client.cache import ResponseCache, authorization_partition, cache_within, unique_name, whose
-from weft.client.calls import Courier
+from weft.client.cache import ResponseCache, authorization_partition, cache_from, unique_name, whose
+from weft.client.calls import courier
 from weft.client.confirming import ConfirmFunction, Confirming
-from weft.client.dial import HttpOptions, dial
+from weft.client.dial import Dialled, HttpOptions, dial
 from weft.client.duties import Duties, FormFunction, LogFunction, RootsFunction, SampleFunction, UrlFunction
 from weft.client.exchange import Exchange, Options, with_rounds
+from weft.client.lifetime import Lifetime, closed
 from weft.client.link import Link, ProgressCallback
-from weft.client.mistakes import check_texts, plainly
+from weft.client.mistakes import check_limits, check_texts, plainly, read_level, resource_missing
 from weft.client.negotiate import Memory, Negotiator, eras_for, explained
 from weft.client.paging import Pages
 from weft.client.questions import RootLike
 from weft.client.results import ToolResult
-from weft.client.subscriptions import Listening, Subscriptions
+from weft.client.subscriptions import Listening, Subscriptions, wish_for
 from weft.client.suggestions import Suggestions, completion_params
 from weft.client.toolbox import Toolbox
 from weft.client.transports.base import Refused
 from weft.eras.base import Welcome
-from weft.errors import HeaderMismatch, RemoteError, ResourceMissing, UsageError, WeftError
+from weft.errors import HeaderMismatch, RemoteError, UsageError, WeftError
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
 from weft.types.base import EmptyResult, Implementation, LogLevel, RequestId
 from weft.types.capabilities import ServerCapabilities
@@ -46,7 +47,6 @@ from weft.types.resources import (
     Resource,
     ResourceTemplate,
 )
-from weft.types.subscriptions import SubscriptionFilter
 from weft.types.tools import ListToolsResult, Tool
 
 if TYPE_CHECKING:
@@ -103,13 +103,13 @@ class Client:
         manual_input: bool = False,
         limits: ClientLimits = DEFAULT_CLIENT_LIMITS,
     ) -> None:
-        self._limits = limits
+        self._limits = check_limits(limits)
         self._eras = eras_for(mode, version)
         self._is_pinned = mode != "auto" or version is not None
-        self._info = info or _own_info()
+        self._info = info or Implementation("weft", sys.modules["weft"].__version__)  # it imports this, not vice versa
         self._http = HttpOptions(headers or {}, auth, proxy, tls, trust_env, allow_insecure, path)
-        self._dial: Callable[[], Any] = lambda: dial(target, limits, self._http, server=server, on_stderr=on_stderr)
-        self._dialled = self._dial()
+        self._dial = lambda: dial(target, limits, self._http, server=server, on_stderr=on_stderr)
+        self._dialled: Dialled | None = self._dial()  # for the next connection
         self._duties = Duties(
             elicit=elicit,
             elicit_url=elicit_url,
@@ -122,15 +122,16 @@ class Client:
         self._confirming = None if confirm is None else Confirming(confirm)
         if (extension := getattr(auth, "extension", None)) is not None:  # XAUTH-01
             self._duties.capabilities.extensions = {extension: {}}
-        self._on_notification = None if on_notification is None else Courier(on_notification, limits.changes_kept)
-        self._log_level: LogLevel | None = log_level
-        self._cache = cache_within(limits) if isinstance(cache, bool) else cache
+        self._on_notification = courier(on_notification, limits.changes_kept, "on_notification(method, params)")
+        self._log_level: LogLevel | None = None if log_level is None else read_level(log_level)
+        self._cache = cache_from(cache, limits)
         self._is_caching = cache is not False
         self._check_output = check_output
         self._is_manual = manual_input
         self._toolbox = Toolbox()
-        self._lock = asyncio.Lock()  # of connecting, closing, and agreeing anew
-        self._link: Link | None = None
+        self._life = Lifetime(self._end)  # connecting, agreeing anew, and closing, from whatever tasks
+        self._opened: Link | None = None  # to be closed
+        self._link: Link | None = None  # the same, once it is agreed what is spoken
         self._welcome: Welcome | None = None
 
     # --- the life of a connection
@@ -146,22 +147,23 @@ class Client:
 
     async def connect(self) -> None:
         """Connect, and find out which era the server speaks. A second time, nothing."""
-        async with self._lock:
+        async with self._life.change():
             if self._link is not None:
                 return
-            link = Link(self._dialled.transport, self._eras[0], self._duties, self._info, self._limits)
-            self._put_together(link)
+            await self._life.end()  # what one who gave up closing has left
+            dialled, self._dialled = self._dialled or self._dial(), None  # each connection has its own
+            link = self._opened = Link(dialled.transport, self._eras[0], self._duties, self._info, self._limits)
+            self._put_together(link, dialled)
             try:
                 await link.open()
                 await self._greet(link)
             except BaseException as error:
-                await link.close()
+                await self._life.end()
                 plainly(error)
                 raise
             self._link = link
 
-    def _put_together(self, link: Link) -> None:
-        dialled = self._dialled
+    def _put_together(self, link: Link, dialled: Dialled) -> None:
         link.log_level = self._log_level
         link.on_notification = self._heard
         self._negotiator = Negotiator(
@@ -178,16 +180,16 @@ class Client:
         if self._is_caching:
             name = dialled.key or f"{dialled.transport.where} {unique_name(self)}"
             view = self._cache.view(name, authorization_partition({**dialled.headers, **whose(self._http.auth)}))
-        self._exchange = Exchange(link, self._duties, self._limits, renew=self._renew, cache=view)
+        self._exchange = Exchange(link, self._duties, self._limits, renew=partial(self._renew, link), cache=view)
         self._pages = Pages(self._exchange, self._limits, self._facts, self._negotiator.look_again)
         self._suggestions = Suggestions(self._exchange, self._limits)
         self._subscriptions = Subscriptions(link, self._limits, self.request)
         link.on_stand = self._subscriptions.reopened
         link.on_silence = self._subscriptions.silenced
-        link.on_over = self._renew
+        link.on_over = partial(self._renew, link)
 
-    async def _greet(self, link: Link) -> None:
-        self._welcome = await self._negotiator.negotiate()
+    async def _greet(self, link: Link, *, is_reopening: bool = False) -> None:
+        self._welcome = await self._negotiator.negotiate(is_reopening=is_reopening)
         info, where = self._welcome.server_info, link.transport.where
         self._duties.server = where if info is None else f"{info.display_name} ({where})"
         if self._log_level is not None and self._welcome.capabilities.logging is not None:
@@ -196,34 +198,38 @@ class Client:
                 with suppress(WeftError):  # no reason to fail, nor to greet again
                     await link.roundtrip(*request)
 
-    async def _renew(self, generation: int) -> None:
+    async def _renew(self, link: Link, generation: int) -> None:
         """Agree anew, once for all who noticed that it is needed."""
-        async with self._lock:
-            link = self._connected()
+        async with self._life.change():
+            if self._link is not link:
+                raise closed()
             if link.generation == generation:
                 await self._greet(link)
                 link.spawn(self._subscriptions.renewed())
 
     async def reconnect(self) -> None:
         """Start over: a child process is started anew. Whatever is under way is lost; those who listen go on."""
-        async with self._lock:
+        async with self._life.change():
             link = self._connected()
-            await link.transport.reopen()
-            await self._greet(link)
+            await self._greet(link, is_reopening=True)
             link.spawn(self._subscriptions.renewed())
 
     async def close(self) -> None:
-        """End the connection. What is still under way gets a ConnectionFailed; no task is left behind."""
-        link = self._link
+        """End the connection, or the connecting. What is under way gets a ConnectionFailed; no task is left behind."""
+        await self._life.close()
+
+    async def _end(self) -> None:
+        link, self._link = self._opened, None
         if link is None:
             return
-        self._link = None
         self._subscriptions.close()
-        await link.close()
-        await self._duties.close()
-        if self._on_notification is not None:
-            await self._on_notification.stop()
-        self._dialled = self._dial()  # a client can be connected again
+        try:
+            await link.close()
+            self._opened = None  # else, when whoever closes is cancelled, the next one waits for the rest
+        finally:
+            await self._duties.close()
+            if self._on_notification is not None:
+                await self._on_notification.stop()
 
     def _connected(self) -> Link:
         if self._link is None:
@@ -372,7 +378,7 @@ class Client:
             return await self._exchange.request("resources/read", params, ReadResourceResult, options)
         except RemoteError as error:
             if link.era.is_missing(error.code, error.data):
-                raise ResourceMissing(error.code, error.message, error.data) from None
+                raise resource_missing(error, uri) from None
             raise
 
     # --- prompts
@@ -429,12 +435,7 @@ class Client:
                 ...
         """
         self._connected()
-        named = list(uris)
-        everything = not (tools or prompts or resources or named)
-        wish = SubscriptionFilter(
-            tools or everything or None, prompts or everything or None, resources or everything or None, named or None
-        )
-        return Listening(self._subscriptions, wish)
+        return Listening(self._subscriptions, wish_for(list(uris), tools=tools, prompts=prompts, resources=resources))
 
     async def ping(self, *, timeout: float | None = None) -> None:
         """Ask whether the server is there, where its revision has that; UsageError where not."""
@@ -447,8 +448,8 @@ class Client:
     async def set_log_level(self, level: LogLevel) -> None:
         """From now on, hear log messages of this level and above."""
         link = self._connected()
-        self._log_level = link.log_level = level
-        request = link.era.log_request(level)
+        self._log_level = link.log_level = read_level(level)
+        request = link.era.log_request(self._log_level)
         if request is not None:
             await self._exchange.request(*request, EmptyResult, Options())
 
@@ -493,7 +494,3 @@ class Client:
         self._subscriptions.heard(method, params, origin)
         if self._on_notification is not None:
             self._on_notification.call(method, msgspec.json.decode(params))
-
-
-def _own_info() -> Implementation:
-    return Implementation("weft", sys.modules["weft"].__version__)  # the package above imports this one, not vice versa

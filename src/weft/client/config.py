@@ -6,6 +6,8 @@
     {"command": "npx", "args": ["…"], "env": {…}, "cwd": "…"}        an entry with a command
     {"mcpServers": {"flights": {…}, "hotels": {…}}}                  several entries by name; one is chosen
 
+In an entry, `${NAME}` stands for a variable of the environment (`variables`). Nothing else is filled in anywhere.
+
 A command is a program and its arguments; there is no shell between, and what a shell would do with `|`, `$HOME` or `*`
 is not done (R11). A string is split at its spaces as a shell would split it. A URL is https, or http on this machine.
 
@@ -25,6 +27,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from weft.client.variables import Variables
 from weft.errors import UsageError
 from weft.protocol.hosts import is_loopback
 from weft.protocol.names import check_uri, closest
@@ -46,6 +49,7 @@ _HTTP_KINDS = frozenset({"http", "https", "sse", "streamable-http", "streamableH
 _SHELL_WORDS = frozenset({"|", "||", "&", "&&", ";", "<", ">", ">>", "2>", "2>&1", "<<"})
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_HALF_SCHEME = re.compile(r"(?P<scheme>https?):/*", re.IGNORECASE)
 _HOST_AND_PORT = re.compile(r"(?P<host>[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}(?:/\S*)?")
 _MAX_CONFIG_BYTES = 1024 * 1024
 
@@ -56,6 +60,7 @@ class UrlTarget:
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    taken: tuple[str, ...] = field(default=(), repr=False)  # variables of the environment that are in it
 
     @property
     def where(self) -> str:
@@ -70,11 +75,18 @@ class CommandTarget:
     command: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     cwd: str | None = None
+    written: tuple[str, ...] = field(default=(), repr=False)  # the command before variables were filled in, if any were
+    taken: tuple[str, ...] = field(default=(), repr=False)  # variables of the environment that are in it
+
+    @property
+    def line(self) -> str:
+        """The command as one would type it; what a variable holds may be a secret, and is not in it."""
+        return shlex.join(self.written or self.command)
 
     @property
     def where(self) -> str:
         """For messages: the command, not more of it than fits a line."""
-        shown = shlex.join(self.command)
+        shown = self.line
         return shown if len(shown) <= 200 else f"{shown[:200]}…"
 
 
@@ -172,6 +184,9 @@ def _from_text(text: str, *, allow_insecure: bool) -> Target:
     if _SCHEME.match(text.strip()):
         check_url(text.strip(), allow_insecure=allow_insecure)
         return UrlTarget(text.strip())
+    if found := _HALF_SCHEME.match(text.strip()):
+        rest = text.strip()[found.end() :].partition("?")[0][:200]
+        raise UsageError(f"{found[0] + rest!r} is no URL; write {found['scheme']}://{rest}")
     if found := _HOST_AND_PORT.fullmatch(text.strip()):
         scheme = "http" if is_loopback(found["host"].strip("[]")) else "https"
         shown = text.strip().partition("?")[0][:200]
@@ -202,7 +217,8 @@ def _from_servers(entries: Mapping[str, Any], server: str | None, *, allow_insec
     if server is None or server not in entries:
         near = None if server is None else closest(server, entries)
         wanted = "has several servers" if server is None else f"has no server {server!r}"
-        remedy = f"did you mean {near!r}?" if near else f"choose one of {_listed(entries)}."
+        by_option = f" by server={next(iter(entries))!r} or the like" if server is None else ""
+        remedy = f"did you mean {near!r}?" if near else f"choose one of {_listed(entries)}{by_option}."
         raise UsageError(f"The configuration {wanted}; {remedy}")
     return _from_entry(entries[server], f"The entry {server!r}", allow_insecure=allow_insecure)
 
@@ -227,15 +243,18 @@ def _from_url(entry: Mapping[str, Any], what: str, *, allow_insecure: bool) -> U
     url = entry["url"]
     if not isinstance(url, str):
         raise UsageError(f"{what} has a 'url' that is {_kind(url)}; it needs to be text.")
+    variables = Variables(what)
+    url = variables.fill(url)
     try:
         check_url(url, allow_insecure=allow_insecure)
     except UsageError as error:
         raise UsageError(f"{what} cannot be used. {error}") from None
-    headers = _texts(entry.get("headers"), f"{what} has 'headers'")
+    given = _texts(entry.get("headers"), f"{what} has 'headers'")
+    headers = {name: variables.fill(value) for name, value in given.items()}
     for name, value in headers.items():
         if not is_sendable(name, value):
             raise UsageError(f"{what} has the header {name[:60]!r}, which cannot be sent; take out what is no text.")
-    return UrlTarget(url, headers)
+    return UrlTarget(url, headers, variables.taken)
 
 
 def _from_command(entry: Mapping[str, Any], what: str) -> CommandTarget:
@@ -244,12 +263,19 @@ def _from_command(entry: Mapping[str, Any], what: str) -> CommandTarget:
         raise UsageError(f"{what} has 'args' that are {_kind(args)}; they need to be a list, one for each argument.")
     if not (cwd is None or isinstance(cwd, str | Path)):
         raise UsageError(f"{what} has a 'cwd' that is {_kind(cwd)}; it needs to be the path of a folder.")
-    command = [*program, *(args or [])] if _is_list(program) else [program, *(args or [])]
-    env = _texts(entry.get("env"), f"{what} has 'env'")
+    given = _texts(entry.get("env"), f"{what} has 'env'")
+    of_env = Variables(what)
+    env = {name: of_env.fill(value) for name, value in given.items()}
     for name, value in env.items():
         if not name or "=" in name or "\0" in name + value:
             raise UsageError(f"{what} has the variable {name[:60]!r} in 'env', which no environment can hold.")
-    return CommandTarget(_words(command, f"The command of {what[:1].lower()}{what[1:]}"), env, cwd and str(cwd))
+    command = [*program, *(args or [])] if _is_list(program) else [program, *(args or [])]
+    written = _words(command, f"The command of {what[:1].lower()}{what[1:]}")
+    variables = Variables(what, env)
+    words = tuple(variables.fill(word) for word in written)
+    cwd = cwd and variables.fill(str(cwd))
+    taken = tuple(dict.fromkeys(of_env.taken + variables.taken))
+    return CommandTarget(words, env, cwd, () if words == written else written, taken)
 
 
 # --- parts of them

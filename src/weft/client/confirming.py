@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import re
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -18,7 +17,7 @@ import msgspec
 
 from weft.client.config import CommandTarget
 from weft.client.functions import Functions
-from weft.client.mistakes import not_json
+from weft.client.mistakes import check_function, not_json
 from weft.client.results import CallDeclined
 
 __all__ = [
@@ -50,6 +49,7 @@ class Confirming:
     """Asks about every call: which of them matter is for the function to say, not for the server's hints (TOOL-09)."""
 
     def __init__(self, function: ConfirmFunction) -> None:
+        check_function(function, "confirm(call)")
         self._function = function
         self._functions = Functions()
 
@@ -110,7 +110,7 @@ def command_question(target: CommandTarget) -> CommandQuestion:
     assigned = [word.partition("=")[0] for word in words if "=" in word]  # as for `env`
     names = dict.fromkeys(name for name in (*target.env, *assigned) if changes_code(name))
     warnings += [f"The variable {name!r} changes which code is run." for name in names]
-    return CommandQuestion(visible(shlex.join(target.command)), tuple(warnings))
+    return CommandQuestion(visible(target.line), tuple(warnings))
 
 
 def changes_code(variable: str) -> bool:

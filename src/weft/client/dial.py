@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from weft.client.config import CommandTarget, UrlTarget, check_url, parse_target
+from weft.client.config import CommandTarget, UrlTarget, is_sendable, parse_target
+from weft.client.mistakes import check_function, check_tls, kind_of
 from weft.client.transports.base import NO_HEADERS, Transport
 from weft.client.transports.memory import MemoryTransport, Piped
 from weft.errors import UsageError
@@ -25,7 +26,7 @@ __all__ = ["Dialled", "HttpOptions", "dial"]
 
 
 class HttpOptions(msgspec.Struct, frozen=True):
-    """How HTTP is spoken."""
+    """How HTTP is spoken. Most of it may be a secret, and is not shown."""
 
     headers: Mapping[str, str] = NO_HEADERS
     auth: Any = None  # an `Auth`, or a token as text
@@ -35,6 +36,9 @@ class HttpOptions(msgspec.Struct, frozen=True):
     allow_insecure: bool = False
     path: str = "/mcp"  # of an ASGI app
 
+    def __repr__(self) -> str:
+        return f"HttpOptions(path={self.path!r})"
+
 
 class Dialled(msgspec.Struct):
     """A transport, not yet open."""
@@ -43,6 +47,9 @@ class Dialled(msgspec.Struct):
     key: str | None = None  # under which the server is remembered
     headers: Mapping[str, str] = NO_HEADERS  # the user's own
     old_transport: Callable[[], Transport] | None = None  # the last to be tried
+
+    def __repr__(self) -> str:
+        return f"Dialled({self.transport.where!r}, headers={sorted(self.headers)})"  # whose values may be secrets
 
 
 def dial(
@@ -54,6 +61,11 @@ def dial(
     on_stderr: Callable[[str], Any] | None = None,
 ) -> Dialled:
     """The transport to a target."""
+    if isinstance(target, type):
+        raise UsageError(f"A client was given the class {target.__name__}; give it an instance of it.")
+    _check_headers(http.headers)
+    if on_stderr is not None:
+        check_function(on_stderr, "on_stderr(line)")
     if isinstance(target, Piped):
         name = getattr(target, "name", None) or type(target).__name__
         return Dialled(MemoryTransport(target, f"the server {name!r} in this process", limits))
@@ -67,7 +79,7 @@ def dial(
 
         if http.auth is not None:  # AUTH-02
             raise UsageError(
-                f"auth= is for servers at a URL; the command {found.where!r} gets credentials from its environment: "
+                f"auth= is for servers at a URL; the command `{found.where}` gets credentials from its environment: "
                 "give env in an entry of an mcpServers configuration."
             )
 
@@ -75,18 +87,35 @@ def dial(
     return _dial_url(found, limits, http)
 
 
+def _check_headers(headers: Any) -> None:
+    """UsageError unless these can be sent. What is wrong with one is told without its value: it may be a secret."""
+    if not isinstance(headers, Mapping):
+        raise UsageError(f"headers= was given {kind_of(headers)}; give a dict such as {{'X-Key': 'value'}}.")
+    for name, value in cast("Mapping[Any, Any]", headers).items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise UsageError(f"headers= has {kind_of(value)} at {str(name)[:60]!r}; names and values are text.")
+        if not is_sendable(name, value):
+            raise UsageError(f"headers= has the header {name[:60]!r}, which cannot be sent; take out what is no text.")
+
+
 def _dial_url(target: UrlTarget, limits: ClientLimits, http: HttpOptions) -> Dialled:
+    from weft.client.proxies import read_proxy
     from weft.client.transports.http import HttpTransport
     from weft.client.transports.http_sse import SseTransport
     from weft.client.transports.http_wire import AiohttpWire
 
-    if http.proxy is not None:
-        check_url(http.proxy, allow_insecure=True)
+    proxy = None if http.proxy is None else read_proxy(http.proxy)
+    check_tls(http.tls)
     headers = {**target.headers, **http.headers}
+    if any(name.lower() == "proxy-authorization" for name in headers):
+        raise UsageError(
+            "The header 'Proxy-Authorization' would go to the server; write the credentials of a proxy into proxy=, as "
+            "http://name:password@host:port."
+        )
     auth = _auth(http, target.url)
 
     def wire() -> AiohttpWire:
-        return AiohttpWire(limits, proxy=http.proxy, tls=http.tls, trust_env=http.trust_env)
+        return AiohttpWire(limits, proxy=proxy, tls=http.tls, trust_env=http.trust_env)
 
     return Dialled(
         HttpTransport(target.url, wire(), limits, headers=headers, auth=auth),
@@ -100,8 +129,6 @@ def _dial_app(app: Any, limits: ClientLimits, http: HttpOptions) -> Dialled:
     from weft.client.transports.http import HttpTransport
     from weft.client.transports.http_asgi import AsgiWire
 
-    if isinstance(app, type):
-        raise UsageError(f"A client was given the class {app.__name__}; give it an instance of it.")
     if not http.path.startswith("/"):
         raise UsageError(f"path={http.path!r} is not possible: a path begins with a slash, like '/mcp'.")
     url = f"http://localhost{http.path}"
@@ -115,6 +142,8 @@ def _auth(http: HttpOptions, url: str | None = None) -> Auth | None:
         return None
     from weft.client.auth import Authorizer, as_auth
 
+    if isinstance(http.auth, str) and http.auth[:7].lower() == "bearer ":
+        raise UsageError("The token cannot be sent as it is: leave off 'Bearer ', which is put before it anyway.")
     auth = as_auth(http.auth)
     if url is not None and isinstance(auth, Authorizer):
         auth.go_as(url, proxy=http.proxy, tls=http.tls, trust_env=http.trust_env)

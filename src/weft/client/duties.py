@@ -28,8 +28,9 @@ from typing import Any, TypeAlias
 import msgspec
 
 from weft.client.allowance import Allowance
-from weft.client.calls import Courier
+from weft.client.calls import courier
 from weft.client.functions import Functions
+from weft.client.mistakes import check_function, kind_of, plainly
 from weft.client.questions import (
     Form,
     FormQuestion,
@@ -92,12 +93,18 @@ class Duties:
         log: LogFunction | None = None,
         limits: ClientLimits = DEFAULT_CLIENT_LIMITS,
     ) -> None:
+        given = {"elicit": elicit, "elicit_url": elicit_url, "sample": sample, "sample_with_tools": sample_with_tools}
+        for option, function in given.items():
+            if function is not None:
+                check_function(function, f"{option}(question)")
+        if callable(roots):
+            check_function(roots, "roots()")
         self._elicit = elicit
         self._elicit_url = elicit_url
         self._sample = sample or sample_with_tools
         self._sample_with_tools = sample_with_tools
         self._roots = roots if callable(roots) or roots is None else read_roots(roots)
-        self._log = None if log is None else Courier(log, _MAX_LOGS)
+        self._log = courier(log, _MAX_LOGS, "on_log(message)")
         self.server = ""  # who asks, for the questions: set by the client once it knows
         self.capabilities = self._declared()  # what the functions make possible; an era leaves out what it has not
         self._call = Functions().call
@@ -139,7 +146,11 @@ class Duties:
         except (asyncio.CancelledError, KeyboardInterrupt):
             raise
         except BaseException as error:
-            log.exception("The function that answers %s failed; the server is told only that it did.", method)
+            plainly(error)
+            if isinstance(error, UsageError) and error.__traceback__ is None:  # Weft's own: an answer does not fit
+                log.error("%s was not answered: %s", method, error)  # noqa: TRY400 - the text says it all
+            else:
+                log.exception("The function that answers %s failed; the server is told only that it did.", method)
             raise InternalError(f"Internal error: the client could not answer {method}.") from error
 
     def heard(self, method: str, params: Any = None) -> None:
@@ -199,7 +210,7 @@ class Duties:
             answer = CreateMessageResult("assistant", TextContent(answer), model="unknown", stop_reason="endTurn")
         if not isinstance(answer, CreateMessageResult):
             raise UsageError(
-                f"sample= returned a {type(answer).__name__}; return text, a CreateMessageResult, or None to refuse."
+                f"sample= returned {kind_of(answer)}; return text, a CreateMessageResult, or None to refuse."
             )
         fault = fault_of_answer(params, answer)
         if fault is not None:

@@ -26,6 +26,7 @@ from weft.errors import (
     AskFailed,
     ConnectionFailed,
     InvalidAnswer,
+    MethodNotFound,
     MissingCapability,
     ProtocolError,
     RemoteError,
@@ -158,7 +159,7 @@ class Exchange:
         except (Refused, RemoteError) as error:
             code, data = code_and_data(error)
             status = error.status if isinstance(error, Refused) else 200
-            failure = self._explained(error)
+            failure = self._explained(error, method)
             if isinstance(failure, RemoteError) and not options.is_manual and era.pages(code, data) is not None:
                 return await self.errands.run(failure, lambda: self._again(method, params, options))
             if not era.is_over(status, code, data):
@@ -178,11 +179,14 @@ class Exchange:
         try:
             return (await self._once(method, params, options)).result
         except (Refused, RemoteError) as error:
-            raise self._explained(error) from None
+            raise self._explained(error, method) from None
 
-    def _explained(self, error: Refused | RemoteError) -> WeftError:
+    def _explained(self, error: Refused | RemoteError, method: str) -> WeftError:
         """A refusal as the caller sees it; where the client is to declare something, with the option that does so."""
         failure = explained(error)
+        if isinstance(failure, RemoteError) and failure.code == MethodNotFound.code and method not in failure.message:
+            said = failure.message.rstrip(". ")
+            return RemoteError(failure.code, f"{said}: the server does not offer {method}", failure.data)
         if isinstance(failure, RemoteError) and failure.code == MissingCapability.code:
             options = options_for(failure.data, self._duties.capabilities)
             if options:

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import UNSET
 
-from weft.client.calls import Clocks, Courier, pause
-from weft.client.mistakes import not_json
+from weft.client.calls import Clock, Clocks, Courier, pause
+from weft.client.mistakes import check_numbers, check_timeout, not_json
 from weft.client.tracing import traced
 from weft.client.transports.base import NO_HEADERS, Answer, Refused, Transport
 from weft.eras.base import ClientEra
@@ -94,6 +94,7 @@ class Link:
         self._asks: dict[RequestId, asyncio.Task[None]] = {}  # requests of the server being answered
         self._gate = asyncio.Semaphore(limits.asks_at_once)
         self._standing: asyncio.Task[None] | None = None
+        self._silence: ConnectionFailed | None = None  # why the standing stream ended for good
         self._is_closed = False
 
     @property
@@ -105,39 +106,53 @@ class Link:
 
     async def open(self) -> None:
         """Open the transport."""
+        self._check_open()
         transport: Any = self.transport
         if hasattr(transport, "hold"):  # somebody may have to log in, and may take as long as for any question
             transport.hold = lambda: self._held(None)
         await self.transport.open(self._receive, self._lost)
 
+    async def reopen(self) -> None:
+        """Start over on the same transport."""
+        self._check_open()
+        await self.transport.reopen()
+
     async def change(self, transport: Transport) -> None:
         """Go on over another transport."""
-        old, self.transport = self.transport, transport
-        await old.close()
+        self._check_open()
+        await self.transport.close()
+        self.transport = transport
         await self.open()
 
     async def close(self) -> None:
-        """End everything: what waits gets a ConnectionFailed, and no task is left."""
+        """End everything: what waits gets a ConnectionFailed, and no task is left. Again: what is left of it."""
+        farewell = None if self._is_closed else self.era.farewell()
         self._is_closed = True
-        farewell = self.era.farewell()
         if self._standing is not None:
             self._standing.cancel()
         try:
             if farewell is not None:
                 await self.transport.dismiss(farewell)
-        finally:  # also when whoever closes is cancelled: nobody can close it a second time
+        finally:  # also when whoever closes is cancelled
             try:
                 await self.transport.close()
             finally:
                 self._clocks.close()
                 await self._end_tasks()
 
+    def _check_open(self) -> None:
+        """Nothing begins on what is closed: nobody would end it, and no clock would run."""
+        if self._is_closed:
+            raise ConnectionFailed(f"The connection to {self.transport.where} was closed.")
+
     async def _end_tasks(self) -> None:
         others = self._tasks - {asyncio.current_task()}
         for task in others:
             task.cancel()
         if others:
-            await asyncio.wait(others)
+            _, late = await asyncio.wait(others, timeout=self._limits.close_seconds)
+            if late:
+                log.warning("A function that answers %s goes on although it was cancelled.", self.transport.where)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run something beside the callers; it ends with the link."""
@@ -181,12 +196,16 @@ class Link:
         request_id: RequestId | None = None,
     ) -> Answer:
         """One request and its answer, which has a result. Raises RemoteError, Refused, RequestTimeout and the like."""
+        if self._is_closed:
+            self._check_open()
         limits = self._limits
         request_id = next(self._ids) if request_id is None else request_id
         courier = None
         if progress is not None:  # the id is a token that no other active request has (PROG-02)
-            courier = Courier(progress, limits.changes_kept)
+            courier = Courier(progress, limits.changes_kept, "progress(told)")
             params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": request_id}}
+        if seconds is not None:
+            check_timeout(seconds)
         wait = limits.request_seconds if seconds is None else seconds
         clock = self._clocks.start(request_id, wait, limits.total_seconds, courier)
         try:
@@ -200,7 +219,7 @@ class Link:
                 self._give_up(request_id, "cancelled", is_greeting=is_greeting)
                 raise
             self._give_up(request_id, "timeout", is_greeting=is_greeting)
-            raise RequestTimeout(self._timed_out(method, wait)) from None
+            raise RequestTimeout(self._timed_out(method, clock)) from None
         finally:
             self._clocks.stop(request_id)
             if courier is not None:
@@ -208,6 +227,7 @@ class Link:
 
     async def exchange(self, request_id: RequestId, method: str, params: Mapping[str, Any]) -> Answer:
         """The bare exchange, with neither clock nor cancellation: what listens may wait for ever."""
+        self._check_open()
         message, headers = self._write(request_id, method, params)
         return _checked(await self.transport.request(message, request_id, headers, resumable=self.era.resumes))
 
@@ -222,19 +242,24 @@ class Link:
             method, traced(params), info=self._info, capabilities=self._duties.capabilities, log_level=self.log_level
         )
         try:
-            return encode_request(request_id, method, params), headers
+            message = encode_request(request_id, method, params)
         except (TypeError, ValueError, RecursionError):
             raise not_json(method, params) from None
+        if b"null" in message:  # as which NaN is written
+            check_numbers(method, params)
+        return message, headers
 
     def give_up(self, request_id: RequestId) -> None:
         """A bare exchange is not waited for any more."""
         self._give_up(request_id, "cancelled", is_greeting=False)
 
-    def _timed_out(self, method: str, seconds: float) -> str:
-        return (
-            f"{self.transport.where} did not answer {method} within {seconds:g} s (or {self._limits.total_seconds:g} s "
-            "in all, however much progress there was). Is it busy, or stuck? `timeout=` waits longer."
-        )
+    def _timed_out(self, method: str, clock: Clock) -> str:
+        began = f"{self.transport.where} did not answer {method}"
+        if clock.is_at_its_end:
+            most = self._limits.total_seconds
+            return f"{began} within {most:g} s in all; `ClientLimits(total_seconds=...)` allows more."
+        told = "" if clock.courier is None else ", nor tell of progress,"
+        return f"{began}{told} within {clock.seconds:g} s. Is it busy, or stuck? `timeout=` waits longer."
 
     def _give_up(self, request_id: RequestId, reason: str, *, is_greeting: bool) -> None:
         """Tell the server that nobody waits any more, unless it sees that by itself (CAN-01, STDIO-08, L11-13)."""
@@ -256,6 +281,8 @@ class Link:
             message = encode_notification(method, UNSET if params is None else params)
         except (TypeError, ValueError, RecursionError):
             raise not_json(method, params) from None
+        if b"null" in message:  # as which NaN is written
+            check_numbers(method, params)
         seconds = self._limits.request_seconds
         try:
             async with asyncio.timeout(seconds):
@@ -267,14 +294,16 @@ class Link:
 
     # --- the standing stream
 
-    async def stand(self) -> None:
+    async def stand(self, silence: ConnectionFailed | None = None) -> None:
         """Open the stream on which the server speaks up, where there is one; wait for it, but not for long.
 
-        Some servers hold back the head of a response until there is something to say in it.
+        Some servers hold back the head of a response until there is something to say in it. `silence` is why it had
+        ended before, in the same session: a server that has none now had one then.
         """
         if self._standing is not None:
             self._standing.cancel()
             self._standing = None
+        self._silence = None
         if not self.era.keeps_stream:
             return
         opened = asyncio.Event()
@@ -284,7 +313,7 @@ class Link:
                 self.on_stand()
             opened.set()
 
-        self._standing = self.spawn(self._stand(self.generation, stands))
+        self._standing = self.spawn(self._stand(self.generation, stands, silence))
         self._standing.add_done_callback(lambda _: opened.set())
         try:
             async with asyncio.timeout(_STAND_SECONDS):
@@ -292,25 +321,38 @@ class Link:
         except TimeoutError:
             log.debug("%s holds back the head of its standing stream.", self.transport.where)
 
-    async def _stand(self, generation: int, stands: Callable[[], None]) -> None:
+    async def stand_again(self) -> None:
+        """For one who begins to listen: try a stream that had ended for good once more; ConnectionFailed if in vain."""
+        if self._silence is not None:
+            await self.stand(self._silence)
+        if self._silence is not None:
+            raise ConnectionFailed(str(self._silence))
+
+    async def _stand(self, generation: int, stands: Callable[[], None], silence: ConnectionFailed | None) -> None:
         """Run the stream; where the server does not take it any more because all is over, that is found out here."""
         era = self.era
         while True:
             try:
                 await self.transport.stand(era.headers(), stands)
+                if silence is not None:
+                    self._fall_silent(silence)
             except Refused as refused:
                 if era.is_over(refused.status, None, None):
                     self.spawn(self.on_over(generation))
                 else:
-                    self.on_silence(ConnectionFailed(f"{refused} Its standing stream is not opened again."))
+                    self._fall_silent(ConnectionFailed(f"{refused} Its standing stream is not opened again."))
             except InvalidAnswer as error:
                 log.warning("The standing stream of %s is not read any more: %s", self.transport.where, error)
-                self.on_silence(ConnectionFailed(str(error)))
+                self._fall_silent(ConnectionFailed(str(error)))
             except ConnectionFailed as failure:
                 self.on_silence(failure)
                 await asyncio.sleep(pause(_STAND_AGAIN))
                 continue
             return
+
+    def _fall_silent(self, failure: ConnectionFailed) -> None:
+        self._silence = failure
+        self.on_silence(failure)
 
     # --- what comes in
 
@@ -395,8 +437,13 @@ class Link:
 
 def _checked(answer: Answer) -> Answer:
     """An answer with a result; the error of any other is raised."""
-    if answer.frame.result is UNSET:
-        raise remote_error(answer.frame)
+    frame = answer.frame
+    if frame.result is UNSET:
+        raise remote_error(frame)
+    if frame.error is not UNSET and bytes(frame.error) != b"null":
+        if bytes(frame.result) == b"null":
+            raise remote_error(frame)  # some write what is not there as null
+        raise InvalidAnswer("The server answered with both a result and an error.")
     return answer
 
 

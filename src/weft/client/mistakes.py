@@ -1,22 +1,39 @@
 """What is said to a program that uses the client wrongly, and how its failures are shown.
 
-Owns the checks of what a caller gives to a verb, where a sentence helps more than what would come of it; and which
-frames of a traceback are shown: those of Weft say nothing to whoever reads that nobody is there.
+Owns the checks of what a caller gives to a client or a verb, where a sentence helps more than what would come of it;
+and which frames of a traceback are shown: those of Weft say nothing to whoever reads that nobody is there.
 """
 
 from __future__ import annotations
 
+import inspect
+import math
+import ssl
 from collections.abc import Iterator, Mapping
 from concurrent import futures
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import msgspec
 
-from weft.errors import UsageError, WeftError
+from weft.errors import RemoteError, ResourceMissing, UsageError, WeftError
+from weft.limits import ClientLimits
+from weft.types.base import LogLevel
 
-__all__ = ["check_texts", "not_json", "plainly"]
+__all__ = [
+    "check_function",
+    "check_limits",
+    "check_numbers",
+    "check_texts",
+    "check_timeout",
+    "check_tls",
+    "kind_of",
+    "not_json",
+    "plainly",
+    "read_level",
+    "resource_missing",
+]
 
 # Weft, and the futures by which one thread waits for another.
 _HIDDEN = (str(Path(__file__).parent.parent), str(Path(futures.__file__).parent))
@@ -41,6 +58,93 @@ def _traces(trace: TracebackType | None) -> Iterator[TracebackType]:
     while trace is not None:
         yield trace
         trace = trace.tb_next
+
+
+def kind_of(value: object) -> str:
+    """What something is, for a sentence about it: never the thing itself, which may be a secret."""
+    return f"something of the type {type(value).__name__!r}"
+
+
+def check_function(function: Any, form: str) -> None:
+    """UsageError that names the option, unless this is a function that can be called so.
+
+    >>> check_function(lambda message, fields: {}, "elicit(question)")
+    Traceback (most recent call last):
+    ...
+    weft.errors.UsageError: elicit= was given a function that cannot be called as elicit(question): missing a required \
+argument: 'fields'.
+    """
+    option, _, parameters = form.rstrip(")").partition("(")
+    if not callable(function):
+        raise UsageError(f"{option}= was given {kind_of(function)}; give a function, to be called as {form}.")
+    try:  # what a decorator wraps may take something else than the decorated function does
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):  # some that are written in C do not tell
+        return
+    try:
+        signature.bind(*parameters.split(", ") if parameters else ())
+    except TypeError as error:
+        raise UsageError(f"{option}= was given a function that cannot be called as {form}: {error}.") from None
+
+
+def check_limits(limits: object) -> ClientLimits:
+    """These limits; UsageError where they are none of a client."""
+    if not isinstance(limits, ClientLimits):
+        raise UsageError(f"limits= was given {kind_of(limits)}; give ClientLimits(request_seconds=...) or the like.")
+    return limits
+
+
+def check_tls(tls: Any) -> None:
+    """UsageError unless it is a context, or nothing. What else it could mean is not guessed: too much hangs on it.
+
+    >>> check_tls("ca.pem")
+    Traceback (most recent call last):
+    ...
+    weft.errors.UsageError: tls= was given something of the type 'str'; for a private CA, give \
+tls=ssl.create_default_context(cafile=...).
+    """
+    if tls is None or isinstance(tls, ssl.SSLContext):
+        return
+    remedy = "give an ssl.SSLContext"
+    if isinstance(tls, str | bytes | Path):
+        remedy = "for a private CA, give tls=ssl.create_default_context(cafile=...)"
+    elif tls is False:
+        remedy = (
+            "not to check certificates, give an ssl.SSLContext with check_hostname = False and verify_mode = "
+            "ssl.CERT_NONE"
+        )
+    raise UsageError(f"tls= was given {kind_of(tls)}; {remedy}.")
+
+
+def check_timeout(seconds: Any) -> None:
+    """UsageError unless it is a number of seconds, or nothing.
+
+    >>> check_timeout("5")
+    Traceback (most recent call last):
+    ...
+    weft.errors.UsageError: timeout= was given something of the type 'str'; give seconds as a number, such as 5.
+    """
+    if seconds is not None and (not isinstance(seconds, int | float) or isinstance(seconds, bool)):
+        raise UsageError(f"timeout= was given {kind_of(seconds)}; give seconds as a number, such as 5.")
+
+
+def read_level(level: Any) -> LogLevel:
+    """The level of a log, whichever case it is written in; UsageError that lists them for anything else.
+
+    >>> read_level("INFO")
+    'info'
+    """
+    known: tuple[LogLevel, ...] = get_args(LogLevel)
+    if isinstance(level, str) and level.lower() in known:
+        return known[known.index(cast("LogLevel", level.lower()))]
+    given = repr(level[:40]) if isinstance(level, str) else kind_of(level)
+    raise UsageError(f"The log level cannot be {given}; use one of {', '.join(map(repr, known))}.")
+
+
+def resource_missing(error: RemoteError, uri: str) -> ResourceMissing:
+    """What a server said of a resource that it has not, with its URI, which few of them repeat."""
+    said = error.message if uri in error.message else f"{error.message.rstrip('. ')}: {uri[:200]}"
+    return ResourceMissing(error.code, said, error.data)
 
 
 def check_texts(arguments: Mapping[str, Any] | None, whose: str) -> None:
@@ -78,19 +182,42 @@ numbers, True, False, None, lists and dicts."
     )
 
 
+def check_numbers(method: str, params: Any) -> None:
+    """UsageError that names its place, if there is a number that JSON does not have: it would go out as null.
+
+    >>> check_numbers("tools/call", {"arguments": {"days": [1, float("nan")]}})
+    Traceback (most recent call last):
+    ...
+    weft.errors.UsageError: tools/call cannot be sent: arguments.days[1] is nan, a number that JSON does not have; \
+give another, or None.
+    """
+    waiting: list[tuple[str, Any]] = [("", params)]
+    while waiting:
+        place, value = waiting.pop()
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(
+                f"{method} cannot be sent: {place} is {value}, a number that JSON does not have; give another, or None."
+            )
+        waiting += _parts(place, value)
+
+
 def _culprit(place: str, value: Any, depth: int) -> tuple[str, Any]:
     """The innermost value that cannot be written as JSON, and where it is."""
-    parts: list[tuple[str, Any]] = []
-    if isinstance(value, Mapping):
-        items = cast("Mapping[Any, Any]", value)
-        parts = [(f"{place}.{name}" if place else str(name), part) for name, part in items.items()]
-    elif isinstance(value, list | tuple):
-        parts = [(f"{place}[{index}]", part) for index, part in enumerate(cast("list[Any]", value))]
     if depth:
-        for where, part in parts:
+        for where, part in _parts(place, value):
             if not _is_json(part):
                 return _culprit(where, part, depth - 1)
-    return place, cast("Any", value)
+    return place, value
+
+
+def _parts(place: str, value: Any) -> list[tuple[str, Any]]:
+    """What a value consists of, and where that is."""
+    if isinstance(value, Mapping):
+        items = cast("Mapping[Any, Any]", value)
+        return [(f"{place}.{name}" if place else str(name), part) for name, part in items.items()]
+    if isinstance(value, list | tuple):
+        return [(f"{place}[{index}]", part) for index, part in enumerate(cast("list[Any]", value))]
+    return []
 
 
 def _is_json(value: Any) -> bool:

@@ -7,7 +7,9 @@ server that wants authorization has said nothing about its era (COMPAT-04 … CO
 first revision, where the client has one to offer.
 
 What was found out is remembered per URL in this process: it is tried first the next time, and found out anew when it
-does not hold any more. What a client was told to speak is no finding, and is not remembered.
+does not hold any more. What a client was told to speak is no finding, and is not remembered. Nor is what followed over
+HTTP upon an answer that need not be about the era: silence, a failure of the server, params that it does not like. A
+server that has no time to look says nothing at all: it is asked once more, and then it is an error.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from weft.client.calls import pause
 from weft.client.link import Link, remote_error
 from weft.client.transports.base import Answer, Refused, Transport
 from weft.eras.base import ClientEra, Welcome
@@ -26,7 +29,9 @@ from weft.eras.stateless_client import StatelessClient
 from weft.errors import (
     AuthorizationFailed,
     ConnectionFailed,
+    InternalError,
     InvalidAnswer,
+    InvalidParams,
     RemoteError,
     RequestTimeout,
     UsageError,
@@ -43,6 +48,9 @@ _ERAS: Mapping[str, ClientEra] = {era.name: era for era in (StatelessClient(), S
 _MOST_GREETINGS = 5
 _MOST_REMEMBERED = 4096
 _OLD_TRANSPORT = (400, 404, 405)  # how a server of the first revision answers a POST to its stream (COMPAT-14)
+_OLD_KIND = "sse"  # of transport
+_BUSY = (408, 425, 429, 502, 503, 504)  # nobody has looked at the request
+_MAY_BE_OURS = (InvalidParams.code, InternalError.code)  # what else than its era may keep a server from answering
 
 
 def eras_for(mode: str, version: str | None) -> list[ClientEra]:
@@ -90,6 +98,8 @@ class _Outcome(msgspec.Struct):
     is_ours: bool = False
     supported: list[str] | None = None
     is_silence: bool = False
+    is_doubtful: bool = False  # it need not be about the era
+    busy_seconds: float | None = None  # it says nothing; ask again after that
     welcome: Welcome | None = None
 
 
@@ -117,13 +127,16 @@ class Negotiator:
         self._key = key  # under which the outcome is remembered
         self._old_transport = old_transport
         self._tried: list[str] = []
+        self._doubted: set[str] = set()  # eras that the server may speak, although it was not heard to
 
-    async def negotiate(self) -> Welcome:
+    async def negotiate(self, *, is_reopening: bool = False) -> Welcome:
         """Greet until welcome. Afterwards the link speaks the era that was agreed on; other requests wait meanwhile."""
         link = self._link
         before = link.era
         link.settling = asyncio.Event()
         try:
+            if is_reopening:
+                await link.reopen()
             return await self._negotiate()
         except BaseException:
             link.era = before
@@ -145,7 +158,9 @@ class Negotiator:
         welcome.capabilities = era.read_welcome(answer.result).capabilities
 
     async def _negotiate(self) -> Welcome:
-        self._tried = []
+        self._tried, self._doubted = [], set()
+        if (welcome := await self._greet_as_remembered()) is not None:
+            return welcome
         queue = self._in_order()
         refused: set[str] = set()
         silent: list[ClientEra] = []
@@ -159,6 +174,8 @@ class Negotiator:
             last = await self._greet(era, may_be_silent=bool(queue))
             if last.welcome is not None:
                 return last.welcome
+            if last.is_doubtful:
+                self._doubted.add(era.name)
             if last.supported is not None:
                 queue.insert(0, self._common(last.supported, refused))
             elif last.is_ours:
@@ -166,8 +183,8 @@ class Negotiator:
             elif last.is_silence and queue:
                 silent.append(era)
         self._memory.forget(self._key)
-        if last is not None and last.status in _OLD_TRANSPORT and self._old_transport is not None:
-            return await self._greet_old(self._old_transport)
+        if last is not None and last.status in _OLD_TRANSPORT and (make := self._allowed_old()) is not None:
+            return await self._greet_old(make)
         raise self._failure(last)
 
     def _in_order(self) -> list[ClientEra]:
@@ -188,7 +205,17 @@ class Negotiator:
         raise VersionMismatch(where=self._link.transport.where, ours=ours, theirs=supported)
 
     async def _greet(self, era: ClientEra, *, may_be_silent: bool) -> _Outcome:
-        """Greet in one era. Silence counts as a refusal where another era is still to be tried (COMPAT-08)."""
+        """Greet in one era; once more, where nobody had the time to look at it."""
+        outcome = await self._greet_once(era, may_be_silent=may_be_silent)
+        if outcome.busy_seconds is not None and outcome.busy_seconds <= self._limits.probe_seconds:
+            await asyncio.sleep(outcome.busy_seconds)
+            outcome = await self._greet_once(era, may_be_silent=may_be_silent)
+        if outcome.busy_seconds is not None:
+            raise outcome.error
+        return outcome
+
+    async def _greet_once(self, era: ClientEra, *, may_be_silent: bool) -> _Outcome:
+        """Silence counts as a refusal where another era is still to be tried (COMPAT-08)."""
         link, limits = self._link, self._limits
         link.era = era
         method, params = era.greeting(self._info, self._capabilities())
@@ -202,15 +229,15 @@ class Negotiator:
             return self._judged(era, method, error, None)
         except RequestTimeout as error:
             self._tried.append(f"{method}: no answer within {seconds:g} s")
-            return _Outcome(error, is_silence=True)
+            return _Outcome(error, is_silence=True, is_doubtful=True)
         except InvalidAnswer as error:
             self._tried.append(f"{method}: {error}")
-            return _Outcome(error)
+            return _Outcome(error, is_doubtful=True)
         except ConnectionFailed as error:
             if link.transport.stream_per_request or not may_be_silent or not getattr(link.transport, "has_read", True):
                 raise  # one that ended before it read the greeting would end again
             self._tried.append(f"{method}: {error}")
-            await link.transport.reopen()  # the greeting was too much for it
+            await link.reopen()  # the greeting was too much for it
             return _Outcome(error)
 
     async def _welcomed(self, era: ClientEra, answer: Answer) -> _Outcome:
@@ -225,24 +252,54 @@ class Negotiator:
         link.generation += 1
         if agreed.confirmation is not None:
             await link.notify(agreed.confirmation)
-        self._memory.keep(self._key, agreed.name, link.transport.kind)
+        if link.transport.stream_per_request and self._doubted - {agreed.name}:  # over a pipe they count (COMPAT-08)
+            self._memory.forget(self._key)
+        else:
+            self._memory.keep(self._key, agreed.name, link.transport.kind)
         await link.stand()
         return _Outcome(error=WeftError(), welcome=welcome)
 
     def _refused(self, era: ClientEra, method: str, refused: Refused) -> _Outcome:
         """An HTTP status: what is in the body decides, not the number (COMPAT-12)."""
-        if refused.status in (401, 403):
-            raise explained(refused) if refused.status == 401 else ConnectionFailed(refusal_sentence(refused))
+        if refused.status == 403:
+            raise ConnectionFailed(refusal_sentence(refused))
         error = explained(refused)
+        if isinstance(error, AuthorizationFailed):
+            raise error
         if isinstance(error, RemoteError):
-            return self._judged(era, method, error, refused.status)
-        self._tried.append(f"{method}: HTTP {refused.status} {_start(refused.body)}")
-        return _Outcome(error, refused.status)
+            outcome = self._judged(era, method, error, refused.status)
+        else:
+            self._tried.append(f"{method}: HTTP {refused.status} {_start(refused.body)}")
+            outcome = _Outcome(error, refused.status)
+        if refused.status in _BUSY and not outcome.is_ours and outcome.supported is None:
+            return _busy(refused)
+        outcome.is_doubtful = outcome.is_doubtful or not 400 <= refused.status < 500
+        return outcome
 
     def _judged(self, era: ClientEra, method: str, error: RemoteError, status: int | None) -> _Outcome:
         judgement = era.judge(error.code, error.data)
         self._tried.append(f"{method}: {error.message[:200]} ({error.code})")
-        return _Outcome(error, status, judgement.is_ours, judgement.supported)
+        return _Outcome(error, status, judgement.is_ours, judgement.supported, is_doubtful=error.code in _MAY_BE_OURS)
+
+    def _allowed_old(self) -> Callable[[], Transport] | None:
+        """The transport of the first revision, if there is one and the client may speak an era that it carries."""
+        return self._old_transport if any(era.keeps_stream for era in self._eras) else None
+
+    async def _greet_as_remembered(self) -> Welcome | None:
+        """Begin with the transport of the first revision where that was found; None where it is not so any more."""
+        link, make, known = self._link, self._allowed_old(), self._memory.recall(self._key)
+        if make is None or known is None or known[1] != _OLD_KIND or link.transport.kind == _OLD_KIND:
+            return None
+        newer = link.transport
+        try:
+            return await self._greet_old(make)
+        except AuthorizationFailed:
+            raise
+        except WeftError:
+            self._memory.forget(self._key)
+            self._tried = []
+            await link.change(newer)
+            return None
 
     async def _greet_old(self, make: Callable[[], Transport]) -> Welcome:
         """The transport of the first revision: a stream to be opened, which names where to send (COMPAT-14)."""
@@ -267,9 +324,24 @@ class Negotiator:
         remedy = "Check the address (its path is usually /mcp) or the command, and look into the server's log."
         if last is not None and last.status is not None and last.status >= 500:
             remedy = "Look into its log, and into that of a proxy before it."
+        elif len(self._eras) == 1:
+            remedy = (
+                f"Nothing but the {self._eras[0].name} era was tried, as `mode=` or `version=` says: leave that out, "
+                f"and the other is tried too. {remedy}"
+            )
         return ConnectionFailed(
             f"{self._link.transport.where} does not answer as an MCP server does. Tried: {tried}. {remedy}"
         )
+
+
+def _busy(refused: Refused) -> _Outcome:
+    """Nobody has looked at the request: when to try again, and what is said when that is in vain, or too far away."""
+    after = refused.headers.get("Retry-After", "").strip()
+    asked = int(after) if after.isdecimal() and len(after) < 10 else None
+    wish = "" if asked is None else f" It asks to wait for {asked} s."
+    return _Outcome(
+        ConnectionFailed(f"{refusal_sentence(refused)}{wish}"), refused.status, busy_seconds=asked or pause(1)
+    )
 
 
 def _start(body: bytes) -> str:
@@ -285,12 +357,21 @@ _REMEDIES: Mapping[int, str] = {
     405: "it does not take POST there: check the path, it is usually /mcp",
     413: "the request is too large for it: send less",
     429: "it wants fewer requests: wait, then try again",
+    503: "it is busy, or just starting: wait, then try again, or look into its log",
 }
+
+
+_MISWRITTEN = "it cannot read the Authorization that was sent: check the token, or `headers=`"
+
+
+def _is_miswritten(refused: Refused) -> bool:
+    """Whether it is the Authorization that a server cannot read: that says nothing about its era (RFC 6750, 3.1)."""
+    return refused.status == 400 and "www-authenticate" in refused.headers
 
 
 def refusal_sentence(refused: Refused) -> str:
     """What an HTTP status means for whoever sees it, and what to do."""
-    remedy = _REMEDIES.get(refused.status)
+    remedy = _MISWRITTEN if _is_miswritten(refused) else _REMEDIES.get(refused.status)
     if remedy is None:
         failed = refused.status >= 500
         remedy = "look into its log, and into that of a proxy before it" if failed else "check the address"
@@ -302,7 +383,7 @@ def explained(error: Refused | RemoteError) -> WeftError:
     """A refusal as the caller sees it: the server's own error where it gave one, unless it wants a login."""
     if isinstance(error, RemoteError):
         return error
-    if error.status == 401:
+    if error.status == 401 or _is_miswritten(error):
         return AuthorizationFailed(refusal_sentence(error))
     try:
         return ConnectionFailed(refusal_sentence(error)) if error.frame is None else remote_error(error.frame)

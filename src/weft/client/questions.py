@@ -20,6 +20,7 @@ from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 import msgspec
 
+from weft.client.mistakes import kind_of
 from weft.errors import InvalidParams, UsageError
 from weft.protocol.hosts import is_loopback
 from weft.protocol.names import check_uri
@@ -209,8 +210,8 @@ def read_action(answer: Any) -> tuple[Action, Mapping[str, Any] | None]:
     if isinstance(answer, str) and answer in ("accept", "decline", "cancel"):
         return answer, None
     raise UsageError(
-        f"The function that asks the user returned a {type(answer).__name__}; return a dict with the answers, True, "
-        "'accept', 'decline' or 'cancel'."
+        f"The function that asks the user returned {kind_of(answer)}; return a dict with the answers, True, 'accept', "
+        "'decline' or 'cancel'."
     )
 
 

@@ -32,7 +32,7 @@ from weft.limits import ClientLimits
 from weft.types.base import SUBSCRIPTION_ID_KEY, RequestId
 from weft.types.subscriptions import SubscriptionFilter
 
-__all__ = ["Listening", "Subscriptions"]
+__all__ = ["Listening", "Subscriptions", "wish_for"]
 
 log = logging.getLogger("weft.client")
 
@@ -64,6 +64,14 @@ _LISTS: Mapping[str, tuple[Change, str]] = {
     "notifications/resources/list_changed": (ResourcesChanged(), "resources_list_changed"),
 }
 _UPDATED = "notifications/resources/updated"
+
+
+def wish_for(uris: list[str], *, tools: bool, prompts: bool, resources: bool) -> SubscriptionFilter:
+    """What is to be heard of: lists and single resources; all lists, if nothing is named."""
+    everything = not (tools or prompts or resources or uris)
+    return SubscriptionFilter(
+        tools or everything or None, prompts or everything or None, resources or everything or None, uris or None
+    )
 
 
 class Subscriptions:
@@ -198,6 +206,7 @@ class Listening:
         plan = subscriptions.link.era.listen(self.wish)
         if plan.stream is None:
             try:
+                await subscriptions.link.stand_again()
                 await self._ask_all(plan.begin)
             except BaseException:
                 self.end(None)

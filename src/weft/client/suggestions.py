@@ -12,7 +12,7 @@ from typing import Any
 
 from weft.client.allowance import Allowance
 from weft.client.exchange import Exchange, Options
-from weft.client.mistakes import check_texts
+from weft.client.mistakes import check_texts, check_timeout
 from weft.errors import RequestTimeout, UsageError
 from weft.limits import ClientLimits
 from weft.types.prompts import CompleteResult, Completion
@@ -33,6 +33,7 @@ class Suggestions:
 
     async def ask(self, params: Mapping[str, Any], timeout: float | None) -> Completion:
         """The values that the server suggests, in its order."""
+        check_timeout(timeout)
         left = await self._turn(timeout)
         result = await self._exchange.request("completion/complete", params, CompleteResult, Options(left))
         found = result.completion

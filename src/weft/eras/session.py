@@ -71,7 +71,10 @@ class AlreadyInitialized(InvalidRequest):
 
 
 class Unacquainted:
-    """A peer whose handshake is not remembered: all that is known is what the request's headers say."""
+    """A peer whose handshake is not remembered: all that is known is what the request's headers say.
+
+    It cannot say how much it wants to hear, so it gets no log messages, and no `logging` is declared to it (L11-33).
+    """
 
     client_info: Implementation | None = None
     log_level: LogLevel | None = None
@@ -122,7 +125,7 @@ class SessionServer:
             params,
             peer.client_capabilities,
             peer.client_info,
-            peer.log_level,
+            _level(peer),
             None if params.meta is None else params.meta.progress_token,
         )
 
@@ -156,7 +159,7 @@ class SessionServer:
 
     def may_log(self, level: LogLevel, minimum: LogLevel | None) -> bool:
         """From the level on that the session asked for (L11-33)."""
-        return log_level_reached(level, minimum or DEFAULT_LEVEL)
+        return minimum is not None and log_level_reached(level, minimum)
 
     def refuse(self, error: ProtocolError, *, opened: bool) -> WireError:
         """Codes that later revisions gave a meaning are not used here."""
@@ -183,10 +186,16 @@ class SessionServer:
         method = offer.methods[self.name][name]
         params = _decode(method, frame)
         if not isinstance(params, InitializeParams):
-            return Envelope(ASSUMED, method, params, _NO_CAPABILITIES)
+            return Envelope(ASSUMED, method, params, _NO_CAPABILITIES, log_level=_level(peer))
         # COMPAT-22, L11-02: the version asked for if it is of this era, else the newest that is.
         revision = REVISIONS.get(params.protocol_version, NEWEST)
-        return Envelope(revision, method, params, fit_capabilities(params.capabilities, revision), params.client_info)
+        capabilities = fit_capabilities(params.capabilities, revision)
+        return Envelope(revision, method, params, capabilities, params.client_info, _level(peer))
+
+
+def _level(peer: Peer | None) -> LogLevel | None:
+    """From which level on a peer gets log messages; None where nothing is remembered of it."""
+    return None if peer is None or isinstance(peer, Unacquainted) else peer.log_level or DEFAULT_LEVEL
 
 
 def _decode(method: Method, frame: Frame) -> RequestParams:

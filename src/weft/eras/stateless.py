@@ -139,8 +139,10 @@ class StatelessServer:
         return params
 
     def question(self, method: str, params: Any, revision: Revision) -> Any:
-        """Questions are written as the newest revision has them."""
-        return params
+        """As the newest revision has them: a page has no id, for nobody is told when its visitor is done (ELI-08)."""
+        if params is None or "elicitationId" not in params:
+            return params
+        return {name: value for name, value in params.items() if name != "elicitationId"}
 
     def may_log(self, level: LogLevel, minimum: LogLevel | None) -> bool:
         """Only what the request itself asked for (LOG-02, LOG-03)."""

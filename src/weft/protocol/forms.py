@@ -39,11 +39,25 @@ from pydantic_core import CoreSchema
 from weft.protocol.answers import Issue, check_answer, options_of
 from weft.protocol.schema import SchemaError, compile_schema, is_array, is_object
 
-__all__ = ["EMAIL", "Titles", "check_form", "fields_with_links", "form_schema", "has_link", "parse_form"]
+__all__ = [
+    "EMAIL",
+    "Titles",
+    "check_form",
+    "fields_with_links",
+    "fields_with_secrets",
+    "form_schema",
+    "has_link",
+    "parse_form",
+]
 
 EMAIL = Field(json_schema_extra={"format": "email"})
 """Marks text as an email address: `Annotated[str, EMAIL]`. Nothing else needs installing."""
 
+_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+")  # between the words of a name
+_SECRET = re.compile(
+    r"(?:^|_)(?:password|passphrase|passcode|passwd|pwd|pin|secret|token|api_?key|access_?key|private_?key|credentials?"
+    r"|card_?number|cvc|cvv)(?:_|$)"
+)
 _FORMATS = ("email", "uri", "date", "date-time")
 _SELECT = {"enum", "enumNames", "oneOf"}
 _KEYWORDS: Mapping[str, set[str]] = {
@@ -151,6 +165,18 @@ def fields_with_links(form: Mapping[str, Any]) -> list[str]:
     """
     shown = {name: json.dumps(field, ensure_ascii=False) for name, field in form["properties"].items()}
     return [name for name, text in shown.items() if has_link(text)]
+
+
+def fields_with_secrets(form: Mapping[str, Any]) -> list[str]:
+    """The text fields that by their names ask for what a form must not ask for (ELI-09).
+
+    >>> fields_with_secrets({"properties": {"apiKey": {"type": "string"}, "keyboard": {"type": "string"}}})
+    ['apiKey']
+    """
+    texts = (
+        name for name, field in form["properties"].items() if field["type"] == "string" and not _SELECT & set(field)
+    )
+    return [name for name in texts if _SECRET.search(_WORDS.sub("_", name).lower())]
 
 
 def has_link(text: str) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, TypeGuard
 
 import msgspec
 
-from weft.errors import HeaderMismatch, WeftError
+from weft.errors import HeaderMismatch, InvalidRequest, WeftError
 
 __all__ = [
     "HeaderFault",
@@ -39,16 +39,18 @@ _UNIQUE = frozenset({b"authorization", b"content-length", b"content-type", b"hos
 _LISTS = frozenset({b"accept", b"content-encoding", b"tracestate"})
 _SECRET = frozenset({b"authorization", b"cookie", b"proxy-authorization"})
 _PARAM = b"mcp-param-"
+_MIRRORING = re.compile(rb"mcp-(?:protocol-version|method|name)\Z|mcp-param-")  # what repeats a part of the body
 _OWS = b" \t"  # RFC 9110 optional whitespace
 
 
 class HeaderFault(WeftError):
-    """The header section cannot be accepted at all; `status` is the HTTP status that says so."""
+    """The header section cannot be accepted at all; `status` is the HTTP status that says so, `code` JSON-RPC's."""
 
-    def __init__(self, message: str, *, status: int) -> None:
+    def __init__(self, message: str, *, status: int, code: int = InvalidRequest.code) -> None:
         super().__init__(message)
         self.message = message
         self.status = status
+        self.code = code
 
 
 class Headers:
@@ -127,7 +129,8 @@ def _joined(fields: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
 def _repeated(name: bytes) -> HeaderFault:
     # Two parties that read different copies would decide on different requests (R14).
     shown = "".join(char if char.isprintable() else "?" for char in name[:100].decode("ascii", "replace"))
-    return HeaderFault(f"The header {shown!r} appears more than once; send it exactly once.", status=400)
+    code = HeaderMismatch.code if _MIRRORING.match(name) else InvalidRequest.code  # HDR-10
+    return HeaderFault(f"The header {shown!r} appears more than once; send it exactly once.", status=400, code=code)
 
 
 # --- values

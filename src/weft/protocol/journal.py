@@ -50,6 +50,7 @@ class _Record(msgspec.Struct, frozen=True, array_like=True):
     once: dict[str, Raw]
     pending: dict[str, str]
     state: list[Raw]
+    id: str = ""
     by_hand: list[str] = []
 
 
@@ -69,7 +70,7 @@ class Journal:
     b'{"roots":[]}'
     """
 
-    __slots__ = ("answers", "by_hand", "once", "pending", "state")
+    __slots__ = ("answers", "before", "by_hand", "id", "once", "pending", "state")
 
     def __init__(
         self, answers: dict[str, Answer], once: dict[str, Raw], pending: dict[str, str], state: Raw | None
@@ -79,6 +80,8 @@ class Journal:
         self.pending = pending  # what the last round asked: key to digest of the question
         self.state = state  # the user's own, of the explicit form; None when there is none
         self.by_hand: set[str] = set()  # keys of questions of the explicit form, which a run does not ask again
+        self.id = ""  # tells one logical call from all others, once it has a second round
+        self.before: dict[str, str] = {}  # what the last round asked and was not answered
 
     @classmethod
     def empty(cls) -> Journal:
@@ -96,6 +99,7 @@ class Journal:
             raise ValueError("These bytes are not a journal: it has one state at most.")
         journal = cls(record.answers, record.once, record.pending, record.state[0] if record.state else None)
         journal.by_hand.update(record.by_hand)
+        journal.id = record.id
         return journal
 
     def encode(self) -> bytes:
@@ -107,7 +111,7 @@ class Journal:
         return self._encode({key: Answer(answer.question, _NOTHING) for key, answer in self.answers.items()})
 
     def _encode(self, answers: dict[str, Answer]) -> bytes:
-        fields = (answers, self.once, self.pending, [] if self.state is None else [self.state])
+        fields = (answers, self.once, self.pending, [] if self.state is None else [self.state], self.id)
         return _write((*fields, sorted(self.by_hand)) if self.by_hand else fields)  # a `_Record`, none of it in vain
 
     def accept(self, responses: Mapping[str, Raw], *, limit: int = _MAX_RESPONSES) -> None:
@@ -124,6 +128,7 @@ class Journal:
         for key, question in self.pending.items():
             if key in responses:
                 self.answers[key] = Answer(question, responses[key])
+        self.before = {key: question for key, question in self.pending.items() if key not in responses}
         self.pending = {}
 
     def answer(self, key: str, question: str) -> Raw | None:
@@ -132,13 +137,12 @@ class Journal:
         return recorded.value if recorded is not None and recorded.question == question else None
 
     def unasked(self, asked: Mapping[str, str]) -> list[str]:
-        """The keys of recorded answers whose questions were not asked in this run, and should have been.
+        """The keys of questions of earlier rounds that were not asked in this run, and should have been.
 
         `asked` are digests by key. Questions of the explicit form are asked once by design.
         """
-        return [
-            key for key, answer in self.answers.items() if key not in self.by_hand and asked.get(key) != answer.question
-        ]
+        earlier = self.before | {key: answer.question for key, answer in self.answers.items()}
+        return [key for key, question in earlier.items() if key not in self.by_hand and asked.get(key) != question]
 
 
 class Keys:

@@ -44,6 +44,8 @@ DIALECTS: Mapping[str, str] = {
 }
 """The supported values of `$schema`, with or without a final `#`, and what they are called (JSCH-04)."""
 
+_TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
+_SHOWN = 60
 _MAX_WORK = 50_000
 _MAX_LISTED_WORK = 5_000
 _FLAT_PER_STEP = 20  # what the engine does with a subschema that has no others inside costs it next to nothing
@@ -249,10 +251,21 @@ def _refusal(error: jsonschema_rs.ValidationError) -> SchemaError:
             f"The regular expression at {place!r} cannot be used: it is malformed, too large, or needs look-around or "
             "back-references, which do not run in linear time. Rewrite it without them."
         )
+    if kind == "AnyOf" and place.rpartition("/")[2] == "type":  # `type` alone takes one or several
+        return SchemaError(
+            f"The schema is not valid JSON Schema at {place!r}: {_shown(error.instance)} is no type. The types are "
+            f"{', '.join(_TYPES)}. Correct it."
+        )
     return SchemaError(
         f"The schema is not valid JSON Schema at {place or 'its root'!r}: {_sentence(error.message, error.instance)} "
         "Correct it."
     )
+
+
+def _shown(value: Any) -> str:
+    """A part of a schema, bounded."""
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
 
 
 # --- while validating

@@ -21,7 +21,7 @@ import os
 import struct
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -65,7 +65,9 @@ class KeyRing:
     def __init__(self, secrets: Sequence[str | bytes]) -> None:
         if isinstance(secrets, str | bytes):
             raise UsageError("The secrets of a KeyRing come as a list, also when there is one: KeyRing([secret]).")
-        self._secrets = [secret.encode() if isinstance(secret, str) else bytes(secret) for secret in secrets]
+        if not all(isinstance(secret, str | bytes) for secret in cast("Sequence[object]", secrets)):  # bytes(32): zeros
+            raise UsageError(f"The secrets of a KeyRing are text or bytes. {_REMEDY}")
+        self._secrets = [secret.encode() if isinstance(secret, str) else secret for secret in secrets]
         if not self._secrets:
             raise UsageError(f"A KeyRing needs at least one secret, and there is none. {_REMEDY}")
         for number, secret in enumerate(self._secrets, 1):
@@ -140,15 +142,15 @@ class KeyRing:
         return None
 
 
-def binding(principal: str | None, method: str, name: str, arguments: bytes | None) -> bytes:
-    """What a state is bound to: who calls (None: nobody known), and what. Arguments that are equal as JSON are equal.
+def binding(principal: str | None, method: str, name: str, arguments: bytes | None, *, server: str = "") -> bytes:
+    """What a state is bound to: who calls (None: nobody known), what, and whom. Arguments equal as JSON are equal.
 
     >>> first = binding("ann", "tools/call", "book", b'{"seat":1,"row":2}')
     >>> first == binding("ann", "tools/call", "book", b'{"row": 2, "seat": 1}')
     True
     """
     whole = hashlib.sha256()
-    for piece in (principal, method, name, None if arguments is None else _canonical(arguments)):
+    for piece in (server, principal, method, name, None if arguments is None else _canonical(arguments)):
         data = piece.encode(errors="surrogatepass") if isinstance(piece, str) else piece
         # Absent is not empty, and lengths come first: no two lists of pieces give the same bytes.
         whole.update(b"\0" if data is None else b"\1" + len(data).to_bytes(8, "big") + data)

@@ -108,6 +108,23 @@ class UriTemplate:
     def __repr__(self) -> str:
         return f"UriTemplate({self.text!r})"
 
+    @property
+    def shape(self) -> str:
+        """The template without the names that no URI shows: two of one shape match the same URIs.
+
+        >>> UriTemplate("a://{x}/{y}{?q}").shape == UriTemplate("a://{k}/{v}{?q}").shape
+        True
+        """
+        shown = {var.name for part in self._parts if _is_named(part) for var in part.variables}
+        names = {name: name if name in shown else f"({place})" for place, name in enumerate(self.variables)}
+        return "".join(part if isinstance(part, str) else _shape(part, names) for part in self._parts)
+
+    @property
+    def lists(self) -> frozenset[str]:
+        """The variables that give a list when they are matched: `{name*}`."""
+        variables = (var for part in self._parts if isinstance(part, _Expression) for var in part.variables)
+        return frozenset(var.name for var in variables if var.explode)
+
     def expand(self, values: Mapping[str, object]) -> str:
         """The URI that these values give; a value is text, a number, a list or a mapping, and None is no value.
 
@@ -190,6 +207,15 @@ def _parse_expression(text: str, opening: int, closing: int) -> _Expression:
             )
         variables.append(_Variable(found[1], found[2] is not None, int(found[3]) if found[3] else None))
     return _Expression(operator, tuple(variables))
+
+
+def _is_named(part: str | _Expression) -> TypeGuard[_Expression]:
+    return isinstance(part, _Expression) and _OPERATORS[part.operator].named
+
+
+def _shape(expression: _Expression, names: Mapping[str, str]) -> str:
+    variables = ((names[var.name], var.explode, var.prefix) for var in expression.variables)
+    return f"{{{expression.operator}{','.join(map(str, variables))}}}"
 
 
 # --- expansion

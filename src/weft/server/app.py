@@ -7,7 +7,7 @@ import inspect
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, overload
 
 import msgspec
 
@@ -16,28 +16,26 @@ from weft.backends.memory import MemoryBackend
 from weft.eras.base import Offer
 from weft.errors import UsageError
 from weft.limits import DEFAULT_LIMITS, Limits
-from weft.protocol.sealing import KeyRing
 from weft.server import telemetry
-from weft.server.auth.checks import scope_checks
 from weft.server.auth.resource import ResourceServer
-from weft.server.background import Background
+from weft.server.background import Background, call_async
 from weft.server.call import Call
 from weft.server.changes import Change, Changes
+from weft.server.checks import checks_of
+from weft.server.claims import Claims
 from weft.server.completions import Completions
 from weft.server.connection import Connection
-from weft.server.decorating import check_options, decorate
+from weft.server.decorating import check_kind, check_limits, check_options, decorate, plainly_called
 from weft.server.dispatch import Check, Dispatcher, Handler, Middleware
 from weft.server.extensions import Extension, check_extensions
 from weft.server.faults import show_mistakes_plainly
-from weft.server.handshake import HANDLERS
 from weft.server.lifespan import Lifespan, LifespanFactory
-from weft.server.offering import offered, read_eras
-from weft.server.pages import DEFAULT_PAGE_SIZE, CachePolicy
+from weft.server.offering import handlers_of, offered, read_eras
+from weft.server.pages import DEFAULT_PAGE_SIZE, CachePolicy, read_policies
 from weft.server.prompts import Prompts
 from weft.server.resources import Resources
-from weft.server.rounds import InputRequired
+from weft.server.rounds import InputRequired, key_ring
 from weft.server.sessions import Sessions
-from weft.server.spent import SpentStates
 from weft.server.subscriptions import Subscriptions
 from weft.server.threads import Threads
 from weft.server.tools import ToolOptions, Tools
@@ -53,7 +51,8 @@ if TYPE_CHECKING:
 __all__ = ["CacheList", "EraName", "RootsChanged", "Server"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-PROMPT_OPTIONS = ("name", "title", "description", "icons", "meta", "scopes")
+PROMPT_OPTIONS = ("name", "title", "description", "icons", "meta", "needs", "scopes")
+RESOURCE_OPTIONS = (*PROMPT_OPTIONS, "mime_type", "size", "annotations", "cache")
 EraName = Literal["stateless", "session"]
 RootsChanged = Callable[[Connection], Coroutine[Any, Any, None]]
 CacheList = Literal["discover", "tools", "resources", "templates", "prompts"]
@@ -71,6 +70,7 @@ class Server:
     `server.run()` serves it on stdio, `server.run("http")` over HTTP, `server.asgi()` is an ASGI app to mount.
     """
 
+    @plainly_called("Server")
     def __init__(
         self,
         name: str,
@@ -128,6 +128,9 @@ class Server:
         show_mistakes_plainly()
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
             raise UsageError("A server needs a name: Server('my-server').")
+        check_limits(limits)
+        if auth is not None:
+            check_kind("auth", auth, ResourceServer, "ResourceServer(...)")
         self.info = Implementation(name, version, title, description, website_url, icons)
         self.instructions = instructions
         self.limits = limits
@@ -140,19 +143,18 @@ class Server:
         self.backend: Backend = backend or MemoryBackend()
         self.auth = auth
         self._require_initialized = require_initialized
-        policy = cache or CachePolicy()
-        policies = list_cache or {}
-        self._discover_cache = policies.get("discover", policy)
-        self.tools = Tools(self.changes, self.threads, policies.get("tools", policy), page_size)
+        policy, policies = read_policies(cache, list_cache, get_args(CacheList))
+        self._discover_cache = policies["discover"]
+        self.tools = Tools(self.changes, self.threads, policies["tools"], page_size)
         self.resources = Resources(
             self.changes,
             policy,
             page_size,
             limits,
-            list_cache=policies.get("resources"),
-            templates_cache=policies.get("templates"),
+            list_cache=policies["resources"],
+            templates_cache=policies["templates"],
         )
-        self.prompts = Prompts(self.changes, policies.get("prompts", policy), page_size, limits)
+        self.prompts = Prompts(self.changes, policies["prompts"], page_size, limits)
         self.completions = Completions(self.prompts, self.resources)
         self.extensions = tuple(extensions)
         check_extensions(self.extensions)
@@ -160,10 +162,10 @@ class Server:
         self._roots_changed: list[RootsChanged] = []
         self.background = Background(self)
         self.changes.subscribe(self._forget_offer)
-        self.state_keys = _key_ring(state_keys)
+        self.state_keys = key_ring(state_keys)
         self.subscriptions = Subscriptions(self)
         self.sessions = Sessions(self)
-        self.spent_states = SpentStates(limits.ask_seconds)
+        self.claims = Claims(self.backend.store, seconds=limits.ask_seconds, most_bytes=limits.state_bytes)
 
     @property
     def name(self) -> str:
@@ -202,13 +204,14 @@ class Server:
 
     def add_tool(self, fn: Callable[..., Any], **options: Any) -> None:
         """Register a tool by a call. The options are those of `tool`."""
-        check_options("tool", options, ToolOptions.__struct_fields__)
+        check_options("A tool", options, ToolOptions.__struct_fields__)
         self.tools.add(fn, ToolOptions(**options))
 
     def remove_tool(self, name: str) -> None:
         """Take a tool out."""
         self.tools.remove(name)
 
+    @plainly_called("@server.resource")
     def resource(
         self,
         uri: str,
@@ -223,6 +226,7 @@ class Server:
         icons: list[Icon] | None = None,
         meta: dict[str, Any] | None = None,
         cache: CachePolicy | None = None,
+        needs: Sequence[str] = (),
         scopes: Sequence[str] = (),
     ) -> Callable[[F], F]:
         """Register a function that reads a resource, or all resources of an RFC 6570 template.
@@ -240,6 +244,7 @@ class Server:
             "icons": icons,
             "meta": meta,
             "cache": cache,
+            "needs": needs,
             "scopes": scopes,
         }
         if not isinstance(uri, str):  # pyright: ignore[reportUnnecessaryIsInstance] - the decorator without arguments
@@ -248,6 +253,7 @@ class Server:
 
     def add_resource(self, uri: str, content: Callable[..., Any] | str | bytes, **options: Any) -> None:
         """Register a resource by a call: a function that reads it, or what is in it."""
+        check_options("A resource", options, RESOURCE_OPTIONS)
         self.resources.add(uri, content, **options)
 
     def remove_resource(self, uri: str) -> None:
@@ -266,6 +272,7 @@ class Server:
         description: str | None = None,
         icons: list[Icon] | None = None,
         meta: dict[str, Any] | None = None,
+        needs: Sequence[str] = (),
         scopes: Sequence[str] = (),
     ) -> Callable[[F], F]: ...
     def prompt(self, fn: Any = None, /, **options: Any) -> Any:
@@ -274,13 +281,14 @@ class Server:
 
     def add_prompt(self, fn: Callable[..., Any], **options: Any) -> None:
         """Register a prompt by a call. The options are those of `prompt`."""
-        check_options("prompt", options, PROMPT_OPTIONS)
+        check_options("A prompt", options, PROMPT_OPTIONS)
         self.prompts.add(fn, **options)
 
     def remove_prompt(self, name: str) -> None:
         """Take a prompt out."""
         self.prompts.remove(name)
 
+    @plainly_called("@server.completion")
     def completion(self, *, prompt: str | None = None, template: str | None = None, argument: str) -> Callable[[F], F]:
         """Register a function that suggests values for an argument of a prompt or of a resource template.
 
@@ -312,7 +320,7 @@ class Server:
         """The client at the other end of `connection` says that its roots changed."""
         for fn in self._roots_changed:
             what = f"{getattr(fn, '__name__', 'on_roots_changed')!r}"
-            self.background.start((fn, connection), partial(_await, fn, connection), what)
+            self.background.start((fn, connection), partial(call_async, "on_roots_changed", fn, connection), what)
 
     # Saying that something changed. From anywhere: also outside a call, also from a thread. Adding and removing
     # features says so by itself.
@@ -360,20 +368,8 @@ class Server:
     @cached_property
     def dispatcher(self) -> Dispatcher:
         """Serves calls."""
-        handlers: dict[str, Handler] = {
-            "server/discover": self._discover,
-            "tools/list": self.tools.list,
-            "tools/call": self.tools.call,
-            "resources/list": self.resources.list,
-            "resources/templates/list": self.resources.templates,
-            "resources/read": self.resources.read,
-            "prompts/list": self.prompts.list,
-            "prompts/get": self.prompts.get_prompt,
-            "completion/complete": self.completions.complete,
-            "subscriptions/listen": self.subscriptions.listen,
-            **HANDLERS,
-        }
-        checks: dict[str, Check] = {"tools/call": self.tools.check, **scope_checks(self)}
+        handlers: dict[str, Handler] = {"server/discover": self._discover, **handlers_of(self)}
+        checks: dict[str, Check] = checks_of(self)
         around = list(self._middleware)
         for extension in self.extensions:
             handlers.update({method.name: handler for method, handler in extension.methods()})
@@ -417,6 +413,7 @@ class Server:
 
     # Serving.
 
+    @plainly_called("server.asgi")
     def asgi(
         self,
         path: str = "/mcp",
@@ -473,16 +470,16 @@ class Server:
 
         run(self, transport, **options)
 
+    async def serve(self, transport: Literal["stdio", "http"] = "stdio", **options: Any) -> None:
+        """The same within a loop that runs already, until cancelled. It takes no signals, and has one worker."""
+        from weft.server.running import serve
 
-async def _await(fn: RootsChanged, connection: Connection) -> None:
-    work = fn(connection)
-    if not inspect.isawaitable(work):
-        raise UsageError("A function given to on_roots_changed must be async: `async def f(connection): ...`.")
-    await work
+        await serve(self, transport, **options)
 
+    if not TYPE_CHECKING:  # a type checker knows that a Server is no ASGI app; whoever uses none is told
 
-def _key_ring(secrets: Sequence[str | bytes] | None) -> KeyRing:
-    if secrets is not None:
-        return KeyRing(secrets)
-    given = os.environ.get("WEFT_STATE_KEY", "")
-    return KeyRing.from_environment(given) if given else KeyRing.ephemeral()
+        async def __call__(self, *_: Any) -> None:
+            """Refuse to be mounted in place of what `asgi` returns."""
+            raise UsageError(
+                "A Server is no ASGI app itself. Give server.asgi() in its place: app.mount('/', server.asgi('/mcp'))."
+            )

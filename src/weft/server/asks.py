@@ -11,15 +11,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar, cast, get_origin
 from urllib.parse import urlsplit
 
 import msgspec
 
-from weft.errors import InvalidParams, MissingCapability, UsageError
+from weft.errors import MissingCapability, UsageError
+from weft.jsonrpc import encode_notification
 from weft.protocol.hosts import is_loopback
+from weft.protocol.names import check_uri
 from weft.protocol.sampling import fault_of_answer, fault_of_messages
 from weft.server.call import Call
+from weft.server.connection import COMPLETE
 from weft.types.capabilities import ClientCapabilities, ElicitationCapability, RootsCapability, SamplingCapability
 from weft.types.content import TextContent
 from weft.types.interaction import (
@@ -43,6 +46,7 @@ __all__ = [
     "elicit",
     "elicit_url",
     "list_roots",
+    "notify_complete",
     "sample",
 ]
 
@@ -93,8 +97,16 @@ class Elicitation(Generic[T]):
 
 def ask_form(message: str, schema: type[Any] | Mapping[str, Any]) -> InputRequest:
     """The question that a form asks: `schema` is a flat model, or a flat JSON Schema."""
-    from weft.protocol.forms import check_form, fields_with_links, form_schema, has_link
+    from weft.protocol.forms import check_form, fields_with_links, fields_with_secrets, form_schema, has_link
 
+    said, shape = cast("object", message), cast("object", schema)  # callers may be untyped
+    if not isinstance(said, str):
+        raise UsageError("This cannot be asked by form: the message, which comes first, is text.")
+    if not isinstance(shape, type | Mapping) and get_origin(shape) is None:
+        raise UsageError(
+            f"This cannot be asked by form: give the class of the form, not a value ({type(shape).__name__}); or a "
+            "flat JSON Schema as a dictionary."
+        )
     try:
         requested = check_form(schema) if isinstance(schema, Mapping) else form_schema(schema)
     except ValueError as error:
@@ -104,6 +116,8 @@ def ask_form(message: str, schema: type[Any] | Mapping[str, Any]) -> InputReques
         linked.append("message")
     if linked:
         _warn_of_links(tuple(linked), tuple(requested["properties"]))
+    if secrets := fields_with_secrets(requested):
+        _warn_of_secrets(tuple(secrets))
     return InputRequest("elicitation/create", ElicitParams(message=message, mode="form", requested_schema=requested))
 
 
@@ -117,12 +131,27 @@ def _warn_of_links(linked: tuple[str, ...], fields: tuple[str, ...]) -> None:
     )
 
 
-def ask_url(message: str, url: str) -> InputRequest:
-    """The question whether the user will visit a page: on https, or on this machine, and without a password in it."""
+@lru_cache(maxsize=512)
+def _warn_of_secrets(fields: tuple[str, ...]) -> None:
+    log.warning(
+        "A form asks for %s. By its name that is a secret, and a form shows it to the client and maybe to a model: "
+        "have it entered on a page of yours, with ctx.elicit_url (or ask_url).",
+        ", ".join(repr(name) for name in fields),
+    )
+
+
+def ask_url(message: str, url: str, *, id: str | None = None) -> InputRequest:
+    """The question whether the user will visit a page: on https, or on this machine, and without a password in it.
+
+    Give it an `id` to say by `ctx.notify_complete(id)` that the user is done there. Without one it gets one of its own.
+    """
+    if id is not None and not (isinstance(id, str) and id):  # pyright: ignore[reportUnnecessaryIsInstance] - users' code
+        raise UsageError(f"ask_url(id={id!r}) is not possible: the id of a page is a text, and not empty.")
     try:
+        check_uri(url)
         parts = urlsplit(url)
-        host = parts.hostname or ""
-    except ValueError:
+        host, _ = parts.hostname or "", parts.port
+    except (TypeError, ValueError):
         raise UsageError("The user cannot be sent to a URL that is malformed: use an https URL.") from None
     if not host or not (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host))):  # ELI-08, ELI-21
         shown = f"{parts.scheme}://{host}"[:100]  # not the rest: this is logged, and a path may be a key
@@ -132,7 +161,7 @@ def ask_url(message: str, url: str) -> InputRequest:
             f"The user cannot be sent to a URL with a name or password before the host {host[:100]!r}: take it out of "
             "the https URL, and let the user log in on the page."
         )
-    return InputRequest("elicitation/create", ElicitParams(message=message, mode="url", url=url))
+    return InputRequest("elicitation/create", ElicitParams(message=message, mode="url", url=url, elicitation_id=id))
 
 
 def ask_model(messages: str | Sequence[SamplingMessage], *, max_tokens: int, **options: Any) -> InputRequest:
@@ -169,7 +198,7 @@ async def elicit(call: Call, message: str, schema: type[Any] | Mapping[str, Any]
     try:
         return Elicitation("accept", parse_form(schema, answer.content))
     except ValueError as error:
-        raise InvalidParams(f"Invalid params: the answer to a question does not fit it: {error}") from None
+        raise call.asker.unfit(f"the answer to a question does not fit it: {error}") from None
 
 
 async def elicit_url(call: Call, message: str, url: str, key: str | None) -> Elicitation[None]:
@@ -181,8 +210,15 @@ async def elicit_url(call: Call, message: str, url: str, key: str | None) -> Eli
     answer = await _ask(call, request, ElicitResult, key)
     if page is None:
         return Elicitation(answer.action, None)
-    done = partial(call.connection.notify, "notifications/elicitation/complete", {"elicitationId": page})
-    return Elicitation(answer.action, None, done)
+    return Elicitation(answer.action, None, partial(notify_complete, call, page))
+
+
+async def notify_complete(call: Call, page: str) -> None:
+    """The user is done at a page: tell the client (L11-40), with the call while that is unanswered, else beside it."""
+    if call.session is None or call.reply.answered or call.cancellation.cancelled or not call.reply.can_stream:
+        await call.connection.notify_complete(page)
+    elif call.connection.takes_pages:
+        await call.reply.notify(encode_notification(COMPLETE, {"elicitationId": page}))
 
 
 async def sample(call: Call, request: InputRequest, key: str | None) -> CreateMessageResult:
@@ -190,7 +226,7 @@ async def sample(call: Call, request: InputRequest, key: str | None) -> CreateMe
     answer = await _ask(call, request, CreateMessageResult, key)
     fault = fault_of_answer(request.params, answer)
     if fault is not None:
-        raise InvalidParams(f"Invalid params: of sampling/createMessage, {fault}")
+        raise call.asker.unfit(f"of sampling/createMessage, {fault}")
     return answer
 
 
@@ -206,7 +242,7 @@ async def _ask(call: Call, request: InputRequest, answer: type[T], key: str | No
     try:
         return msgspec.json.decode(raw, type=answer)
     except msgspec.ValidationError:
-        raise InvalidParams(f"Invalid params: the answer to {request.method} does not have its shape.") from None
+        raise call.asker.unfit(f"the answer to {request.method} does not have its shape.") from None
 
 
 def check_request(call: Call, request: InputRequest) -> None:

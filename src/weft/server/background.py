@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Callable, Coroutine, Hashable
 from typing import TYPE_CHECKING, Any
 
+from weft.errors import UsageError
 from weft.server.faults import report
 
 if TYPE_CHECKING:
     from weft.server.app import Server
 
-__all__ = ["Background"]
+__all__ = ["Background", "call_async"]
 
 log = logging.getLogger("weft.background")
 
@@ -67,3 +69,11 @@ class Background:
             raise
         except BaseException as error:  # noqa: BLE001 - R1
             report(what, error, debug=self._server.debug)
+
+
+async def call_async(option: str, fn: Callable[..., Any], connection: Any) -> None:
+    """Call a function that was given to `option`, and tell whoever forgot to make it async."""
+    work = fn(connection)
+    if not inspect.isawaitable(work):
+        raise UsageError(f"A function given to {option} must be async: `async def f(connection): ...`.")
+    await work

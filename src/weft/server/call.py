@@ -30,12 +30,13 @@ class Reply(Protocol):
         """Whether notifications get there at all."""
         ...
 
-    async def notify(self, message: bytes) -> None:
-        """Send one encoded notification that belongs to this call, before its answer."""
+    @property
+    def answered(self) -> bool:
+        """Whether the answer is out, or there will be none: nothing that belongs to the call gets there any more."""
         ...
 
-    async def keep_alive(self) -> None:
-        """Give a sign of life, where that means something."""
+    async def notify(self, message: bytes) -> None:
+        """Send one encoded notification that belongs to this call, before its answer."""
         ...
 
     async def close_stream(self, retry_seconds: float) -> None:
@@ -78,6 +79,10 @@ class Asker(Protocol):
         """An id for a page that the user is sent to, where the protocol has them."""
         ...
 
+    def unfit(self, fault: str) -> Exception:
+        """What a handler gets to see of an answer that does not fit its question."""
+        ...
+
     async def settle(self, signal: InputRequired) -> bool:
         """Get the answers to the questions a handler returned. True: they are there, call it again."""
         ...
@@ -101,7 +106,8 @@ class Call:
     asked: Asker | None = None  # there once the call has asked, or has brought answers back
     blamed: str | None = None  # what of the user's an exception came out of, where that is known
     own_connection: Connection | None = None  # made for this call, and ends with it
-    spent: str | None = None  # the `requestState` that this call has used up (MRTR-14)
+    undo: Callable[[], None] | None = None  # takes back what the call has done, should its answer be an error
+    spends: str | None = None  # the `requestState` that this call uses up (MRTR-14)
     _cancellation: Cancellation | None = None
     _context: Context | None = None
     _progress_pace: Pace | None = None

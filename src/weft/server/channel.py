@@ -20,7 +20,8 @@ import msgspec
 from weft.errors import NoBackChannelError, ProtocolError, QuestionFailed, RemoteError, RequestTimeout, UsageError
 from weft.protocol.journal import Answer, Journal, Keys, digest
 from weft.server.asks import check_request
-from weft.server.rounds import InputRequired, Once, UrlElicitationRequired, check_asks, check_number, to_json
+from weft.server.once import Once, to_json
+from weft.server.rounds import InputRequired, UrlElicitationRequired, check_asks, check_number
 from weft.types.interaction import InputRequest
 
 if TYPE_CHECKING:
@@ -66,6 +67,10 @@ class Channel:
         """An id by which the client is told that the user is done there (L11-39, L11-40); the same in every run."""
         return f"{self._page}-{next(self._page_numbers)}"
 
+    def unfit(self, fault: str) -> Exception:
+        """The answer was a message of its own: nothing is wrong with the call, whose handler may make do without it."""
+        return QuestionFailed(f"The client's answer cannot be used: {fault}")
+
     async def ask(self, method: str, params: Any, key: str | None) -> msgspec.Raw:
         """The answer; that of an earlier run, if there is one: nobody is asked again because a handler is run again."""
         self._once.check_asking()
@@ -81,6 +86,10 @@ class Channel:
         call, seconds = self._call, self._call.server.limits.ask_seconds
         if call.cancellation.cancelled:  # CAN-09: nothing is sent any more, and nobody would answer
             raise QuestionFailed(f"The client cannot be asked ({method}): it has cancelled the call.")
+        if call.reply.answered:
+            raise QuestionFailed(
+                f"The client cannot be asked ({method}): the call is answered. Ask before the handler returns."
+            )
         self._sent += 1
         check_asks(call, self._sent)
         fitting = call.era.question(method, params, call.envelope.revision)
@@ -135,7 +144,7 @@ class Channel:
     async def _put(self, request: InputRequest) -> Answer:
         """Ask what a handler put into an `InputRequired`."""
         params: Any = None if request.params is msgspec.UNSET else msgspec.to_builtins(request.params)
-        return Answer(digest(request.method, params), await self._send(request.method, _named(params)))
+        return Answer(digest(request.method, _unnamed(params)), await self._send(request.method, _named(params)))
 
     def _pages(self, signal: UrlElicitationRequired) -> ProtocolError:
         """The error that lists the pages a user has to visit (L11-41)."""
@@ -146,9 +155,9 @@ class Channel:
 
 
 def _named(params: Any) -> Any:
-    """A page is sent with an id of its own (L11-39)."""
+    """A page is sent with an id of its own, unless its handler gave it one (L11-39)."""
     if params is not None and params.get("mode") == "url":
-        return {**params, "elicitationId": secrets.token_urlsafe(16)}
+        return {"elicitationId": secrets.token_urlsafe(16), **params}
     return params
 
 

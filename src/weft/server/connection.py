@@ -19,16 +19,18 @@ import msgspec
 from weft.errors import NoBackChannelError
 from weft.protocol.schema import is_array, is_object
 from weft.types.base import Implementation, LogLevel, RequestId
-from weft.types.capabilities import ClientCapabilities
+from weft.types.capabilities import ClientCapabilities, ElicitationCapability
 
 if TYPE_CHECKING:
     from weft.server.outstanding import OnProgress
 
-__all__ = ["NO_CHANNEL", "Cancellation", "Connection", "NoChannel", "Outbound", "declared"]
+__all__ = ["COMPLETE", "NO_CHANNEL", "Cancellation", "Connection", "NoChannel", "Outbound", "declared"]
 
 log = logging.getLogger("weft.connection")
 
 T = TypeVar("T")
+
+COMPLETE = "notifications/elicitation/complete"  # L11-40
 
 _NO_CAPABILITIES = ClientCapabilities()
 
@@ -218,6 +220,11 @@ class Connection:
         self.handshake_done = True
         self.is_changed = True
 
+    def ungreet(self) -> None:
+        """The introduction came to nothing: it may be made again."""
+        self.protocol_version, self.client_info, self.client_capabilities = "", None, _NO_CAPABILITIES
+        self.handshake_done = self.is_changed = False
+
     def set_initialized(self) -> None:
         """The peer said `notifications/initialized`."""
         self.is_changed = self.is_changed or not self._ready
@@ -293,6 +300,16 @@ class Connection:
             await self.outbound.notify(method, params)
         except Exception as error:  # noqa: BLE001 - best effort by contract: a broken stream is not the caller's fault
             log.debug("%s dropped: %s", method, type(error).__name__)
+
+    @property
+    def takes_pages(self) -> bool:
+        """Whether the client declared that its user can be sent to pages."""
+        return self.check_capability(ClientCapabilities(elicitation=ElicitationCapability(url={})))
+
+    async def notify_complete(self, page: str) -> None:
+        """The user is done at the page of this id: tell the client, where there is a message for that. Never raises."""
+        if self.takes_pages:
+            await self.notify(COMPLETE, {"elicitationId": page})
 
     async def close(self) -> None:
         """Unwind the exit stack, whatever happens meanwhile to the caller."""

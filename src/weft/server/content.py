@@ -23,6 +23,7 @@ import pydantic_core
 
 from weft.errors import UsageError, WeftError
 from weft.protocol.names import check_uri
+from weft.server.signature_errors import place_of
 from weft.types.base import Annotations, Meta
 from weft.types.content import (
     AudioContent,
@@ -119,6 +120,7 @@ _REMEDY = (
     "Return strings, numbers, booleans, None, lists, dictionaries, dataclasses or pydantic models, "
     "or convert it yourself."
 )
+_Place = tuple[str | int, ...]
 _MAX_DEPTH = 64  # how far down a culprit is looked for, so that its place can be named
 
 
@@ -328,7 +330,7 @@ def _check_numbers(data: bytes, value: Any) -> None:
     json.loads(data, parse_constant=refuse)
 
 
-def refuse_unawaited(value: Any, place: tuple[str, ...] = ()) -> None:
+def refuse_unawaited(value: Any, place: _Place = ()) -> None:
     """Tell who forgot an `await`; and let the coroutine go, or Python would complain of it once more, later."""
     if isinstance(value, CoroutineType):
         coroutine = cast("CoroutineType[Any, Any, Any]", value)
@@ -339,18 +341,18 @@ def refuse_unawaited(value: Any, place: tuple[str, ...] = ()) -> None:
         ) from None
 
 
-def _refuse(culprit: Any, place: tuple[str, ...], remedy: str = _REMEDY) -> NoReturn:
+def _refuse(culprit: Any, place: _Place, remedy: str = _REMEDY) -> NoReturn:
     refuse_unawaited(culprit, place)
     raise Unserialisable(
         f"The returned value{_at(place)} is of type {_type_name(culprit)}, which is not JSON. {remedy}"
     ) from None
 
 
-def _place(value: Any, found: Callable[[Any], bool]) -> tuple[str, ...]:
+def _place(value: Any, found: Callable[[Any], bool]) -> _Place:
     """The keys and positions that lead to the first value that is `found`; empty when it is the value itself."""
     seen: set[int] = set()
 
-    def walk(value: Any, place: tuple[str, ...]) -> tuple[str, ...] | None:
+    def walk(value: Any, place: _Place) -> _Place | None:
         if found(value):
             return place
         if id(value) in seen or len(place) > _MAX_DEPTH:
@@ -364,18 +366,18 @@ def _place(value: Any, found: Callable[[Any], bool]) -> tuple[str, ...]:
     return walk(value, ()) or ()
 
 
-def _parts(value: Any) -> Iterable[tuple[str, Any]]:
+def _parts(value: Any) -> Iterable[tuple[str | int, Any]]:
     if isinstance(value, Mapping):
-        return [(f"[{key!r}]", item) for key, item in cast("Mapping[Any, Any]", value).items()]
+        return [(str(key), item) for key, item in cast("Mapping[Any, Any]", value).items()]
     if isinstance(value, list | tuple | AbstractSet):
-        return [(f"[{index}]", item) for index, item in enumerate(cast("Iterable[Any]", value))]
+        return list(enumerate(cast("Iterable[Any]", value)))
     if dataclasses.is_dataclass(value) or hasattr(value, "model_fields_set"):
-        return [(f".{name}", item) for name, item in cast("dict[str, Any]", getattr(value, "__dict__", {})).items()]
+        return list(cast("dict[str, Any]", getattr(value, "__dict__", {})).items())
     return ()
 
 
-def _at(place: tuple[str, ...]) -> str:
-    return f" at {''.join(place)[:200]}" if place else ""
+def _at(place: _Place) -> str:
+    return f" at {place_of(place)}" if place else ""
 
 
 def _type_name(value: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, overload
 
@@ -51,11 +51,25 @@ class TokenInfo(msgspec.Struct, frozen=True):
     claims: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
     issuer: str | None = None  # the claim `iss` if not said
 
+    def __post_init__(self) -> None:
+        if type(self.scopes) is not frozenset:
+            msgspec.structs.force_setattr(self, "scopes", _as_set(self.scopes))
+
     @property
     def principal(self) -> str:
         """One name for all of it. The same subject of another issuer is somebody else, and so is another client's."""
         pieces = (self.issuer or self.claims.get("iss"), self.client_id, self.subject)
         return "".join("-" if piece is None else f"{len(str(piece))}:{piece}" for piece in pieces)
+
+
+def _as_set(scopes: object) -> frozenset[str]:
+    """Scopes, in whatever they came: who makes a TokenInfo may be untyped, and used to lists."""
+    if isinstance(scopes, list | tuple | set | frozenset):
+        listed = list(cast("Iterable[object]", scopes))
+        found = [scope for scope in listed if isinstance(scope, str)]
+        if len(found) == len(listed):
+            return frozenset(found)
+    raise UsageError(f"TokenInfo(scopes={scopes!r}) is not possible: give a set of texts, such as {{'read'}}.")
 
 
 class Context:
@@ -296,6 +310,13 @@ class Context:
         """Ask the user to visit a page. Accepted means consent, not that anything is done there."""
         return await asks.elicit_url(self._call, message, url, key)
 
+    async def notify_complete(self, page: str) -> None:
+        """The user is done at the page that `ask_url(..., id=page)` asked to visit, in this call or an earlier one.
+
+        The client is told where there is a message for that. Beside the calls, `connection.notify_complete` does it.
+        """
+        await asks.notify_complete(self._call, page)
+
     async def sample(
         self,
         messages: str | list[SamplingMessage],
@@ -325,6 +346,13 @@ class Context:
         A handler that asks runs from the top again when the answer comes. What `fn` returned the first time is kept
         under `key` and returned the next times; it must be JSON, or of the type that `fn` says it returns (or `type`).
         """
+        if not callable(fn):
+            if isinstance(fn, Coroutine):
+                fn.close()  # or Python complains of it, too
+            raise UsageError(
+                f"ctx.once({key!r}, ...) got what a function returned, and not the function, so it cannot tell whether "
+                f"to call it. Give both apart: ctx.once({key!r}, fn, argument)."
+            )
         return await self._call.asker.once(key, fn, args, type)
 
     # The answers of an earlier round, for handlers that return `InputRequired` themselves.
@@ -343,7 +371,11 @@ class Context:
         """The answer for `key`, read as `type`. `InvalidParams` for an answer that is not there or does not fit."""
         if key not in self._answers:
             raise InvalidParams(f"Invalid params: `inputResponses` has no {key!r}.")
-        return _read(bytes(self._answers[key]), type, f"`inputResponses[{key!r}]`")
+        try:
+            return _read(bytes(self._answers[key]), type)
+        except ValueError:
+            fault = f"`inputResponses[{key!r}]` does not have the expected shape."
+            raise self._call.asker.unfit(fault) from None
 
     @property
     def is_retry(self) -> bool:
@@ -359,22 +391,23 @@ class Context:
     def request_state_as(self, type: type[T]) -> T | None:
         """The same, read as `type`."""
         state = None if self._call.asked is None else self._call.asked.state
-        return None if state is None else _read(bytes(state), type, "`requestState`")
+        try:
+            return None if state is None else _read(bytes(state), type)
+        except ValueError:
+            raise InvalidParams("Invalid params: `requestState` does not have the expected shape.") from None
 
     @property
     def _answers(self) -> Mapping[str, msgspec.Raw]:
         return _NONE if self._call.asked is None else self._call.asked.answers
 
 
-def _read(data: bytes, type: type[T], what: str) -> T:
-    try:
-        if isinstance(type, msgspec.StructMeta):
-            return msgspec.json.decode(data, type=type)
-        from pydantic import TypeAdapter  # here, because most servers start sooner without it
+def _read(data: bytes, type: type[T]) -> T:
+    """JSON as `type`. ValueError where it does not have its shape."""
+    if isinstance(type, msgspec.StructMeta):
+        return msgspec.json.decode(data, type=type)
+    from pydantic import TypeAdapter  # here, because most servers start sooner without it
 
-        return TypeAdapter(type).validate_json(data)
-    except ValueError:
-        raise InvalidParams(f"Invalid params: {what} does not have the expected shape.") from None
+    return TypeAdapter(type).validate_json(data)
 
 
 def _log_data(data: Any) -> msgspec.Raw:

@@ -1,20 +1,34 @@
-"""What the decorators of a Server share: with and without arguments, a sentence for what cannot be registered, and a
-warning for what had better not be.
+"""What the methods of a Server share that people type: decorators with and without arguments, a sentence for what
+cannot be meant so, and a warning for what had better not be.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 from weft.errors import UsageError
+from weft.limits import DEFAULT_LIMITS, Limits
 from weft.protocol.headers import Mirror
 from weft.protocol.names import closest
 from weft.server.where import caller
 
-__all__ = ["check_options", "decorate", "warn_of_mirrors", "warn_of_web_uri"]
+__all__ = [
+    "check_kind",
+    "check_limits",
+    "check_options",
+    "decorate",
+    "plainly_called",
+    "warn_of_mirrors",
+    "warn_of_web_uri",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 log = logging.getLogger("weft.advice")
 
@@ -25,15 +39,62 @@ _SENSITIVE = re.compile(
 )
 
 
-def check_options(kind: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
+def check_options(what: str, options: Iterable[str], known: Sequence[str]) -> None:
     """Refuse options that there are not."""
     for name in options:
         if name not in known:
             near = closest(name, known)
             meant = f"Did you mean {near!r}? " if near else ""
-            raise UsageError(
-                f"A {kind} has no option {name!r} ({caller()}). {meant}The options are: {', '.join(known)}."
-            )
+            raise UsageError(f"{what} has no option {name!r} ({caller()}). {meant}The options are: {', '.join(known)}.")
+
+
+def check_kind(option: str, value: object, kind: type, example: str) -> None:
+    """Refuse an option that is something else than it should be."""
+    if not isinstance(value, kind):
+        raise UsageError(
+            f"{option}= is a {kind.__name__}, not {type(value).__name__} ({caller()}). Write {option}={example}."
+        )
+
+
+def check_limits(limits: object) -> None:
+    """Refuse bounds that nothing could keep."""
+    check_kind("limits", limits, Limits, "Limits(in_flight=100)")
+    assert isinstance(limits, Limits)
+    for name in limits.__struct_fields__:
+        value, usual = getattr(limits, name), getattr(DEFAULT_LIMITS, name)
+        is_number = type(value) is int or (type(value) is float and type(usual) is float)
+        if not is_number or not value >= 0:
+            kind = "a number of seconds" if type(usual) is float else "a whole number"
+            raise UsageError(f"Limits({name}={value!r}) is not possible ({caller()}): it is {kind}, 0 or more.")
+
+
+def plainly_called(what: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorates a method, called `what`: a call that does not fit its signature is refused in a sentence, in place of
+    Python's TypeError. For type checkers nothing changes.
+    """
+
+    def decorator(fn: Callable[P, R]) -> Callable[P, R]:
+        @wraps(fn)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            _check_call(what, fn, args, kwargs)
+            return fn(*args, **kwargs)
+
+        return checked
+
+    return decorator
+
+
+def _check_call(what: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    signature = inspect.signature(fn)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        known = list(signature.parameters)[1:]  # all but `self`
+        check_options(what, kwargs, known)
+        raise UsageError(
+            f"{what} cannot be called so ({caller()}): {error}. Give its options by name: "
+            f"{', '.join(f'{name}=' for name in known)}."
+        ) from None
 
 
 def decorate(fn: Any, register: Callable[[Any], None], kind: str) -> Any:

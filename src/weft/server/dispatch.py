@@ -1,30 +1,45 @@
 """The way of a call: the method table, the middleware, and the sole error boundary.
 
-`run` turns one opened call into one encoded answer and never raises, except when the call is cancelled: then there is
-no answer to send. Whatever a handler does, the process and the other calls go on.
+`run` turns one opened call into one encoded answer and never raises, except when its task is cancelled: then whoever
+runs it knows whether there is an answer to send (`fail`). Whatever a handler does, the process and the other calls go
+on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from weft.errors import InternalError, InvalidParams, MethodNotFound, ProtocolError, QuestionFailed, UsageError
+from weft.errors import (
+    InternalError,
+    InvalidParams,
+    MethodNotFound,
+    MissingCapability,
+    ProtocolError,
+    QuestionFailed,
+    UsageError,
+)
 from weft.jsonrpc import encode_error, encode_result
+from weft.protocol.sealing import StateRefused
 from weft.server.auth.scopes import InsufficientScope
 from weft.server.call import Call
 from weft.server.context import Context
-from weft.server.faults import report
+from weft.server.faults import report, report_code
 from weft.server.pages import Encoded
 from weft.server.rounds import InputRequired, questions, signal_in
+from weft.server.tools import failure_of
 from weft.types.base import Result
 from weft.types.request import InputParams
+from weft.types.tools import CallToolParams
 
 if TYPE_CHECKING:
     from weft.server.app import Server
+
+log = logging.getLogger("weft.dispatch")
 
 __all__ = ["Answer", "Check", "Dispatcher", "Handler", "Middleware", "Next"]
 
@@ -60,7 +75,10 @@ class Dispatcher:
     async def run(self, call: Call) -> Answer:
         """Serve one call."""
         try:
-            result = await self._admit(call)(call)
+            handler = self._admit(call)
+            if call.spends is not None:
+                await _spend(call, call.spends)
+            result = await handler(call)
             if call.asked is not None:
                 result = _settle(call, result)
             if isinstance(result, Encoded):
@@ -69,23 +87,29 @@ class Dispatcher:
                 self._check_type(call, result.result_type)
             return 200, encode_result(call.id, call.seal(result))
         except ProtocolError as error:
-            return self.refuse(call, error)
+            return await self._turn_down(call, error)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             # Nobody cancelled this call: the handler raised it, or awaited something that was cancelled (R1).
-            return self.refuse(call, self._fault(call, error))
+            return self.fail(call, error)
         except BaseException as error:  # noqa: BLE001 - R1: nothing a handler raises ends the process
-            signal = signal_in(error)
-            if isinstance(signal, InputRequired):
-                return await self._ask(call, signal)
-            if call.round is not None and call.round.is_over:  # the handler made something else of the signal
-                return await self._ask(call, None)
-            return self.refuse(call, signal or self._fault(call, error))
+            return await self._end(call, error)
         finally:
             if call.own_connection is not None:
                 await call.own_connection.close()
+
+    async def _end(self, call: Call, error: BaseException) -> Answer:
+        """The answer to a call that ended with what may be meant for the client, or with what nobody expected."""
+        signal = signal_in(error)
+        if isinstance(signal, InputRequired):
+            return await self._ask(call, signal)
+        if call.round is not None and call.round.is_over:  # the handler made something else of the signal
+            return await self._ask(call, None)
+        if signal is None and (told := _told(call, error)) is not None:
+            return 200, encode_result(call.id, call.seal(told))
+        return await self._turn_down(call, signal or self._fault(call, error))
 
     def _admit(self, call: Call) -> Handler:
         """The handler of a call that has passed everything it must pass before anything runs."""
@@ -120,17 +144,29 @@ class Dispatcher:
                 return await self.run(call)
             return 200, encode_result(call.id, call.seal(questions(call, signal)))
         except ProtocolError as error:
-            return self.refuse(call, error)
+            return await self._turn_down(call, error)
         except QuestionFailed as error:
             return self.refuse(call, InternalError(f"A question was not answered. {error}"))
         except Exception as error:  # noqa: BLE001 - a journal too large, a state that is not JSON: the developer's to know
             return self.refuse(call, InternalError(report(call.described, error, debug=self._server.debug)))
 
+    async def _turn_down(self, call: Call, error: ProtocolError) -> Answer:
+        """The answer to a call that may be made again, with other answers or capabilities."""
+        if call.spends is not None and isinstance(error, InvalidParams | MissingCapability):
+            await _give_back(call, call.spends)
+        return self.refuse(call, error)
+
+    def fail(self, call: Call, error: BaseException) -> Answer:
+        """The answer to a call that ended with what nobody expected."""
+        return self.refuse(call, self._fault(call, error))
+
     def refuse(self, call: Call, error: ProtocolError) -> Answer:
         """The answer to a call that failed."""
-        if call.spent is not None and isinstance(error, InvalidParams):
-            _give_back(call, call.spent)
+        if call.undo is not None:
+            call.undo()
         wire = call.era.refuse(error, opened=True)
+        if wire.code == InternalError.code != error.code:  # the era masks it: then nobody would ever know
+            wire.message = report_code(call.blamed or call.described, error, debug=self._server.debug)
         if isinstance(error, InsufficientScope):
             wire.status = error.status
         try:
@@ -138,6 +174,11 @@ class Dispatcher:
         except (TypeError, ValueError) as fault:
             text = report(f"The `data` of the error that {call.method} raised", fault, debug=self._server.debug)
             return wire.status, encode_error(call.id, wire.code, wire.message, text)
+
+
+def _told(call: Call, error: BaseException) -> Result | None:
+    """A `ToolError` of middleware around a tool is for the model to read, like one of the tool's own."""
+    return failure_of(error) if isinstance(call.envelope.params, CallToolParams) else None
 
 
 def _settle(call: Call, result: Result | Encoded) -> Result | Encoded:
@@ -151,10 +192,21 @@ def _settle(call: Call, result: Result | Encoded) -> Result | Encoded:
     return result
 
 
-def _give_back(call: Call, state: str) -> None:
+async def _spend(call: Call, state: str) -> None:
+    """Use up the state of this call, before anything runs (MRTR-14)."""
+    if not await call.server.claims.spend(state):
+        call.spends = None  # it is not this call's to give back
+        raise StateRefused
+
+
+async def _give_back(call: Call, state: str) -> None:
     """A state is not used up by answers that were refused, unless something happened before that must not again."""
-    if call.round is not None and call.round.abandon():
-        call.server.spent_states.give_back(state)
+    if call.round is None or not call.round.abandon():
+        return
+    try:
+        await call.server.claims.give_back(state)
+    except Exception:
+        log.exception("The backend failed: a `requestState` stays used up, and its call has to begin anew.")
 
 
 def _compose(handler: Handler, middleware: Sequence[Middleware], tracing: Sequence[Middleware]) -> Handler:

@@ -12,13 +12,14 @@ import os
 import sys
 from collections.abc import Sequence
 from traceback import StackSummary, TracebackException
-from types import TracebackType
-from typing import cast
+from types import CoroutineType, TracebackType
+from typing import Any, cast
 
 from weft.errors import ProtocolError, UnsupportedVersion, UsageError
+from weft.server.content import Unserialisable
 from weft.server.where import is_users, user_frames
 
-__all__ = ["note_refusal", "record", "report", "show_mistakes_plainly"]
+__all__ = ["note_refusal", "record", "report", "report_code", "show_mistakes_plainly"]
 
 log = logging.getLogger("weft.faults")
 
@@ -40,10 +41,32 @@ def report(what: str, error: BaseException, *, debug: bool, secret: str = "") ->
         more = f" (and {len(members) - 1} more)" if len(members) > 1 else more
         error = next(iter(members))
         frames += user_frames(error)
+    if isinstance(error, Unserialisable):  # our own finding about what was returned
+        return record(f"{what}: {error}{more}", frames[-MOST_FRAMES:], debug=debug)
     summary = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if secret:
         summary = summary.replace(secret, "…")
-    return record(f"{what} raised {summary}{more}", frames[-MOST_FRAMES:], debug=debug)
+    return record(f"{what} raised {summary}{more}{_unawaited(error)}", frames[-MOST_FRAMES:], debug=debug)
+
+
+def report_code(what: str, error: ProtocolError, *, debug: bool) -> str:
+    """Log an error, raised by `what`, whose code may not be sent; return the text for the peer."""
+    text = (
+        f"{what} raised {type(error).__name__}: {str(error).rstrip('.')}. Its code {error.code} is not sent: the "
+        "protocol keeps those from -32768 to -32000 for itself. Take another."
+    )
+    return record(text, user_frames(error)[-MOST_FRAMES:], debug=debug)
+
+
+def _unawaited(error: BaseException) -> str:
+    """The remedy where a coroutine was taken for its result; and let it go, or Python would complain of it as well."""
+    if not isinstance(error, AttributeError | TypeError) or "'coroutine' object" not in str(error):
+        return ""
+    coroutine = getattr(error, "obj", None)  # only an AttributeError says which
+    if not isinstance(coroutine, CoroutineType):
+        return ". An `await` is missing."
+    cast("CoroutineType[Any, Any, Any]", coroutine).close()
+    return f". An `await` is missing before {coroutine.__name__}(...)."
 
 
 def record(text: str, frames: Sequence[str] = (), *, debug: bool) -> str:

@@ -28,20 +28,22 @@ async def _greet(call: Call) -> InitializeResult:
     if call.connection.handshake_done:  # by one that came before this one was answered
         raise AlreadyInitialized
     call.connection.greet(envelope.revision.version, envelope.client_info, envelope.client_capabilities)
+    call.undo = call.connection.ungreet
     heard = call.connection.has_standalone_channel
     return InitializeResult(
         protocol_version=envelope.revision.version,
-        capabilities=server.capabilities if heard else _without_changes(server.capabilities),
+        capabilities=server.capabilities if heard else _without_memory(server.capabilities),
         server_info=server.info,
         instructions=server.instructions,
     )
 
 
-def _without_changes(capabilities: ServerCapabilities) -> ServerCapabilities:
-    """What a server can do for a client that it cannot tell of anything: nobody is to wait for what never comes."""
+def _without_memory(capabilities: ServerCapabilities) -> ServerCapabilities:
+    """What a server can do for a client of which it remembers nothing: nobody is to wait for what never comes."""
     silent = ListChangedCapability()
     return msgspec.structs.replace(
         capabilities,
+        logging=None,
         tools=capabilities.tools and silent,
         prompts=capabilities.prompts and silent,
         resources=capabilities.resources and ResourcesCapability(),
@@ -55,6 +57,8 @@ async def _ping(_: Call) -> EmptyResult:
 async def _set_level(call: Call) -> EmptyResult:
     """From which level on the session gets log messages (L11-33)."""
     connection = call.connection
+    if not connection.has_standalone_channel:
+        raise InvalidRequest("Invalid request: there is no session here that could remember a log level.")
     connection.log_level = cast("SetLevelParams", call.envelope.params).level
     connection.is_changed = True
     return EmptyResult()

@@ -19,11 +19,12 @@ from __future__ import annotations
 import asyncio
 from asyncio import tasks
 from collections.abc import Coroutine, Generator
+from contextlib import suppress
 from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Deadline", "Starter", "Suspended"]
+__all__ = ["Deadline", "Starter", "Suspended", "take_back"]
 
 # Made for those who implement tasks ("Extending asyncio" in Python's documentation), underscore or not.
 _enter_task = tasks._enter_task  # pyright: ignore[reportPrivateUsage] - see above
@@ -35,34 +36,58 @@ T = TypeVar("T")
 class Suspended(Generic[T]):
     """The rest of a coroutine that waits for `awaited`; awaited as if it had been all along.
 
-    With a `context` it is stepped in that one, and not in that of the task which awaits it.
+    With a `context` it is stepped in that one, and not in that of the task which awaits it. With a `task`, the one that
+    awaits it, `cancelled_itself` says of a cancellation that arrives whether the coroutine has brought it on itself.
     """
 
-    __slots__ = ("_awaited", "_context", "_coroutine")
+    __slots__ = ("_awaited", "_context", "_coroutine", "_task", "cancelled_itself")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, T], awaited: Any, context: Context | None = None) -> None:
+    def __init__(
+        self,
+        coroutine: Coroutine[Any, Any, T],
+        awaited: Any,
+        context: Context | None = None,
+        task: asyncio.Task[Any] | None = None,
+    ) -> None:
         self._coroutine = coroutine
         self._awaited = awaited
         self._context = context
+        self._task = task
+        self.cancelled_itself = False
 
     def __await__(self) -> Generator[Any, Any, T]:
-        coroutine, awaited, context = self._coroutine, self._awaited, self._context
+        coroutine, awaited, context, task = self._coroutine, self._awaited, self._context, self._task
+        cancelling = 0
         send, throw = coroutine.send, coroutine.throw
         if context is not None:
             send, throw = partial(context.run, send), partial(context.run, throw)
         try:
             while True:
+                if task is not None:
+                    cancelling = task.cancelling()  # others can cancel it only from here on, while it waits
                 try:
                     value = yield awaited
                 except GeneratorExit:
                     coroutine.close()
                     raise
                 except BaseException as error:  # noqa: BLE001 - handed on to the coroutine, as `await` would
+                    self.cancelled_itself = task is not None and 0 < cancelling == task.cancelling()
                     awaited = throw(error)
                 else:
                     awaited = send(value)
         except StopIteration as done:
             return done.value
+
+
+async def take_back(task: asyncio.Task[Any]) -> None:
+    """Take back whatever the current task was cancelled with: it goes on to its end.
+
+    A cancellation may not have arrived yet, where the coroutine ended without waiting again: then it arrives here.
+    """
+    with suppress(asyncio.CancelledError):
+        await asyncio.sleep(0)
+    while task.uncancel():
+        pass
 
 
 class Starter:

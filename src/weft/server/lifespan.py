@@ -8,10 +8,12 @@ down, which cancels all tasks.
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
+from weft.errors import UsageError
 from weft.server.threads import Threads
 
 __all__ = ["Lifespan", "LifespanFactory"]
@@ -23,6 +25,7 @@ class Lifespan:
     """Started once, lazily or at start-up; stopped once."""
 
     def __init__(self, factory: LifespanFactory | None, server: Any, threads: Threads) -> None:
+        _check(factory)
         self._factory = factory
         self._server = server
         self._threads = threads
@@ -75,6 +78,16 @@ class Lifespan:
             if self._ready is ready:
                 self._ready = None
                 self.started = False
+
+
+def _check(factory: Any) -> None:
+    if factory is None or (callable(factory) and not inspect.isasyncgenfunction(factory)):
+        return
+    what = f"the generator {factory.__name__}" if callable(factory) else f"{type(factory).__name__}"
+    raise UsageError(
+        f"lifespan= is a function that takes the server and returns an async context manager, not {what}. Write "
+        "@contextlib.asynccontextmanager above an `async def` that yields once."
+    )
 
 
 async def _cancelled_before(stop: asyncio.Event) -> asyncio.CancelledError | None:

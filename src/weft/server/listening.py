@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import shlex
 import shutil
@@ -27,9 +28,22 @@ if TYPE_CHECKING:
     from weft.server.app import Server
     from weft.server.tools import RegisteredTool
 
-__all__ = ["BACKLOG", "HttpOptions", "bind", "check_exposure", "example_of", "try_line", "url_of"]
+__all__ = [
+    "BACKLOG",
+    "HttpOptions",
+    "bind",
+    "check_exposure",
+    "check_workers",
+    "example_of",
+    "try_line",
+    "url_of",
+    "warn_of_scopes",
+]
+
+log = logging.getLogger("weft.advice")
 
 BACKLOG = 2048
+MOST_NAMED = 5  # features in a warning
 MOST_DEPTH = 16  # schemas refer to themselves
 DAY = date(2030, 1, 31).isoformat()
 FORMATS = {
@@ -69,10 +83,35 @@ def check_exposure(options: HttpOptions) -> None:
     )
 
 
+def check_workers(workers: Any) -> None:
+    """At least one process serves."""
+    if type(workers) is not int or workers < 1:
+        raise StartError(f"workers={workers!r} is not possible; it is the number of processes that serve, 1 or more.")
+
+
+def warn_of_scopes(server: Server) -> None:
+    """Without `auth` no token is ever verified, so what takes scopes is there for nobody."""
+    if server.auth is not None:
+        return
+    taking = [
+        *(f"tool {tool.name!r}" for tool in server.tools if tool.scopes),
+        *(f"resource {entry.uri!r}" for entry in server.resources if entry.scopes),
+        *(f"prompt {prompt.definition.name!r}" for prompt in server.prompts if prompt.scopes),
+    ]
+    if taking:
+        more = f" and {len(taking) - MOST_NAMED} more" if len(taking) > MOST_NAMED else ""
+        log.warning(
+            "scopes= is said of %s%s, but the server has no auth=: no token is accepted here, so over HTTP nobody can "
+            "use or list them. Give Server(auth=ResourceServer(...)), or leave scopes= out.",
+            ", ".join(taking[:MOST_NAMED]),
+            more,
+        )
+
+
 def bind(host: str, port: int) -> socket.socket:
     """A socket that listens. Raises `StartError` with what to do if the address cannot be had."""
-    if not 0 <= port <= 65535:  # else the system takes it modulo 65536
-        raise StartError(f"port={port} is no port; they go from 1 to 65535, and 0 takes a free one.")
+    if type(port) is not int or not 0 <= port <= 65535:  # else the system takes it modulo 65536
+        raise StartError(f"port={port!r} is no port; it is a number from 1 to 65535, and 0 takes a free one.")
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -136,7 +175,7 @@ def try_line(server: Server, url: str) -> str | None:
     that needs no arguments, and one that does not take a Context: it cannot ask back.
     """
     token = [] if server.auth is None else ["--token", "TOKEN"]
-    tools = list(server.tools)
+    tools = [tool for tool in server.tools if server.auth is not None or not tool.scopes]  # else it is refused
     harmless = [tool for tool in tools if not _is_risky(tool)]
     for tool in sorted(harmless or tools, key=_hurdles):
         arguments = example_of(tool.definition.input_schema)

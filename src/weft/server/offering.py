@@ -1,18 +1,23 @@
-"""Which eras a server serves, and which methods it offers in each."""
+"""Which eras a server serves, which methods it offers in each, and what serves each method."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.eras.base import ServerEra
 from weft.eras.session import SESSION
 from weft.eras.stateless import STATELESS
 from weft.errors import UsageError
 from weft.protocol.revisions import METHODS, Method
+from weft.server.dispatch import Handler
 from weft.server.extensions import Extension
+from weft.server.handshake import HANDLERS
 
-__all__ = ["offered", "read_eras"]
+if TYPE_CHECKING:
+    from weft.server.app import Server
+
+__all__ = ["handlers_of", "offered", "read_eras"]
 
 _ERAS: Mapping[str, ServerEra] = {era.name: era for era in (STATELESS, SESSION)}  # in the order they are asked
 
@@ -34,3 +39,19 @@ def offered(era: ServerEra, declared: Mapping[str, Any], extensions: Sequence[Ex
     for extension in extensions:
         methods.update({method.name: method for method, _ in extension.methods()})
     return methods
+
+
+def handlers_of(server: Server) -> dict[str, Handler]:
+    """What serves the methods of the core, by the registry that has what they are about."""
+    return {
+        "tools/list": server.tools.list,
+        "tools/call": server.tools.call,
+        "resources/list": server.resources.list,
+        "resources/templates/list": server.resources.templates,
+        "resources/read": server.resources.read,
+        "prompts/list": server.prompts.list,
+        "prompts/get": server.prompts.get_prompt,
+        "completion/complete": server.completions.complete,
+        "subscriptions/listen": server.subscriptions.listen,
+        **HANDLERS,
+    }

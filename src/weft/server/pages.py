@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Generic, TypeVar, cast, get_args
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar, cast, get_args
 
 import msgspec
 
@@ -24,9 +25,19 @@ from weft.errors import InvalidParams, RegistrationError, UsageError
 from weft.protocol.names import check_meta_key, closest
 from weft.types.base import CacheScope, Meta, Result, Struct
 
-__all__ = ["DEFAULT_PAGE_SIZE", "CachePolicy", "Encoded", "Pages", "check_definition", "nothing_to_remove"]
+__all__ = [
+    "DEFAULT_PAGE_SIZE",
+    "CachePolicy",
+    "Encoded",
+    "Pages",
+    "check_definition",
+    "nothing_to_remove",
+    "read_policies",
+]
 
 DEFAULT_PAGE_SIZE = 250
+
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 _MAX_CURSOR = 16 * 1024  # a URI of the longest kind, escaped and in base64, fits
 _MAX_KEYS = 8  # eras and revisions that have pages of their own; more are served without a cache
@@ -265,12 +276,41 @@ def check_definition(definition: Struct, what: str, where: str) -> None:
     except ValueError as error:
         raise RegistrationError(f"{what} cannot be registered ({where}): meta= has a wrong key. {error}") from None
     try:
-        _encode(definition)
+        encoded = _encode(definition)
     except (TypeError, ValueError, RecursionError) as error:
         raise RegistrationError(
             f"{what} cannot be registered ({where}): its definition is not JSON: {_clause(error)}. "
             "Use strings, numbers, booleans, None, lists and dictionaries with string keys in it."
         ) from None
+    try:
+        _check_kinds(definition, msgspec.json.decode(encoded, type=type(definition)))
+    except ValueError as error:
+        raise RegistrationError(f"{what} cannot be registered ({where}): {_option(error)}.") from None
+
+
+def _check_kinds(given: Struct, read: Struct) -> None:
+    """Refuse a dictionary in place of a struct: it reads the same, but nobody would notice a key that is misspelled."""
+    for name in given.__struct_fields__:
+        for part, wanted in zip(_items(getattr(given, name)), _items(getattr(read, name)), strict=True):
+            if isinstance(wanted, Struct) and not isinstance(part, Struct):
+                raise ValueError(f"{name}= takes {type(wanted).__name__}(...), not {type(part).__name__}")  # noqa: TRY004 - told as others
+
+
+def _items(value: Any) -> list[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else [value]
+
+
+def _option(error: ValueError) -> str:
+    """What is wrong with an option, by its name in Python.
+
+    >>> _option(ValueError("Expected `str | null`, got `int` - at `$.title`"))
+    'title= is wrong: expected `str` or None, got `int`'
+    """
+    text, at, place = str(error).rpartition(" - at ")
+    if not at:
+        return str(error)
+    name = _CAMEL.sub("_", place.strip("`").removeprefix("$.").lstrip("_")).lower()
+    return f"{name}= is wrong: {_clause(text.replace(' | null`', '` or None'))}"
 
 
 def nothing_to_remove(kind: str, name: str, known: Sequence[str]) -> UsageError:
@@ -280,6 +320,24 @@ def nothing_to_remove(kind: str, name: str, known: Sequence[str]) -> UsageError:
     return UsageError(f"There is no {kind} {name!r} to remove. {hint}")
 
 
-def _clause(error: Exception) -> str:
+def read_policies(
+    cache: CachePolicy | None, list_cache: Mapping[Any, CachePolicy] | None, lists: Sequence[str]
+) -> tuple[CachePolicy, dict[str, CachePolicy]]:
+    """The policy of a server, and that of each of its lists; UsageError where one is none, or is for no list."""
+    policy = CachePolicy() if cache is None else cache
+    policies = dict(list_cache or {})
+    for name in policies:
+        if name not in lists:
+            near = closest(str(name), lists)
+            meant = f"Did you mean {near!r}? " if near else ""
+            raise UsageError(f"list_cache= knows no list {name!r}. {meant}The lists are: {', '.join(lists)}.")
+    for option, value in [("cache=", policy), *((f"list_cache[{name!r}]", one) for name, one in policies.items())]:
+        if not isinstance(value, CachePolicy):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+            kind = type(value).__name__
+            raise UsageError(f"{option} is a CachePolicy, not {kind}. Write CachePolicy(ttl_ms=60_000).")
+    return policy, {name: policies.get(name, policy) for name in lists}
+
+
+def _clause(error: object) -> str:
     sentence = str(error).rstrip(".")
     return sentence[:1].lower() + sentence[1:]

@@ -21,6 +21,8 @@ from weft.server.call import Call
 from weft.server.changes import Change, Changes
 from weft.server.content import BLOCKS, HELPERS, Unserialisable, refuse_unawaited, to_block
 from weft.server.context import Context
+from weft.server.decorating import check_kind
+from weft.server.needs import check_needs
 from weft.server.pages import CachePolicy, Encoded, Pages, check_definition, nothing_to_remove
 from weft.server.signature import ArgumentsError, read_signature
 from weft.server.where import location
@@ -103,13 +105,14 @@ def _message(value: Any) -> PromptMessage:
 class RegisteredPrompt:
     """A prompt and how it is filled in."""
 
-    __slots__ = ("_limits", "_spoken", "definition", "fn", "scopes", "signature", "where")
+    __slots__ = ("_limits", "_spoken", "definition", "fn", "needs", "scopes", "signature", "where")
 
     def __init__(self, fn: Callable[..., Any], definition: Prompt, limits: Limits, where: str) -> None:
         self.fn = fn
         self.definition = definition
         self.where = where
         self.scopes: tuple[str, ...] = ()
+        self.needs: tuple[str, ...] = ()  # of the client
         self._limits = limits
         self.signature = read_signature(
             fn, injected=(Context,), opaque=(Struct, *HELPERS), kind="prompt", name=definition.name
@@ -200,15 +203,18 @@ class Prompts:
         description: str | None = None,
         icons: list[Icon] | None = None,
         meta: Meta | None = None,
+        needs: Sequence[str] = (),
         scopes: Sequence[str] = (),
         where: str | None = None,
     ) -> None:
         """Register a prompt; listeners hear of it."""
         where = where or location(fn)
+        check_kind("name", name or "", str, "'order_tea'")
         name = _check_name(name or getattr(fn, "__name__", type(fn).__name__), where)
         definition = Prompt(name, title, description, None, icons, meta)
         prompt = RegisteredPrompt(fn, definition, self._limits, where)
         prompt.scopes = check_scopes(scopes, f"Prompt {name!r} ({where})")
+        prompt.needs = check_needs(needs, f"Prompt {name!r} ({where})")
         taken = self._pages.get(name)
         if taken is not None:
             raise RegistrationError(

@@ -7,22 +7,25 @@ names: only what was registered can be read (RES-13, RES-15).
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from itertools import chain
 from typing import Any, cast
 
 from weft.errors import InvalidParams, RegistrationError, ResourceNotFound
 from weft.limits import Limits
 from weft.protocol.names import check_uri
-from weft.protocol.uritemplate import UriTemplate
 from weft.server.auth.scopes import check_scopes, page_for
 from weft.server.call import Call
 from weft.server.changes import Change, Changes
 from weft.server.content import HELPERS, File, Unserialisable, check_mime_type, check_text, to_json_text
 from weft.server.context import Context
 from weft.server.decorating import warn_of_web_uri
+from weft.server.needs import check_needs
 from weft.server.pages import CachePolicy, Encoded, Pages, check_definition, nothing_to_remove
 from weft.server.signature import ArgumentsError, Signature, read_signature
+from weft.server.templates import check_no_parameters, check_parameters, parse_template
 from weft.server.where import caller, location
 from weft.types.base import Annotations, Icon, Meta, Result, Struct
 from weft.types.content import ResourceContents
@@ -37,7 +40,10 @@ from weft.types.resources import (
 
 __all__ = ["RegisteredResource", "RegisteredTemplate", "Resources", "to_contents"]
 
+log = logging.getLogger("weft.advice")
+
 _OPAQUE = (Struct, *HELPERS)
+_DESCRIBING = frozenset({"title", "description", "default", "examples"})
 
 
 def to_contents(value: Any, uri: str, mime_type: str | None) -> list[ResourceContents]:
@@ -79,7 +85,7 @@ def _base64(data: bytes) -> str:
 class RegisteredResource:
     """A resource with a URI of its own: a function that reads it, or what is in it."""
 
-    __slots__ = ("_contents", "cache", "definition", "fn", "scopes", "signature", "where")
+    __slots__ = ("_contents", "cache", "definition", "fn", "needs", "scopes", "signature", "where")
 
     def __init__(
         self, definition: Resource, fn: Callable[..., Any] | None, content: Any, cache: CachePolicy, where: str
@@ -89,6 +95,7 @@ class RegisteredResource:
         self.cache = cache
         self.where = where
         self.scopes: tuple[str, ...] = ()
+        self.needs: tuple[str, ...] = ()  # of the client
         self.signature: Signature | None = None
         self._contents: list[ResourceContents] = []  # of a resource without a function: made once
         if fn is None:
@@ -97,13 +104,18 @@ class RegisteredResource:
             self.signature = read_signature(
                 fn, injected=(Context,), opaque=_OPAQUE, kind="resource", name=definition.name
             )
-            _check_no_parameters(self.signature, definition, where)
+            check_no_parameters(self.signature, definition, where)
             definition.description = definition.description or self.signature.description or None
+
+    @property
+    def uri(self) -> str:
+        """Its URI."""
+        return self.definition.uri
 
     @property
     def described(self) -> str:
         """What it is and where, for messages to the developer."""
-        return f"Resource {self.definition.uri!r} ({self.where})"
+        return f"Resource {self.uri!r} ({self.where})"
 
     async def read(self, call: Call) -> Any:
         """What is in it now."""
@@ -115,7 +127,7 @@ class RegisteredResource:
 class RegisteredTemplate:
     """A family of resources: the variables of the template are the parameters of the function."""
 
-    __slots__ = ("cache", "definition", "fn", "scopes", "signature", "template", "where")
+    __slots__ = ("cache", "definition", "fn", "needs", "scopes", "signature", "template", "where")
 
     def __init__(self, definition: ResourceTemplate, fn: Callable[..., Any], cache: CachePolicy, where: str) -> None:
         self.definition = definition
@@ -123,15 +135,27 @@ class RegisteredTemplate:
         self.cache = cache
         self.where = where
         self.scopes: tuple[str, ...] = ()
-        self.template = _parse_template(definition.uri_template, where)
+        self.needs: tuple[str, ...] = ()  # of the client
+        self.template = parse_template(definition.uri_template, where)
         self.signature = read_signature(fn, injected=(Context,), opaque=_OPAQUE, kind="resource", name=definition.name)
-        _check_variables(self.template, self.signature, where)
+        check_parameters(self.template, self.signature, where)
         definition.description = definition.description or self.signature.description or None
+
+    @property
+    def uri(self) -> str:
+        """The text of its template."""
+        return self.definition.uri_template
 
     @property
     def described(self) -> str:
         """What it is and where, for messages to the developer."""
-        return f"Resource {self.definition.uri_template!r} ({self.where})"
+        return f"Resource {self.uri!r} ({self.where})"
+
+    @property
+    def takes_any_text(self) -> bool:
+        """Whether every URI that matches is of this family, because no parameter asks for more than a text."""
+        parameters = self.signature.input_schema.get("properties", {})
+        return all(_says(parameters[name]) <= {("type", "string")} for name in self.template.variables)
 
     def match(self, uri: str) -> dict[str, Any] | None:
         """The arguments for this URI; None when it is none of this family, a wrong type included."""
@@ -175,10 +199,14 @@ class Resources:
         self._resources: Pages[RegisteredResource] = Pages("resources", page_size)
         self._templates: Pages[RegisteredTemplate] = Pages("resource templates", page_size)
         self.scopes: frozenset[str] = frozenset()  # that any resource takes
+        self.has_needs = False  # whether any resource needs something of the client
         self.used = False  # once there was a resource, the capability stays declared
 
     def __len__(self) -> int:
         return len(self._resources) + len(self._templates)
+
+    def __iter__(self) -> Iterator[RegisteredResource | RegisteredTemplate]:
+        return chain(self._resources, self._templates)
 
     def get(self, uri: str) -> RegisteredResource | None:
         """The resource that is registered under this very URI."""
@@ -206,6 +234,7 @@ class Resources:
         icons: list[Icon] | None = None,
         meta: Meta | None = None,
         cache: CachePolicy | None = None,
+        needs: Sequence[str] = (),
         scopes: Sequence[str] = (),
         where: str | None = None,
     ) -> None:
@@ -222,14 +251,20 @@ class Resources:
         if "{" in uri:
             self._check_template(uri, fn, size, where)
             template = ResourceTemplate(uri, name, title, description, mime_type, icons, annotations, meta)
-            self._add(self._templates, uri, RegisteredTemplate(template, cast("Any", fn), policy, where), scopes)
+            entry = RegisteredTemplate(template, cast("Any", fn), policy, where)
+            self._add(self._templates, uri, entry, needs, scopes)
         else:
             self._check_uri(uri, where)
             resource = Resource(uri, name, title, description, mime_type, size, icons, annotations, meta)
-            self._add(self._resources, uri, RegisteredResource(resource, fn, content, policy, where), scopes)
+            self._add(self._resources, uri, RegisteredResource(resource, fn, content, policy, where), needs, scopes)
 
     def _add(
-        self, pages: Pages[Any], uri: str, entry: RegisteredResource | RegisteredTemplate, scopes: Sequence[str]
+        self,
+        pages: Pages[Any],
+        uri: str,
+        entry: RegisteredResource | RegisteredTemplate,
+        needs: Sequence[str],
+        scopes: Sequence[str],
     ) -> None:
         taken = pages.get(uri)
         if taken is not None:
@@ -239,11 +274,26 @@ class Resources:
             )
         check_definition(entry.definition, f"Resource {uri!r}", entry.where)
         entry.scopes = check_scopes(scopes, entry.described)
+        entry.needs = check_needs(needs, entry.described)
+        if isinstance(entry, RegisteredTemplate):
+            self._warn_if_hidden(entry)
         pages.add(uri, entry)
         self.scopes |= frozenset(entry.scopes)
+        self.has_needs |= bool(entry.needs)
         self.used = True
         warn_of_web_uri(uri, entry.described)
         self._changes.publish(Change("resources"))
+
+    def _warn_if_hidden(self, entry: RegisteredTemplate) -> None:
+        """The first template that fits a URI reads it: one behind it that fits no others is never called."""
+        shape = entry.template.shape
+        before = next((one for one in self._templates if one.template.shape == shape and one.takes_any_text), None)
+        if before is not None:
+            log.warning(
+                "%s is never read: %s matches the same URIs and was registered first. Give one of them another URI.",
+                entry.described,
+                before.described,
+            )
 
     def remove(self, uri: str) -> None:
         """Take a resource or a template out; listeners hear of it. UsageError when there is none."""
@@ -294,12 +344,15 @@ class Resources:
 
     def scopes_of(self, uri: str) -> tuple[str, ...]:
         """What it takes to read this URI; nothing where there is nothing to read."""
+        entry = self.find(uri)
+        return () if entry is None else entry.scopes
+
+    def find(self, uri: str) -> RegisteredResource | RegisteredTemplate | None:
+        """What would be read under this URI."""
         resource = self._resources.get(uri)
-        if resource is not None:
-            return resource.scopes
-        if len(uri) > self._limits.uri_bytes:
-            return ()
-        return next((one.scopes for one in self._templates if one.match(uri) is not None), ())
+        if resource is not None or len(uri) > self._limits.uri_bytes:
+            return resource
+        return next((one for one in self._templates if one.match(uri) is not None), None)
 
     def _check_requested(self, uri: str) -> None:
         """RES-12, D7. A URI that is too long is not repeated; one that is none is just not there."""
@@ -366,43 +419,9 @@ def _registered_contents(content: Any, definition: Resource, where: str) -> list
     return contents
 
 
-def _check_no_parameters(signature: Signature, definition: Resource, where: str) -> None:
-    required = signature.input_schema.get("required")
-    if required:
-        raise RegistrationError(
-            f"Resource {definition.uri!r} cannot be registered ({where}): its function needs {_names(required)}, which "
-            f"its URI does not give. Put them into the URI as variables, such as {{{required[0]}}}, or give them "
-            "defaults."
-        )
-
-
-def _parse_template(text: str, where: str) -> UriTemplate:
-    try:
-        return UriTemplate(text)
-    except ValueError as error:
-        raise RegistrationError(f"Resource template {text!r} cannot be registered ({where}): {error}") from None
-
-
-def _check_variables(template: UriTemplate, signature: Signature, where: str) -> None:
-    """The variables and the parameters must be the same; parameters with a default may be more."""
-    parameters = signature.input_schema.get("properties", {})
-    unknown = [name for name in template.variables if name not in parameters]
-    missing = [name for name in signature.input_schema.get("required", ()) if name not in template.variables]
-    if not unknown and not missing:
-        return
-    problems: list[str] = []
-    if unknown:
-        problems.append(f"its function has no parameter for {_names(unknown)}")
-    if missing:
-        problems.append(f"it gives no value for {_names(missing)}")
-    raise RegistrationError(
-        f"Resource template {template.text!r} cannot be registered ({where}): {', and '.join(problems)}. "
-        f"Its variables are {_names(template.variables)}, the parameters are {_names(parameters)}: make them the same."
-    )
-
-
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in names) or "none"
+def _says(schema: Mapping[str, Any]) -> set[tuple[str, str]]:
+    """What a schema asks for, keyword by keyword; what only describes is left out."""
+    return {(keyword, str(value)) for keyword, value in schema.items() if keyword not in _DESCRIBING}
 
 
 def _default_name(uri: str, fn: Callable[..., Any] | None) -> str:

@@ -12,50 +12,53 @@ waits until nothing new was asked for a few turns of the loop, and no `once` is 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
+import os
+import secrets
 import time
-from collections.abc import Callable, Mapping
-from contextvars import ContextVar
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
 from weft.errors import InvalidParams, ProtocolError, UsageError
 from weft.protocol.journal import Answer, Journal, Keys, digest
-from weft.protocol.sealing import binding
+from weft.protocol.sealing import KeyRing, binding
 from weft.server.asks import check_request
-from weft.server.signature_plain import is_hashable
+from weft.server.once import Once, to_json
 from weft.types.interaction import InputRequest, InputRequiredResult
 from weft.types.request import InputParams
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter
-
     from weft.server.call import Call
 
 __all__ = [
     "InputRequired",
-    "Once",
     "Round",
     "UrlElicitationRequired",
     "check_asks",
     "check_number",
+    "key_ring",
     "questions",
     "signal_in",
-    "to_json",
 ]
 
 log = logging.getLogger("weft.asks")
 
 T = TypeVar("T")
 
-_in_once: ContextVar[Once | None] = ContextVar("weft_in_once", default=None)  # whose function this code is part of
-
-_KEEPABLE = "Return JSON, or a type that pydantic can write as JSON and read back; or name it: ctx.once(..., type=T)."
-
 QUIET_TURNS = 3  # turns of the loop without a new question, after which the round is over
+
+
+def key_ring(given: Sequence[str | bytes] | None) -> KeyRing:
+    """The keys that seal journals: those given, else those of the environment, else one that dies with the process."""
+    if given is not None:
+        return KeyRing(given)
+    listed = os.environ.get("WEFT_STATE_KEY", "")
+    try:
+        return KeyRing.from_environment(listed) if listed else KeyRing.ephemeral()
+    except UsageError as error:
+        raise UsageError(f"The variable WEFT_STATE_KEY cannot be used. {error}") from None
 
 
 class InputRequired(BaseException):
@@ -73,19 +76,26 @@ class InputRequired(BaseException):
             raise UsageError("InputRequired needs questions, a state, or both: InputRequired({'name': ask_form(...)}).")
         self.requests = dict(requests or {})
         self.state = state
+        for key, request in cast("dict[object, object]", self.requests).items():
+            if not isinstance(key, str) or not isinstance(request, InputRequest):
+                raise UsageError(
+                    "InputRequired takes questions by their keys: InputRequired({'name': ask_form(...)}), or ask_url, "
+                    f"ask_model, ask_roots. It was given {type(key).__name__}: {type(request).__name__}."
+                )
 
 
 class UrlElicitationRequired(InputRequired):
-    """The user has to visit pages before the call can be completed: pairs of a message and a URL.
+    """The user has to visit pages before the call can be completed: pairs of a message and a URL, or `ask_url(...)`.
 
     Raise it. Clients are asked as their revision has it: by questions, or by an error that lists the pages, after which
     they call again (L11-41).
     """
 
-    def __init__(self, *pages: tuple[str, str]) -> None:
+    def __init__(self, *pages: tuple[str, str] | InputRequest) -> None:
         from weft.server.asks import ask_url
 
-        super().__init__({f"page {number}": ask_url(*page) for number, page in enumerate(pages, 1)})
+        asked = [page if isinstance(page, InputRequest) else ask_url(*page) for page in pages]
+        super().__init__({f"page {number}": page for number, page in enumerate(asked, 1)})
 
 
 class _RoundOver(InputRequired):
@@ -115,7 +125,7 @@ class Round:
         self._over = False
         self._ticking = False
         self.journal = self._open(params)
-        self._once = Once(call, self.journal.once)
+        self._once = Once(call, self.journal.once, self.journal.id)
         self.is_retry = bool(self.journal.answers or self.journal.once or params.request_state)
 
     @property
@@ -131,6 +141,10 @@ class Round:
     def name_page(self) -> str | None:
         """Nothing: a page is named by its question."""
         return None
+
+    def unfit(self, fault: str) -> Exception:
+        """The answers are params of this very call: it is refused."""
+        return InvalidParams(f"Invalid params: {fault}")
 
     async def settle(self, signal: InputRequired) -> bool:
         """The client has to be answered with the questions first."""
@@ -187,9 +201,13 @@ class Round:
     def add(self, explicit: InputRequired) -> None:
         """Take over the questions and the state of an `InputRequired` that a handler returned."""
         for name, request in explicit.requests.items():
-            self._questions[name] = request
-            self.journal.pending[name] = digest(request.method, _plain(request.params))
+            params = self._call.era.question(request.method, _plain(request.params), self._call.envelope.revision)
+            self._questions[name] = (
+                InputRequest(request.method) if params is None else InputRequest(request.method, params)
+            )
+            self.journal.pending[name] = digest(request.method, params)
             self.journal.by_hand.add(name)
+            self.journal.answers.pop(name, None)  # asked anew: what was answered before is no answer to it (MRTR-26)
         if explicit.state is not None:
             self.journal.state = to_json(explicit.state)
 
@@ -207,7 +225,7 @@ class Round:
             return
         if forgotten := self.journal.unasked(self._asked):
             log.warning(
-                "%s asked other questions than in the round before: %s was answered and not asked again. A handler "
+                "%s asked other questions than in the round before: %s was not asked again. A handler "
                 "runs from the top in every round and must ask the same when it gets the same answers; put what "
                 "changes (time, random values, what was read elsewhere) into ctx.once.",
                 self._call.described,
@@ -263,6 +281,7 @@ class Round:
         )
 
     def _seal(self) -> str:
+        self.journal.id = self.journal.id or secrets.token_urlsafe(12)
         try:
             return self._sealed(self.journal.encode())
         except UsageError as error:
@@ -287,12 +306,12 @@ class Round:
         )
 
     def _binding(self, params: InputParams) -> bytes:
-        """State is good for the same caller, method, name and arguments only (MRTR-11, MRTR-13)."""
+        """State is good for the same server, caller, method, name and arguments only (MRTR-11, MRTR-13)."""
         mirrored = self._call.envelope.method.mirrored
         name = getattr(params, mirrored) if mirrored else ""
         arguments = getattr(params, "arguments", None)
         raw = bytes(arguments) if isinstance(arguments, msgspec.Raw) else msgspec.json.encode(arguments or {})
-        return binding(self._call.principal, self._call.method, name, raw)
+        return binding(self._call.principal, self._call.method, name, raw, server=self._call.server.info.name)
 
 
 def check_number(call: Call, questions: int) -> None:
@@ -313,68 +332,6 @@ def check_asks(call: Call, asked: int) -> None:
             f"{call.described} has asked {most} questions and is still not done. End its loop sooner, or raise "
             "Limits(asks_per_call=...)."
         )
-
-
-class Once:
-    """The results of functions that are called once, by key."""
-
-    def __init__(self, call: Call, results: dict[str, msgspec.Raw]) -> None:
-        self._call = call
-        self._results = results
-        self._locks: dict[str, asyncio.Lock] = {}  # or two that come at the same time would both call
-        self.began = False  # whether a function was called, however that ended
-
-    async def result(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], type: Any) -> Any:
-        """What `fn` returned the first time; read from its JSON also then, so that a replay gets the same."""
-        kept = _Kept(key, _result_type(fn) if type is None else type)
-        inside = _in_once.set(self)
-        try:
-            async with self._locks.setdefault(key, asyncio.Lock()):
-                if key not in self._results:
-                    self.began = True
-                    self._results[key] = kept.write(await self._call.server.invoke_plain(fn, args))
-        finally:
-            _in_once.reset(inside)
-        return kept.read(self._results[key])
-
-    def check_asking(self) -> None:
-        """Refuse a question out of such a function: where a question ends the run, one would wait for the other."""
-        if _in_once.get() is self:
-            raise UsageError("A function given to ctx.once cannot ask. Ask first, and give it the answer as argument.")
-
-
-class _Kept:
-    """How the result under one key is written into the journal and read from it; a type that cannot be is refused."""
-
-    def __init__(self, key: str, type: Any) -> None:
-        self._key = key
-        self._type = type
-        try:
-            self._adapter = _adapter(type)
-        except Exception as error:  # whatever pydantic makes of the user's type
-            raise UsageError(
-                f"ctx.once({key!r}) cannot keep a result of the type {_named(type)}, so nothing was called. {_KEEPABLE}"
-            ) from error
-
-    def write(self, value: Any) -> msgspec.Raw:
-        """The result as JSON."""
-        try:
-            return msgspec.Raw(self._adapter.dump_json(value, warnings=False))  # what does not fit is found by `read`
-        except Exception as error:  # also what the user's own serialisers raise
-            raise UsageError(
-                f"ctx.once({self._key!r}) has called its function, but cannot keep the {_named(value.__class__)} that "
-                f"it returned, so the next round would call it again. {_KEEPABLE}"
-            ) from error
-
-    def read(self, json: msgspec.Raw) -> Any:
-        """The result, from JSON."""
-        try:
-            return self._adapter.validate_json(bytes(json))
-        except Exception as error:  # also what the user's own validators raise
-            raise UsageError(
-                f"What ctx.once({self._key!r}) has kept cannot be read as {_named(self._type)}: the function returned "
-                f"something else than its annotation (or type=) says. {_KEEPABLE}"
-            ) from error
 
 
 def questions(call: Call, signal: InputRequired | None) -> InputRequiredResult:
@@ -401,33 +358,3 @@ def signal_in(error: BaseException) -> InputRequired | ProtocolError | None:
 
 def _plain(value: Any) -> Any:
     return None if value is msgspec.UNSET else msgspec.to_builtins(value)
-
-
-def to_json(value: Any) -> msgspec.Raw:
-    """Any value that pydantic can write, as JSON."""
-    return msgspec.Raw(_adapter(Any).dump_json(value))
-
-
-def _adapter(type: Any) -> TypeAdapter[Any]:
-    return _known_adapter(type) if is_hashable(type) else _known_adapter.__wrapped__(type)
-
-
-@lru_cache(maxsize=512)  # making one takes far longer than using it
-def _known_adapter(type: Any) -> TypeAdapter[Any]:
-    from pydantic import TypeAdapter  # here, because most servers start sooner without it
-
-    adapter = TypeAdapter(type)
-    _ = adapter.serializer.to_json, adapter.validator.validate_json  # or a name that leads nowhere is found too late
-    return adapter
-
-
-def _named(type: Any) -> str:
-    return type.__qualname__ if inspect.isclass(type) else repr(type)
-
-
-def _result_type(fn: Callable[..., Any]) -> Any:
-    """What `fn` says it returns; anything, if it does not say or it cannot be found out."""
-    try:
-        return get_type_hints(inspect.unwrap(fn)).get("return", Any)
-    except Exception:  # noqa: BLE001 - hints are the user's code; without them the value is plain JSON
-        return Any

@@ -3,8 +3,11 @@
 Owns what happens around serving: the loop, the log, Ctrl-C and the way out. The transports know nothing of processes,
 and this knows nothing of messages.
 
-How it ends: the first Ctrl-C (or SIGTERM) lets HTTP requests finish for `limits.drain_seconds`, and `run` returns, so
-the exit code is 0; a second one ends the process at once with 130. A server that cannot start ends with 1 and says why.
+`run` has a process to itself; `serve` is a guest in a loop of the user's, whose signals and threads are not its own.
+
+How `run` ends: the first Ctrl-C (or SIGTERM) lets HTTP requests finish for `limits.drain_seconds`, and `run` returns,
+so the exit code is 0; a second one ends the process at once with 130. A server that cannot start ends with 1 and says
+why.
 """
 
 from __future__ import annotations
@@ -20,21 +23,31 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
-from weft.errors import StartError
-from weft.server.listening import BACKLOG, HttpOptions, bind, check_exposure, try_line, url_of
+from weft.errors import StartError, UsageError
+from weft.server.decorating import check_kind, check_options
+from weft.server.listening import (
+    BACKLOG,
+    HttpOptions,
+    bind,
+    check_exposure,
+    check_workers,
+    try_line,
+    url_of,
+    warn_of_scopes,
+)
 from weft.server.loading import is_loading
-from weft.server.where import user_frames
+from weft.server.where import caller, user_frames
 
 if TYPE_CHECKING:
-    from uvicorn import Config
+    import uvicorn
 
     from weft.server.app import Server
 
-__all__ = ["CannotStart", "announce", "run", "say", "serve_http", "set_up_logging", "start"]
+__all__ = ["CannotStart", "announce", "run", "say", "serve", "serve_http", "set_up_logging", "start"]
 
 log = logging.getLogger("weft.running")
 
@@ -53,17 +66,60 @@ class CannotStart(StartError, SystemExit):
         SystemExit.__init__(self, sentence)
 
 
-def run(server: Server, transport: _Transport = "stdio", *, log_level: str = "info", **options: Any) -> None:
+def run(server: Server, transport: _Transport = "stdio", **options: Any) -> None:
     """Serve until stopped. The options are those of `HttpOptions`.
 
     Within a file that `weft run` or a worker loads this does nothing: whoever loads the file serves it.
     """
     if is_loading():
         return
+    given = _read_options("server.run", transport, options)
+    _refuse_within_loop(transport)
     try:
-        start(server, transport, HttpOptions(log_level=log_level, **options))
+        start(server, transport, given)
     except StartError as error:
         raise CannotStart(str(error)) from None
+
+
+async def serve(server: Server, transport: _Transport = "stdio", **options: Any) -> None:
+    """Serve until cancelled, in the loop that runs. HTTP requests get the time to finish that `run` gives them."""
+    if is_loading():
+        return
+    given = _read_options("server.serve", transport, options)
+    _prepare(server, transport, given)
+    if transport == "stdio":
+        await _serve_stdio(server)
+    elif given.workers > 1:
+        raise StartError("server.serve has one worker, that of the loop it runs in; leave workers= out, or use run().")
+    else:
+        with contextlib.closing(bind(given.host, given.port)) as listener:
+            await _serve_as_guest(server, given, listener)
+
+
+def _read_options(what: str, transport: str, options: Mapping[str, Any]) -> HttpOptions:
+    check_options(what, options, HttpOptions.__struct_fields__)
+    for name, example in (("host", "127.0.0.1"), ("path", "/mcp"), ("log_level", "info")):
+        check_kind(name, options.get(name, example), str, repr(example))
+    wrong = next((name for name in options if name != "log_level"), None)
+    if transport == "stdio" and wrong is not None:
+        raise UsageError(
+            f"{what}() serves on stdio, where {wrong}= means nothing ({caller()}). Write "
+            f"{what}('http', {wrong}=...), or leave it out."
+        )
+    return HttpOptions(**options)
+
+
+def _refuse_within_loop(transport: str) -> None:
+    """A loop that runs already, as in an async `main` or a notebook, cannot have another one started in it."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    call = "serve('http')" if transport == "http" else "serve()"
+    raise StartError(
+        f"server.run() starts an event loop of its own, and one is running here already. Write `await server.{call}` "
+        "instead, or call run() outside of async functions."
+    )
 
 
 def start(
@@ -78,42 +134,77 @@ def start(
     `target` is the `FILE:OBJECT` that workers load; without it the main script is searched. `listener` is a socket that
     listens already; without it one is opened.
     """
+    _prepare(server, transport, options)
+    if transport == "stdio":
+        _run_loop(server, _serve_stdio(server))
+    elif options.workers > 1:
+        from weft.server.workers import run_workers, target_of
+
+        run_workers(server, options, target or target_of(server))
+    else:
+        with contextlib.closing(listener or bind(options.host, options.port)) as listener:
+            serve_http(server, options, listener, lambda: announce(server, options, listener))
+
+
+def _prepare(server: Server, transport: str, options: HttpOptions) -> None:
+    """What is looked at and said before anything is served."""
     set_up_logging(options.log_level)
     server.completions.check()
     if transport == "stdio":
-        _run_stdio(server)
-    elif transport == "http":
-        check_exposure(options)
-        if options.workers > 1:
-            from weft.server.workers import run_workers, target_of
+        from weft.server.transports.stdio import check_pipes
 
-            run_workers(server, options, target or target_of(server))
-        else:
-            with contextlib.closing(listener or bind(options.host, options.port)) as listener:
-                serve_http(server, options, listener, lambda: announce(server, options, listener))
+        check_pipes()
+        if os.isatty(0):  # a person, not a client
+            say(f"Weft serves {server.name!r} on stdio: an MCP client starts this and talks to it. Ctrl-C stops.")
+            say("To serve over HTTP instead: weft run FILE --http")
+    elif transport == "http":
+        check_workers(options.workers)
+        check_exposure(options)
+        warn_of_scopes(server)
     else:
         raise StartError(f"There is no transport {transport!r}; write run() or run('stdio'), or run('http').")
 
 
-def _run_stdio(server: Server) -> None:
-    from weft.server.transports.stdio import check_pipes, serve_stdio
+async def _serve_stdio(server: Server) -> None:
+    from weft.server.transports.stdio import serve_stdio
 
-    check_pipes()
-    if os.isatty(0):  # a person, not a client
-        say(f"Weft serves {server.name!r} on stdio: an MCP client starts this command and talks to it. Ctrl-C stops.")
-        say("To serve over HTTP instead: weft run FILE --http")
-
-    async def serve() -> None:
-        try:
-            await serve_stdio(server)
-        finally:
-            await server.stop()
-
-    _run_loop(server, serve())
+    try:
+        await serve_stdio(server)
+    finally:
+        await server.stop()
 
 
 def serve_http(server: Server, options: HttpOptions, listener: socket.socket, started: Callable[[], None]) -> None:
     """Serve on a socket that listens already; `started` is called when requests are taken."""
+    http = _http_server(server, options, started)
+
+    async def serve() -> None:
+        await server.lifespan.start()  # here, so that its failure is told like any other
+        _calm_collector()
+        await http.serve(sockets=[listener])
+
+    _run_loop(server, serve())
+
+
+async def _serve_as_guest(server: Server, options: HttpOptions, listener: socket.socket) -> None:
+    http = _http_server(server, options, lambda: announce(server, options, listener), is_guest=True)
+    try:
+        await server.lifespan.start()
+        task = asyncio.create_task(http.serve(sockets=[listener]), name="weft-http")
+        try:
+            await asyncio.shield(task)  # uvicorn, cancelled itself, would drop the requests that are being served
+        except asyncio.CancelledError:
+            http.should_exit = True
+            await task
+            raise
+    finally:
+        await server.stop()
+
+
+def _http_server(
+    server: Server, options: HttpOptions, started: Callable[[], None], *, is_guest: bool = False
+) -> uvicorn.Server:
+    """What serves HTTP. As a guest it leaves the process's signals alone."""
     import uvicorn
 
     class HttpServer(uvicorn.Server):
@@ -126,6 +217,9 @@ def serve_http(server: Server, options: HttpOptions, listener: socket.socket, st
             server.sessions.end_streams()
             await super().shutdown(sockets)
 
+        def capture_signals(self) -> Any:
+            return contextlib.nullcontext() if is_guest else super().capture_signals()
+
         def handle_exit(self, sig: int, frame: Any) -> None:
             """Unlike uvicorn's: a stop that was asked for is no failure, and the second request for it is obeyed."""
             if self.should_exit and sig == signal.SIGINT:
@@ -133,14 +227,7 @@ def serve_http(server: Server, options: HttpOptions, listener: socket.socket, st
             self.should_exit = True
 
     logging.getLogger("uvicorn.error").addFilter(_is_news)
-    http = HttpServer(_uvicorn_config(server, options))
-
-    async def serve() -> None:
-        await server.lifespan.start()  # here, so that its failure is told like any other
-        _calm_collector()
-        await http.serve(sockets=[listener])
-
-    _run_loop(server, serve())
+    return HttpServer(_uvicorn_config(server, options))
 
 
 def _calm_collector() -> None:
@@ -153,11 +240,14 @@ def _calm_collector() -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Requests that are given up at the end of the drain are cancelled; uvicorn would log a traceback for each."""
-    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
+    """Of requests that are given up at the end of the drain uvicorn would log a traceback each; of streams that are
+    cut, for which we have logged the reason, that they were not completed.
+    """
+    is_given_up = record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError)
+    return not is_given_up and not record.getMessage().startswith("ASGI callable returned without completing response")
 
 
-def _uvicorn_config(server: Server, options: HttpOptions) -> Config:
+def _uvicorn_config(server: Server, options: HttpOptions) -> uvicorn.Config:
     import uvicorn
 
     from weft.server.transports.head_guard import guarded_protocol, respond_at_once

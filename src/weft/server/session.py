@@ -15,7 +15,7 @@ from weft.server.connection import Connection
 from weft.server.outstanding import Outstanding, Way
 from weft.server.records import Record
 
-__all__ = ["OpenStream", "Session"]
+__all__ = ["OpenStream", "Session", "TakenUp"]
 
 
 class OpenStream(Protocol):
@@ -26,6 +26,17 @@ class OpenStream(Protocol):
     def hand_over(self) -> None:
         """The client reads the rest elsewhere."""
         ...
+
+
+class TakenUp(asyncio.Event):
+    """What wakes whoever reads the stream of a request that was taken up again."""
+
+    retry: int | None = None  # the client is to go, and to come back after so many milliseconds
+
+    def end(self, retry: int | None = None) -> None:
+        """Let its reader go."""
+        self.retry = retry
+        self.set()
 
 
 class Session:
@@ -71,7 +82,7 @@ class Session:
         # What other workers know of it, as far as this one has heard.
         self.record = Record("", None, connection.client_capabilities, principal, peer)
         self.open_streams: dict[str, OpenStream] = {}  # of requests, by name
-        self.resumed: dict[str, asyncio.Event] = {}  # streams of requests that were taken up again: what wakes them
+        self.resumed: dict[str, TakenUp] = {}  # streams of requests that were taken up again: what wakes them
         self.streams = 0  # streams begun here; their names
         self._outstanding: Outstanding | None = None
 

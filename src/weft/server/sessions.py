@@ -16,21 +16,21 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from weft.backends.base import Unsubscribe
-from weft.errors import NoBackChannelError
-from weft.jsonrpc import Frame, encode_notification
+from weft.jsonrpc import Frame
 from weft.server.changes import Change, encode_change, note
 from weft.server.connection import Connection
+from weft.server.faults import report
 from weft.server.notices import take_notification
-from weft.server.outstanding import OnProgress
 from weft.server.records import OFTEN, Record, Records
 from weft.server.session import Session
+from weft.server.standalone import StandaloneOutbound
 from weft.server.streams import STANDALONE, Streams
 
 if TYPE_CHECKING:
@@ -43,45 +43,6 @@ log = logging.getLogger("weft.sessions")
 
 class SessionsFull(Exception):
     """There is no room for another session, and none that is idle."""
-
-
-class _StandaloneOutbound:
-    """What the server says on its own goes on the stream that belongs to no request (L11-10)."""
-
-    __slots__ = ("_session", "_sessions")
-
-    def __init__(self, sessions: Sessions) -> None:
-        self._sessions = sessions
-        self._session: Session | None = None
-
-    def bind(self, session: Session) -> None:
-        self._session = session
-
-    async def send_raw_request(
-        self,
-        method: str,
-        params: Mapping[str, Any] | None,
-        *,
-        timeout: float | None = None,
-        on_progress: OnProgress | None = None,
-    ) -> Any:
-        session = self._session
-        if session is None or not session.has_listened or session.ended:
-            raise NoBackChannelError(method)
-        limit = self._sessions.limits.ask_seconds if timeout is None else timeout
-        return await session.outstanding.request(self.send, method, params, timeout=limit, on_progress=on_progress)
-
-    async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
-        session = self._session
-        if session is not None and session.has_listened:
-            await self.send(encode_notification(method, msgspec.UNSET if params is None else params))
-
-    async def send(self, message: bytes) -> None:
-        """Write a message to the standalone stream."""
-        assert self._session is not None
-        if not self._session.ended:  # else it would be kept, and nobody would come for it
-            await self._sessions.streams.append(self._session.id, STANDALONE, message)
-            await self._sessions.streams.room(self._session.id, STANDALONE)
 
 
 class Sessions:
@@ -116,7 +77,7 @@ class Sessions:
         return self._new(prefix + secrets.token_urlsafe(24), principal, peer)
 
     def _new(self, id: str, principal: str | None, peer: str) -> Session:
-        outbound = _StandaloneOutbound(self)
+        outbound = StandaloneOutbound(self.streams, self.limits)
         connection = Connection.for_loop(outbound, protocol_version_hint="", connection_id=id)
         session = Session(id, connection, principal, peer, self._worker, outbound.send)
         outbound.bind(session)
@@ -128,10 +89,14 @@ class Sessions:
             for other in self._in_the_way(session.peer):
                 self.end_soon(other)
         self._add(session, self._unused)
-        await self._listen()
-        session.record = self._record(session)
-        session.connection.is_changed = False
-        await self._records.add(session.id, session.record)
+        try:
+            await self._listen()
+            session.record = self.record_of(session)
+            session.connection.is_changed = False
+            await self._records.add(session.id, session.record)
+        except BaseException:
+            self._remove(session)
+            raise
 
     async def find(self, id: str, principal: str | None) -> Session | None:
         """The session of this id and principal, if there is one; it counts as used now."""
@@ -155,13 +120,18 @@ class Sessions:
     async def save(self, session: Session) -> None:
         """Let other workers know what this one knows of a session. What was under way at its end does not revive it."""
         session.connection.is_changed = False
-        mine = self._record(session)
-        merged = None if session.ended else await self._records.change(session.id, session.record, mine)
-        if merged is not None:
-            self._learn(session, mine, merged)
-            await self._bus.publish(_CHANGED, f"{self._worker} {session.id}".encode())
+        mine = self.record_of(session)
+        try:
+            merged = None if session.ended else await self._records.change(session.id, session.record, mine)
+            if merged is not None:
+                self._learn(session, mine, merged)
+                await self._bus.publish(_CHANGED, f"{self._worker} {session.id}".encode())
+        except BaseException:
+            session.connection.is_changed = True  # whoever saves it next tries again
+            raise
 
-    def _record(self, session: Session) -> Record:
+    def record_of(self, session: Session) -> Record:
+        """What this worker knows of a session."""
         connection = session.connection
         return Record(
             connection.protocol_version,
@@ -218,9 +188,11 @@ class Sessions:
     async def end(self, session: Session) -> None:
         """End a session everywhere and release what it held."""
         session.ended = True
-        await self._records.delete(session.id)
-        await self._bus.publish(_ENDED, session.id.encode())
-        await self._release(session)
+        try:
+            await self._records.delete(session.id)
+            await self._bus.publish(_ENDED, session.id.encode())
+        finally:
+            await self._release(session)
         await self.streams.forget(session.id)
 
     def end_soon(self, session: Session) -> None:
@@ -445,7 +417,12 @@ class Sessions:
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work, name="weft-session-end")
         self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._ending.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            report("Keeping sessions in the Backend", error, debug=False)
 
 
 _ENDED = "sessions/ended"

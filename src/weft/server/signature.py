@@ -20,7 +20,7 @@ import pydantic_core
 from pydantic_core import ValidationError
 
 from weft.server.docstrings import parse
-from weft.server.signature_errors import ArgumentsError, explain
+from weft.server.signature_errors import ArgumentsError, explain, replace
 from weft.server.signature_output import OutputError, read_output
 from weft.server.signature_params import MirroredHeader, Params, read_params
 from weft.server.where import describe, location, target
@@ -30,6 +30,7 @@ __all__ = ["ArgumentsError", "MirroredHeader", "OutputError", "Signature", "read
 _LARGE = 65536
 """Arguments above this many bytes must have exact types: telling every problem in them would cost too much (D4)."""
 _MANY = 1000
+_EXACT = 2**53  # above it, a float may stand for several integers
 _NUMERIC = frozenset({"decimal_type", "float_type", "int_type"})
 
 
@@ -82,6 +83,9 @@ class Signature(msgspec.Struct, frozen=True):
             )
         problems: list[Any] = strict.errors(include_url=False)
         if len(raw) <= _LARGE:
+            whole = _with_whole_numbers(problems, raw)
+            if whole is not None:
+                return self.bind_json(whole)
             problems = [problem for problem in problems if _is_too_far(problem)]
             try:
                 bound = self._params.validate_json(raw)
@@ -114,13 +118,15 @@ def read_signature(
     opaque: tuple[type, ...] = (),
     kind: str = "tool",
     name: str | None = None,
+    untyped: bool = False,
 ) -> Signature:
     """Read a function; RegistrationError, with its place and the remedy, when it cannot be offered as written.
 
     `injected` are the classes whose parameter Weft fills itself; `opaque` the classes of results that are not JSON
     values, for which no output schema is made. A plain `str`, `bytes`, `None` or `Any`, too, makes no output schema: it
     would promise nothing that the text of the result does not say already. Nor does a list of anything, `list` or
-    `list[Any]`, which may hold pictures and other blocks.
+    `list[Any]`, which may hold pictures and other blocks. `untyped` lets parameters pass that have no annotation, where
+    something else says what they take.
 
     >>> def add(a: int, b: int = 1) -> int:
     ...     "Add two numbers."
@@ -133,7 +139,7 @@ def read_signature(
     """
     name = name or describe(fn).partition(" ")[0]
     doc = parse(inspect.getdoc(target(fn)))
-    params = read_params(fn, injected=injected, doc=doc, kind=kind, name=name)
+    params = read_params(fn, injected=injected, doc=doc, kind=kind, name=name, untyped=untyped)
     output = read_output(fn, params.returns, opaque=opaque, kind=kind, name=name)
     return Signature(
         name=name,
@@ -149,6 +155,27 @@ def read_signature(
         require_text=output.require_text,
         _params=params,
     )
+
+
+def _with_whole_numbers(problems: list[Any], raw: bytes) -> bytes | None:
+    """The arguments with 3 in place of 3.0 where an integer is asked for: JSON Schema calls both integers.
+
+    None if there is no such place. In a union another member, such as a boolean, must not get to take the number.
+    """
+    places = [problem["loc"] for problem in problems if problem["type"] == "int_type" and _is_whole(problem["input"])]
+    if not places:
+        return None
+    arguments = pydantic_core.from_json(raw)
+    changed = [place for place in places if replace(place, arguments, _as_integer)]
+    return pydantic_core.to_json(arguments) if changed else None
+
+
+def _as_integer(given: Any) -> Any:
+    return int(given) if _is_whole(given) else given
+
+
+def _is_whole(given: Any) -> bool:
+    return isinstance(given, float) and given.is_integer() and abs(given) < _EXACT
 
 
 def _is_too_far(problem: Mapping[str, Any]) -> bool:

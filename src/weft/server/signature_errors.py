@@ -6,16 +6,18 @@ nothing: whether arguments fit is the signature's business.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from weft.errors import WeftError
 from weft.limits import DEFAULT_LIMITS, Limits
 from weft.protocol.schema import is_array, is_object, json_type
 
-__all__ = ["ArgumentsError", "expectation", "explain"]
+__all__ = ["ArgumentsError", "expectation", "explain", "place_of", "replace"]
 
 _MAX_ISSUE = 350
+_MAX_DEPTH = 64  # schemas refer to themselves
+_DIGITS = frozenset("-0123456789")
 
 _Path = tuple[str | int, ...]
 
@@ -130,9 +132,18 @@ def _wrong(path: _Path, words: list[str], arguments: Any, *, as_text: bool) -> s
     if as_text and expected and (text := _text_of(_either(expected))):
         expected = [text]
     elif expected and not others:
-        return f"{_name(path)}: expected {_either(expected)}, got {json_type(_value(path, arguments))}."
+        return f"{_name(path)}: expected {_either(expected)}, got {_got(_value(path, arguments), expected)}."
     clauses = ([f"expected {_either(expected)}"] if expected else []) + others
     return f"{_name(path)}: {' or '.join(clauses)}."
+
+
+def _got(value: Any, expected: list[str]) -> str:
+    """What came in, without saying it. A text among the wrong texts is no mistake of type, nor is such a number."""
+    if isinstance(value, str) and any(words.startswith("'") for words in expected):
+        return "another text"
+    if isinstance(value, (int, float)) and any(words[:1] in _DIGITS for words in expected):
+        return json_type(value) if isinstance(value, bool) else "another number"
+    return json_type(value)
 
 
 def _extra(path: _Path, missing: list[_Path], schema: Mapping[str, Any]) -> str:
@@ -176,11 +187,40 @@ def expectation(problem: Mapping[str, Any]) -> str:
 
 
 def _missing(path: _Path, schema: Mapping[str, Any], *, as_text: bool) -> str:
-    known = schema.get("properties", {}).get(path[0]) if len(path) == 1 else None
+    known = _schema_at(schema, path)
     words = _schema_words(known) if known else None
     if words and as_text:
         words = _text_of(words) or words
     return f"{_name(path)} is missing; {f'expected {words}' if words else 'add it'}."
+
+
+def _schema_at(schema: Mapping[str, Any], path: _Path) -> Mapping[str, Any] | None:
+    """The schema of what a path leads to, if there is exactly one."""
+    found: Any = schema
+    for step in path:
+        found = _resolved(found, schema)
+        if isinstance(step, int):
+            found = found.get("items")
+        elif step in found.get("properties", {}):
+            found = found["properties"][step]
+        else:
+            found = found.get("additionalProperties")
+        if not is_object(found):
+            return None
+    return _resolved(found, schema) if "$ref" in found else found
+
+
+def _resolved(schema: dict[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema without what stands before it: a reference, or that it may be null as well."""
+    for _ in range(_MAX_DEPTH):
+        inner = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
+        if "$ref" in schema:
+            schema = root.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {})
+        elif len(inner) == 1 and is_object(inner[0]):
+            schema = inner[0]
+        else:
+            break
+    return schema
 
 
 def _text_of(words: str) -> str | None:
@@ -237,6 +277,17 @@ def _value(path: _Path, arguments: Any) -> Any:
     return arguments
 
 
+def replace(location: Sequence[str | int], arguments: Any, change: Callable[[Any], Any]) -> bool:
+    """Change the value that a problem is about, within the arguments; False if that changes nothing."""
+    path = _path(location, arguments)
+    given = _value(path, arguments)
+    changed = change(given)
+    if not path or changed is given:
+        return False
+    _value(path[:-1], arguments)[path[-1]] = changed
+    return True
+
+
 def _step(value: Any, step: str | int) -> tuple[bool, Any]:
     if isinstance(step, str) and is_object(value) and step in value:
         return True, value[step]
@@ -246,8 +297,15 @@ def _step(value: Any, step: str | int) -> tuple[bool, Any]:
 
 
 def _name(path: _Path) -> str:
-    if not path:
-        return "The arguments as a whole"
+    return place_of(path) if path else "The arguments as a whole"
+
+
+def place_of(path: Sequence[str | int]) -> str:
+    """Where in a value something is.
+
+    >>> place_of(("seats", 1, "row"))
+    "'seats[1].row'"
+    """
     text = ""
     for step in path:
         text += f"[{step}]" if isinstance(step, int) else ("." if text else "") + _clean(step)

@@ -20,7 +20,7 @@ from weft.protocol.headers import find_mirrors
 from weft.protocol.schema import is_array
 from weft.server.docstrings import Docstring
 from weft.server.signature_plain import Arguments, is_hashable, shown_default, stopping_early
-from weft.server.signature_schema import inline, schema_of
+from weft.server.signature_schema import inline, refusing_extras, schema_of
 from weft.server.signature_words import reason, remedy, type_name
 
 __all__ = ["read_fields"]
@@ -52,11 +52,13 @@ class _Fields:
         except Exception as error:  # noqa: BLE001  # whatever a type's own hooks raise, the remedy is the same
             raise self.blame(error) from None
         schema = self.describe(schema, doc)
-        self.check_mirrored(schema, adapter.core_schema)
+        core = refusing_extras(adapter.core_schema)
+        self.check_mirrored(schema, core)
+        validator = adapter.validator if core is adapter.core_schema else _compiled(core)
         return Arguments(
             schema=schema,
-            validate_json=adapter.validator.validate_json,
-            validate_large=_fail_fast(adapter).validate_json,
+            validate_json=validator.validate_json,
+            validate_large=_compiled(stopping_early(core)).validate_json,
         )
 
     def field_of(self, parameter: Parameter) -> Any:
@@ -152,12 +154,12 @@ def _typed_dict(fields: Mapping[str, Any]) -> TypeAdapter[Any]:
     return TypeAdapter(holder)
 
 
-def _fail_fast(adapter: TypeAdapter[Any]) -> SchemaValidator:
-    schema = stopping_early(adapter.core_schema)
+def _compiled(core: Any) -> SchemaValidator:
+    """The validator of a core schema that was changed: models must not bring their own, made of the unchanged one."""
     try:
-        return SchemaValidator(schema, _use_prebuilt=False)  # else models bring their own validators, which do not stop
+        return SchemaValidator(core, _use_prebuilt=False)
     except TypeError:  # a version that has no such validators to bring
-        return SchemaValidator(schema)
+        return SchemaValidator(core)
 
 
 def _field_info(annotation: Any) -> FieldInfo:

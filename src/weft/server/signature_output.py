@@ -18,7 +18,7 @@ from pydantic_core import PydanticSerializationError, SchemaSerializer, SchemaVa
 
 from weft.errors import RegistrationError, WeftError
 from weft.protocol.schema import is_array, is_object
-from weft.server.signature_errors import expectation
+from weft.server.signature_errors import expectation, place_of
 from weft.server.signature_plain import plain_type
 from weft.server.signature_words import reason, remedy, type_name
 from weft.server.where import location
@@ -112,8 +112,8 @@ def _misfit(subject: str, value: object, expected: str, error: ValidationError |
     because = ""
     if error is not None:
         first = error.errors(include_url=False, include_input=False)[0]
-        place = "".join(f"[{step!r}]" for step in first["loc"])
-        because = f"{f' at {place}' if place else ''}: {expectation(first)}"
+        place = f" at {place_of(first['loc'])}" if first["loc"] else ""
+        because = f"{place}: {expectation(first)}"
     return OutputError(
         f"{subject} returned a value of type {type_name(type(value))}, which does not fit its return type "
         f"{expected}{because}. Return what the annotation says, or correct the annotation."

@@ -50,16 +50,19 @@ class Params(msgspec.Struct, frozen=True):
     validate_large: Callable[..., dict[str, Any]]
 
 
-def read_params(fn: Callable[..., Any], *, injected: tuple[type, ...], doc: Docstring, kind: str, name: str) -> Params:
-    """Read the parameters of a function; RegistrationError when one cannot be offered."""
-    return _Reader(fn, kind, name).read(injected, doc)
+def read_params(
+    fn: Callable[..., Any], *, injected: tuple[type, ...], doc: Docstring, kind: str, name: str, untyped: bool = False
+) -> Params:
+    """Read the parameters of a function; RegistrationError when one cannot be offered. `untyped` ones take anything."""
+    return _Reader(fn, kind, name, untyped=untyped).read(injected, doc)
 
 
 class _Reader:
     """One reading of one function; it exists so that each refusal can say whose it is and where."""
 
-    def __init__(self, fn: Callable[..., Any], kind: str, name: str) -> None:
+    def __init__(self, fn: Callable[..., Any], kind: str, name: str, *, untyped: bool) -> None:
         self.fn = fn
+        self.untyped = untyped
         self.subject = f"{kind.capitalize()} {name!r} at {location(fn)}"
         self.globals: dict[str, Any] = getattr(target(fn), "__globals__", {})
         self.locals = enclosing_locals(fn)
@@ -134,6 +137,8 @@ class _Reader:
                     f"parameter {name!r} shows that it is a method without its object.",
                     "register the bound method, such as `server.tool(thing.method)`.",
                 )
+            if self.untyped and name not in ("ctx", "context"):
+                return Any
             raise self.refuse(
                 f"parameter {name!r} has no type.",
                 f"annotate it, such as `{name}: str`, or use `{name}: Any` to accept anything."

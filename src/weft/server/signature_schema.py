@@ -16,7 +16,7 @@ from pydantic_core import core_schema
 
 from weft.protocol.schema import is_array, is_object
 
-__all__ = ["inline", "schema_of"]
+__all__ = ["inline", "refusing_extras", "schema_of"]
 
 _DEFS = "#/$defs/"
 
@@ -28,6 +28,27 @@ def schema_of(adapter: TypeAdapter[Any], mode: Literal["validation", "serializat
         if "enum" in body or "const" in body:  # the title of an enum is set where no generator can help it
             body.pop("title", None)
     return schema
+
+
+def refusing_extras(core: Any) -> Any:
+    """The same core schema, but a model that does not say what becomes of unknown fields refuses them, as dataclasses
+    and TypedDicts do there: nothing that a client sends is dropped silently. The same object where there is none.
+    """
+    if is_array(core):
+        parts = [refusing_extras(part) for part in core]
+        return parts if any(new is not old for new, old in zip(parts, core, strict=True)) else core
+    if not is_object(core):
+        return core
+    changed = {key: value if key in ("metadata", "default") else refusing_extras(value) for key, value in core.items()}
+    if core.get("type") == "model" and _is_silent_on_extras(core):
+        changed["config"] = {**core.get("config", {}), "extra_fields_behavior": "forbid"}
+    return changed if any(changed[key] is not core.get(key) for key in changed) else core
+
+
+def _is_silent_on_extras(core: Any) -> bool:
+    """Whether a model leaves open what becomes of unknown fields. One with an `__init__` of its own decides there."""
+    config: Any = getattr(core["cls"], "model_config", {})
+    return config.get("extra") is None and not core.get("custom_init") and not core.get("root_model")
 
 
 def inline(schema: dict[str, Any]) -> dict[str, Any]:
@@ -79,7 +100,10 @@ class _Plain(GenerateJsonSchema):
         """Say nothing: a default that JSON cannot show is left out of the schema, and still used."""
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
-        return _untitled(super().model_schema(schema), schema["cls"])
+        shown = _untitled(super().model_schema(schema), schema["cls"])
+        if self.mode == "validation" and "properties" in shown and _is_silent_on_extras(schema):
+            shown.setdefault("additionalProperties", False)
+        return shown
 
     def dataclass_schema(self, schema: core_schema.DataclassSchema) -> JsonSchemaValue:
         return _untitled(super().dataclass_schema(schema), schema["cls"])

@@ -10,6 +10,7 @@ Nothing here knows what the messages mean, or writes to a socket.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -19,6 +20,8 @@ from weft.backends.base import Backend
 from weft.limits import Limits
 
 __all__ = ["STANDALONE", "Event", "Streams", "event_id", "read_event_id"]
+
+log = logging.getLogger("weft.sessions")
 
 STANDALONE = "0"  # the stream that belongs to no request
 
@@ -79,6 +82,7 @@ class Streams:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()  # what was written here; the log that grew last at the end
         self._of: dict[str, set[str]] = {}  # their keys, by session
         self._bytes = 0
+        self._is_mute = False  # events could not be announced, and that is in the log
         self._readers: dict[str, _Reader] = {}  # by log: the newest of them
         self.most_unread = max(limits.replay_events // 2, 1)  # of one stream, before its writers wait
 
@@ -92,7 +96,13 @@ class Streams:
             reader.unread += 1
         while self._bytes > self._limits.replay_bytes and len(self._kept) > 1:
             await self._give_up(next(iter(self._kept)))  # the one that grew longest ago
-        await self._backend.bus.publish(key, b"")
+        try:
+            await self._backend.bus.publish(key, b"")
+            self._is_mute = False
+        except Exception as error:  # noqa: BLE001 - whatever a Backend raises: it is kept, and readers look by themselves
+            if not self._is_mute:
+                log.warning("The Backend's bus fails (%s): who resumes a stream reads it late.", type(error).__name__)
+            self._is_mute = True
         return event_id(stream, number)
 
     async def room(self, session: str, stream: str) -> None:

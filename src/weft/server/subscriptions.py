@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, cast
 
 from weft.errors import InternalError, InvalidParams, InvalidRequest
 from weft.jsonrpc import encode_notification
+from weft.server.auth.expiry import at_expiry
 from weft.server.call import Call
 from weft.server.changes import Change, note
+from weft.server.transports.http_reply import HttpReply
 from weft.types.base import SUBSCRIPTION_ID_KEY, EmptyResult, NotificationParams, RequestId
 from weft.types.lifecycle import CancelledParams
 from weft.types.resources import ResourceUpdatedParams
@@ -30,7 +32,7 @@ _LISTS = {"tools": "tools_list_changed", "prompts": "prompts_list_changed", "res
 class Listener:
     """One open stream: what it wants to hear, and what it has not yet been told."""
 
-    __slots__ = ("ended", "filter", "id", "peer", "pending", "uris", "wake")
+    __slots__ = ("ended", "expired", "filter", "id", "peer", "pending", "uris", "wake")
 
     def __init__(self, id: RequestId, filter: SubscriptionFilter, peer: str) -> None:
         self.id = id
@@ -39,6 +41,7 @@ class Listener:
         self.uris = frozenset(filter.resource_subscriptions or ())
         self.pending: dict[Change, None] = {}  # an ordered set
         self.ended = False  # the server wants to end it
+        self.expired = False  # … because of the client's token
         self.wake: asyncio.Future[None] | None = None  # there while it sleeps
 
     def wants(self, change: Change) -> bool:
@@ -50,6 +53,11 @@ class Listener:
     def tell(self, change: Change) -> None:
         """Have it told, once."""
         note(self.pending, change, self.uris)
+        self.rouse()
+
+    def expire(self) -> None:
+        """End it: its client may not listen any more."""
+        self.ended = self.expired = True
         self.rouse()
 
     def rouse(self) -> None:
@@ -75,7 +83,6 @@ class Subscriptions:
         self._listeners: dict[Listener, None] = {}
         self._per_peer: dict[str, int] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._beat: asyncio.TimerHandle | None = None
         self._closed: asyncio.AbstractEventLoop | None = None  # where all streams were ended, for good
         server.changes.subscribe(self._heard)
 
@@ -96,9 +103,12 @@ class Subscriptions:
                     AcknowledgedParams(notifications=listener.filter, meta={SUBSCRIPTION_ID_KEY: listener.id}),
                 )
             )
-            await self._tell(listener, call)
+            with at_expiry(self._server, call.token_info, listener.expire):
+                await self._tell(listener, call)
         finally:
             self._remove(listener)
+        if listener.expired and isinstance(call.reply, HttpReply):
+            await call.reply.end_stream()  # and no result: the client is to come back, with another token (SUB-15)
         # The server ends it (SUB-12, SUB-13): the result, and where the stream does not end with it, a cancellation.
         call.reply.epilogue(encode_notification("notifications/cancelled", CancelledParams(request_id=call.id)))
         return EmptyResult(meta={SUBSCRIPTION_ID_KEY: listener.id})
@@ -137,8 +147,6 @@ class Subscriptions:
             listener.wake = loop.create_future()
             await listener.wake
             listener.wake = None
-            if not listener.pending and not listener.ended:
-                await call.reply.keep_alive()
 
     def _check(self, call: Call, wanted: SubscriptionFilter) -> None:
         if not call.reply.can_stream:  # SUB-20
@@ -170,8 +178,6 @@ class Subscriptions:
         self._listeners[listener] = None
         self._per_peer[listener.peer] = self._per_peer.get(listener.peer, 0) + 1
         self._loop = asyncio.get_running_loop()
-        if self._beat is None:
-            self._beat = self._loop.call_later(self._server.limits.keep_alive_seconds, self._keep_alive)
 
     def _remove(self, listener: Listener) -> None:
         self._listeners.pop(listener, None)
@@ -180,16 +186,6 @@ class Subscriptions:
             self._per_peer[listener.peer] = left
         else:
             self._per_peer.pop(listener.peer, None)
-        if not self._listeners and self._beat is not None:
-            self._beat.cancel()
-            self._beat = None
-
-    def _keep_alive(self) -> None:
-        """One timer for all streams: each that sleeps wakes up, finds nothing to tell, and sends a comment."""
-        assert self._loop is not None
-        self._beat = self._loop.call_later(self._server.limits.keep_alive_seconds, self._keep_alive)
-        for listener in self._listeners:
-            listener.rouse()
 
     def _heard(self, change: Change) -> None:
         """A change, in the thread of whoever made it."""

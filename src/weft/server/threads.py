@@ -83,6 +83,7 @@ def _outcome(fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> _Outcome:
     try:
         return _Outcome(fn(**kwargs), None)
     except StopIteration as error:
-        return _Outcome(None, RuntimeError(f"raised StopIteration({error.value!r})"))
+        told = RuntimeError(f"raised StopIteration({error.value!r})")
+        return _Outcome(None, told.with_traceback(error.__traceback__))  # where it was raised is not lost
     except BaseException as error:  # noqa: BLE001 - carried over to the caller, who raises it
         return _Outcome(None, error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from typing import Any, cast
@@ -11,28 +12,29 @@ from typing import Any, cast
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from weft.errors import InvalidParams, MissingCapability, ProtocolError, RegistrationError, ToolError
+from weft.errors import InvalidParams, ProtocolError, RegistrationError, ToolError
 from weft.protocol.headers import Mirror, check_mirrors, find_mirrors
 from weft.protocol.names import check_tool_name, closest
 from weft.protocol.schema import SchemaError, Validator, check_object_schema, compile_schema
-from weft.protocol.sealing import StateRefused
 from weft.server.auth.scopes import check_scopes, page_for, require_scopes
 from weft.server.call import Call
 from weft.server.changes import Change, Changes
 from weft.server.content import Audio, File, Image, Unserialisable, refuse_unawaited, to_blocks, to_json_text
 from weft.server.context import Context
-from weft.server.decorating import warn_of_mirrors
+from weft.server.decorating import check_kind, warn_of_mirrors
 from weft.server.faults import record, report
+from weft.server.needs import check_needs, require_needs
 from weft.server.pages import CachePolicy, Encoded, Pages, check_definition, nothing_to_remove
 from weft.server.rounds import InputRequired, signal_in
 from weft.server.signature import ArgumentsError, OutputError, Signature, read_signature
+from weft.server.signature_words import type_name
 from weft.server.threads import Threads
 from weft.server.where import location
 from weft.types.base import Icon, Result
 from weft.types.content import AudioContent, EmbeddedResource, ImageContent, ResourceLink, TextContent
 from weft.types.tools import CallToolParams, CallToolResult, ListToolsResult, Tool, ToolAnnotations
 
-__all__ = ["RegisteredTool", "ToolOptions", "Tools"]
+__all__ = ["RegisteredTool", "ToolOptions", "Tools", "failure_of"]
 
 log = logging.getLogger("weft.tools")
 
@@ -63,6 +65,7 @@ class RegisteredTool:
     """A tool and how it is called."""
 
     __slots__ = (
+        "_full_output",
         "_input",
         "_output",
         "_threads",
@@ -82,19 +85,21 @@ class RegisteredTool:
     def __init__(self, fn: Callable[..., Any], options: ToolOptions, threads: Threads) -> None:
         self.fn = fn
         self.where = location(fn)
+        check_kind("name", options.name or "", str, "'buy_tea'")
         self.name = options.name or getattr(fn, "__name__", type(fn).__name__)
         self._check(lambda: check_tool_name(self.name))
         raw = options.input_schema
         self.signature: Signature = read_signature(
-            fn, injected=(Context,), opaque=OPAQUE_TYPES, kind="tool", name=self.name
+            fn, injected=(Context,), opaque=OPAQUE_TYPES, kind="tool", name=self.name, untyped=raw is not None
         )
         self._whole = self._whole_parameter() if raw is not None else None
         self._input = self._compile(raw, "input_schema") if raw is not None else None
         self._output = self._compile(options.output_schema, "output_schema") if options.output_schema else None
+        self._full_output: Validator | None = None  # what structured content is held to, once a tool made its own
         schema = self.signature.input_schema if raw is None else dict(raw)
         self.mirrors: tuple[Mirror, ...] = self._check(lambda: find_mirrors(schema))
-        self.timeout = options.timeout
-        self.needs = tuple(options.needs)
+        self.timeout = self._check(lambda: _check_timeout(options.timeout))
+        self.needs = check_needs(options.needs, f"Tool {self.name!r} ({self.where})")
         self.scopes = check_scopes(options.scopes, f"Tool {self.name!r} ({self.where})")
         self.single_use = options.single_use
         self._threads = threads
@@ -159,6 +164,7 @@ class RegisteredTool:
         except ToolError as error:
             return _failure(str(error))
         except (ProtocolError, asyncio.CancelledError):
+            call.blamed = self._described
             raise
         except OutputError as error:
             return _failure(record(str(error), debug=call.server.debug))
@@ -166,8 +172,9 @@ class RegisteredTool:
             return _failure(record(f"{self._described}: {error}", debug=call.server.debug))
         except BaseException as error:
             if signal_in(error) is not None:
+                call.blamed = self._described
                 raise
-            return _failure(report(self._described, error, debug=call.server.debug))
+            return failure_of(error) or _failure(report(self._described, error, debug=call.server.debug))
 
     @property
     def _described(self) -> str:
@@ -218,9 +225,30 @@ class RegisteredTool:
         result = copy(value)
         if isinstance(result, CallToolResult):
             result.content = to_blocks(list(result.content))
-            if self._output is not None and not result.is_error:
-                result.structured_content = self._conforming(result.structured_content)
+            if self.definition.output_schema is not None and not result.is_error:
+                result.structured_content = self._promised(result.structured_content)
         return result
+
+    def _promised(self, value: Any) -> Any:
+        """The structured content of a result that the tool made itself: what is declared is what is sent (TOOL-12)."""
+        promise, remedy = "its output_schema", "Put what the schema describes into structured_content=."
+        if self._output is None:
+            promise = f"its return type {type_name(self.signature.returns)}"
+            remedy = "Put such a value into structured_content=, or annotate `-> CallToolResult`, to promise nothing."
+        if value is UNSET:
+            raise OutputError(
+                f"{self._described} returned a CallToolResult without structured_content, which clients expect because "
+                f"of {promise}. {remedy}"
+            )
+        if self._full_output is None:  # most tools never need it: what they return has a quicker check
+            self._full_output = self._output or self._compile(self.definition.output_schema or {}, "output_schema")
+        structured = msgspec.json.decode(to_json_text(value))
+        if problems := self._full_output.problems(structured):
+            raise OutputError(
+                f"{self._described} returned a CallToolResult whose structured_content does not fit {promise}: "
+                f"{problems[0]} {remedy}"
+            )
+        return structured
 
     def _conforming(self, value: Any) -> Any:
         """TOOL-12: what is declared is what is sent."""
@@ -229,6 +257,28 @@ class RegisteredTool:
         if problems := self._output.problems(structured):
             raise OutputError(f"{self._described} returned a value that does not fit its output_schema: {problems[0]}")
         return structured
+
+
+def _check_timeout(seconds: Any) -> Any:
+    if seconds is None or (type(seconds) in (int, float) and 0 < seconds < math.inf):
+        return seconds
+    raise ValueError(f"timeout= is a number of seconds above 0, not {seconds!r}. Leave it out for no limit.")
+
+
+def failure_of(error: BaseException) -> CallToolResult | None:
+    """The result of a call that ended with a `ToolError`, or with several from a task group; None of anything else."""
+    told = _told_by(error)
+    return _failure("\n".join(told)) if told else None
+
+
+def _told_by(error: BaseException) -> list[str]:
+    """What the ToolErrors say; nothing if there is anything else among them."""
+    if isinstance(error, ToolError):
+        return [str(error)]
+    if not isinstance(error, BaseExceptionGroup):
+        return []
+    members = [_told_by(inner) for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions]
+    return [text for member in members for text in member] if all(members) else []
 
 
 def _failure(text: str) -> CallToolResult:
@@ -318,27 +368,14 @@ class Tools:
             require_scopes(call, tool.scopes)
         if tool.mirrors and call.headers is not None and call.era.mirrors_params:
             check_mirrors(tool.mirrors, call.headers, _decoded(params.arguments))
-        for capability in tool.needs:
-            if not call.context.client_supports(capability):
-                raise MissingCapability(
-                    f"To call this tool, the client must declare the capability `{capability}`.",
-                    required=_nested(capability),
-                )
-        state = params.request_state if tool.single_use else None
-        if state is not None:
-            if not call.server.spent_states.spend(state):
-                raise StateRefused
-            call.spent = state
+        require_needs(call, tool.needs)
+        if tool.single_use:
+            call.spends = params.request_state
 
     def _unknown(self, name: str) -> InvalidParams:
         near = closest(name, self._pages.names())
         hint = f"Did you mean {near!r}?" if near else "tools/list names them all."
         return InvalidParams(f"Unknown tool. {hint}")
-
-
-def _nested(capability: str) -> dict[str, Any]:
-    head, _, rest = capability.partition(".")
-    return {head: {rest: {}} if rest else {}}
 
 
 def _decoded(arguments: msgspec.Raw | UnsetType) -> Mapping[str, Any]:

@@ -1,15 +1,19 @@
 """A world for flows without I/O: a server, an authorization server, a browser and a disk, all of them dictionaries.
 
 `World.run` does the steps of a flow as the driver would, and writes down what was asked. A test changes what it is
-about (`documents`, `answers`, `came_back`) and reads the record.
+about (`documents`, `answers`, `came_back`) and reads the record. For authorizers there are a `Person`, and `go`: a
+request that is refused.
 """
 
+import asyncio
 import json
 from collections.abc import Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
 
+from weft.client.auth import FunctionRedirect, OAuth
 from weft.client.auth.steps import Call, FetchFailed, Keep, Listen, Load, Request, Response, Visit
 
 SERVER = "https://mcp.example/mcp"
@@ -18,6 +22,7 @@ PRM = "https://mcp.example/.well-known/oauth-protected-resource/mcp"
 PRM_ROOT = "https://mcp.example/.well-known/oauth-protected-resource"
 AS = "https://auth.example/.well-known/oauth-authorization-server"
 REDIRECT = "http://127.0.0.1:5555/callback"
+TOKEN = f"{ISSUER}/token"
 NOW = 1_800_000_000.0
 
 
@@ -144,3 +149,38 @@ class World:
             return self.respond(request)
 
         yield fetch
+
+
+def refusal(status: int = 401, challenge: str = "Bearer", **headers: str):
+    return SimpleNamespace(status=status, headers={"WWW-Authenticate": challenge, **headers})
+
+
+class Person:
+    """Logs in when told to; counts how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, str]] = []
+        self.may_go_on = asyncio.Event()
+        self.may_go_on.set()
+        self.denies = False
+        self.issuer = ISSUER
+
+    async def __call__(self, url: str) -> str:
+        asked = dict(parse_qsl(urlsplit(url).query))
+        self.asked.append(asked)
+        await self.may_go_on.wait()
+        answer = {"error": "access_denied"} if self.denies else {"code": "c"}
+        return f"{REDIRECT}?{urlencode({**answer, 'state': asked['state'], 'iss': self.issuer})}"
+
+
+def oauth(world: World, person: Person, storage=None, now: list[float] | None = None) -> OAuth:
+    made = OAuth(redirect=FunctionRedirect(person, REDIRECT), fetcher=world, storage=storage)
+    if now is not None:
+        made._clock = made._grant.clock = lambda: now[0]
+    return made
+
+
+async def go(auth, status: int = 401, challenge: str = "Bearer", url: str = SERVER, **request: str) -> bool:
+    """One request that is refused."""
+    given = await auth.headers(url, "POST")
+    return await auth.refused(refusal(status, challenge), given, request)

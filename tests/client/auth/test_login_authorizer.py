@@ -3,53 +3,14 @@
 import asyncio
 import gc
 import logging
-from types import SimpleNamespace
-from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import pytest
-from auth_world import AS, ISSUER, PRM, REDIRECT, SERVER, World, json_response, metadata, prm
+from auth_world import AS, ISSUER, PRM, SERVER, TOKEN, Person, World, go, json_response, metadata, oauth, prm, refusal
 
-from weft.client.auth import BearerToken, ClientCredentials, FunctionRedirect, MemoryStorage, OAuth, as_auth
+from weft.client.auth import BearerToken, ClientCredentials, MemoryStorage, as_auth
 from weft.client.auth.authorizer import Authorizer
 from weft.client.transports.base import Refused
 from weft.errors import AuthorizationFailed, UsageError
-
-TOKEN = f"{ISSUER}/token"
-
-
-def refusal(status: int = 401, challenge: str = "Bearer", **headers: str):
-    return SimpleNamespace(status=status, headers={"WWW-Authenticate": challenge, **headers})
-
-
-class Person:
-    """Logs in when told to; counts how often it was asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[dict[str, str]] = []
-        self.may_go_on = asyncio.Event()
-        self.may_go_on.set()
-        self.denies = False
-        self.issuer = ISSUER
-
-    async def __call__(self, url: str) -> str:
-        asked = dict(parse_qsl(urlsplit(url).query))
-        self.asked.append(asked)
-        await self.may_go_on.wait()
-        answer = {"error": "access_denied"} if self.denies else {"code": "c"}
-        return f"{REDIRECT}?{urlencode({**answer, 'state': asked['state'], 'iss': self.issuer})}"
-
-
-def oauth(world: World, person: Person, storage=None, now: list[float] | None = None) -> OAuth:
-    made = OAuth(redirect=FunctionRedirect(person, REDIRECT), fetcher=world, storage=storage)
-    if now is not None:
-        made._clock = made._grant.clock = lambda: now[0]
-    return made
-
-
-async def go(auth, status: int = 401, challenge: str = "Bearer", url: str = SERVER, **request: str) -> bool:
-    """One request that is refused."""
-    given = await auth.headers(url, "POST")
-    return await auth.refused(refusal(status, challenge), given, request)
 
 
 @pytest.mark.spec("AUTH-27", "AUTH-28")
@@ -402,13 +363,28 @@ async def test_a_token_as_text():
 
 
 @pytest.mark.parametrize(
+    ("challenge", "advice"),
+    [
+        ('Bearer error="insufficient_scope"', "Give one that has more scopes."),
+        ('Bearer error="insufficient_scope", scope="a b"', "Give one that has the scopes it takes: a b."),
+    ],
+)
+async def test_a_token_that_was_given_and_lacks_scopes(challenge, advice):
+    refused = Refused(SERVER, 403, {"WWW-Authenticate": challenge}, b"")
+    with pytest.raises(AuthorizationFailed) as failure:
+        await as_auth("s3cret").refused(refused, {"Authorization": "Bearer s3cret"}, {})
+    told = f"{SERVER} refused the token that was given (HTTP 403): insufficient_scope. {advice}"
+    assert str(failure.value) == told
+
+
+@pytest.mark.parametrize(
     ("status", "challenge", "body", "said"),
     [
         (401, 'Bearer error="invalid_token", error_description="It expired."', b"", "(HTTP 401): It expired."),
         (401, 'Bearer error="invalid_token"', b'{"message": "no"}', "(HTTP 401): invalid_token."),
         (401, "Bearer", b'{"error": {"code": 1, "message": "Who?\\n"}}', "(HTTP 401): Who?."),
         (401, "", b'{"error": "cut', "(HTTP 401): it gave no reason."),
-        (403, 'Bearer error="insufficient_scope"', b"", "(HTTP 403): insufficient_scope."),
+        (403, 'Bearer error="invalid_request"', b"", "(HTTP 403): invalid_request."),
     ],
 )
 async def test_a_token_that_was_given_and_is_refused(status, challenge, body, said):

@@ -10,7 +10,7 @@ import pytest
 
 from support.fakes import DISCOVERED, http_server, initialized
 from weft import Client, ClientLimits
-from weft.client.auth import ClientCredentials, FileStorage, LoopbackRedirect, OAuth
+from weft.client.auth import ClientCredentials, FileStorage, FunctionRedirect, LoopbackRedirect, OAuth
 from weft.client.cache import ResponseCache
 from weft.errors import AuthorizationFailed
 
@@ -29,6 +29,7 @@ class Guarded:
         self.capabilities: list[dict] = []
         self.denies = False
         self.subject = 0
+        self.scope: str | None = None  # what it says that it granted
 
     @asynccontextmanager
     async def running(self):
@@ -64,7 +65,8 @@ class Guarded:
             self.forms.append(dict(parse_qsl(exchange.body.decode())))
             token = f"token-{len(self.forms)}"
             self.good.add(token)
-            await self.document(exchange, {"access_token": token, "token_type": "Bearer", "refresh_token": "r"})
+            said = {} if self.scope is None else {"scope": self.scope}
+            await self.document(exchange, {"access_token": token, "token_type": "Bearer", "refresh_token": "r", **said})
         else:
             await exchange.respond(404)
 
@@ -167,7 +169,9 @@ async def test_a_refused_login_is_one_clear_error(guarded):
         assert guarded.forms == []
 
 
-async def test_many_requests_share_one_refresh(guarded):
+@pytest.mark.parametrize("scope", [None, "use", "admin"])
+async def test_many_requests_share_one_refresh(guarded, scope):
+    guarded.scope = scope  # which may be called otherwise than the server calls it
     async with guarded.running() as url:
         browser = Browser()
         auth = oauth(browser)
@@ -188,6 +192,32 @@ async def test_a_login_outlives_the_program(guarded, tmp_path):
                 await client.list_tools()
         assert len(await browser.shown()) == 1
         assert len(guarded.forms) == 1
+
+
+async def test_a_login_that_cannot_be_kept_serves_this_program(guarded, tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    async with guarded.running() as url:
+        browser = Browser()
+        auth = oauth(browser, storage=FileStorage(tmp_path / "file" / "tokens.json"))
+        async with Client(url, auth=auth) as client:
+            auth._places[url].token.obtained_at -= 60
+            guarded.good.clear()  # the token was revoked
+            assert await client.list_tools()
+        assert [form["grant_type"] for form in guarded.forms] == ["authorization_code", "refresh_token"]
+        assert len(await browser.shown()) == 1
+    assert "The login cannot be kept, and is over when this program is: FileStorage failed" in caplog.text
+
+
+async def test_a_redirect_function_that_fails_is_one_clear_error(guarded):
+    def fail(url):
+        raise ZeroDivisionError
+
+    async with guarded.running() as url:
+        auth = OAuth(redirect=FunctionRedirect(fail, "http://127.0.0.1:3000/callback"))
+        with pytest.raises(AuthorizationFailed, match=r"the redirect failed \(ZeroDivisionError\)") as failure:
+            async with Client(url, auth=auth):
+                pass
+        assert isinstance(failure.value.__cause__, ZeroDivisionError)
 
 
 async def test_a_token_as_text(guarded):

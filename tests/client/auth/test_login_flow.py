@@ -242,6 +242,8 @@ def test_an_answer_without_a_code_is_no_login():
         {"access_token": 7, "token_type": "Bearer"},
         {"access_token": "", "token_type": "Bearer"},
         {"access_token": "a\r\nX: y", "token_type": "Bearer"},
+        {"access_token": "a b", "token_type": "Bearer"},
+        {"access_token": "é", "token_type": "Bearer"},
         {"access_token": "a" * 40_000, "token_type": "Bearer"},
         {"access_token": "a"},
         {"access_token": "a", "token_type": "MAC"},
@@ -255,13 +257,36 @@ def test_a_token_that_cannot_be_used_is_refused(document):
         log_in(world)
 
 
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [
+        (3600, 3600),
+        ("3600", 3600),
+        (1.5, 1.5),
+        ("soon", None),
+        ("", None),
+        ("9" * 5000, None),
+        (10**400, None),
+        (0, None),
+        (-1, None),
+        (True, None),
+        (None, None),
+    ],
+)
+def test_how_long_a_token_is_good(said, seconds):
+    world = World()
+    world.answers[TOKEN] = json_response({"access_token": "a", "token_type": "Bearer", "expires_in": said})
+    assert log_in(world).expires_at == (None if seconds is None else NOW + seconds)
+
+
 def test_what_the_token_endpoint_says_is_told_with_a_remedy():
     world = World()
-    world.answers[TOKEN] = json_response({"error": "invalid_client", "error_description": "unknown"}, 401)
-    with pytest.raises(AuthorizationFailed, match=r"invalid_client: unknown.*check the client id") as failure:
+    world.answers[TOKEN] = json_response({"error": "invalid_client", "error_description": "It is unknown."}, 401)
+    with pytest.raises(AuthorizationFailed, match=r"invalid_client: It is unknown[^.]*check the client id") as failure:
         log_in(world)
     assert "the-code" not in str(failure.value)
     assert world.forms()[0]["code_verifier"] not in str(failure.value)
+    assert ".." not in str(failure.value)
 
 
 # --- what is kept, and how long

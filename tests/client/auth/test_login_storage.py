@@ -133,6 +133,49 @@ async def test_where_there_are_no_locks_it_works_all_the_same(tmp_path, monkeypa
     assert await storage.get("a") == b"x"
 
 
+async def test_programs_take_turns_at_one_key_and_not_at_two(tmp_path):
+    first, second = (FileStorage(tmp_path / "tokens.json") for _ in range(2))
+    done = []
+
+    async def work(key):
+        async with second.claimed(key):
+            done.append(key)
+
+    async with first.claimed("a"):
+        waiting = asyncio.create_task(work("a"))
+        await asyncio.wait_for(work("b"), 5)
+        await first.put("a", b"x")  # who has the turn can write
+        await asyncio.sleep(0.05)
+        assert done == ["b"]
+    await asyncio.wait_for(waiting, 5)
+    assert done == ["b", "a"]
+    if os.name == "posix":
+        assert {stat.S_IMODE(entry.stat().st_mode) for entry in tmp_path.iterdir()} == {0o600}
+
+
+async def test_a_turn_is_not_waited_for_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_TURN_SECONDS", 0.1)
+    first, second = (FileStorage(tmp_path / "tokens.json") for _ in range(2))
+    async with first.claimed("a"), asyncio.timeout(5), second.claimed("a"):
+        pass
+
+
+async def test_who_is_cancelled_while_it_waits_for_its_turn_leaves_it_to_others(tmp_path):
+    first, second, third = (FileStorage(tmp_path / "tokens.json") for _ in range(3))
+    async with first.claimed("a"):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05), second.claimed("a"):
+                pass
+    async with asyncio.timeout(5), third.claimed("a"):
+        pass
+
+
+async def test_where_nothing_can_be_locked_everybody_goes_on(tmp_path):
+    async with FileStorage(tmp_path / "no" / "tokens.json").claimed("a"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
 async def test_a_keyring_shows_no_urls(keyring):
     storage = KeyringStorage()
     await storage.put("token https://auth.example https://mcp.example/mcp", b"secret")

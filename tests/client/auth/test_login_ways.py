@@ -109,6 +109,25 @@ async def test_a_token_goes_along_on_the_oldest_transport() -> None:
                 pass
 
 
+@pytest.mark.parametrize("guarded", ["the server", "a tool"])
+async def test_a_token_that_lacks_a_scope_is_told_which(guarded: str) -> None:
+    auth = ResourceServer(
+        "http://127.0.0.1:9/mcp",
+        authorization_servers=["http://127.0.0.1:9"],
+        verifier=StaticTokens({"token-of-ann": TokenInfo("ann")}),
+        scopes=["read", "write"] if guarded == "the server" else [],
+    )
+    server = Server("s", auth=auth)
+    server.add_tool(lambda: "", name="burn", scopes=["read", "write"])
+    told = (
+        r"refused the token that was given \(HTTP 403\): The token does not have the scopes that this (server )?"
+        r"takes\. Give one that has the scopes it takes: read write\.$"
+    )
+    with serve(server) as live, pytest.raises(AuthorizationFailed, match=told):
+        async with Client(f"http://127.0.0.1:{live.port}/mcp", auth="token-of-ann") as client:
+            await client.call_tool("burn", {})
+
+
 async def test_a_person_logs_in_to_a_server_of_the_oldest_transport() -> None:
     apps: dict[str, Any] = {}
 

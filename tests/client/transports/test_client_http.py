@@ -480,6 +480,21 @@ async def test_a_stream_that_cannot_be_taken_up_again_is_reported() -> None:
     assert 1 + 3 <= server.methods().count("GET") <= 1 + 2 * 3  # aiohttp may try a connection that it kept twice
 
 
+async def test_a_stream_that_the_server_does_not_let_be_taken_up_again() -> None:
+    async def call(exchange: Exchange) -> None:
+        await exchange.stream(sse(b"", id="e1", retry=10))
+
+    server = Session(call)  # every GET gets a 405
+    async with http_server(server) as url, Client(url, limits=QUICK) as client:
+        with pytest.raises(ConnectionFailed) as caught:
+            await client.call_tool("t")
+    assert str(caught.value) == (
+        f"{url} ended the stream before its answer was complete, and does not let it be taken up again (HTTP 405); "
+        "whether it did what was asked is not known."
+    )
+    assert server.methods()[-3:] == ["tools/call", "GET", "DELETE"]
+
+
 async def test_a_call_that_may_have_run_is_not_repeated_in_another_session() -> None:
     async def call(exchange: Exchange) -> None:
         await exchange.stream(sse(b"", id="e1", retry=10))

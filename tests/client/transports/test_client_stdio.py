@@ -245,8 +245,41 @@ async def test_a_child_that_dies_says_why():
 async def test_a_child_that_is_gone_before_the_first_question():
     async with Peer(python("")) as peer:
         await until(lambda: peer.lost)
-        with pytest.raises(ConnectionFailed, match=r"exit code 0\. It wrote nothing to stderr"):
+        with pytest.raises(ConnectionFailed) as caught:
             await peer.ask()
+    assert str(caught.value) == (
+        f"The server `{sys.executable} -c ''` ended with the exit code 0. It answered nothing before that: does it "
+        "start its server, as by `server.run()`? It wrote nothing to stderr."
+    )
+    assert not peer.transport.has_read  # it would end again
+
+
+async def test_one_that_ends_after_an_answer_has_started_its_server():
+    code = 'import sys; sys.stdin.readline(); print(\'{"jsonrpc": "2.0", "id": 1, "result": {}}\')'
+    async with Peer(python(code)) as peer:
+        await peer.ask(1)
+        await until(lambda: peer.lost)
+    assert "exit code 0. It wrote nothing" in str(peer.lost[0])
+
+
+@pytest.mark.parametrize("loop_is_busy", [0.0, 0.1])
+async def test_a_child_that_is_gone_before_its_pipes_are_looked_at(loop_is_busy, monkeypatch):
+    """What closes its stdin while it is connected leaves no error in the loop."""
+    complaints: list = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    made = stdio._Child.connection_made
+
+    def late(child, transport):
+        pipe = transport.get_pipe_transport(0).get_extra_info("pipe")
+        time.sleep(loop_is_busy)
+        pipe.close()
+        made(child, transport)
+
+    monkeypatch.setattr(stdio._Child, "connection_made", late)
+    async with Peer(python("")) as peer:
+        await until(lambda: peer.lost)
+        assert not peer.transport.has_read
+    assert complaints == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what is left in a pipe is known there")
@@ -404,6 +437,32 @@ async def test_one_who_gives_up_closing_does_not_stop_it():
     with pytest.raises(asyncio.CancelledError):
         await closing
     await until(lambda: not is_running(pid))
+
+
+async def test_nothing_is_sent_to_a_child_that_is_being_started():
+    peer = Peer(python(ECHO))
+    opening = asyncio.create_task(peer.open())
+    await asyncio.sleep(0)
+    with pytest.raises(ConnectionFailed, match=r"is only being started; try again\.$"):
+        await peer.transport.send(b"{}")
+    await opening
+    assert await peer.ask(1) == {"got": 1}
+    await peer.transport.close()
+
+
+async def test_closing_while_the_child_is_being_started(monkeypatch):
+    groups: list[int] = []
+    monkeypatch.setattr(os, "killpg", lambda group, _: groups.append(group))
+    monkeypatch.setattr(stdio, "_end_group", lambda group, _: asyncio.sleep(0, groups.append(group)))
+    peer = Peer(python(ECHO))
+    opening = asyncio.create_task(peer.open())
+    await asyncio.sleep(0)
+    await peer.transport.close()
+    with pytest.raises(ConnectionFailed, match="was closed"):
+        await asyncio.wait_for(opening, 5)
+    assert peer.transport.returncode == 0
+    assert groups
+    assert 0 not in groups  # which would be our own
 
 
 async def test_a_child_that_does_not_read_can_be_closed():

@@ -1,6 +1,6 @@
 """A protected server and the authorization server that protects it, at one address.
 
-python protected.py PORT
+python protected.py PORT [PATH]      PATH is where the endpoint is, /mcp if not said
 """
 
 import sys
@@ -14,15 +14,15 @@ from weft.server.auth import ResourceServer
 from weft.server.auth.authorization import AuthorizationServer
 
 PORT = int(sys.argv[1])
+PATH = sys.argv[2] if len(sys.argv) > 2 else "/mcp"
 ISSUER = f"http://127.0.0.1:{PORT}"
+RESOURCE = (ISSUER + PATH).rstrip("/")
 METADATA = "/.well-known/oauth-protected-resource"
 
 authorization = AuthorizationServer(
-    ISSUER, resources=[f"{ISSUER}/mcp"], users={"ann": "correct horse"}, scopes=["read", "write"], registration=True
+    ISSUER, resources=[RESOURCE], users={"ann": "correct horse"}, scopes=["read", "write"], registration=True
 )
-auth = ResourceServer(
-    f"{ISSUER}/mcp", authorization_servers=[ISSUER], verifier=authorization.verifier(), scopes=["read"]
-)
+auth = ResourceServer(RESOURCE, authorization_servers=[ISSUER], verifier=authorization.verifier(), scopes=["read"])
 server = Server("protected", auth=auth)
 
 
@@ -39,7 +39,7 @@ def erase(ctx: Context) -> str:
 
 
 if __name__ == "__main__":
-    endpoint = server.asgi()
-    places = ("/mcp", METADATA, f"{METADATA}/mcp")
+    endpoint = server.asgi(PATH)
+    places = (PATH, METADATA, METADATA + PATH)
     routes = [*(Route(place, endpoint) for place in places), Mount("/", authorization.asgi())]
     uvicorn.run(Starlette(routes=routes), port=PORT, log_level="error")

@@ -2,6 +2,7 @@
 
 import json
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from weft.errors import UsageError
 from weft.server.auth import JwtVerifier, ResourceServer, StaticTokens
 from weft.server.auth import admission as admission_module
 from weft.server.auth.challenge import challenge
-from weft.server.auth.urls import is_safe_url
+from weft.server.auth.urls import is_safe_url, same_url
 from weft.types.base import Implementation
 
 TOKENS = StaticTokens({"token-of-ann": "ann"})
@@ -55,12 +56,53 @@ def test_where_the_metadata_is(given: str, resource: str, metadata: str, audienc
         ({"authorization_servers": []}, "authorization_servers"),
         ({"authorization_servers": ISSUER}, "authorization_servers"),
         ({"authorization_servers": ["http://auth.example.com"]}, "authorization_servers"),
-        ({"verifier": "secret"}, "verifier"),
+        ({"verifier": "secret"}, r"verifier= is an async function of a token \(async def\)"),
+        ({"verifier": lambda token: TokenInfo("ann")}, "verifier= is an async function"),
     ],
 )
 def test_mistakes(options: dict[str, Any], named: str) -> None:
     with pytest.raises(UsageError, match=named):
         make(**options)
+
+
+class Verifier:
+    async def __call__(self, token: str, more: int = 0) -> TokenInfo | None:
+        return None
+
+
+def test_a_verifier_is_whatever_is_called_and_awaited() -> None:
+    for verifier in (Verifier(), Verifier().__call__, partial(Verifier(), more=1), partial(Verifier().__call__)):
+        assert make(verifier=verifier).verifier is verifier
+
+
+@pytest.mark.parametrize("scopes", [["a", "b"], ("a", "b"), {"a", "b"}, frozenset({"a", "b"})])
+def test_scopes_of_a_token_come_as_one_likes(scopes: Any) -> None:
+    assert TokenInfo("ann", scopes=scopes).scopes == frozenset({"a", "b"})
+    assert type(TokenInfo("ann", scopes=scopes).scopes) is frozenset
+
+
+@pytest.mark.parametrize("scopes", ["read", None, [1], 7])
+def test_scopes_that_are_none_are_told_at_once(scopes: Any) -> None:
+    with pytest.raises(UsageError, match=r"is not possible: give a set of texts, such as \{'read'\}") as told:
+        TokenInfo("ann", scopes=scopes)
+    assert f"TokenInfo(scopes={scopes!r})" in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("https://a.example", "https://a.example/", True),
+        ("https://a.example/x", "HTTPS://A.Example/x", True),
+        ("https://a.example/x", "https://a.example/X", False),
+        ("https://a.example/x", "https://a.example/x/", False),
+        ("https://a.example/x", "https://a.example/x?y", False),
+        ("https://a.example", "https://a.example#x", False),
+        ("https://a.example", "https://a.example@b.example", False),
+        ("https://a.example", "https://[", False),
+    ],
+)
+def test_which_urls_are_the_same(one: str, other: str, same: bool) -> None:
+    assert same_url(one, other) is same
 
 
 @pytest.mark.parametrize(

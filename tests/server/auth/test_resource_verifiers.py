@@ -5,9 +5,12 @@ import base64
 import time
 from typing import Any
 
+import jwt
 import pytest
 from aiohttp import web
+from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from jwt.algorithms import RSAAlgorithm
 
 from support.tokens import BAD_TOKENS, ISSUER, RESOURCE, claims_for, ec_jwk, rsa_jwk, rsa_key, token_for
 from weft import TokenInfo
@@ -46,10 +49,20 @@ async def test_clocks_may_differ_a_little():
 
 async def test_keys_may_be_a_pem_a_list_or_a_set():
     pem = rsa_key("first").public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
-    for keys in (pem, [ec_jwk("other"), rsa_jwk()], {"keys": [{"kty": "RSA", "n": "!"}, rsa_jwk()]}):
+    for keys in (pem, [ec_jwk("other"), rsa_jwk()], {"keys": [{"kty": "unknown"}, rsa_jwk()]}):
         info = await verifier(keys=keys)(token_for(head={"typ": "at+jwt"}))
         assert info is not None
         assert info.subject == "ann"
+
+
+@pytest.mark.parametrize(
+    "said", [{"use": "enc"}, {"alg": "PS256"}, {"alg": "RSA-OAEP"}, {"key_ops": ["sign"]}, {"key_ops": []}]
+)
+async def test_a_key_verifies_what_it_says_it_is_for_and_nothing_else(said: dict[str, Any]):
+    with pytest.raises(TokenRefused, match="not signed"):
+        await verifier(keys=[{**rsa_jwk(), **said}, ec_jwk("other")])(token_for())
+    for good in ({"use": "sig"}, {"alg": "RS256"}, {"key_ops": ["verify"]}):
+        assert await verifier(keys=[{**rsa_jwk(), **good}])(token_for()) is not None
 
 
 @pytest.mark.parametrize("algorithms", [["none"], ["HS256"], [], ["RS256", "x"]])
@@ -134,6 +147,64 @@ async def test_keys_are_fetched_once_and_rotated_on_an_unknown_id(endpoint: Endp
     assert len(endpoint.asked) == 2
     with pytest.raises(TokenRefused):  # the old key is gone
         await fetching(token_for())
+
+
+def without_id(name: str, **head: Any) -> str:
+    """A token whose head names no key, unless told."""
+    return jwt.encode(claims_for(), rsa_key(name), "RS256", headers=head)
+
+
+def nameless(name: str, **more: Any) -> dict[str, Any]:
+    return {key: value for key, value in rsa_jwk(name).items() if key != "kid"} | more
+
+
+@pytest.mark.parametrize("named", [{}, {"kid": "the key"}], ids=["no ids", "the same id"])
+async def test_keys_are_fetched_again_when_none_of_them_made_a_signature(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, named: dict[str, str]
+):
+    endpoint.answer = {"keys": [nameless("first", **named)]}
+    fetching = JwtVerifier(endpoint.url, issuer=ISSUER, audience=RESOURCE)
+    assert await fetching(without_id("first", **named)) is not None
+    endpoint.answer = {"keys": [nameless("next", **named)]}
+    monkeypatch.setattr(keys_module, "RETRY_SECONDS", 0.2)
+    await asyncio.sleep(0.25)
+    # All who come at once have the new keys, of one fetch.
+    found = await asyncio.gather(*(fetching(without_id("next", **named)) for _ in range(5)))
+    assert [info.subject for info in found if info is not None] == ["ann"] * 5
+    assert len(endpoint.asked) == 2
+    with pytest.raises(TokenRefused):  # the old key is gone
+        await fetching(without_id("first", **named))
+
+
+async def test_forged_tokens_make_nobody_fetch_keys_over_and_over(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch):
+    endpoint.answer = {"keys": [rsa_jwk()]}
+    fetching = JwtVerifier(endpoint.url, issuer=ISSUER, audience=RESOURCE)
+    assert await fetching(token_for()) is not None
+    monkeypatch.setattr(keys_module, "RETRY_SECONDS", 0.2)
+    await asyncio.sleep(0.25)
+    for _ in range(20):
+        with pytest.raises(TokenRefused, match="not signed"):
+            await fetching(token_for(key=rsa_key("other")))
+    assert len(endpoint.asked) == 2
+    for wrong in ({"exp": 1}, {"aud": "https://other.example"}):  # signed by a key that there is: no reason to look
+        await asyncio.sleep(0.25)
+        with pytest.raises(TokenRefused):
+            await fetching(token_for(**wrong))
+    assert len(endpoint.asked) == 2
+
+
+@pytest.mark.filterwarnings("ignore::jwt.warnings.InsecureKeyLengthWarning")
+async def test_a_key_that_cannot_be_used_does_not_take_the_others_with_it(
+    endpoint: Endpoint, caplog: pytest.LogCaptureFixture
+):
+    small = rsa.generate_private_key(public_exponent=65537, key_size=1024)
+    short = {**RSAAlgorithm.to_jwk(small.public_key(), as_dict=True), "kid": "short"}
+    endpoint.answer = {"keys": [{"kty": "RSA", "n": "!"}, short, rsa_jwk()]}
+    fetching = JwtVerifier(endpoint.url, issuer=ISSUER, audience=RESOURCE)
+    assert await fetching(token_for()) is not None
+    with pytest.raises(TokenRefused, match="not signed"):
+        await fetching(token_for(key=small, head={"kid": "short"}))
+    assert "A key that signs tokens is not used: RSA keys have 2048 bits or more." in caplog.text
 
 
 @pytest.mark.parametrize(

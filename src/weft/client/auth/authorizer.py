@@ -32,7 +32,6 @@ __all__ = ["Authorizer", "Refusal", "Stamp"]
 
 log = logging.getLogger("weft.client.auth")
 
-_MARGIN_SECONDS = 30.0  # before its end a token is replaced
 _PAUSE_SECONDS = 10.0  # before a replacement that failed is tried again
 _MOST_STEP_UPS = 2  # for one operation …
 _STEP_UP_SECONDS = 600.0  # … in this time
@@ -123,7 +122,7 @@ class Authorizer:
         if not place.is_recalled:
             await self._recall(place)
         token = place.token
-        if token is not None and method != _FAREWELL and token.is_due(self._clock(), _MARGIN_SECONDS):
+        if token is not None and method != _FAREWELL and token.is_due(self._clock()):
             await self._renew(place)
         return Stamp(place, url, method)
 
@@ -143,11 +142,11 @@ class Authorizer:
         challenge = _relevant(offered)
         if refusal.status == 403 and challenge.error != "insufficient_scope":
             return False
-        demanded = set(challenge.scopes or ())
-        if await self._is_enough(place, given, demanded):
+        is_lacking = challenge.error == "insufficient_scope"
+        if await self._is_enough(place, given, set(challenge.scopes or ()) if is_lacking else set()):
             return True
-        place.challenge, current = challenge, place.token
-        is_step_up = current is not None and (refusal.status == 403 or not demanded <= set(current.granted))
+        place.challenge = challenge
+        is_step_up = is_lacking and place.token is not None
         if is_step_up:
             self._count_step_up(place, challenge, request)
         await self._shared(place, lambda: self._login(place, is_step_up=is_step_up))
@@ -181,14 +180,16 @@ class Authorizer:
                 place.take(token)
                 place.done.append([f"the token that was kept, for {readable(token.granted) or 'no scope'}"])
 
-    async def _is_enough(self, place: _Place, given: Stamp, demanded: set[str]) -> bool:
-        """Whether somebody else has logged in since, or does now, for what is demanded here as well.
+    async def _is_enough(self, place: _Place, given: Stamp, lacking: set[str]) -> bool:
+        """Whether somebody else has logged in since, or does now, and asked for what is lacking here as well.
 
-        A login that fails does so for all who asked at that time; a replacement that fails leaves the login to do.
+        What was asked for counts, not what the authorization server says that it granted: it may name that otherwise,
+        and whether it is enough is for the server to say. A login that fails does so for all who asked at that time; a
+        replacement that fails leaves the login to do.
         """
         while True:
             current = place.token
-            if current is not None and current is not given.token and demanded <= set(current.granted):
+            if current is not None and current is not given.token and lacking <= set(current.scopes):
                 return True
             if place.failures != given.failures and place.failure is not None:
                 raise _again(place.failure)
@@ -269,11 +270,14 @@ class Authorizer:
 
 
 def _relevant(offered: Sequence[Challenge]) -> Challenge:
-    """The challenge to act on: one that names scopes or a reason before one that names neither."""
-    for one in offered:
-        if one.error == "insufficient_scope":
-            return one
-    return offered[0] if offered else Challenge("bearer")
+    """The challenge to act on: the scheme that we would take up, with what any of them says; a lack of scopes first.
+
+    A server that offers two schemes may say in one of them only where its metadata is, and which scopes it wants.
+    """
+    params: dict[str, str] = {}
+    for one in sorted(offered, key=lambda one: one.error != "insufficient_scope"):
+        params = {**one.params, **params}
+    return Challenge(offered[0].scheme if offered else "bearer", params)
 
 
 def _not_enough(place: _Place, demanded: Sequence[str]) -> AuthorizationFailed:
@@ -294,4 +298,6 @@ def _not_enough(place: _Place, demanded: Sequence[str]) -> AuthorizationFailed:
 
 def _again(failure: AuthorizationFailed) -> AuthorizationFailed:
     """The same failure for another who waited: an exception is raised by one task only."""
-    return AuthorizationFailed(failure.message, failure.tried)
+    same = AuthorizationFailed(failure.message, failure.tried)
+    same.__cause__ = failure.__cause__
+    return same

@@ -15,7 +15,19 @@ import msgspec
 
 from weft.client.auth.steps import Steps, keep, load
 
-__all__ = ["Identity", "Token", "binding_key", "identity_key", "keep_record", "load_record", "server_key", "token_key"]
+__all__ = [
+    "MARGIN_SECONDS",
+    "Identity",
+    "Token",
+    "binding_key",
+    "identity_key",
+    "keep_record",
+    "load_record",
+    "server_key",
+    "token_key",
+]
+
+MARGIN_SECONDS = 30.0  # before its end a token is replaced
 
 R = TypeVar("R")
 
@@ -62,7 +74,7 @@ class Token:
         """Whether it is known to be over."""
         return self.is_due(now, 0)
 
-    def is_due(self, now: float, margin: float) -> bool:
+    def is_due(self, now: float, margin: float = MARGIN_SECONDS) -> bool:
         """Whether it has expired, or is about to."""
         return self.expires_at is not None and now >= self.expires_at - margin
 

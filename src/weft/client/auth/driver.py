@@ -7,17 +7,33 @@ redirect and the storage.
 from __future__ import annotations
 
 import inspect
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
+import logging
+from collections.abc import Generator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from weft.client.auth.fetching import Fetch, Fetcher, Fetching
 from weft.client.auth.redirect import Listener, Redirect
-from weft.client.auth.steps import Call, FetchFailed, Keep, Listen, Load, Request, Step, Steps, Visit
+from weft.client.auth.steps import (
+    Call,
+    Claim,
+    FetchFailed,
+    Keep,
+    Listen,
+    Load,
+    Release,
+    Request,
+    Step,
+    Steps,
+    Visit,
+)
 from weft.client.auth.storage import Storage
-from weft.errors import AuthorizationFailed
+from weft.errors import AuthorizationFailed, UsageError, WeftError
 
 __all__ = ["World", "run"]
+
+log = logging.getLogger("weft.client.auth")
 
 T = TypeVar("T")
 
@@ -29,6 +45,9 @@ class World:
     fetcher: Fetching | None  # None: whichever suits the server
     storage: Storage
     redirect: Redirect | None = None
+    # What the storage could not write: a login that somebody has done, or a refresh token that is good for once, is
+    # not thrown away for that.
+    unkept: dict[str, bytes | None] = field(default_factory=dict[str, bytes | None], repr=False)
 
 
 async def run(steps: Steps[T], world: World, server_url: str) -> T:
@@ -60,6 +79,9 @@ class _Hands:
         self._stack = stack
         self._fetch: Fetch | None = None
         self._listener: Listener | None = None
+        self._claims = AsyncExitStack()
+        self._is_warned = False  # of a storage that cannot be written
+        stack.push_async_callback(self._claims.aclose)
 
     async def do(self, step: Step) -> Any:
         """Do one."""
@@ -69,15 +91,19 @@ class _Hands:
             case Listen():
                 return await self._listen(step)
             case Visit():
-                assert self._listener is not None, "a flow listens before it sends somebody away"
-                return await self._listener.visit(step.url, step.state)
+                return await self._visit(step)
             case Load():
-                return await self._world.storage.get(step.key)
+                return await self._load(step.key)
             case Keep():
-                return await self._world.storage.put(step.key, step.value)
+                return await self._keep(step.key, step.value)
+            case Claim():
+                return await self._claim(step.key)
+            case Release():
+                return await self._claims.aclose()
             case Call():
-                result = step.function()
-                return await result if inspect.isawaitable(result) else result
+                with _told(f"The function given as `{step.name}` failed"):
+                    result = step.function()
+                    return await result if inspect.isawaitable(result) else result
 
     async def _request(self, request: Request) -> Any:
         if self._fetch is None:
@@ -92,3 +118,60 @@ class _Hands:
             raise AuthorizationFailed("A person has to log in, and there is no way to one; give `redirect=`.")
         self._listener = await self._stack.enter_async_context(redirect.listening(step.known))
         return self._listener.uri
+
+    async def _visit(self, step: Visit) -> str:
+        assert self._listener is not None, "a flow listens before it sends somebody away"
+        with _told("The login was broken off: the redirect failed"):
+            return await self._listener.visit(step.url, step.state)
+
+    async def _load(self, key: str) -> bytes | None:
+        storage, unkept = self._world.storage, self._world.unkept
+        if key in unkept:
+            return unkept[key]
+        with _told(f"What is kept of logins cannot be read: {type(storage).__name__} failed"):
+            return await storage.get(key)
+
+    async def _keep(self, key: str, value: bytes | None) -> None:
+        storage, unkept = self._world.storage, self._world.unkept
+        try:
+            await storage.put(key, value)
+        except UsageError:
+            raise
+        except Exception as error:  # noqa: BLE001 - each storage has its own
+            unkept[key] = value
+            if not self._is_warned:
+                self._is_warned = True
+                log.warning(
+                    "The login cannot be kept, and is over when this program is: %s failed (%s). Repair it, or give "
+                    "another `storage=`.",
+                    type(storage).__name__,
+                    _named(error),
+                )
+        else:
+            unkept.pop(key, None)
+
+    async def _claim(self, key: str) -> None:
+        claimed: Any = getattr(self._world.storage, "claimed", None)  # a storage need not be able to
+        if claimed is not None:
+            await self._claims.enter_async_context(claimed(key))
+
+
+@contextmanager
+def _told(what: str) -> Generator[None]:
+    """Make one clear error of whatever the user's own part of a login raises; that stays its cause."""
+    try:
+        yield
+    except WeftError:
+        raise
+    except Exception as error:
+        raise AuthorizationFailed(f"{what} ({_named(error)}). Repair it, and try again.") from error
+
+
+def _named(error: Exception) -> str:
+    """What failed, without texts of others: there may be a code or a token in them."""
+    if isinstance(error, AuthorizationFailed):
+        return error.message.rstrip(".")
+    if isinstance(error, OSError) and error.strerror is not None:
+        where = "" if error.filename is None else f": {error.filename}"
+        return f"{type(error).__name__}: {error.strerror}{where}"
+    return type(error).__name__

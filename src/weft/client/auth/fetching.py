@@ -14,10 +14,12 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urljoin, urlsplit
-from urllib.request import getproxies
 
 from weft.client.auth import urls
 from weft.client.auth.steps import FetchFailed, Request, Response
+from weft.client.mistakes import check_tls
+from weft.client.proxies import PROXY_REFUSES, Proxy, environment_proxy, environment_proxy_hosts, read_proxy
+from weft.errors import ConnectionFailed
 from weft.protocol.hosts import is_loopback
 
 if TYPE_CHECKING:
@@ -65,8 +67,9 @@ class Fetcher:
     ) -> None:
         self._allow_insecure = allow_insecure
         self._allow_private = allow_private
+        check_tls(tls)
         self._tls = tls
-        self._proxy = proxy
+        self._proxy = None if proxy is None else read_proxy(proxy)
         self._trust_env = trust_env
         self._seconds = seconds
         self._most_bytes = most_bytes
@@ -84,7 +87,6 @@ class Fetcher:
             connector=connector,
             timeout=aiohttp.ClientTimeout(total=self._seconds),
             cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=self._trust_env,
             headers={"User-Agent": "weft"},
         )
         async with session:
@@ -96,10 +98,9 @@ class Fetcher:
 
     def _proxies(self) -> frozenset[str]:
         """The hosts of the proxies that may be used: those were chosen here, and may be private."""
-        found = [self._proxy] if self._proxy is not None else []
-        if self._trust_env:
-            found += getproxies().values()
-        return frozenset(urlsplit(proxy).hostname or "" for proxy in found)
+        if self._proxy is not None:
+            return frozenset({self._proxy.address[0]})
+        return environment_proxy_hosts() if self._trust_env else frozenset()
 
     async def _fetch(self, session: aiohttp.ClientSession, request: Request, *, is_guarded: bool) -> Response:
         """One exchange. Only a GET goes where it is sent: a POST has secrets in it."""
@@ -123,20 +124,34 @@ class Fetcher:
         if is_guarded and _is_private_host(host):
             raise FetchFailed(_PRIVATE)
 
+    async def _proxy_for(self, url: str) -> Proxy | None:
+        if self._proxy is not None or not self._trust_env:
+            return self._proxy
+        try:
+            return await asyncio.to_thread(environment_proxy, url)
+        except ConnectionFailed as failed:
+            raise FetchFailed(str(failed).rstrip(".")) from None
+
     async def _exchange(
         self, session: aiohttp.ClientSession, request: Request, url: str
     ) -> tuple[Response, str | None]:
         import aiohttp
 
+        from weft.client.transports.http_failures import proxy_fault, proxy_refusal, tls_fault
+
+        proxy = await self._proxy_for(url)
         try:
             async with session.request(
                 request.method,
                 url,
-                headers=request.headers,
+                headers=request.headers if proxy is None else {**request.headers, **proxy.headers_through(url)},
                 data=request.body,
                 allow_redirects=False,
-                proxy=self._proxy,
+                proxy=None if proxy is None else proxy.url,
+                proxy_headers=None if proxy is None else proxy.headers,
             ) as reply:
+                if proxy is not None and reply.status == PROXY_REFUSES:
+                    raise FetchFailed(proxy_refusal(reply.status, reply.headers, proxy))
                 if reply.status in _REDIRECTS and "Location" in reply.headers:
                     return Response(reply.status), urljoin(url, reply.headers["Location"])
                 body = bytearray()
@@ -152,7 +167,8 @@ class Fetcher:
             cause = getattr(error, "os_error", None)
             if isinstance(cause, _PrivateAddress) or isinstance(error, _PrivateAddress):
                 raise FetchFailed(_PRIVATE) from None
-            raise FetchFailed(f"it cannot be reached ({type(error).__name__})") from None
+            fault = proxy_fault(error, proxy) or tls_fault(error) or f"it cannot be reached ({type(error).__name__})"
+            raise FetchFailed(fault) from None
 
 
 _PRIVATE = (

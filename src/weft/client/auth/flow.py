@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
 
 from weft.client.auth import urls
-from weft.client.auth.credentials import Identity, Token
+from weft.client.auth.credentials import Identity, Token, token_key
 from weft.client.auth.dpop import DpopKey
 from weft.client.auth.grant import (
     Guarded,
@@ -25,12 +25,13 @@ from weft.client.auth.grant import (
     find_guard,
     forget_token,
     keep_token,
+    newer_token,
     select_scopes,
     wants_dpop,
 )
 from weft.client.auth.metadata import Issuer, discover_issuer, legacy_issuer
 from weft.client.auth.registration import Registration
-from weft.client.auth.steps import Steps, listen, visit
+from weft.client.auth.steps import Steps, claim, listen, release, visit
 from weft.client.auth.tokens import Refusal, TokenEndpoint, said
 from weft.errors import AuthorizationFailed
 
@@ -74,8 +75,7 @@ class CodeFlow:
         guarded = yield from find_guard(situation, self.registration.choose)
         previous = situation.previous(guarded)
         if previous is not None and not situation.is_step_up:
-            self._check_not_fresh(situation, previous)
-            token = yield from self._refreshed(situation, guarded.issuer, previous)
+            token = yield from self._replaced(situation, guarded.issuer, previous, is_refused=True)
             if token is not None:
                 return token
         token = yield from self._authorized(situation, guarded)
@@ -93,10 +93,27 @@ class CodeFlow:
         issuer = yield from discover_issuer(token.issuer, situation.tried)
         if issuer is None and token.issuer == urls.base(situation.server_url):
             issuer = legacy_issuer(situation.server_url)
-        renewed = None if issuer is None else (yield from self._refreshed(situation, issuer, token))
+        renewed = None if issuer is None else (yield from self._replaced(situation, issuer, token, is_refused=False))
         if renewed is None:
             raise AuthorizationFailed("The token could not be refreshed.", situation.tried)
         return renewed
+
+    def _replaced(self, situation: Situation, issuer: Issuer, token: Token, *, is_refused: bool) -> Steps[Token | None]:
+        """Another token without a person: what another program has come by since, else by refreshing; None for neither.
+
+        Programs that share a storage take turns: a refresh token may be good for once, and an issuer that sees one
+        twice ends the whole login.
+        """
+        yield from claim(token_key(token.issuer, token.resource))
+        found = newer = yield from newer_token(token)
+        if newer is not None and not newer.is_due(self.clock()):
+            situation.tried.append("the token that another program has kept")
+        elif newer is None and is_refused and self._is_fresh(token):
+            self._check_lacking(situation, token)  # refreshing would not give it more scopes
+        else:
+            found = yield from self._refreshed(situation, issuer, newer or token)
+        yield from release()
+        return found
 
     def _refreshed(self, situation: Situation, issuer: Issuer, token: Token) -> Steps[Token | None]:
         """A new token for the refresh token; None when that is worth nothing any more, a `Refusal` where it may be."""
@@ -113,9 +130,10 @@ class CodeFlow:
         except Refusal as refusal:
             if not refusal.is_final:
                 raise  # it is as good as before: the issuer is in trouble, not the login
-            token.refresh_token = None  # it is not tried again
+            newer = yield from newer_token(token)  # where there are no turns, somebody may have been faster
             yield from forget_token(token)
-            return None
+            token.refresh_token = None  # it is not tried again
+            return newer
         renewed.asked = token.asked
         renewed.refresh_token = renewed.refresh_token or token.refresh_token  # rotated where the issuer does
         yield from keep_token(situation.server_url, renewed)
@@ -131,9 +149,13 @@ class CodeFlow:
         kept = yield from own.known(issuer)
         return kept if kept is not None and kept.client_id == token.client_id else None
 
-    def _check_not_fresh(self, situation: Situation, token: Token) -> None:
+    def _is_fresh(self, token: Token) -> bool:
         now = self.clock()
-        if now - token.obtained_at < _FRESH_SECONDS and not token.is_expired(now):
+        return now - token.obtained_at < _FRESH_SECONDS and not token.is_expired(now)
+
+    def _check_lacking(self, situation: Situation, token: Token) -> None:
+        """A login can only help where something is demanded that was never asked for."""
+        if set(situation.challenge.scopes or ()) <= set(token.scopes):
             raise AuthorizationFailed(
                 f"{urls.shown(situation.server_url)} refuses the token that {urls.shown(token.issuer)} has just given "
                 "for it. Logging in again would not help: tell the operator, the two do not agree on audience, issuer "

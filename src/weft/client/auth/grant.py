@@ -26,6 +26,7 @@ __all__ = [
     "find_guard",
     "forget_token",
     "keep_token",
+    "newer_token",
     "recall_token",
     "select_scopes",
     "wants_dpop",
@@ -131,8 +132,24 @@ def keep_token(server_url: str, token: Token) -> Steps[None]:
 
 
 def forget_token(token: Token) -> Steps[None]:
-    """It is worth nothing any more."""
-    yield from keep_record(token_key(token.issuer, token.resource), None)
+    """It is worth nothing any more. What another program has kept in its place stays."""
+    key = token_key(token.issuer, token.resource)
+    kept = yield from load_record(key, Token)
+    if kept is not None and kept.refresh_token == token.refresh_token:
+        yield from keep_record(key, None)
+
+
+def newer_token(token: Token) -> Steps[Token | None]:
+    """What another program has kept in place of a token since, if it is for the same client and does as much."""
+    kept = yield from load_record(token_key(token.issuer, token.resource), Token)
+    if kept is None or kept.access_token == token.access_token or kept.obtained_at < token.obtained_at:
+        return None
+    is_alike = _whose(kept) == _whose(token) and set(token.granted) <= set(kept.scopes)
+    return kept if is_alike else None
+
+
+def _whose(token: Token) -> tuple[str, str, str, str]:
+    return token.issuer, token.resource, token.client_id, token.kind
 
 
 def recall_token(server_url: str) -> Steps[Token | None]:

@@ -179,7 +179,7 @@ class EnterpriseFlow(_MachineFlow):
 
 
 def _secret(given: Secret, name: str, tried: list[str]) -> Steps[str]:
-    value: Any = given if isinstance(given, str) else (yield from call(given))
+    value: Any = given if isinstance(given, str) else (yield from call(given, name))
     if not isinstance(value, str) or not value:
         raise AuthorizationFailed(f"The function given as `{name}` returned no text; let it return a JWT.", tried)
     return value

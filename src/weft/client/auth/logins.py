@@ -23,7 +23,7 @@ from weft.client.auth.grants import ClientCredentialsFlow, EnterpriseFlow, Ident
 from weft.client.auth.redirect import LoopbackRedirect, Redirect
 from weft.client.auth.registration import Registration, client_document
 from weft.client.auth.storage import MemoryStorage, Storage
-from weft.client.auth.tokens import PrivateKey
+from weft.client.auth.tokens import PrivateKey, is_sendable, readable
 from weft.errors import AuthorizationFailed, UsageError
 
 if TYPE_CHECKING:
@@ -64,9 +64,12 @@ class BearerToken:
         words = [one.params.get("error_description") or one.error for one in told]
         reason = next((word for word in words if word), None) or refusal.reason or "it gave no reason"
         shown = "".join(char if char.isprintable() else " " for char in reason[:300]).rstrip(". ")
+        advice = "Check that it is complete, has not expired, and is meant for this server."
+        if lacking := next((one for one in told if one.error == "insufficient_scope"), None):
+            wanted = readable(lacking.scopes or ())
+            advice = f"Give one that has the scopes it takes: {wanted}." if wanted else "Give one that has more scopes."
         raise AuthorizationFailed(
-            f"{refusal.where} refused the token that was given (HTTP {refusal.status}): {shown}. Check that it is "
-            "complete, has not expired, and is meant for this server."
+            f"{refusal.where} refused the token that was given (HTTP {refusal.status}): {shown}. {advice}"
         )
 
 
@@ -216,6 +219,6 @@ def _scopes(scopes: Sequence[str]) -> Sequence[str]:
 
 
 def _check_token(token: Any) -> str:
-    if not isinstance(token, str) or not token or not token.isascii() or not token.isprintable() or " " in token:
+    if not is_sendable(token):
         raise UsageError("The token cannot be sent: it is empty, or has spaces or other characters that no token has.")
     return token

@@ -7,6 +7,8 @@ a network, a browser or a disk. `driver` does the steps; nothing here does anyth
     Listen         make ready to receive the browser            → the redirect URI
     Visit          send the person there, and wait              → the URL that the browser came back with
     Load, Keep     read or write the storage                    → bytes or None; nothing
+    Claim          be the only program at work on a key         → nothing, when it is our turn or was waited for
+    Release        let the next one; the end of a flow does too → nothing
     Call           call a function of the user's                → what it returned
 
 No value here shows a secret when it is printed.
@@ -25,16 +27,19 @@ from weft.errors import WeftError
 
 __all__ = [
     "Call",
+    "Claim",
     "FetchFailed",
     "Keep",
     "Listen",
     "Load",
+    "Release",
     "Request",
     "Response",
     "Step",
     "Steps",
     "Visit",
     "call",
+    "claim",
     "fetch",
     "get",
     "keep",
@@ -42,6 +47,7 @@ __all__ = [
     "load",
     "post_form",
     "post_json",
+    "release",
     "visit",
 ]
 
@@ -110,13 +116,26 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True)
+class Claim:
+    """Be the only program that is at work on what is kept under a key, where the storage can see to that."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Let others work on what was claimed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
-    """Call a function, plain or async, without arguments."""
+    """Call a function, plain or async, without arguments; `name` is the option that it was given as."""
 
     function: Callable[[], Any]
+    name: str
 
 
-Step: TypeAlias = Request | Listen | Visit | Load | Keep | Call
+Step: TypeAlias = Request | Listen | Visit | Load | Keep | Claim | Release | Call
 Steps: TypeAlias = Generator[Step, Any, T]
 """A flow that comes to a T."""
 
@@ -167,7 +186,17 @@ def keep(key: str, value: bytes | None) -> Steps[None]:
     yield Keep(key, value)
 
 
-def call(function: Callable[[], Any]) -> Steps[Any]:
+def claim(key: str) -> Steps[None]:
+    """Wait for our turn."""
+    yield Claim(key)
+
+
+def release() -> Steps[None]:
+    """Let the next one."""
+    yield Release()
+
+
+def call(function: Callable[[], Any], name: str) -> Steps[Any]:
     """Call a function of the user's."""
-    result: Any = yield Call(function)
+    result: Any = yield Call(function, name)
     return result

@@ -17,8 +17,8 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Generator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import AsyncGenerator, Generator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -31,10 +31,15 @@ log = logging.getLogger("weft.client.auth")
 _MOST_FILE_BYTES = 4 * 1024 * 1024
 _LOCK_SECONDS = 10.0  # writing takes milliseconds: who holds the lock for longer hangs, or is stopped
 _LOOK_SECONDS = 0.01
+_TURN_SECONDS = 30.0  # a refresh may take as long as the authorization server is given to answer
 
 
 class Storage(Protocol):
-    """Keeps secrets between logins."""
+    """Keeps secrets between logins.
+
+    One that several programs share may have `claimed(key)` as well, an async context manager as `FileStorage` has: the
+    programs then take turns where they replace a token.
+    """
 
     async def get(self, key: str) -> bytes | None:
         """What is kept under a key."""
@@ -90,6 +95,19 @@ class FileStorage:
         """Keep something; None forgets it."""
         await asyncio.to_thread(self._change, key, None if value is None else value.decode())
 
+    @asynccontextmanager
+    async def claimed(self, key: str) -> AsyncGenerator[None]:
+        """Be the only one who is at work on a key. Who has waited for too long goes on all the same."""
+        digest = hashlib.sha256(key.encode()).hexdigest()[:12]
+        path = self._path.with_name(f".{self._path.name}.{digest}.lock")
+        with ExitStack() as stack:
+            with suppress(OSError):  # where there are no locks, everybody goes on
+                descriptor = _open_lock(path, stack)
+                end = time.monotonic() + _TURN_SECONDS
+                while not _lock(descriptor) and time.monotonic() < end:  # noqa: ASYNC110 - nobody tells of a lock
+                    await asyncio.sleep(_LOOK_SECONDS)
+            yield  # closing the file ends the lock
+
     def _locked_read(self) -> dict[str, str]:
         with self._lock:
             return self._read()
@@ -138,15 +156,18 @@ class FileStorage:
 @contextmanager
 def _locked(path: Path) -> Generator[None]:
     """Be the only one of all programs who holds this file. Where there are no such locks, one writes after another."""
-    with suppress(OSError):
-        path.touch(mode=0o600)
     with ExitStack() as stack:
         try:
-            file = stack.enter_context(path.open("r+b"))
-            _wait_for_lock(file.fileno(), path)
+            _wait_for_lock(_open_lock(path, stack), path)
         except OSError as error:
             log.debug("%s cannot be locked: %s", path, type(error).__name__)
         yield  # closing the file ends the lock
+
+
+def _open_lock(path: Path, stack: ExitStack) -> int:
+    with suppress(OSError):
+        path.touch(mode=0o600)
+    return stack.enter_context(path.open("r+b")).fileno()
 
 
 def _wait_for_lock(descriptor: int, path: Path) -> None:

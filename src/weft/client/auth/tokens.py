@@ -25,11 +25,12 @@ from weft.errors import AuthorizationFailed, UsageError
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
-__all__ = ["PrivateKey", "Refusal", "TokenEndpoint", "readable", "said"]
+__all__ = ["PrivateKey", "Refusal", "TokenEndpoint", "is_sendable", "readable", "said"]
 
 _JWT_BEARER = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 _ASSERTION_SECONDS = 60
 _LONGEST_TOKEN = 32 * 1024
+_MOST_DIGITS = 12
 _PASSING = (408, 425, 429)  # refusals that say nothing of what was asked for
 
 
@@ -133,12 +134,18 @@ def said(document: Mapping[str, Any] | None, status: int) -> str:
         return f"HTTP {status}"
     texts = [document.get("error"), document.get("error_description")]
     words = ": ".join(text[:200] for text in texts if isinstance(text, str) and text)
-    return "".join(char if char.isprintable() else " " for char in words) or f"HTTP {status}"
+    shown = "".join(char if char.isprintable() else " " for char in words)
+    return shown.rstrip(". ") or f"HTTP {status}"  # whoever shows it goes on with the sentence
 
 
 def readable(scopes: Iterable[str]) -> str:
     """Scopes, which somebody else may have named, fit to be shown."""
     return "".join(char if char.isprintable() else "?" for char in " ".join(scopes)[:200])
+
+
+def is_sendable(token: object) -> bool:
+    """Whether something is a token that a header can hold."""
+    return isinstance(token, str) and token != "" and token.isascii() and token.isprintable() and " " not in token
 
 
 @dataclass(slots=True)
@@ -235,8 +242,8 @@ class TokenEndpoint:
 
     def _read(self, document: Mapping[str, Any], resource: str, asked: list[str]) -> Token:
         access, kind = document.get("access_token"), document.get("token_type")
-        refresh, scope, seconds = (document.get(name) for name in ("refresh_token", "scope", "expires_in"))
-        if not isinstance(access, str) or not access.isprintable() or not 0 < len(access) <= _LONGEST_TOKEN:
+        refresh, scope, seconds = document.get("refresh_token"), document.get("scope"), _seconds(document)
+        if not isinstance(access, str) or not is_sendable(access) or len(access) > _LONGEST_TOKEN:
             raise self._unusable("no access token that can be sent")
         if not isinstance(kind, str) or kind.lower() not in ("bearer", "dpop"):
             raise self._unusable("a token of a kind that is not known here")
@@ -252,7 +259,7 @@ class TokenEndpoint:
             granted=scope.split() if isinstance(scope, str) and scope.split() else list(asked),
             asked=list(asked),
             obtained_at=self.clock(),
-            expires_at=self.clock() + seconds if isinstance(seconds, int | float) and seconds > 0 else None,
+            expires_at=None if seconds is None else self.clock() + seconds,
             refresh_token=refresh if isinstance(refresh, str) and refresh else None,
             dpop_key=self.dpop.pem() if is_bound and self.dpop is not None else None,
         )
@@ -262,6 +269,16 @@ class TokenEndpoint:
             f"The authorization server {urls.shown(self.issuer.issuer)} answered with {what}; tell its operator.",
             self.tried,
         )
+
+
+def _seconds(document: Mapping[str, Any]) -> float | None:
+    """How long a token is good, if that is said; some write the number as a text."""
+    given: Any = document.get("expires_in")
+    if isinstance(given, str) and given.isascii() and given.isdigit() and len(given) <= _MOST_DIGITS:
+        given = int(given)
+    if not isinstance(given, int | float) or isinstance(given, bool):
+        return None
+    return given if 0 < given < 10**_MOST_DIGITS else None
 
 
 _REMEDIES = {

@@ -20,12 +20,13 @@ from typing import Any, Protocol, cast
 import msgspec
 from msgspec import UNSET
 
+from weft.client.transports.reading import error_in, split_messages, whom_it_answers
 from weft.errors import ConnectionFailed, InvalidAnswer, ProtocolError, WeftError
 from weft.jsonrpc import Frame, decode
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
 from weft.types.base import RequestId
 
-__all__ = ["NO_HEADERS", "Answer", "Lost", "PipeTransport", "Receive", "Refused", "Transport", "read_messages"]
+__all__ = ["NO_HEADERS", "Answer", "Lost", "PipeTransport", "Receive", "Refused", "Transport"]
 
 log = logging.getLogger("weft.client")
 
@@ -61,7 +62,7 @@ class Refused(WeftError):
         self.status = status
         self.headers = headers
         self.body = body
-        self.frame = _error_in(body)
+        self.frame = error_in(body)
         self.was_seen = False  # it came while a stream was taken up again: the request itself had been accepted
 
     @property
@@ -135,39 +136,6 @@ class Transport(Protocol):
         ...
 
 
-def read_messages(data: bytes) -> list[Frame]:
-    """The messages in a body, an event or a line: one, or in one revision an array of them (L03-01).
-
-    Raises the `ProtocolError` of `weft.jsonrpc.decode`, or InvalidAnswer for an array that is none of messages.
-    """
-    if data[:1] == b"[" or data.lstrip()[:1] == b"[":
-        try:
-            return [decode(bytes(raw)) for raw in msgspec.json.decode(data, type=list[msgspec.Raw])]
-        except (msgspec.DecodeError, RecursionError):
-            raise InvalidAnswer("The server sent an array that does not consist of messages.") from None
-    return [decode(data)]
-
-
-class _Nameless(msgspec.Struct):
-    """An error without an id, or with a null one: the peer could not read whom it answers."""
-
-    error: msgspec.Raw
-    id: None = None
-
-
-def _error_in(data: bytes) -> Frame | None:
-    """The error response in some bytes, whether or not it names the request; None when there is none."""
-    try:
-        frame = decode(data)
-        return frame if frame.is_response and isinstance(frame.error, msgspec.Raw) else None
-    except ProtocolError:
-        pass
-    try:
-        return Frame("2.0", error=msgspec.json.decode(data, type=_Nameless).error)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-
-
 class PipeTransport:
     """The common part of all transports on which messages follow each other in both directions."""
 
@@ -183,6 +151,8 @@ class PipeTransport:
         self._tell_lost: Lost = _ignore
         self._failure: ConnectionFailed | None = None  # why nothing can be sent any more
         self._open = False
+        self._stopping: asyncio.Task[None] | None = None  # the last end, under way or done
+        self._has_answered = False  # since it was opened
 
     # --- what a pipe implements
 
@@ -207,15 +177,12 @@ class PipeTransport:
         """Take one message as it arrived. Whatever cannot be read is logged and left out (R1)."""
         if not self._open:
             return
-        try:
-            frames = (decode(data),) if data[:1] == b"{" else read_messages(data)
-        except (ProtocolError, InvalidAnswer) as error:
-            frame = _error_in(data)
-            if frame is None:
-                log.warning("%s sent something that is no message: %s", self.where, error)
-                return
-            frames = [frame]
-        for frame in frames:
+        for part in (data,) if data[:1] == b"{" else split_messages(data):
+            try:
+                frame = decode(part)
+            except ProtocolError as error:
+                self._unreadable(part, error)
+                continue
             if frame.is_response:
                 self._settle(frame)
             else:
@@ -256,9 +223,9 @@ class PipeTransport:
                 await waiting.woken
         finally:
             self._waiting.pop(request_id, None)
-        if isinstance(waiting.outcome, ConnectionFailed):
-            raise waiting.outcome
-        return waiting.outcome
+        if isinstance(waiting.outcome, Answer):
+            return waiting.outcome
+        raise waiting.outcome
 
     async def send(self, message: bytes, headers: Mapping[str, str] = NO_HEADERS) -> None:
         """Send a notification or a response."""
@@ -282,6 +249,7 @@ class PipeTransport:
 
     async def _begin(self) -> None:
         self._failure = None
+        self._has_answered = False
         self._open = True
         try:
             await self._start()
@@ -294,7 +262,9 @@ class PipeTransport:
         was_open, self._open = self._open, False
         self._fail(failure)
         if was_open:
-            await self._stop()
+            self._stopping = asyncio.create_task(self._stop())
+        if self._stopping is not None:
+            await asyncio.shield(self._stopping)  # one who gives up does not stop it, and the next one waits for it
 
     def _fail(self, failure: ConnectionFailed) -> None:
         if self._failure is None:
@@ -307,15 +277,35 @@ class PipeTransport:
         """Why nothing can be sent: a new exception each time, for many tasks may raise it."""
         return ConnectionFailed(str(self._failure))
 
+    def _unreadable(self, data: bytes, error: ProtocolError) -> None:
+        """What came is no message. Where it was meant as an answer, who waits for that need not wait any longer."""
+        if (frame := error_in(data)) is not None:
+            self._settle(frame)
+            return
+        is_answer, named = whom_it_answers(data)
+        waiting = None
+        if is_answer:
+            waiting = self._only_one() if named is None else self._waiting.get(named)
+        if waiting is None or waiting.outcome is not None:
+            log.warning("%s sent something that is no message: %s", self.where, error)
+        else:
+            self._has_answered = True
+            waiting.settle(InvalidAnswer(f"{self.where} sent an answer that cannot be read: {error}"))
+
+    def _only_one(self) -> _Waiting | None:
+        """The only one that an answer without an id can be about."""
+        return next(iter(self._waiting.values())) if len(self._waiting) == 1 else None
+
     def _settle(self, frame: Frame) -> None:
         """Give an answer to whom it belongs. One that nobody waits for is late or made up: it is dropped (CAN-08)."""
         named: Any = frame.id
         waiting = self._waiting.get(named)
-        if waiting is None and frame.reply_id is None and len(self._waiting) == 1:
-            waiting = next(iter(self._waiting.values()))  # the only one that an error without an id can be about
+        if waiting is None and frame.reply_id is None:
+            waiting = self._only_one()
         if waiting is None or waiting.outcome is not None:
             log.debug("%s answered a request that does not wait for it.", self.where)
         else:
+            self._has_answered = True
             waiting.settle(Answer(frame))
 
 
@@ -327,10 +317,10 @@ class _Waiting:
     __slots__ = ("outcome", "woken")
 
     def __init__(self) -> None:
-        self.outcome: Answer | ConnectionFailed | None = None
+        self.outcome: Answer | WeftError | None = None
         self.woken: asyncio.Future[None] | None = None
 
-    def settle(self, outcome: Answer | ConnectionFailed) -> None:
+    def settle(self, outcome: Answer | WeftError) -> None:
         self.outcome = outcome
         if self.woken is not None and not self.woken.done():
             self.woken.set_result(None)

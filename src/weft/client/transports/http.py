@@ -17,11 +17,13 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from weft.client.calls import Pulse, pause
-from weft.client.transports.base import NO_HEADERS, Answer, Lost, Receive, Refused, read_messages
+from weft.client.transports.base import NO_HEADERS, Answer, Lost, Receive, Refused
 from weft.client.transports.http_auth import Auth, AuthorizedWire, read_refusal
-from weft.client.transports.http_wire import HttpReply, Wire, media_type, place
+from weft.client.transports.http_failures import place
+from weft.client.transports.http_wire import HttpReply, Wire, media_type
+from weft.client.transports.reading import split_messages, whom_it_answers
 from weft.errors import ConnectionFailed, InvalidAnswer, ProtocolError, WeftError
-from weft.jsonrpc import Frame
+from weft.jsonrpc import Frame, decode
 from weft.limits import ClientLimits
 from weft.protocol import sse
 from weft.types.base import RequestId
@@ -32,6 +34,7 @@ log = logging.getLogger("weft.client")
 
 _POST = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
 _GET = {"Accept": "text/event-stream"}
+_NO_STREAMS = 405  # how servers refuse a GET that have nothing for it
 _TAKEN = 409  # how servers refuse a second standing stream, while they think that the first is there
 _SAME_REQUEST = (307, 308)  # the redirects that keep the method and the body
 
@@ -145,14 +148,25 @@ class HttpTransport:
             raise InvalidAnswer(f"{self.where} answered, but not the request with the id {request_id!r}.")
         return frame
 
-    def _sort(self, data: bytes, request_id: RequestId | None) -> Frame | None:
-        """Hand on what came beside the answer; return the answer, if it is there."""
-        try:
-            frames = read_messages(data)
-        except ProtocolError as error:
-            raise InvalidAnswer(f"{self.where} sent something that is no message: {error}") from None
+    def _sort(
+        self, data: bytes, request_id: RequestId | None, faults: list[InvalidAnswer] | None = None
+    ) -> Frame | None:
+        """Hand on what came beside the answer; return the answer, if it is there.
+
+        What cannot be read is an InvalidAnswer; but on a stream, which has a list for these, only the answer is.
+        """
         answer: Frame | None = None
-        for frame in frames:
+        for part in split_messages(data):
+            try:
+                frame = decode(part)
+            except ProtocolError as error:
+                fault = InvalidAnswer(f"{self.where} sent something that is no message: {error}")
+                is_answer, named = whom_it_answers(part)
+                if faults is None or (is_answer and request_id is not None and named in (None, request_id)):
+                    raise fault from None
+                log.warning("%s", fault)
+                faults[:] = [fault]
+                continue
             if not frame.is_response:
                 self._receive(frame, request_id)
             elif request_id is not None and (frame.id == request_id or frame.reply_id is None):
@@ -168,6 +182,7 @@ class HttpTransport:
     ) -> Frame:
         """Read a stream up to the answer, taking it up again where it broke off, if that may be (L11-17)."""
         events = sse.Decoder(max_event_bytes=self._limits.event_bytes)
+        faults: list[InvalidAnswer] = []
         attempt = 0
         while True:
             before = events.last_event_id
@@ -175,12 +190,13 @@ class HttpTransport:
                 f"{self.where} ended the stream before its answer was complete; ask again, or look into its log."
             )
             try:
-                if (frame := await self._read(reply, events, request_id)) is not None:
+                if (frame := await self._read(reply, events, request_id, faults)) is not None:
                     reply.finish()
                     return frame
                 reply.done()
             except ConnectionFailed as error:
                 reply.done()
+                faults.clear()  # it broke off: the answer may have been still to come
                 failure = error
             except BaseException:
                 reply.done()
@@ -188,7 +204,7 @@ class HttpTransport:
             attempt = 0 if events.last_event_id != before else attempt + 1
             events = self._anew(events)
             if not resumable or events.last_event_id is None or attempt > self._limits.resumptions:
-                raise failure
+                raise faults[0] if faults else failure
             reply = await self._resume(events, headers, attempt, failure)
 
     async def _resume(
@@ -206,6 +222,12 @@ class HttpTransport:
                 continue
             if reply.status == 200 and media_type(reply).startswith("text/event-stream"):
                 return reply
+            if reply.status == _NO_STREAMS:
+                reply.done()
+                raise ConnectionFailed(
+                    f"{self.where} ended the stream before its answer was complete, and does not let it be taken up "
+                    "again (HTTP 405); whether it did what was asked is not known."
+                )
             refusal = await self._refusal(reply)
             refusal.was_seen = True
             reply.done()
@@ -218,17 +240,20 @@ class HttpTransport:
         fresh.last_event_id, fresh.retry = events.last_event_id, events.retry
         return fresh
 
-    async def _read(self, reply: HttpReply, events: sse.Decoder, request_id: RequestId | None) -> Frame | None:
+    async def _read(
+        self, reply: HttpReply, events: sse.Decoder, request_id: RequestId | None, faults: list[InvalidAnswer]
+    ) -> Frame | None:
         """Read one connection's part of a stream; returns the answer, or None at its end.
 
-        ConnectionFailed also when the server should have given a sign of life and did not.
+        An event that could not be read, and was not the answer, is left in `faults`: the last one. ConnectionFailed
+        also when the server should have given a sign of life and did not.
         """
         now = asyncio.get_running_loop().time
         pulse = Pulse(self._limits.silence_seconds, now())
         try:
             async with asyncio.timeout(None) as silence:
                 async for chunk in reply.chunks():
-                    if (frame := self._read_chunk(chunk, events, request_id)) is not None:
+                    if (frame := self._read_chunk(chunk, events, request_id, faults)) is not None:
                         return frame
                     silence.reschedule(pulse.felt(chunk, now()))
         except TimeoutError:
@@ -238,14 +263,16 @@ class HttpTransport:
             ) from None
         return None
 
-    def _read_chunk(self, chunk: bytes, events: sse.Decoder, request_id: RequestId | None) -> Frame | None:
+    def _read_chunk(
+        self, chunk: bytes, events: sse.Decoder, request_id: RequestId | None, faults: list[InvalidAnswer]
+    ) -> Frame | None:
         try:
             complete = events.feed(chunk)
         except ValueError as error:
             raise InvalidAnswer(f"{self.where}: {error}") from None
         for event in complete:
             if event.data and event.event == "message":
-                frame = self._sort(event.data.encode(), request_id)
+                frame = self._sort(event.data.encode(), request_id, faults)
                 if frame is not None:
                     return frame
         return None
@@ -275,7 +302,7 @@ class HttpTransport:
                         return
                     stood, attempt = True, 0
                     opened()
-                    await self._read(reply, events, None)
+                    await self._read(reply, events, None, [])
                 finally:
                     reply.done()
             except ConnectionFailed as error:

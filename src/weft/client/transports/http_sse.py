@@ -15,7 +15,8 @@ from urllib.parse import urljoin, urlsplit
 from weft.client.calls import Pulse
 from weft.client.transports.base import NO_HEADERS, PipeTransport, Refused
 from weft.client.transports.http_auth import Auth, AuthorizedWire
-from weft.client.transports.http_wire import HttpReply, Wire, media_type, place
+from weft.client.transports.http_failures import place
+from weft.client.transports.http_wire import HttpReply, Wire, media_type
 from weft.errors import AuthorizationFailed, ConnectionFailed, InvalidAnswer
 from weft.limits import ClientLimits
 from weft.protocol import sse

@@ -1,7 +1,7 @@
 """One HTTP exchange, over the network with aiohttp; and the interface that any other way of doing it has.
 
-Owns connections, TLS, proxies, and what a failed connection is called. It knows nothing of the protocol that travels in
-the bodies, follows no redirect, and reads no more than it is told to.
+Owns connections, and which proxy they lead through. It knows nothing of the protocol that travels in the bodies,
+follows no redirect, and reads no more than it is told to. What a failed connection is called, `http_failures` knows.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp.abc import AbstractCookieJar
 
+from weft.client.proxies import PROXY_REFUSES, Proxy, environment_proxy
+from weft.client.transports.http_failures import broken_off, place, proxy_refusal, why_unreached
 from weft.errors import ConnectionFailed, InvalidAnswer
 from weft.limits import ClientLimits
 
-__all__ = ["AiohttpWire", "HttpReply", "Wire", "media_type", "place"]
+__all__ = ["AiohttpWire", "HttpReply", "Wire", "media_type"]
 
 _MOST_CONNECTIONS = 100
 _IDLE_SECONDS = 30.0
@@ -97,7 +99,7 @@ class _Reply:
                 if len(whole) > limit:
                     break
         except (aiohttp.ClientError, OSError) as error:
-            raise ConnectionFailed(_broken_off(self._where, error)) from None
+            raise ConnectionFailed(broken_off(self._where, error)) from None
         if len(whole) > limit:
             self._response.close()
             raise InvalidAnswer(f"{self._where} sent more than {limit} bytes in one answer; raise `message_bytes`.")
@@ -110,7 +112,7 @@ class _Reply:
             async for chunk in self._response.content.iter_any():
                 yield chunk
         except (aiohttp.ClientError, OSError) as error:
-            raise ConnectionFailed(_broken_off(self._where, error)) from None
+            raise ConnectionFailed(broken_off(self._where, error)) from None
 
     def _probe(self) -> None:
         """Let the system find out when the machine at the other end is gone, for a stream may be silent for long."""
@@ -154,17 +156,19 @@ class AiohttpWire:
         self,
         limits: ClientLimits,
         *,
-        proxy: str | None = None,
+        proxy: Proxy | None = None,
         tls: ssl.SSLContext | None = None,
         trust_env: bool = False,
     ) -> None:
         self._limits = limits
         self._proxy = proxy
         self._tls = tls
-        self._trust_env = trust_env
+        self._trust_env = trust_env  # where no proxy is named
         self._session: aiohttp.ClientSession | None = None
         self._retired: list[aiohttp.ClientSession] = []  # what is under way there may still end well
         self._ends: set[asyncio.Task[None]] = set()
+        self._found: dict[tuple[str, ...], Proxy | None] = {}  # in the environment, by the origin
+        self._was_reached = False  # once: how a failure is explained depends on it
 
     async def open(self) -> None:
         """Make the pool; connections come with the requests."""
@@ -177,7 +181,6 @@ class AiohttpWire:
                 limit=_MOST_CONNECTIONS, keepalive_timeout=_IDLE_SECONDS, ssl=self._tls or True
             ),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._limits.connect_seconds),
-            trust_env=self._trust_env,
             cookie_jar=cookies,
             auto_decompress=True,
         )
@@ -194,16 +197,42 @@ class AiohttpWire:
 
     async def exchange(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> HttpReply:
         """Send a request."""
+        proxy = self._proxy
+        if proxy is None and self._trust_env:
+            proxy = await self._find_proxy(url)
+        if proxy is not None:
+            headers = {**headers, **proxy.headers_through(url)}
         session = self._session
         if session is None or session.closed:
             raise ConnectionFailed(f"The connection to {place(url)} was closed.")
         try:
             response = await session.request(
-                method, url, data=body, headers=headers, allow_redirects=False, proxy=self._proxy
+                method,
+                url,
+                data=body,
+                headers=headers,
+                allow_redirects=False,
+                proxy=None if proxy is None else proxy.url,
+                proxy_headers=None if proxy is None else proxy.headers,
             )
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise ConnectionFailed(self._why(url, error)) from None
+            seconds = self._limits.connect_seconds
+            raise ConnectionFailed(
+                why_unreached(url, error, proxy=proxy, connect_seconds=seconds, was_reached=self._was_reached)
+            ) from None
+        if proxy is not None and response.status == PROXY_REFUSES:
+            response.release()
+            refusal = proxy_refusal(response.status, response.headers, proxy)
+            raise ConnectionFailed(f"{place(url)} cannot be reached: {refusal}.")
+        self._was_reached = True
         return _Reply(response, place(url), self._ends)
+
+    async def _find_proxy(self, url: str) -> Proxy | None:
+        """The proxy of the environment, looked up once for an origin: some systems take their time."""
+        origin = urlsplit(url)[:2]
+        if origin not in self._found:
+            self._found[origin] = await asyncio.to_thread(environment_proxy, url)
+        return self._found[origin]
 
     async def close(self) -> None:
         """Close every connection."""
@@ -219,40 +248,7 @@ class AiohttpWire:
             await session.close()
             await asyncio.sleep(0)  # lets transports that were closed call back before the loop may end
 
-    def _why(self, url: str, error: Exception) -> str:
-        parts = urlsplit(url)
-        address = f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
-        cause = getattr(error, "os_error", error)
-        where = place(url)
-        if self._proxy is not None and isinstance(error, aiohttp.ClientProxyConnectionError):
-            return f"{where} cannot be reached: the proxy {place(self._proxy)} cannot be connected to; check `proxy`."
-        if isinstance(cause, ConnectionRefusedError):
-            return f"No server is running at {where}: {address} refused the connection. Start it, or check the address."
-        if isinstance(cause, socket.gaierror) or isinstance(error, aiohttp.ClientConnectorDNSError):
-            return f"No server was found at {where}: the name {parts.hostname!r} is unknown; check it."
-        if isinstance(error, (aiohttp.ClientSSLError, ssl.SSLError)):
-            return f"{where} cannot be reached over TLS: {error}. Is it an http:// address, or its certificate private?"
-        if isinstance(error, TimeoutError):
-            seconds = self._limits.connect_seconds
-            return f"{where} did not take a connection within {seconds:g} s. Is it up, and let through by firewalls?"
-        if isinstance(error, aiohttp.ServerDisconnectedError):
-            return f"{where} closed the connection without an answer; look into its log, or that of a proxy before it."
-        return f"{where} cannot be reached: {type(error).__name__}: {error}."
-
 
 def media_type(reply: HttpReply) -> str:
     """What the body is, in lower case: servers may write it as they like."""
     return reply.headers.get("Content-Type", "").lower()
-
-
-def place(url: str) -> str:
-    """A URL for error texts: without a query, which may be a key."""
-    return url.partition("?")[0]
-
-
-def _broken_off(where: str, error: Any) -> str:
-    """The sentence for an answer that did not end."""
-    return (
-        f"The connection to {where} broke off before its answer was complete ({type(error).__name__}). The server, or "
-        "a proxy before it, went away; whether it did what was asked is not known."
-    )

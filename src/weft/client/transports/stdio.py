@@ -50,6 +50,7 @@ _STDERR_BYTES = 64 * 1024  # what is kept of it: the last
 _LAST_LINES = 10  # of it that go into an error
 _GRACE = 0.5  # from the first sign of the end to the last: what the child said before it died is still in the pipes
 _STEP = 0.02
+_NO_SERVER = " It answered nothing before that: does it start its server, as by `server.run()`?"
 
 
 def default_environment() -> dict[str, str]:
@@ -119,10 +120,15 @@ class StdioTransport(PipeTransport):
         except (OSError, ValueError) as error:
             self._child = None
             raise ConnectionFailed(_why_not_started(command, cwd, error)) from error
+        if not self._open:  # closed meanwhile, by one who found nothing to end yet
+            await child.end(self.limits.close_seconds)
+            raise ConnectionFailed(f"The connection to {self.where} was closed.")
 
     async def _write(self, message: bytes) -> None:
         child = self._child
         assert child is not None
+        if not child.pid:
+            raise ConnectionFailed(f"The server `{self.where}` is only being started; try again.")
         # JSON has newlines only between its tokens, where a space means the same (STDIO-01).
         child.write(message.replace(b"\n", b" ") + b"\n")
         if not child.takes_more.is_set():
@@ -142,7 +148,8 @@ class StdioTransport(PipeTransport):
     def ended(self, child: _Child, how: str) -> None:
         """Nothing more will come."""
         if child is self._child:
-            self._lost(ConnectionFailed(f"The server {self.where!r} {how}{child.stderr.last_lines()}"))
+            hint = "" if self._has_answered or child.returncode != 0 else _NO_SERVER
+            self._lost(ConnectionFailed(f"The server `{self.where}` {how}{hint}{child.stderr.last_lines()}"))
 
 
 class _Stderr:
@@ -201,7 +208,8 @@ class _Child(asyncio.SubprocessProtocol):
         self.stderr = stderr
         self.pid = 0
         self.returncode: int | None = None
-        self.left_unread = False  # it has ended, and what was sent to it is still in the pipe
+        self.left_unread = False  # it has ended, and what was sent to it is still in the pipe, or was not even sent
+        self._was_sent = False  # something
         self._stdin: int | None = None  # the same pipe once more, to look into it when the child is gone
         self.takes_more = asyncio.Event()  # cleared while the child does not read
         self.takes_more.set()
@@ -226,7 +234,8 @@ class _Child(asyncio.SubprocessProtocol):
         self.pid = self._process.get_pid()
         pipe = self._process.get_pipe_transport(0)
         pipe = None if pipe is None or _IS_WINDOWS else pipe.get_extra_info("pipe")
-        self._stdin = None if pipe is None else os.dup(pipe.fileno())
+        with suppress(ValueError, OSError):  # a child that has ended by now may have taken its stdin with it
+            self._stdin = None if pipe is None else os.dup(pipe.fileno())
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         if fd == 2:
@@ -263,6 +272,7 @@ class _Child(asyncio.SubprocessProtocol):
         """Write, unless the pipe is closed: then the end of the child is told in a moment."""
         pipe = self._process.get_pipe_transport(0)
         if pipe is not None and not pipe.is_closing():
+            self._was_sent = True
             cast("asyncio.WriteTransport", pipe).write(data)
 
     def _split(self, data: bytes) -> None:
@@ -304,7 +314,7 @@ class _Child(asyncio.SubprocessProtocol):
 
     def _gone(self) -> None:
         if self.has_exited:
-            self.left_unread = self._stdin is not None and _has_unread(self._stdin)
+            self.left_unread = not self._was_sent or (self._stdin is not None and _has_unread(self._stdin))
             _signal_group(self.pid, _KILL)  # what it started and left behind
             self._over(f"{_how(self.returncode)}.")
         else:
@@ -331,6 +341,8 @@ class _Child(asyncio.SubprocessProtocol):
 
     async def end(self, seconds: float) -> None:
         """End the process and all it started. One who gives up waiting for that does not stop it."""
+        if not self.pid:
+            return  # it is only being started
         if self._end is None:
             self._end = asyncio.create_task(self._ending(seconds), name="weft-stdio-end")
         await asyncio.shield(self._end)
@@ -388,7 +400,7 @@ def _has_unread(stdin: int) -> bool:
 
 def _signal_group(group: int, number: int) -> bool:
     """Signal every process of a group; whether there is one left to be signalled."""
-    if _IS_WINDOWS:
+    if _IS_WINDOWS or not group:  # 0 would be our own
         return False
     try:
         os.killpg(group, number)

@@ -20,7 +20,7 @@ from weft.protocol.headers import Headers
 from weft.server.auth.challenge import challenge
 from weft.server.auth.dpop import ProofRefused, Proofs
 from weft.server.auth.resource import ResourceServer
-from weft.server.auth.verifying import TokenRefused, VerifierFailed, check_claims, expiry_of
+from weft.server.auth.verifying import LEEWAY, TokenRefused, VerifierFailed, check_claims, expiry_of, read_info
 from weft.server.context import TokenInfo
 from weft.server.faults import report
 from weft.server.transports.asgi import Scope
@@ -33,7 +33,6 @@ __all__ = ["Admission"]
 
 _CREDENTIALS = re.compile(rb"(bearer|dpop) +([A-Za-z0-9._~+/-]+=*)[ \t]*", re.IGNORECASE)  # RFC 6750, 2.1
 _MOST_KNOWN = 10_000
-_LEEWAY = 30.0
 
 
 class Admission:
@@ -70,7 +69,8 @@ class Admission:
             asking.is_dpop = True
             raise asking.refuse(401, "invalid_token", "The token must be bound to a key, and come with a proof of it.")
         if not info.scopes.issuperset(self.auth.scopes):
-            raise asking.refuse(403, "insufficient_scope", "The token does not have the scopes that this server takes.")
+            text = "The token does not have the scopes that this server takes."
+            raise asking.refuse(403, "insufficient_scope", text, f" Needed: {', '.join(self.auth.scopes)}.")
         return info
 
     async def _verify(self, token: str, asking: _Asking) -> TokenInfo:
@@ -82,11 +82,9 @@ class Admission:
         if known is not None and known[1] > now:
             return known[0]
         try:
-            info = await self.auth.verifier(token)
-            if info is None:
-                raise TokenRefused("The token is not valid.")
+            info = read_info(await self.auth.verifier(token))
             if not hasattr(self.auth.verifier, "bind"):  # those that have it have done so themselves
-                check_claims(info.claims, audiences=self.auth.audiences, leeway=_LEEWAY)
+                check_claims(info.claims, audiences=self.auth.audiences, leeway=LEEWAY)
             until = min(expiry_of(info) or now + self.auth.cache_seconds, now + self.auth.cache_seconds)
         except TokenRefused as error:
             raise asking.refuse(401, "invalid_token", str(error)) from None
@@ -140,8 +138,11 @@ class _Asking:
         self.metadata_url = metadata_url
         self.is_dpop = auth.dpop.required
 
-    def refuse(self, status: int, error: str | None, text: str) -> Refusal:
-        """A refusal with its challenge: where to get a token (L06-07), and with which scopes (AUTH-09)."""
+    def refuse(self, status: int, error: str | None, text: str, more: str = "") -> Refusal:
+        """A refusal with its challenge: where to get a token (L06-07), and with which scopes (AUTH-09).
+
+        `more` is for who reads the answer only: the challenge says it elsewhere.
+        """
         value = challenge(
             "DPoP" if self.is_dpop else "Bearer",
             error=error,
@@ -150,7 +151,7 @@ class _Asking:
             resource_metadata=self.metadata_url,
             algs=" ".join(self.auth.dpop.algorithms) if self.is_dpop else None,
         )
-        return Refusal(status, text, headers=[(b"www-authenticate", value), (b"cache-control", b"no-store")])
+        return Refusal(status, text + more, headers=[(b"www-authenticate", value), (b"cache-control", b"no-store")])
 
 
 def _has_token(query: Any) -> bool:

@@ -34,8 +34,8 @@ class Gate:
 
     async def serve_metadata(self, scope: Scope, reply: HttpReply) -> None:
         """Tell who issues tokens."""
-        if scope["method"] != "GET":
-            raise Refusal(405, "Served here: GET.", headers=[(b"allow", b"GET")])
+        if scope["method"] not in ("GET", "HEAD"):  # of the answer to HEAD, the HTTP server sends the head
+            raise Refusal(405, "Served here: GET, HEAD.", headers=[(b"allow", b"GET, HEAD")])
         reply.extra = [_KEEP]
         await reply.answer(200, self._metadata)
 

@@ -8,7 +8,7 @@ from copy import copy
 from typing import Any
 
 from weft.errors import UsageError
-from weft.server.auth.keys import DEFAULT_ALGORITHMS, KeySet, check_algorithms, read_keys
+from weft.server.auth.keys import DEFAULT_ALGORITHMS, KeySet, check_algorithms, check_keys, read_keys
 from weft.server.auth.signed import read_signed
 from weft.server.auth.urls import check_url
 from weft.server.auth.verifying import info_of, read_audience
@@ -51,7 +51,10 @@ class JwtVerifier:
         self.algorithms = check_algorithms(algorithms)
         self.audience = read_audience(audience)
         self.leeway = leeway
-        self._keys = KeySet(jwks_uri, () if keys is None else read_keys(keys))
+        listed = [] if keys is None else read_keys(keys)
+        if keys is not None:
+            check_keys(listed, self.algorithms)
+        self._keys = KeySet(jwks_uri, listed)
 
     def __repr__(self) -> str:
         return f"<JwtVerifier of {self.issuer!r}>"

@@ -1,7 +1,8 @@
 """The keys that sign tokens: a JSON Web Key Set, given or fetched, and which key fits which algorithm.
 
-A fetched set is kept for an hour. A key id that is not in it makes it fetched anew, at most every half minute: keys may
-be rotated at any time, and nobody can make this server ask more often by making up ids.
+A fetched set is kept for an hour. A signature that is of none of its keys makes it fetched anew, at most every half
+minute: keys may be rotated at any time, with or without ids, and nobody can make this server ask more often by making
+up tokens.
 """
 
 from __future__ import annotations
@@ -105,11 +106,16 @@ def _check_key(jwk: Mapping[str, Any]) -> None:
     if algorithm is None:  # of another use: it verifies nothing, and does no harm beside one that does
         return
     try:
-        key: Any = PyJWK(dict(jwk), algorithm).key
+        key = PyJWK(dict(jwk), algorithm)
     except (PyJWTError, ValueError, TypeError):
         raise UsageError(f"keys= has a key of type {jwk['kty']} that cannot be read. {_WANTED}") from None
-    if jwk["kty"] == "RSA" and key.key_size < LEAST_RSA_BITS:
-        raise UsageError(f"keys= has an RSA key of {key.key_size} bits; one that is safe has {LEAST_RSA_BITS} or more.")
+    if _is_small(key):
+        bits = key.key.key_size
+        raise UsageError(f"keys= has an RSA key of {bits} bits; one that is safe has {LEAST_RSA_BITS} or more.")
+
+
+def _is_small(key: PyJWK) -> bool:
+    return key.key_type == "RSA" and key.key.key_size < LEAST_RSA_BITS
 
 
 def _of_pem(pem: str) -> Mapping[str, Any]:
@@ -149,15 +155,19 @@ class KeySet:
 
     async def find(self, kid: str | None, algorithm: str) -> list[PyJWK]:
         """The keys that a signature of this algorithm may be made with; those of that id where one is given."""
-        if self._uri is not None and (not self._fetched or time.monotonic() - self._fetched > KEEP_SECONDS):
-            await self._refresh()
-        found = self._fitting(kid, algorithm)
-        if not found and self._uri is not None:
-            await self._refresh()
-            found = self._fitting(kid, algorithm)
-        if not found and self._uri is not None and not self._fetched:
-            raise VerifierFailed("The keys of the authorization server cannot be had.")
-        return found
+        if self._uri is not None:
+            if not self._fetched or time.monotonic() - self._fetched > KEEP_SECONDS:
+                await self._refresh()
+            if not self._fetched:
+                raise VerifierFailed("The keys of the authorization server cannot be had.")
+        return self._fitting(kid, algorithm)
+
+    async def find_more(self, kid: str | None, algorithm: str, tried: Sequence[PyJWK]) -> list[PyJWK]:
+        """The same, of a set that has been fetched since: for a signature that none of the `tried` ones made."""
+        if self._uri is None:
+            return []
+        await self._refresh()
+        return [key for key in self._fitting(kid, algorithm) if key not in tried]  # each set has its own
 
     def _fitting(self, kid: str | None, algorithm: str) -> list[PyJWK]:
         places = [
@@ -178,6 +188,9 @@ class KeySet:
                 known = PyJWK(dict(self._keys[place]), algorithm)
             except (PyJWTError, ValueError, TypeError):
                 return None  # one key that is malformed does not take the others with it
+            if _is_small(known):
+                log.warning("A key that signs tokens is not used: RSA keys have %d bits or more.", LEAST_RSA_BITS)
+                return None
             self._parsed[place, algorithm] = known
         return known
 

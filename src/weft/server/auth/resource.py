@@ -11,7 +11,7 @@ from weft.errors import UsageError
 from weft.server.auth.dpop import Dpop
 from weft.server.auth.scopes import check_scopes
 from weft.server.auth.urls import check_url, origin_of
-from weft.server.auth.verifying import Verifier
+from weft.server.auth.verifying import LEEWAY, Verifier, is_async
 from weft.types.base import Implementation
 
 __all__ = ["WELL_KNOWN", "ResourceServer"]
@@ -57,9 +57,10 @@ class ResourceServer:
             raise UsageError("authorization_servers= is a list with at least one URL, where clients get their tokens.")
         for issuer in authorization_servers:
             check_url(issuer, "An entry of authorization_servers")
-        if not callable(verifier):
+        if not is_async(verifier):
             raise UsageError(
-                "verifier= is an async function of a token, such as JwtVerifier(...) or StaticTokens(...)."
+                "verifier= is an async function of a token (async def), or one such as JwtVerifier(...) or "
+                "StaticTokens(...)."
             )
         self.origin = origin_of(resource)
         self.host = parts.hostname or ""  # of any port: proxies say it with or without
@@ -68,6 +69,8 @@ class ResourceServer:
         self.authorization_servers = tuple(authorization_servers)
         bind = getattr(verifier, "bind", None)
         self.verifier: Verifier = verifier if bind is None else bind(self.audiences)
+        # For how long a token is let in that has expired.
+        self.leeway: float = LEEWAY if bind is None else getattr(verifier, "leeway", LEEWAY)
         self.scopes = check_scopes(scopes, "ResourceServer")
         self.dpop = dpop or Dpop()
         self.cache_seconds: float = getattr(verifier, "cache_seconds", 0.0) if cache_seconds is None else cache_seconds

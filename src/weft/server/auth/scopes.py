@@ -91,6 +91,8 @@ def require_scopes(call: Call, scopes: Iterable[str]) -> None:
     auth = call.server.auth
     whole = dict.fromkeys((*(() if auth is None else auth.scopes), *needed))
     text = "The token does not have the scopes that this takes."
+    if call.token_info is None:
+        text = "This takes a token that has scopes, and there is none with the request."
     reply = call.reply
     if isinstance(reply, HttpReply):  # an answer within a batch, or on a shared stream, has no headers of its own
         metadata_url = None if auth is None else reply.metadata_url or auth.metadata_url

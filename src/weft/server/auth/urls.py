@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from weft.errors import UsageError
 from weft.protocol.hosts import is_loopback
 
-__all__ = ["check_url", "is_safe_url", "origin_of"]
+__all__ = ["check_url", "is_safe_url", "origin_of", "same_url", "spell"]
 
 _MOST = 2048
 _UNSAFE = frozenset('"\\<>^`{|} ')  # what no URI has, and what would end a quoted string
@@ -49,3 +49,30 @@ def origin_of(url: str) -> str:
     """
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}".lower()
+
+
+def spell(url: str) -> str:
+    """A URL with its origin in the one spelling; the rest of it stays as it is.
+
+    >>> spell("HTTPS://Mcp.Example.com/Mcp"), spell("https://mcp.example.com")
+    ('https://mcp.example.com/Mcp', 'https://mcp.example.com')
+    """
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.lower(), *parts[2:]))
+
+
+def same_url(one: str, other: str) -> bool:
+    """Whether two URLs name the same: however the host is spelled, and with an empty path or a slash (RFC 3986, 6.2.3).
+
+    >>> same_url("https://a.example", "https://A.example/"), same_url("https://a.example/x", "https://a.example/x/")
+    (True, False)
+    """
+    try:
+        return _whole(one) == _whole(other)
+    except ValueError:
+        return False
+
+
+def _whole(url: str) -> str:
+    parts = urlsplit(url)
+    return spell(urlunsplit(parts if parts.path else parts._replace(path="/")))

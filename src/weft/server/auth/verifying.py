@@ -6,15 +6,31 @@ this resource's, and of now, is judged here for those that bring claims along.
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 from weft.errors import UsageError, WeftError
 from weft.server.context import TokenInfo
 
-__all__ = ["TokenRefused", "Verifier", "VerifierFailed", "check_claims", "expiry_of", "info_of", "read_audience"]
+__all__ = [
+    "LEEWAY",
+    "TokenRefused",
+    "Verifier",
+    "VerifierFailed",
+    "check_claims",
+    "expiry_of",
+    "info_of",
+    "is_async",
+    "read_audience",
+    "read_info",
+    "read_time",
+]
+
+LEEWAY = 30.0  # by how many seconds clocks may differ, where nobody says otherwise
 
 Verifier: TypeAlias = Callable[[str], Awaitable[TokenInfo | None]]
 
@@ -40,10 +56,29 @@ def read_audience(audience: str | Sequence[str] | None) -> tuple[str, ...] | Non
     return audiences
 
 
+def is_async(function: object) -> bool:
+    """Whether something can be called and awaited: an async function, or an object that is called like one."""
+    while isinstance(function, partial):
+        function = cast("partial[Any]", function).func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 - whether that is async is the question
+
+
+def read_info(said: object) -> TokenInfo:
+    """What a verifier said of a token that is good. `TokenRefused` if it is not, `UsageError` if that is not said."""
+    if said is None:
+        raise TokenRefused("The token is not valid.")
+    if not isinstance(said, TokenInfo) or not isinstance(said.claims, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - a struct does not check what it is made of
+        found = "claims that are no dictionary" if isinstance(said, TokenInfo) else f"a {type(said).__name__}"
+        raise UsageError(f"It returned {found}. A verifier returns weft.TokenInfo(subject=...), or None.")
+    if not isinstance(said.subject, str) or not said.subject:  # pyright: ignore[reportUnnecessaryIsInstance] - as above
+        raise UsageError(f"It returned a TokenInfo whose subject is {said.subject!r}: say whose the token is.")
+    return said
+
+
 def check_claims(claims: Mapping[str, Any], *, audiences: Sequence[str], leeway: float) -> None:
     """Refuse claims of another audience (AUTH-30), or of another time. What is absent is for the verifier to demand."""
     now = time.time()
-    exp, nbf = _seconds(claims, "exp"), _seconds(claims, "nbf")
+    exp, nbf = read_time(claims, "exp"), read_time(claims, "nbf")
     if exp is not None and exp + leeway <= now:
         raise TokenRefused("The token has expired.")
     if nbf is not None and nbf - leeway > now:
@@ -58,7 +93,7 @@ def check_claims(claims: Mapping[str, Any], *, audiences: Sequence[str], leeway:
 
 def expiry_of(info: TokenInfo) -> float | None:
     """When a token expires, in Unix seconds, where its claims say so."""
-    return _seconds(info.claims, "exp")
+    return read_time(info.claims, "exp")
 
 
 def info_of(claims: Mapping[str, Any]) -> TokenInfo:
@@ -81,10 +116,11 @@ def info_of(claims: Mapping[str, Any]) -> TokenInfo:
     )
 
 
-def _seconds(claims: Mapping[str, Any], name: str) -> float | None:
+def read_time(claims: Mapping[str, Any], name: str, what: str = "token") -> float | None:
+    """A claim that is a time, in Unix seconds; None if it is not there. `what` is whose claim it is."""
     value = claims.get(name)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise TokenRefused(f"The claim `{name}` of the token is no time.")
+        raise TokenRefused(f"The claim `{name}` of the {what} is no time.")
     return float(value)

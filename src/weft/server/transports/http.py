@@ -113,7 +113,7 @@ class HttpApp:
             await reply.refuse(refusal)
             return
         except HeaderFault as fault:
-            await reply.refuse(Refusal(fault.status, str(fault)))
+            await reply.refuse(Refusal(fault.status, str(fault), code=fault.code))
             return
         serve = self._serve_post if scope["method"] == "POST" else self._serve_verb
         if self._sse is not None and _inner_path(scope) in self._sse.verbs:
@@ -124,7 +124,7 @@ class HttpApp:
             await reply.refuse(refusal)
         except ProtocolError as error:
             await reply.answer(400, encode_error(error.request_id, error.code, error.message, error.data))
-        except UsageError as error:
+        except Exception as error:  # noqa: BLE001 - see `_blame`
             await self._blame(error, None, reply)
 
     async def _answers_openly(self, scope: Scope, headers: Headers, reply: HttpReply) -> bool:
@@ -156,18 +156,25 @@ class HttpApp:
             body = self._take_body(receive, headers)
             if not isinstance(body, bytes):
                 body = await body
-            if body[:1] != b"{" and self._session is not None and body.lstrip()[:1] == b"[":
+            if body[:1] != b"{" and body.lstrip()[:1] == b"[" and self._takes_arrays(headers):
                 if server.lifespan.started or await self._start(None, reply):
+                    assert self._session is not None
                     await self._session.serve_batch(body, headers, read_caller(scope), reply)
                 return
             frame = decode(body, server.limits) if len(body) < _LARGE else await self._decode_large(body)
             if server.lifespan.started or await self._start(frame.reply_id, reply):
                 try:
                     await self._choose(frame, headers).serve(frame, body, headers, scope, receive, reply)
-                except UsageError as error:
+                except (Refusal, ProtocolError):
+                    raise
+                except Exception as error:  # noqa: BLE001 - see `_blame`
                     await self._blame(error, frame.reply_id, reply)
         finally:
             server.in_flight -= 1
+
+    def _takes_arrays(self, headers: Headers) -> bool:
+        """Whether an array of messages may be of the era that has them; what is not is told so (ledger 0.2, 2)."""
+        return self._session is not None and self._choose(Frame(), headers) is self._session
 
     async def _decode_large(self, body: bytes) -> Frame:
         """Reading a large message takes long enough that others would notice: it is done beside the loop."""
@@ -180,9 +187,13 @@ class HttpApp:
                 return exchange
         return self._exchanges[-1]
 
-    async def _blame(self, error: UsageError, request_id: RequestId | None, reply: HttpReply) -> None:
-        """The app around this one says of its caller what makes no sense: nothing can be served for that caller."""
-        text = report("The app that verifies the callers", error, debug=self.server.debug)
+    async def _blame(self, error: Exception, request_id: RequestId | None, reply: HttpReply) -> None:
+        """Nothing can be served: the app around this one says of its caller what makes no sense; or the Backend fails.
+
+        Whatever it is, the client is told, and the next request is served (R1).
+        """
+        what = "The app that verifies the callers" if isinstance(error, UsageError) else "Serving an HTTP request"
+        text = report(what, error, debug=self.server.debug)
         await reply.answer(500, encode_error(request_id, InternalError.code, text))
 
     async def _serve_verb(self, scope: Scope, headers: Headers, receive: Receive, reply: HttpReply) -> None:

@@ -56,6 +56,10 @@ class Batch:
         elif self._reply.is_stream:
             await self._spill()
 
+    def drop(self) -> None:
+        """Whoever was to answer one of the requests has ended without: the rest is not waited for."""
+        self._reply.drop()
+
     async def _spill(self) -> None:
         while self._answers and self._reply.is_stream and self._missing:
             await self._reply.notify(self._answers.pop(0))
@@ -83,12 +87,13 @@ class _Part:
     def can_stream(self) -> bool:
         return self._batch.can_stream
 
+    @property
+    def answered(self) -> bool:
+        return self._told
+
     async def notify(self, message: bytes) -> None:
         if not self._told:
             await self._batch.notify(message)
-
-    async def keep_alive(self) -> None:
-        """The stream looks after itself."""
 
     def epilogue(self, message: bytes) -> None:
         """Not needed: the stream ends with the last answer."""
@@ -103,6 +108,11 @@ class _Part:
     async def give_up(self) -> None:
         self._told = True
         await self._batch.add(None)
+
+    def drop(self) -> None:
+        if not self._told:
+            self._told = True
+            self._batch.drop()
 
 
 def _read(part: bytes, limits: Limits, forbidden: str) -> Frame | bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from enum import Flag
 
 from weft.errors import InvalidRequest, WeftError
@@ -14,6 +15,8 @@ from weft.server.connection import Cancellation
 from weft.server.transports.asgi import RawHeaders, Respond, Send
 
 __all__ = ["Accepts", "HttpReply", "Refusal", "read_accept"]
+
+log = logging.getLogger("weft.http")
 
 _JSON = (b"content-type", b"application/json")
 _STREAM = [
@@ -85,6 +88,11 @@ class HttpReply:
         """Whether the client takes a stream."""
         return Accepts.STREAM in self.accepts
 
+    @property
+    def answered(self) -> bool:
+        """Whether nothing more is sent."""
+        return self.finished
+
     async def notify(self, message: bytes) -> None:
         """Send a notification; a client that takes no stream goes without."""
         if self.finished or Accepts.STREAM not in self.accepts:
@@ -95,12 +103,14 @@ class HttpReply:
             if not self.finished:
                 await self._event(encode_event(message), last=False)
 
-    async def keep_alive(self) -> None:
+    async def _give_sign(self) -> None:
         """A comment on an open stream: proxies and clients see that it lives (HTTP-20)."""
-        if self.streaming and not self.finished and self._lock is not None:
-            async with self._lock:
-                if not self.finished:
-                    await self._event(COMMENT, last=False)
+        if self._lock is None:  # a stream that answers nothing: whoever sends its events sees to that
+            return
+        async with self._lock:
+            if not self.finished:
+                await self._event(COMMENT, last=False)
+                self._silent = True  # that was none of the handler's
 
     def close(self) -> None:
         """Nothing more is sent: the call is over, whether it was answered or not."""
@@ -139,10 +149,11 @@ class HttpReply:
             await self._event(event, last=False)
 
     async def end_stream(self) -> None:
-        """End such a stream."""
+        """End a stream without an answer."""
         if self.streaming and not self.finished:
             self.close()
-            await self._event(b"", last=True)
+            async with self._lock or asyncio.Lock():  # a sign of life may be on its way
+                await self._event(b"", last=True)
 
     async def close_stream(self, retry_seconds: float) -> None:
         """Not possible: the stream is all that the client has of its request."""
@@ -179,6 +190,7 @@ class HttpReply:
                     await self.send({"type": "http.response.start", "status": 200, "headers": headers})
                 await self.send({"type": "http.response.body", "body": event, "more_body": not last})
         except TimeoutError:
+            log.warning("A stream is cut: its client has read nothing for %g s.", self.limits.write_seconds)
             await self._cut("the client does not read", last=last)
         except OSError:  # how an ASGI server may say that the client is gone
             await self._cut("the client disconnected", last=last)
@@ -195,6 +207,6 @@ class HttpReply:
         """A stream that was silent for a whole beat gives a sign of life, while its handler does whatever it does."""
         loop = asyncio.get_running_loop()
         if self._silent and (self._sign is None or self._sign.done()):
-            self._sign = loop.create_task(self.keep_alive(), name="weft-keep-alive")
+            self._sign = loop.create_task(self._give_sign(), name="weft-keep-alive")
         self._silent = True
         self._beat = loop.call_later(self.limits.keep_alive_seconds, self._on_beat)

@@ -7,56 +7,44 @@ given it up (L11-13). Only `notifications/cancelled` and the end of the session 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from weft.eras.base import Envelope, Peer
+from weft.eras.base import Envelope, Peer, ServerEra, choose
 from weft.eras.session import HANDSHAKE, SESSION, Unacquainted
 from weft.errors import InvalidRequest, ProtocolError
 from weft.jsonrpc import Frame, decode, encode_error
 from weft.protocol.headers import Headers
-from weft.protocol.sse import COMMENT
-from weft.protocol.sse import encode as encode_event
 from weft.server.call import Call
 from weft.server.connection import Cancellation
-from weft.server.faults import note_refusal
+from weft.server.dispatch import Answer
+from weft.server.faults import note_refusal, report
+from weft.server.inline import take_back
 from weft.server.session import Session
 from weft.server.sessions import SessionsFull
-from weft.server.streams import STANDALONE, Event, event_id, read_event_id
 from weft.server.transports.asgi import Receive, Scope
 from weft.server.transports.caller import Caller, read_caller
 from weft.server.transports.http_batch import Batch
 from weft.server.transports.http_reply import HttpReply, Refusal
 from weft.server.transports.http_session_reply import Answering, SessionReply
+from weft.server.transports.http_session_streams import SessionStreams
 from weft.server.transports.load import busy, is_full
 
 if TYPE_CHECKING:
     from weft.server.app import Server
 
-__all__ = ["SESSION_HEADER", "SessionExchange", "StreamForm"]
+__all__ = ["SESSION_HEADER", "SSE_PREFIX", "SessionExchange"]
 
 SESSION_HEADER = b"mcp-session-id"
 LAST_EVENT_HEADER = b"last-event-id"
 
+# Of the ids of sessions that live as long as the one stream of another transport: nobody has them at this endpoint. No
+# other id begins so, for none has a dot.
+SSE_PREFIX = "sse."
+
 _MOST_ID_BYTES = 128
-_TAKEN = "This session has its stream open already."
-
-
-class StreamForm(NamedTuple):
-    """What a stream begins with, and how its events are written."""
-
-    opening: bytes
-    encode: Callable[[Event], bytes]
-
-
-def _encode_resumable(event: Event) -> bytes:
-    return encode_event(event.data, id=event.id)
-
-
-RESUMABLE = StreamForm(COMMENT, _encode_resumable)
 
 
 class SessionExchange:
@@ -68,6 +56,7 @@ class SessionExchange:
         self._server = server
         self._sessions = server.sessions
         self._keeps_sessions = keeps_sessions
+        self.streams = SessionStreams(server)
         self.verbs: Sequence[str] = ("POST", "GET", "DELETE") if keeps_sessions else ("POST",)
 
     # POST: one message, or several at once.
@@ -105,10 +94,15 @@ class SessionExchange:
     async def _take_next(
         self, session: Session | None, frame: Frame, headers: Headers, caller: Caller, reply: Answering
     ) -> None:
-        """Begin to serve a request of several that came at once: each of them counts (D9)."""
+        """Begin to serve a request of several that came at once: each of them counts (D9), and has an era of its own.
+
+        One that says all about itself is not the session's (COMPAT-02). Like one that comes alone it needs the headers
+        that repeat it, or it is refused.
+        """
+        era = choose(self._server.eras, frame, headers)
         if is_full(self._server, own=1):  # the HTTP request that they came in
-            await self._refuse(busy(self._server.limits.in_flight), frame, reply)
-        elif (task := await self._start(session, frame, headers, caller, reply)) is not None:
+            await self._refuse(busy(self._server.limits.in_flight), frame, reply, era)
+        elif (task := await self._start(session, frame, headers, caller, reply, era)) is not None:
             self._count_in(task)
 
     async def serve_batch(self, body: bytes, headers: Headers, caller: Caller, reply: HttpReply) -> None:
@@ -155,12 +149,14 @@ class SessionExchange:
             await self._refuse(error, frame, answer)
             return
         call = self._call(frame.id, envelope, headers, caller, answer, session)
-        status, response = await self._server.dispatcher.run(call)
-        if session.connection.handshake_done:
-            await self._sessions.keep(session)
-            answer.extra = [(SESSION_HEADER, session.id.encode())]
-        else:
-            await session.connection.close()
+        try:
+            status, response = await self._server.dispatcher.run(call)
+            if session.connection.handshake_done:
+                await self._sessions.keep(session)
+                answer.extra = [(SESSION_HEADER, session.id.encode())]
+        finally:
+            if not answer.extra:
+                await session.connection.close()
         await answer.answer(status, response)
 
     async def _request(
@@ -191,7 +187,13 @@ class SessionExchange:
         self._server.in_flight -= 1
 
     async def _start(
-        self, session: Session | None, frame: Frame, headers: Headers, caller: Caller, reply: Answering
+        self,
+        session: Session | None,
+        frame: Frame,
+        headers: Headers,
+        caller: Caller,
+        reply: Answering,
+        era: ServerEra = SESSION,
     ) -> asyncio.Task[None] | None:
         """Begin to serve a request; None if it was refused."""
         request_id = frame.id
@@ -201,37 +203,56 @@ class SessionExchange:
             if session is not None:
                 self._check_in_flight(session, request_id)
             first = session is None and frame.method == HANDSHAKE
-            envelope = self.era.open(frame, headers, self._server.offer, None if first else peer)
+            envelope = era.open(frame, headers, self._server.offer, None if first else peer)
         except ProtocolError as error:
-            await self._refuse(error, frame, reply)
+            await self._refuse(error, frame, reply, era)
             return None
-        call = self._call(request_id, envelope, headers, caller, reply, session)
-        cancellation = call.cancellation
+        call = self._call(request_id, envelope, headers, caller, reply, session, era)
         if session is not None:
             session.in_use += 1
-            session.connection.in_flight[request_id] = cancellation
-        return asyncio.get_running_loop().create_task(self._run(call, session, reply))
+            session.connection.in_flight[request_id] = call.cancellation
+        task = asyncio.get_running_loop().create_task(self._run(call, session, reply))
+        task.add_done_callback(lambda _: reply.drop())
+        return task
 
     async def _run(self, call: Call, session: Session | None, reply: Answering) -> None:
+        """Serve a call to its end. Whatever happens on the way, whoever waits for the answer is let go."""
         cancellation = call.cancellation
-        cancellation.task = asyncio.current_task()  # not before: cancelled then, it would never clean up
+        task = cancellation.task = asyncio.current_task()  # not before: cancelled then, it would never clean up
+        assert task is not None
         answer = None
         try:
             if not cancellation.cancelled:
-                answer = await self._server.dispatcher.run(call)
-        except asyncio.CancelledError:
-            if not cancellation.cancelled:
-                raise
+                answer = await self._answer(call, session)
         finally:
             if session is not None:
                 session.in_use -= 1
                 _forget(session, call.id, cancellation)
-                if session.connection.is_changed:
-                    await self._sessions.save(session)
-        if answer is None or cancellation.cancelled:
-            await reply.give_up()
-        else:
-            await reply.answer(*answer)
+        if task.cancelling():
+            await take_back(task)  # also ours: it was to stop the handler, not what is still to be done
+        try:
+            await (reply.give_up() if answer is None or cancellation.cancelled else reply.answer(*answer))
+        except Exception as error:  # noqa: BLE001 - a Backend that keeps no streams any more: nothing is left to say
+            report(f"Answering {call.method}", error, debug=self._server.debug)
+
+    async def _answer(self, call: Call, session: Session | None) -> Answer | None:
+        """The answer to a call; None if it was given up."""
+        unsaved = None  # what is remembered, where another call has changed that and could not save it
+        if session is not None and session.connection.is_changed:
+            unsaved = self._sessions.record_of(session)
+        try:
+            answer = await self._server.dispatcher.run(call)
+        except asyncio.CancelledError as error:
+            # The task is the call's own: where nobody has given the call up, its handler has cancelled it (R1).
+            return None if call.cancellation.cancelled else self._server.dispatcher.fail(call, error)
+        try:
+            if session is not None and session.connection.is_changed:
+                await self._sessions.save(session)
+        except Exception as error:  # noqa: BLE001 - whatever a Backend raises
+            if session is not None and unsaved != self._sessions.record_of(session):
+                return self._server.dispatcher.fail(call, error)
+            report("Remembering a session", error, debug=self._server.debug)
+        return answer
 
     # GET: the stream of a session, or the rest of one that was lost.
 
@@ -244,120 +265,7 @@ class SessionExchange:
         self.era.check_version(headers)
         if not session.connection.handshake_done:
             raise Refusal(400, "The handshake comes first.")
-        stream, after = STANDALONE, None
-        if (last := headers.get(LAST_EVENT_HEADER)) is not None:
-            found = read_event_id(last)
-            if found is None:
-                raise Refusal(400, "The Last-Event-ID is not one of this server's.")
-            stream, after = found
-        session.in_use += 1
-        try:
-            if stream == STANDALONE:
-                await self.stream(session, after, receive, reply)
-            else:
-                await self._resume(session, stream, after or 0, receive, reply)
-        finally:
-            session.in_use -= 1
-
-    async def stream(
-        self, session: Session, after: int | None, receive: Receive, reply: HttpReply, form: StreamForm | None = None
-    ) -> None:
-        """The stream that belongs to no request; one per session (R4). Who resumes it takes it over."""
-        if session.wake is not None:
-            if after is None:
-                raise Refusal(409, _TAKEN)
-            session.wake.set()
-        news = session.wake = asyncio.Event()
-
-        async def prepare() -> bool:
-            if session.ended or self._sessions.closing or not await self._sessions.listens(session):
-                return False
-            if session.wake is news:
-                await self._sessions.tell_changes(session)
-            return session.wake is news
-
-        try:
-            if not await self._sessions.listen(session, takes_over=after is not None):
-                raise Refusal(409, _TAKEN)
-            start = await self._start_of(session, after)
-            await self._send_stream(session, STANDALONE, start, news, receive, reply, prepare, form or RESUMABLE)
-        finally:
-            if session.wake in (news, None):  # else somebody has taken it over
-                session.wake = None
-                await self._sessions.stop_listening(session)
-
-    async def _resume(self, session: Session, stream: str, after: int, receive: Receive, reply: HttpReply) -> None:
-        """The rest of the stream of a request (L11-17, L11-19). Whoever held it before is let go."""
-        most = self._server.limits.in_flight_per_connection
-        if not await self._has_rest(session, stream, after):
-            raise Refusal(400, "What came after this event is not kept any more.")
-        if (held := session.open_streams.get(stream)) is not None:
-            held.hand_over()
-        if (other := session.resumed.pop(stream, None)) is not None:
-            other.set()
-        if len(session.resumed) >= most:
-            raise Refusal(503, f"This session has taken up {most} streams again: let one end first.")
-        news = session.resumed[stream] = asyncio.Event()
-
-        async def prepare() -> bool:
-            return session.resumed.get(stream) is news and not session.ended and not self._sessions.closing
-
-        try:
-            await self._send_stream(session, stream, after, news, receive, reply, prepare, RESUMABLE)
-        finally:
-            if session.resumed.get(stream) is news:
-                del session.resumed[stream]
-
-    async def _has_rest(self, session: Session, stream: str, after: int) -> bool:
-        """Whether all that came after an event of a request's stream, or will come, is there to be read."""
-        held, streams = session.open_streams.get(stream), self._sessions.streams
-        if held is not None and held.last_event == event_id(stream, after):
-            return True  # nothing came, however long ago that event was
-        newest = await streams.newest(session.id, stream)
-        return 0 < newest >= after and await streams.is_whole(session.id, stream, after)
-
-    async def _start_of(self, session: Session, after: int | None) -> int:
-        """After which event the standalone stream begins.
-
-        A new one begins now: 1 is before all that will come. One whose reader was too slow, and who knows that, goes on
-        with what is kept: to refuse it would take from the client all that it could still hear.
-        """
-        streams = self._sessions.streams
-        if after is None:
-            return await streams.newest(session.id, STANDALONE) or 1
-        return after if await streams.is_whole(session.id, STANDALONE, after) else 0
-
-    async def _send_stream(
-        self,
-        session: Session,
-        stream: str,
-        after: int,
-        news: asyncio.Event,
-        receive: Receive,
-        reply: HttpReply,
-        prepare: Callable[[], Awaitable[bool]],
-        form: StreamForm,
-    ) -> None:
-        gone = asyncio.get_running_loop().create_task(_gone(receive, news), name="weft-stream-watch")
-
-        async def look() -> bool:
-            return not gone.done() and await prepare()
-
-        try:
-            await reply.send_event(form.opening)  # the client sees at once that the stream is open
-            async with aclosing(
-                self._sessions.streams.follow(session.id, stream, after, news=news, prepare=look)
-            ) as events:
-                async for event in events:
-                    if gone.done() or reply.finished:
-                        break
-                    if event is None:
-                        await reply.send_event(COMMENT)
-                    elif event.data or not event.is_last:
-                        await reply.send_event(form.encode(event))
-        finally:
-            gone.cancel()
-            await reply.end_stream()
+        await self.streams.listen(session, headers.get(LAST_EVENT_HEADER), receive, reply, caller.token_info)
 
     # DELETE: the end.
 
@@ -382,7 +290,7 @@ class SessionExchange:
                 f"The Mcp-Session-Id header is missing; a session begins with `{HANDSHAKE}`, which answers with it.",
             )
         session = None
-        if 0 < len(id) <= _MOST_ID_BYTES:
+        if 0 < len(id) <= _MOST_ID_BYTES and not id.startswith(SSE_PREFIX):
             session = await self._sessions.find(id, caller.principal)
         if session is None:
             raise Refusal(404, f"There is no such session (any more); begin again with `{HANDSHAKE}`.")  # L11-24
@@ -408,29 +316,31 @@ class SessionExchange:
         caller: Caller,
         reply: Answering,
         session: Session | None,
+        era: ServerEra = SESSION,
     ) -> Call:
         connection = None if session is None else session.connection
         call = Call(
             self._server,
             id,
             envelope,
-            self.era,
+            era,
             reply,
             headers,
             caller.address,
-            connection=connection,
+            connection=connection if era.remembers else None,
+            in_flight=None if connection is None else connection.in_flight,
             token_info=caller.token_info,
         )
-        call.session = session
+        call.session = session if era.remembers else None
         return call
 
     async def _notified(self, session: Session | None, frame: Frame) -> None:
         if session is not None:
             await self._sessions.notified(session, frame)
 
-    async def _refuse(self, error: ProtocolError, frame: Frame, reply: Answering) -> None:
+    async def _refuse(self, error: ProtocolError, frame: Frame, reply: Answering, era: ServerEra = SESSION) -> None:
         note_refusal(error)
-        wire = self.era.refuse(error, opened=False)
+        wire = era.refuse(error, opened=False)
         await reply.answer(wire.status, encode_error(frame.reply_id, wire.code, wire.message, wire.data))
 
 
@@ -438,9 +348,3 @@ def _forget(session: Session, request_id: int | str, cancellation: Cancellation)
     """The id is free again, unless it was given up and given to another request meanwhile."""
     if session.connection.in_flight.get(request_id) is cancellation:
         del session.connection.in_flight[request_id]
-
-
-async def _gone(receive: Receive, news: asyncio.Event) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    news.set()

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from weft.protocol.sse import encode as encode_event
 from weft.server.call import Reply
+from weft.server.faults import report
 from weft.server.session import Session
 from weft.server.streams import Streams
 from weft.server.transports.http_reply import Accepts, HttpReply
@@ -28,6 +29,10 @@ class Answering(Reply, Protocol):
 
     async def give_up(self) -> None:
         """There will be no answer."""
+        ...
+
+    def drop(self) -> None:
+        """Whoever was to do one of the two has ended: nobody need wait, if it has done neither."""
         ...
 
 
@@ -54,12 +59,18 @@ class SessionReply(HttpReply):
         self._stream: str | None = None  # its name, once there is one
         self._answered = False
         self._handed_over = False
+        self._lost = False  # something could not be kept, and that is in the log
         self._lock = asyncio.Lock()
 
     @property
     def is_stream(self) -> bool:
         """Whether it has become one, wherever the client is."""
         return self._stream is not None or self.streaming
+
+    @property
+    def answered(self) -> bool:
+        """Whether the answer is written, wherever the client is."""
+        return self._answered
 
     async def notify(self, message: bytes) -> None:
         """Send a message that belongs to the call, before its answer."""
@@ -84,7 +95,7 @@ class SessionReply(HttpReply):
         async with self._held:
             self._answered = True
             if self._stream is not None and self._streams is not None and self._session is not None and self._is_kept:
-                await self._streams.append(self._session.id, self._stream, b"", is_last=True)
+                await self._keep(b"", last=True)
             if self.streaming and not self.finished:
                 await self._event(b"", last=True)
             elif not self.finished:
@@ -93,17 +104,30 @@ class SessionReply(HttpReply):
 
     async def close_stream(self, retry_seconds: float) -> None:
         """Send the client away for a while: it comes back for the rest (L11-16). Where it would not, do nothing."""
-        if not self._polling or self._streams is None or self.finished or not self.can_stream:
+        if not self._polling or self._streams is None or not self.can_stream:
             return
         async with self._held:
-            if self.finished or self._answered:  # meanwhile
+            if self._answered:
                 return
             retry = round(retry_seconds * 1000)
-            if self._stream is None:
+            if self.finished:
+                self._send_on(retry)
+            elif self._stream is None:
                 await self._prime(retry)
                 await self._event(b"", last=True)
             else:
                 await self._event(b"retry: %d\n\n" % retry, last=True)
+        self.let_go()
+
+    def _send_on(self, retry: int) -> None:
+        """The client has come back for this stream before: send it away from where it reads now."""
+        assert self._session is not None
+        taken_up = self._session.resumed.pop(self._stream or "", None)
+        if taken_up is not None:
+            taken_up.end(retry)
+
+    def drop(self) -> None:
+        """Nobody writes here any more."""
         self.let_go()
 
     def let_go(self) -> None:
@@ -128,6 +152,8 @@ class SessionReply(HttpReply):
         self.let_go()
         if self._stream is not None and self._session is not None:
             self._session.open_streams.pop(self._stream, None)
+            if self._lost and (taken_up := self._session.resumed.pop(self._stream, None)) is not None:
+                taken_up.end()  # it may wait for an end that is not kept
 
     @property
     def _held(self) -> asyncio.Lock:
@@ -147,11 +173,28 @@ class SessionReply(HttpReply):
         if self._stream is None:
             await self._prime(None)
         assert self._stream is not None
-        self.last_event = await self._streams.append(self._session.id, self._stream, message, is_last=last)
+        kept = await self._keep(message, last=last)
         if self.finished:  # the client may read it elsewhere, at its own pace
             await self._streams.room(self._session.id, self._stream)
         else:
-            await self._event(encode_event(message, id=self.last_event), last=last)
+            await self._event(encode_event(message, id=kept), last=last)
+
+    async def _keep(self, message: bytes, *, last: bool = False) -> str | None:
+        """Keep an event for a client that comes back; its id.
+
+        None where that failed: the call has not, and who is still there hears of it all the same.
+        """
+        assert self._session is not None
+        assert self._streams is not None
+        assert self._stream is not None
+        try:
+            self.last_event = await self._streams.append(self._session.id, self._stream, message, is_last=last)
+        except Exception as error:  # noqa: BLE001 - whatever a Backend raises
+            if not self._lost:
+                report("Keeping the stream of a call in the Backend", error, debug=False)
+            self._lost = True
+            return None
+        return self.last_event
 
     async def _prime(self, retry: int | None) -> None:
         """Begin a stream. Where clients know of it, with an event that holds nothing but an id to come back with."""
@@ -160,9 +203,9 @@ class SessionReply(HttpReply):
         self._stream = self._session.name_stream()
         self._session.open_streams[self._stream] = self
         if self._polling:
-            self.last_event = await self._streams.append(self._session.id, self._stream, b"")
+            kept = await self._keep(b"")
             if not self.finished:
-                await self._event(encode_event(b"", id=self.last_event, retry=retry), last=False)
+                await self._event(encode_event(b"", id=kept, retry=retry), last=False)
 
     async def _cut(self, reason: str, *, last: bool) -> None:
         """A client that does not read has gone as far as this response is concerned."""

@@ -30,7 +30,8 @@ from weft.server.transports.asgi import Receive, Scope
 from weft.server.transports.caller import read_caller
 from weft.server.transports.http_batch import Batch
 from weft.server.transports.http_reply import HttpReply, Refusal
-from weft.server.transports.http_session import SessionExchange, StreamForm
+from weft.server.transports.http_session import SSE_PREFIX, SessionExchange
+from weft.server.transports.http_session_streams import StreamForm
 
 if TYPE_CHECKING:
     from weft.server.app import Server
@@ -39,7 +40,6 @@ __all__ = ["SseExchange"]
 
 MESSAGES = "messages"  # the last part of the path to POST to
 
-_PREFIX = "sse-"  # of session ids: what is said in other sessions has no stream here to be answered on
 _MOST_QUERY_BYTES = 1024
 
 
@@ -49,9 +49,14 @@ class _StreamReply:
     can_stream = True
 
     def __init__(self, sessions: Sessions, session: Session) -> None:
+        self._sessions = sessions
         self._streams = sessions.streams
         self._session = session
         self._over = False
+
+    @property
+    def answered(self) -> bool:
+        return self._over
 
     async def notify(self, message: bytes) -> None:
         if not self._over:
@@ -59,13 +64,17 @@ class _StreamReply:
 
     async def answer(self, status: int, body: bytes) -> None:
         self._over = True
-        await self._write(body)
+        try:
+            await self._write(body)
+        except BaseException:
+            self._sessions.end_soon(self._session)  # a client that sees its stream end need not wait for the answer
+            raise
 
     async def give_up(self) -> None:
         self._over = True
 
-    async def keep_alive(self) -> None:
-        """The stream looks after itself."""
+    def drop(self) -> None:
+        """Nobody waits for it."""
 
     async def close_stream(self, retry_seconds: float) -> None:
         """Not possible: the stream is the session."""
@@ -103,7 +112,7 @@ class SseExchange:
             raise Refusal(406, "A stream is all there is to GET: accept text/event-stream.")
         caller = read_caller(scope)
         try:
-            session = self._sessions.new(caller.principal, caller.peer, prefix=_PREFIX)
+            session = self._sessions.new(caller.principal, caller.peer, prefix=SSE_PREFIX)
         except SessionsFull:
             raise Refusal(503, "There are as many sessions as there may be, and all are in use. Try later.") from None
         session.in_use += 1  # by the stream
@@ -112,7 +121,8 @@ class SseExchange:
             self._server.limits.session_unused_seconds, self._end_if_unused, session
         )
         try:
-            await self._exchange.stream(session, 0, receive, reply, StreamForm(self._address(scope, session), _encode))
+            form = StreamForm(self._address(scope, session), _encode)
+            await self._exchange.streams.standalone(session, 0, receive, reply, form)
         finally:
             unused.cancel()
             self._sessions.end_soon(session)
@@ -135,7 +145,7 @@ class SseExchange:
             raise Refusal(400, f"The query has at most {_MOST_QUERY_BYTES} bytes: send to the address of the stream.")
         ids = parse_qs(query.decode("latin-1")).get("session_id", [])
         session = None
-        if len(ids) == 1 and ids[0].startswith(_PREFIX):
+        if len(ids) == 1 and ids[0].startswith(SSE_PREFIX):
             session = await self._sessions.find(ids[0], read_caller(scope).principal)
         if session is None:
             raise _unknown()

@@ -20,7 +20,7 @@ from weft.server.call import Call
 from weft.server.connection import Cancellation
 from weft.server.dispatch import Answer
 from weft.server.faults import note_refusal
-from weft.server.inline import Suspended
+from weft.server.inline import Suspended, take_back
 from weft.server.transports.asgi import Receive, Scope
 from weft.server.transports.caller import read_caller
 from weft.server.transports.http_reply import HttpReply
@@ -61,7 +61,8 @@ class StatelessExchange:
         except StopIteration as done:
             await reply.answer(*done.value)
             return
-        answer = await _watched(call, Suspended(running, awaited), receive, reply)
+        rest = Suspended(running, awaited, task=asyncio.current_task())
+        answer = await _watched(call, rest, receive, reply)
         if answer is not None:
             await reply.answer(*answer)
 
@@ -76,9 +77,12 @@ async def _watched(call: Call, running: Suspended[Answer], receive: Receive, rep
     answer = None
     try:
         answer = await running
-    except asyncio.CancelledError:
+    except asyncio.CancelledError as error:
         if not cancellation.cancelled:
-            raise
+            if task is None or not running.cancelled_itself:  # whoever runs this app has given it up
+                raise
+            await take_back(task)
+            answer = call.server.dispatcher.fail(call, error)
     finally:
         watcher.cancel()
         if answer is None or cancellation.cancelled:

@@ -82,9 +82,6 @@ class _LineReply:
         if self._writer.congested:
             await self._writer.drained()
 
-    async def keep_alive(self) -> None:
-        """Not needed: a pipe does not fall asleep."""
-
     async def close_stream(self, retry_seconds: float) -> None:
         """Not possible: there is one stream, and it is the connection."""
 
@@ -232,10 +229,13 @@ class Pipe:
     async def _serve(self, call: Call, reply: _LineReply, cancellation: Cancellation) -> None:
         try:
             _, body = await self._server.dispatcher.run(call)
-        except asyncio.CancelledError:
-            if self._in_flight.get(call.id) is cancellation:  # not by the client, who would have been heard of
-                del self._in_flight[call.id]
-            return
+        except asyncio.CancelledError as error:
+            if cancellation.cancelled:
+                if self._in_flight.get(call.id) is cancellation:  # not by the client, who would have been heard of
+                    del self._in_flight[call.id]
+                return
+            # The task is the call's own: nobody but the handler has cancelled it (R1).
+            _, body = self._server.dispatcher.fail(call, error)
         reply.answered = True
         if not cancellation.cancelled:  # CAN-09: a cancellation may come while the last line is being made
             del self._in_flight[call.id]

@@ -24,7 +24,7 @@ from weft.server.auth.authorization.web import Answer, OAuthError, Request, json
 from weft.server.auth.jwt_verifier import JwtVerifier
 from weft.server.auth.keys import DEFAULT_ALGORITHMS
 from weft.server.auth.scopes import check_scopes
-from weft.server.auth.urls import check_url, origin_of
+from weft.server.auth.urls import check_url, origin_of, same_url, spell
 from weft.server.faults import report
 from weft.server.transports.asgi import Receive, Scope, Send
 
@@ -88,7 +88,7 @@ class AuthorizationServer:
         store = (backend or MemoryBackend()).store
         self.issuer = issuer
         self.origin = origin_of(issuer)
-        self.resources = tuple(resources)
+        self.resources = tuple(map(spell, resources))  # as a `ResourceServer` spells the audience of its tokens
         self.scopes = check_scopes(scopes, "AuthorizationServer")
         self.access_seconds = access_seconds
         self.users = Users(users, store)
@@ -185,11 +185,18 @@ class AuthorizationServer:
 
     def choose_resource(self, asked: str | None) -> str:
         """For which resource a token is: the one asked for (RFC 8707), or the only one."""
-        if asked in self.resources:
-            return asked
         if asked is None and len(self.resources) == 1:
             return self.resources[0]
-        raise OAuthError("invalid_target", "resource names the server that the token is for, by its URL.")
+        found = self.find_resource(asked)
+        if found is None:
+            raise OAuthError("invalid_target", "resource names the server that the token is for, by its URL.")
+        return found
+
+    def find_resource(self, named: object) -> str | None:
+        """The resource of a URL, however that is spelled; None if there is none."""
+        if not isinstance(named, str):
+            return None
+        return next((resource for resource in self.resources if same_url(resource, named)), None)
 
     def asgi(self, *, allowed_hosts: Sequence[str] | None = None) -> _App:
         """An ASGI app, to run under any ASGI server. It serves the issuer's host and this machine, or those named."""
@@ -256,10 +263,10 @@ class _App:
             return json_answer(await server.clients.register(await request.json()), 201)
 
         self._routes: dict[str, dict[str, _Endpoint]] = {
-            f"/.well-known/oauth-authorization-server{base}": {"GET": describe},
-            f"/.well-known/openid-configuration{base}": {"GET": describe},
-            f"{base}/.well-known/openid-configuration": {"GET": describe},
-            f"{base}/jwks": {"GET": keys},
+            f"/.well-known/oauth-authorization-server{base}": {"GET": describe, "HEAD": describe},
+            f"/.well-known/openid-configuration{base}": {"GET": describe, "HEAD": describe},
+            f"{base}/.well-known/openid-configuration": {"GET": describe, "HEAD": describe},
+            f"{base}/jwks": {"GET": keys, "HEAD": keys},
             f"{base}/authorize": {"GET": authorizing.ask, "POST": authorizing.decide},
             f"{base}/token": {"POST": tokening.answer},
         }

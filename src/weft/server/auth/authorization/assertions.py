@@ -19,12 +19,12 @@ import msgspec
 from weft.backends.base import Store
 from weft.errors import UsageError
 from weft.server.auth.authorization.clients import digest
-from weft.server.auth.authorization.users import ask_function, is_async
+from weft.server.auth.authorization.users import ask_function
 from weft.server.auth.authorization.web import OAuthError
 from weft.server.auth.keys import DEFAULT_ALGORITHMS, KeySet, check_algorithms, check_keys, read_keys
 from weft.server.auth.signed import read_signed
 from weft.server.auth.urls import check_url
-from weft.server.auth.verifying import TokenRefused, VerifierFailed
+from weft.server.auth.verifying import TokenRefused, VerifierFailed, is_async
 
 __all__ = ["CLIENT_ASSERTION", "ID_JAG", "WORKLOAD_TOKEN", "Assertions", "Kind", "TrustedIssuer"]
 
@@ -101,8 +101,7 @@ class TrustedIssuer:
         """Who a user is here that the issuer vouches for; None for nobody."""
         if self._subject is None:
             return f"{self.issuer}#{claims['sub']}"
-        said = await ask_function("says who a vouched user is", self._subject, claims)
-        return said if isinstance(said, str) and said else None
+        return await ask_function("says who a vouched user is", self._subject, claims)
 
 
 class Assertions:
@@ -130,11 +129,11 @@ class Assertions:
         except VerifierFailed as error:
             raise OAuthError("temporarily_unavailable", str(error), status=503) from None
         if isinstance(claims["aud"], list) and len(cast("list[Any]", claims["aud"])) != 1:
-            raise TokenRefused("The token is for others as well, who could show it here.")
+            raise TokenRefused(f"The {kind.name} is for others as well, who could show it here.")
         if int(claims["exp"]) - time.time() > kind.most_seconds + _LEEWAY:
-            raise TokenRefused(f"A token of this kind expires within {kind.most_seconds:g} s.")
+            raise TokenRefused(f"The {kind.name} does not expire within {kind.most_seconds:g} s, as it should.")
         if not all(map(_is_text, (claims["sub"], claims.get("jti", "x")))):
-            raise TokenRefused(f"The `sub` and `jti` of a token are texts of 1 to {_MOST_TEXT} whole characters.")
+            raise TokenRefused(f"The `sub` and `jti` of a {kind.name} are texts of 1 to {_MOST_TEXT} whole characters.")
         return claims
 
     async def use(self, claims: Mapping[str, Any], kind: Kind) -> None:
@@ -143,7 +142,7 @@ class Assertions:
         seconds = max(int(claims["exp"]) - time.time(), 0.0) + 2 * _LEEWAY
         mark = digest(msgspec.json.encode([kind.name, claims["iss"], claims["jti"]]).decode())
         if not await self._store.swap(f"assertion:{mark}", None, b"1", ttl=seconds):
-            raise TokenRefused("The token was used before: each is good once.")
+            raise TokenRefused(f"The {kind.name} was used before: each is good once.")
 
 
 def _is_text(value: object) -> bool:

@@ -59,7 +59,7 @@ class Authenticating:
                 assertion, CLIENT_ASSERTION, issuer=named, keys=keys, algorithms=DEFAULT_ALGORITHMS
             )
             if claims["sub"] != named:
-                raise TokenRefused("The token is about another client.")
+                raise TokenRefused("The client assertion is about another client.")
             await self._assertions.use(claims, CLIENT_ASSERTION)
         except TokenRefused as error:
             raise _refusal(f"The client is not authenticated: {error}") from None

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 import secrets
 from typing import TYPE_CHECKING
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
+from weft.protocol.hosts import is_loopback
 from weft.server.auth.authorization.clients import RegisteredClient
 from weft.server.auth.authorization.consent import consent_page, error_page
 from weft.server.auth.authorization.grants import Pending
@@ -57,7 +58,7 @@ class Authorizing:
         try:
             pending = self._read(fields, client, uri)
         except OAuthError as error:
-            return self._send_back(uri, fields.get("state"), error=error.error, error_description=error.description)
+            return self._send_back_error(client, uri, fields.get("state"), error)
         answer = consent_page(pending, self._server.grants.seal(pending, browser), self._path)
         answer.headers = [*answer.headers, (b"set-cookie", self._set_cookie(browser))]
         return answer
@@ -113,9 +114,23 @@ class Authorizing:
         code = await self._server.grants.begin(pending, subject)
         return self._send_back(pending.redirect_uri, pending.state, code=code)
 
+    def _send_back_error(self, client: RegisteredClient, uri: str, state: str | None, error: OAuthError) -> Answer:
+        """Tell the client what is wrong with its request, of which its user has seen nothing yet.
+
+        Whoever describes a client of its own could send anybody anywhere by way of this server: the user of such a one
+        goes there by a click, or not (ASEC-10). The user's own machine is no such place.
+        """
+        place = self._place(uri, state, error=error.error, error_description=error.description)
+        if self._server.clients.is_known(client) or is_loopback(urlsplit(uri).hostname or ""):
+            return redirect(place)
+        return error_page(f"The client asks for what cannot be: {error.description}", way_back=place)
+
     def _send_back(self, uri: str, state: str | None, **fields: str) -> Answer:
-        """Send the user back to the client, with who says so (AUTH-17)."""
+        return redirect(self._place(uri, state, **fields))
+
+    def _place(self, uri: str, state: str | None, **fields: str) -> str:
+        """Where the user is sent back to, with who says so (AUTH-17)."""
         told = {**fields, "iss": self._server.issuer}
         if state is not None:
             told["state"] = state
-        return redirect(f"{uri}{'&' if '?' in uri else '?'}{urlencode(told)}")
+        return f"{uri}{'&' if '?' in uri else '?'}{urlencode(told)}"

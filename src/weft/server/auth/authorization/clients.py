@@ -93,6 +93,13 @@ class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
             raise UsageError(f"{what} has a secret and keys; give it one of the two.")
         if ("authorization_code" in grants) != bool(self.redirect_uris):
             raise UsageError(f"{what} needs redirect_uris for people to log in, and none without authorization_code.")
+        for uri in _listed(self.redirect_uris, what):
+            if not is_safe_url(uri):  # ASEC-05
+                raise UsageError(
+                    f"{what} has the redirect URI {uri[:200]!r}, to which no code may be sent. Give a full https:// "
+                    "URL without user and fragment; http:// is for the user's own machine, such as "
+                    "http://127.0.0.1/callback."
+                )
         if CLIENT_CREDENTIALS not in grants:
             return
         if not self.is_confidential:
@@ -109,6 +116,14 @@ class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
         if self.secret_digest is None or secret is None:
             return not self.is_confidential and secret is None
         return hmac.compare_digest(self.secret_digest, digest(secret))
+
+
+def _listed(uris: object, what: str) -> list[str]:
+    """The redirect URIs of an option; UsageError where they are no list of texts. Callers may be untyped."""
+    found = _texts(list(cast("Sequence[object]", uris))) if isinstance(uris, list | tuple) else None
+    if found is None:
+        raise UsageError(f"{what} has redirect_uris={uris!r}: give a tuple of texts, redirect_uris=('https://…',).")
+    return found
 
 
 def _same_but_port(registered: str, given: str) -> bool:
@@ -136,6 +151,10 @@ class Clients:
         self._documents: dict[str, tuple[RegisteredClient, float]] = {}
         self._registered: list[float] = []  # when, within the last hour
 
+    def is_known(self, client: RegisteredClient) -> bool:
+        """Whether somebody here has vouched for a client; of others there is only what they say of themselves."""
+        return client.client_id in self._by_id
+
     async def find(self, client_id: str) -> RegisteredClient | None:
         """The client of this id."""
         known = self._by_id.get(client_id)
@@ -148,7 +167,7 @@ class Clients:
 
     async def keep(self, client: RegisteredClient) -> None:
         """Keep the registration of a client that was given a token."""
-        if client.client_id not in self._by_id and "://" not in client.client_id:
+        if not self.is_known(client) and "://" not in client.client_id:
             await self._store.touch(f"client:{digest(client.client_id)}", ttl=_KEEP_SECONDS)
 
     async def _read_document(self, url: str) -> RegisteredClient | None:

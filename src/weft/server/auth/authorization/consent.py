@@ -46,9 +46,17 @@ def consent_page(pending: Pending, sealed: str, path: str, note: str | None = No
     return _page(status, name, body, f"'self' {target.scheme}://{target.netloc}")
 
 
-def error_page(text: str, status: int = 400) -> Answer:
-    """What is told to the user where there is no client that it could be told to."""
-    return _page(status, "Not possible", f"<h1>This is not possible</h1><p>{escape(text)}</p>", "'none'")
+def error_page(text: str, status: int = 400, *, way_back: str | None = None) -> Answer:
+    """What is told to the user where there is no client that it could be told to, or none that anybody has vouched for:
+    then with the `way_back` to it.
+    """
+    body = f"<h1>This is not possible</h1><p>{escape(text)}</p>"
+    if way_back is not None:
+        body += (
+            "<p>Nobody here knows this client. Go on only if you do: "
+            f'<a href="{escape(way_back)}" rel="noreferrer">back to {escape(urlsplit(way_back).netloc)}</a></p>'
+        )
+    return _page(status, "Not possible", body, "'none'")
 
 
 def _page(status: int, title: str, body: str, form_action: str) -> Answer:

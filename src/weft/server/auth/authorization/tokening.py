@@ -17,6 +17,7 @@ from weft.server.auth.authorization.clients import CLIENT_CREDENTIALS, JWT_BEARE
 from weft.server.auth.authorization.grants import Grant
 from weft.server.auth.authorization.web import Answer, OAuthError, Request, json_answer
 from weft.server.auth.signed import read_issuer
+from weft.server.auth.urls import same_url
 from weft.server.auth.verifying import TokenRefused
 
 if TYPE_CHECKING:
@@ -126,8 +127,8 @@ class Tokening:
             raise TokenRefused("The token was given to another client.")
         if "cnf" in claims:  # what is issued here would be good for whoever has it
             raise TokenRefused("The token is bound to a key, and tokens that are issued here are not.")
-        resource, scope = claims.get("resource"), claims.get("scope")
-        if resource not in self._server.resources or fields.get("resource", resource) != resource:
+        resource, scope = self._server.find_resource(claims.get("resource")), claims.get("scope")
+        if resource is None or not same_url(fields.get("resource", resource), resource):
             raise TokenRefused("The token is for another resource.")
         if "scope" in claims and not (isinstance(scope, str) and scope.strip()):
             raise TokenRefused("The scopes of the token cannot be read.")
@@ -163,11 +164,11 @@ class Tokening:
         """The scopes of a grant as far as they can still be had and are asked for; OAuthError where more is asked for,
         or another resource. A grant may be older than what is configured now.
         """
-        if fields.get("resource", grant.resource) != grant.resource:
+        if not same_url(fields.get("resource", grant.resource), grant.resource):
             raise OAuthError("invalid_target", "The grant is for another resource.")
         possible = self._server.possible_scopes(client)
         left = tuple(scope for scope in grant.scopes if scope in possible)
-        if grant.resource not in self._server.resources or (grant.scopes and not left):
+        if self._server.find_resource(grant.resource) is None or (grant.scopes and not left):
             raise OAuthError("invalid_grant", "What was granted cannot be had any more.")
         asked = tuple(dict.fromkeys(fields.get("scope", "").split()))
         if not set(asked) <= set(left):

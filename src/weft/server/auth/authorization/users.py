@@ -6,7 +6,7 @@ import asyncio
 import base64
 import hashlib
 import hmac
-import inspect
+import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias, cast
@@ -15,10 +15,13 @@ from weft.backends.base import Store
 from weft.errors import UsageError, WeftError
 from weft.server.auth.authorization.clients import digest
 from weft.server.auth.authorization.web import OAuthError
+from weft.server.auth.verifying import is_async
 from weft.server.faults import MOST_FRAMES, record
 from weft.server.where import user_frames
 
-__all__ = ["Login", "TooManyTries", "Users", "ask_function", "hash_password", "is_async"]
+__all__ = ["Login", "TooManyTries", "Users", "ask_function", "hash_password"]
+
+log = logging.getLogger("weft.auth")
 
 Login: TypeAlias = Callable[[str, str], Awaitable[str | None]]  # name and password, to the subject of tokens
 
@@ -50,23 +53,30 @@ def _derive(password: str, salt: bytes) -> bytes:
     return hashlib.scrypt(password.encode(errors="surrogatepass"), salt=salt, **_COST)
 
 
-def is_async(function: object) -> bool:
-    """Whether something can be called and awaited: an async function, or an object that is called like one."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 - whether that is async is the question
+async def ask_function(what: str, function: Callable[..., Awaitable[str | None]], *given: object) -> str | None:
+    """The subject that somebody else's function says; None for nobody, and for whatever else is no subject.
 
-
-async def ask_function(what: str, function: Callable[..., Awaitable[str | None]], *given: object) -> object:
-    """What somebody else's function says. What it raises may have what it was given in it, a password or the claims of
-    a token: only the type is told, to the log. What it returns may be anything.
+    What it raises may have what it was given in it, a password or the claims of a token: only the type is told, to the
+    log.
     """
     try:
-        return await function(*given)
+        said: object = await function(*given)
     except asyncio.CancelledError:
         raise
     except BaseException as error:  # noqa: BLE001 - R1: it may raise anything
         frames = user_frames(error)[-MOST_FRAMES:]
         text = record(f"The function that {what} raised {type(error).__name__}", frames, debug=False)
         raise OAuthError("server_error", text, status=500) from None
+    if isinstance(said, str):
+        return said or None
+    if said:  # as of a function that says only whether
+        log.warning(
+            "The function that %s returned something of type %s, which lets nobody in: return the subject of the "
+            "tokens as a text, or None.",
+            what,
+            type(said).__name__,
+        )
+    return None
 
 
 class Users:
@@ -117,7 +127,7 @@ class Users:
 
     async def _ask_function(self, name: str, password: str) -> str | None:
         assert self._login is not None
-        return cast("str | None", await ask_function("checks passwords", self._login, name, password))
+        return await ask_function("checks passwords", self._login, name, password)
 
     async def _compare(self, name: str, password: str) -> str | None:
         _, salt, known = self._hashes.get(name, _NOBODY).split("$")  # as much work for a name that there is not

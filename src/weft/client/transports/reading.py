@@ -1,0 +1,108 @@
+"""From bytes that came to messages; and what can still be told of bytes that are none.
+
+Nothing here awaits or decides: who waits for an answer that cannot be read is told so by the transports.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from weft.errors import ProtocolError
+from weft.jsonrpc import Frame, decode
+from weft.types.base import RequestId
+
+__all__ = ["error_in", "split_messages", "whom_it_answers"]
+
+
+def split_messages(data: bytes) -> Sequence[bytes]:
+    """The messages in a body, an event or a line, not read yet: one, or in one revision an array of them (L03-01)."""
+    if data[:1] != b"{" and data.lstrip()[:1] == b"[":
+        try:
+            return [bytes(raw) for raw in msgspec.json.decode(data, type=list[msgspec.Raw])]
+        except (msgspec.DecodeError, RecursionError):
+            pass  # whoever reads it finds out
+    return (data,)
+
+
+class _Coded(msgspec.Struct):
+    """What makes an error one of JSON-RPC: programs also write lines, and bodies, with an `error` of another kind."""
+
+    code: int
+
+
+class _Nameless(msgspec.Struct):
+    """An error without an id, or with a null one: the peer could not read whom it answers."""
+
+    error: msgspec.Raw
+    id: None = None
+
+
+def error_in(data: bytes) -> Frame | None:
+    """The error response in some bytes, whether or not it names the request; None when there is none."""
+    try:
+        frame = decode(data)
+        return frame if frame.is_response and isinstance(frame.error, msgspec.Raw) else None
+    except ProtocolError:
+        pass
+    try:
+        error = msgspec.json.decode(data, type=_Nameless).error
+        msgspec.json.decode(error, type=_Coded)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return Frame("2.0", error=error)
+
+
+class _Parts(msgspec.Struct):
+    """The members by which an answer is known, whatever they hold."""
+
+    jsonrpc: msgspec.Raw | UnsetType = UNSET
+    id: Any = UNSET
+    method: msgspec.Raw | UnsetType = UNSET
+    result: msgspec.Raw | UnsetType = UNSET
+    error: msgspec.Raw | UnsetType = UNSET
+
+
+# The same, by how an answer begins and ends, where a parser does not get through what lies between.
+_WINDOW = 512
+_VERSION = rb'"jsonrpc"\s*:\s*"[^"\\]{0,16}"'
+_ID = rb'"id"\s*:\s*(-?[0-9]{1,16}|"[^"\\]{0,256}")'
+_BEGINNING = re.compile(rb'\s*\{\s*(?:(?:%b|%b)\s*,\s*){0,2}"(?:result|error)"\s*:' % (_VERSION, _ID))
+_END = re.compile(rb",\s*(?:%b\s*,\s*)?%b\s*(?:,\s*%b\s*)?\}\s*\Z" % (_VERSION, _ID, _VERSION))
+
+
+def whom_it_answers(data: bytes) -> tuple[bool, RequestId | None]:
+    """Whether something that cannot be read was meant as an answer to somebody, and the id in it if that can be read.
+
+    >>> whom_it_answers(b'{"result": {"n": NaN}, "jsonrpc": "2.0", "id": 7}')
+    (True, 7)
+    >>> whom_it_answers(b'{"level": "error", "error": "no such file"}')
+    (False, None)
+    """
+    try:
+        parts = msgspec.json.decode(data, type=_Parts)
+    except (msgspec.DecodeError, RecursionError):
+        return _by_its_ends(data)
+    named: RequestId | None = parts.id if type(parts.id) in (int, str) else None
+    has_outcome = parts.result is not UNSET or parts.error is not UNSET
+    if parts.method is not UNSET or parts.id is None or parts.id is UNSET:
+        return False, None
+    if parts.jsonrpc is UNSET:  # a line of a log may have an id, or an error; hardly ever both
+        return has_outcome and named is not None, named
+    return True, named
+
+
+def _by_its_ends(data: bytes) -> tuple[bool, RequestId | None]:
+    beginning = _BEGINNING.match(data[:_WINDOW])
+    if beginning is None:
+        return False, None
+    end = _END.search(data[-_WINDOW:])
+    found = beginning[1] or (None if end is None else end[1])
+    try:
+        return (False, None) if found is None else (True, msgspec.json.decode(found))
+    except msgspec.DecodeError:
+        return False, None

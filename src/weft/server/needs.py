@@ -1,0 +1,51 @@
+"""What a tool, prompt or resource needs of the client, said when it is registered: `needs=["elicitation.form"]`.
+
+A question to a client that did not declare it is refused where it is asked. By then the handler may have reported
+progress, and the answer is a stream, which has no HTTP status any more. What is needed is known before, and refused
+before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from weft.errors import MissingCapability, UsageError
+
+if TYPE_CHECKING:
+    from weft.server.call import Call
+
+__all__ = ["check_needs", "require_needs"]
+
+_PARTS = {"elicitation": ("form", "url"), "sampling": ("tools", "context"), "roots": ("listChanged",)}
+
+
+def check_needs(needs: Sequence[str], where: str) -> tuple[str, ...]:
+    """The capabilities of an option; UsageError where one is none that a client could declare.
+
+    >>> check_needs(["elicitation.form", "sampling"], "Tool 'book'")
+    ('elicitation.form', 'sampling')
+    """
+    if isinstance(needs, str):
+        raise UsageError(f"{where} has needs={needs!r}; what it needs comes as a list: needs=[{needs!r}].")
+    for need in cast("Sequence[object]", needs):
+        head, _, part = need.partition(".") if isinstance(need, str) else ("", "", "")
+        if (head in ("extensions", "experimental") and part) or (head in _PARTS and part in ("", *_PARTS[head])):
+            continue
+        known = [name for head, parts in _PARTS.items() for name in (head, *(f"{head}.{part}" for part in parts))]
+        raise UsageError(
+            f"{where} has needs=[{need!r}], which no client declares. There are: {', '.join(known)}, and "
+            "extensions.<id>."
+        )
+    return tuple(needs)
+
+
+def require_needs(call: Call, needs: Sequence[str]) -> None:
+    """Refuse a call by a client that did not declare all of them (META-06)."""
+    for need in needs:
+        if not call.context.client_supports(need):
+            head, _, part = need.partition(".")
+            required: dict[str, Any] = {head: {part: {}} if part else {}}
+            raise MissingCapability(
+                f"To call {call.method} for this, the client must declare the capability `{need}`.", required=required
+            )

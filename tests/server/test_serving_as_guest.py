@@ -1,0 +1,184 @@
+"""Serving within a loop that runs already: `await server.serve(...)`, and what `run` says there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from weft import Client, Limits, Server
+from weft.errors import StartError, UsageError
+from weft.server import loading
+
+QUICK = Limits(drain_seconds=2)
+
+
+@contextlib.asynccontextmanager
+async def served(server: Server, capsys: pytest.CaptureFixture[str]) -> AsyncGenerator[tuple[str, asyncio.Task[None]]]:
+    """The server on a free port; its URL, and the task that serves."""
+    task = asyncio.create_task(server.serve("http", port=0))
+    said = ""
+    try:
+        async with asyncio.timeout(10):
+            while not (found := re.search(r" at (http://\S+)", said)):
+                await asyncio.sleep(0.01)
+                said += capsys.readouterr().err
+                assert not task.done()
+        yield found[1], task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+@pytest.mark.mistake("run() within a running loop")
+@pytest.mark.parametrize(("transport", "call"), [("stdio", "serve()"), ("http", "serve('http')")])
+async def test_run_within_a_loop_says_what_to_await(transport: str, call: str) -> None:
+    with pytest.raises(StartError) as caught:
+        Server("s").run(transport)  # type: ignore[arg-type] - a str
+    assert str(caught.value) == (
+        "server.run() starts an event loop of its own, and one is running here already. Write "
+        f"`await server.{call}` instead, or call run() outside of async functions."
+    )
+    assert not isinstance(caught.value, SystemExit)  # the program is not ours to end
+
+
+@pytest.mark.mistake("run() within a running loop")
+def test_a_program_that_runs_within_a_loop_reads_one_sentence(tmp_path: Path) -> None:
+    script = tmp_path / "shop.py"
+    script.write_text(
+        "import asyncio, weft\nserver = weft.Server('s')\n"
+        "async def main():\n    server.run('http')\nasyncio.run(main())\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == 1
+    for word in ("uvloop", "never awaited", "destroyed", "weft/server"):
+        assert word not in done.stderr
+    assert done.stderr.count("Write `await server.serve('http')` instead") == 1
+
+
+async def test_it_serves_over_http_beside_the_rest_of_a_program(capsys: pytest.CaptureFixture[str]) -> None:
+    ended = []
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Server) -> AsyncIterator[str]:
+        yield "up"
+        ended.append("lifespan")
+
+    server = Server("s", lifespan=lifespan, limits=QUICK)
+
+    @server.tool
+    async def where() -> str:
+        return str(asyncio.get_running_loop() is loop)
+
+    loop = asyncio.get_running_loop()
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    async with served(server, capsys) as (url, task):
+        async with Client(url) as client:
+            assert (await client.call_tool("where")).text == "True"
+        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert task.cancelled()
+    assert ended == ["lifespan"]
+
+
+async def test_a_request_that_is_being_served_gets_the_time_to_finish(capsys: pytest.CaptureFixture[str]) -> None:
+    server = Server("s", limits=QUICK)
+    begun = asyncio.Event()
+
+    @server.tool
+    async def slow() -> str:
+        begun.set()
+        await asyncio.sleep(0.3)
+        return "done"
+
+    async with served(server, capsys) as (url, task), Client(url) as client:
+        asked = asyncio.create_task(client.call_tool("slow"))
+        await begun.wait()
+        task.cancel()
+        assert (await asked).text == "done"
+
+
+async def test_who_cancels_twice_does_not_wait(capsys: pytest.CaptureFixture[str]) -> None:
+    server = Server("s", limits=Limits(drain_seconds=60))
+    begun = asyncio.Event()
+
+    @server.tool
+    async def hang() -> str:
+        begun.set()
+        await asyncio.sleep(60)
+        return ""
+
+    async with served(server, capsys) as (url, task), Client(url) as client:
+        asked = asyncio.create_task(client.call_tool("hang"))
+        await begun.wait()
+        task.cancel()
+        await asyncio.sleep(0.3)
+        task.cancel()
+        await asyncio.wait([task], timeout=5)
+        assert task.cancelled()
+        asked.cancel()
+
+
+async def test_a_lifespan_that_fails_is_the_callers_to_know() -> None:
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Server) -> AsyncIterator[str]:
+        raise ValueError("no database")
+        yield ""
+
+    with pytest.raises(ValueError, match="no database"):
+        await Server("s", lifespan=lifespan).serve("http", port=0)
+
+
+def test_it_serves_on_stdio_within_a_loop(tmp_path: Path) -> None:
+    script = tmp_path / "shop.py"
+    script.write_text(
+        "import asyncio, weft\nserver = weft.Server('s')\n@server.tool\ndef tea() -> str:\n    return 'green'\n"
+        "async def main():\n    await server.serve()\nasyncio.run(main())\n"
+    )
+
+    async def call() -> str:
+        async with Client([sys.executable, str(script)]) as client:
+            return (await client.call_tool("tea")).text
+
+    assert asyncio.run(call()) == "green"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends a signal")
+def test_ctrl_c_ends_it_as_it_ends_the_loop(tmp_path: Path) -> None:
+    script = tmp_path / "shop.py"
+    script.write_text(
+        "import asyncio, weft\nserver = weft.Server('s')\nasync def main():\n    try:\n"
+        "        await server.serve('http', port=0)\n    finally:\n        print('tidied up')\n"
+        "try:\n    asyncio.run(main())\nexcept KeyboardInterrupt:\n    print('interrupted')\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert "Weft serves 's' at http" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=10) == ("tidied up\ninterrupted\n", "")
+
+
+async def test_what_it_cannot_do_is_said() -> None:
+    server = Server("s")
+    with pytest.raises(
+        StartError, match=r"server\.serve has one worker, that of the loop it runs in; leave workers= out"
+    ):
+        await server.serve("http", workers=2)
+    with pytest.raises(UsageError, match=r"server\.serve has no option 'prt' .*Did you mean 'port'\?"):
+        await server.serve("http", prt=3)
+    with pytest.raises(StartError, match="There is no transport 'tcp'"):
+        await server.serve("tcp")  # type: ignore[arg-type] - the mistake
+
+
+async def test_in_a_file_that_is_being_loaded_it_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "_loading", True)
+    await Server("s").serve("http", port=0)
