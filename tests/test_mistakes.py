@@ -207,6 +207,56 @@ CALLS = {
         "list_cache['tools'] is a CachePolicy, not int. Write CachePolicy(ttl_ms=60_000).",
     ),
     "cache": ("Server('x', cache=5)", "cache= is a CachePolicy, not int. Write CachePolicy(ttl_ms=60_000)."),
+    "list_cache of no lists": (
+        "Server('x', list_cache=5)",
+        "list_cache= has a CachePolicy for each list, not int. Write list_cache={'tools': CachePolicy(ttl_ms=60_000)}.",
+    ),
+    "title": (
+        "Server('x', title=5)",
+        "Server('x') is not possible (shop.py:4): title= is wrong: expected `str` or None, got `int`.",
+    ),
+    "version": (
+        "Server('x', 1)",
+        "Server('x') is not possible (shop.py:4): version= is wrong: expected `str`, got `int`.",
+    ),
+    "icons": (
+        "Server('x', icons=[{'src': 'https://example.com/i.png'}])",
+        "Server('x') is not possible (shop.py:4): icons= takes Icon(...), not dict.",
+    ),
+    "instructions": (
+        "Server('x', instructions=['a'])",
+        "instructions= is a str, not list (shop.py:4). Write instructions='Search before you answer.'.",
+    ),
+    "middleware": (
+        "Server('x', middleware=5)",
+        "middleware=5 is not possible (shop.py:4): it is a list of functions. Write middleware=[timing].",
+    ),
+    "a middleware that is none": (
+        "server.middleware(5)",
+        "@server.middleware registers a function, not int (shop.py:4). Write it above a `def`.",
+    ),
+    "on_roots_changed": (
+        "server.on_roots_changed(5)",
+        "@server.on_roots_changed registers a function, not int (shop.py:4). Write it above a `def`.",
+    ),
+    "extensions": (
+        "from weft import Extension\nServer('x', extensions=[Extension])",
+        "is not possible (shop.py:5): it is a list of extensions. Write extensions=[MyExtension()].",
+    ),
+    "eras": ("Server('x', eras=5)", "Server(eras=5) is not possible: give one or both of 'stateless', 'session'."),
+    "a URI": ("server.add_resource(5, 'x')", "uri= is a str, not int (shop.py:4). Write uri='docs://guide'."),
+    "a MIME type": (
+        "server.add_resource('a://b', 'x', mime_type=5)",
+        "mime_type= is a str, not int (shop.py:4). Write mime_type='text/plain'.",
+    ),
+    "the cache of a resource": (
+        "server.add_resource('a://b', 'x', cache=5)",
+        "cache= is a CachePolicy, not int (shop.py:4). Write cache=CachePolicy(ttl_ms=60_000).",
+    ),
+    "a schema": (
+        "server.add_tool(lambda a: a, name='buy', input_schema=5)",
+        "its input_schema is wrong: A schema must be a JSON object; it is an integer.",
+    ),
     "auth": (
         "Server('x', auth='secret')",
         "auth= is a ResourceServer, not str (shop.py:4). Write auth=ResourceServer(...).",

@@ -292,23 +292,26 @@ class Listening:
         return self
 
     def __next__(self) -> Change:
-        try:
-            change = self._client.wait_for(self._next())
-        except (ConnectionFailed, UsageError):
-            if not self._client.is_closed:
-                raise
-            change = None
+        change = self._unless_closed(self._next())
         if change is None:
             raise StopIteration
         return change
 
     def close(self) -> None:
         """Stop to listen, and tell the server so."""
-        if not self._client.is_closed:
-            self._client.wait_for(self._listening.close())
+        self._unless_closed(self._listening.close())
 
     async def _next(self) -> Change | None:
         return await anext(self._listening, None)
+
+    def _unless_closed(self, work: Coroutine[Any, Any, R]) -> R | None:
+        """What comes of something; None where the client is closed, before or meanwhile: that ends the listening."""
+        try:
+            return self._client.wait_for(work)
+        except (ConnectionFailed, UsageError):
+            if not self._client.is_closed:
+                raise
+            return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,3 +160,50 @@ def test_a_python_file_is_no_command(capsys, monkeypatch, tmp_path: Path, name: 
 def test_an_argument_of_a_prompt_that_is_no_text_is_named(url, capsys) -> None:
     assert main(["prompt", url, "plan", '{"day": 1}', "--token", TOKEN]) == 2
     assert "The argument 'day' of the prompt 'plan'" in capsys.readouterr().err
+
+
+# --- servers that answer nonsense
+
+MISBEHAVED = """
+import json, sys
+found = json.loads(sys.argv[1])
+for line in sys.stdin:
+    message = json.loads(line)
+    result = found.get(message["method"], {})
+    if message["method"] == "server/discover":
+        result = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}, "prompts": {}}}
+    print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
+"""
+
+
+def misbehaved(folder: Path, method: str, result: object) -> str:
+    file = folder / "misbehaved.py"
+    file.write_text(MISBEHAVED)
+    return shlex.join([sys.executable, str(file), json.dumps({method: result})])
+
+
+@pytest.mark.parametrize("tools", [None, "text", {"a": 1}])
+def test_a_list_that_is_none_is_empty(tmp_path, capsys, tools) -> None:
+    assert main(["list", "--stdio", misbehaved(tmp_path, "tools/list", {"tools": tools})]) == 0
+    assert "has no tools, resources or prompts." in capsys.readouterr().err
+
+
+def test_items_that_are_none_are_left_out(tmp_path, capsys) -> None:
+    tools = [5, "text", {"name": "add", "description": 7, "inputSchema": {"required": 5, "properties": {"a": 1}}}]
+    assert main(["list", "--stdio", misbehaved(tmp_path, "tools/list", {"tools": tools})]) == 0
+    assert capsys.readouterr().out == "tools:\n  add  7\n    a?: any\n"
+
+
+@pytest.mark.parametrize("blob", ["a", 5, "ä"])
+def test_bytes_that_cannot_be_read_are_told_of(tmp_path, capsys, blob) -> None:
+    command = misbehaved(tmp_path, "resources/read", {"contents": [{"uri": "x:y", "blob": blob}]})
+    assert main(["read", "--stdio", command, "x:y"]) == 1
+    assert capsys.readouterr().err == f"weft: {command} sent bytes that cannot be read: they are not in base64.\n"
+
+
+@pytest.mark.parametrize("timeout", ["0", "-1", "nan", "inf", "soon"])
+def test_a_time_that_nobody_can_wait(capsys, timeout) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["list", f"--timeout={timeout}", "http://127.0.0.1:9/mcp"])
+    assert caught.value.code == 2
+    assert f"argument --timeout: {timeout!r} is no time to wait; give seconds, such as 5" in capsys.readouterr().err

@@ -336,3 +336,25 @@ async def test_a_store_of_ones_own(clock):
     assert await view.get("tools/list", {}) == public()
     await view.changed("notifications/tools/list_changed")
     assert not store
+
+
+class BrokenStore:
+    """A store whose machine is gone."""
+
+    async def get(self, key: object) -> None:
+        raise OSError("gone")
+
+    async def set(self, key: object, entry: object) -> None:
+        raise OSError("gone")
+
+    async def drop(self, server: str, method: str, params: object = None) -> None:
+        raise OSError("gone")
+
+
+async def test_a_store_that_fails_is_told_of_and_costs_no_request(caplog: pytest.LogCaptureFixture) -> None:
+    view = ResponseCache(BrokenStore()).view(SERVER)
+    assert await view.get("tools/list") is None
+    await view.put("tools/list", None, public(), view.mark())
+    await view.changed("notifications/tools/list_changed")
+    await view.drop("tools/list")
+    assert caplog.messages == ["The store of the cache failed; the client goes on without it."] * 4

@@ -9,7 +9,7 @@ import pytest
 
 import weft.sync
 from support.fakes import DISCOVERED, FakePipe
-from weft import Client, ConnectionFailed, RemoteError, Server
+from weft import Client, ClientLimits, ConnectionFailed, RemoteError, Server
 from weft.client.mistakes import not_json, plainly
 from weft.errors import UsageError
 
@@ -228,6 +228,45 @@ async def test_a_timeout_that_is_no_number(timeout: Any) -> None:
                 f"timeout= was given something of the type {kind!r}; give seconds as a number, such as 5."
             )
     assert {message["method"] for message in pipe.heard} == {"server/discover"}
+
+
+@pytest.mark.parametrize("timeout", [-1, -0.5, float("nan")])
+async def test_a_timeout_that_nobody_can_wait(timeout: float) -> None:
+    async with Client(FakePipe(discovered)) as client:
+        with pytest.raises(UsageError) as caught:
+            await client.call_tool("book", timeout=timeout)
+    assert str(caught.value) == f"timeout={timeout} is no time that could be waited; give seconds, such as 5."
+
+
+SECONDS = "a number of seconds, more than 0"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "needed"),
+    [
+        ("request_seconds", 0, SECONDS),
+        ("close_seconds", -1.0, SECONDS),
+        ("total_seconds", float("nan"), SECONDS),
+        ("connect_seconds", float("inf"), SECONDS),
+        ("probe_seconds", None, SECONDS),
+        ("ask_seconds", True, SECONDS),
+        ("asks_at_once", 0, "a whole number, 1 or more"),
+        ("changes_kept", 0, "a whole number, 1 or more"),
+        ("pages", 2.5, "a whole number, 1 or more"),
+        ("message_bytes", "64", "a whole number, 1 or more"),
+        ("resumptions", -1, "a whole number, 0 or more"),
+    ],
+)
+def test_limits_within_which_nobody_could_live(name: str, value: Any, needed: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Client(Server("x"), limits=ClientLimits(**{name: value}))
+    assert str(caught.value) == f"ClientLimits({name}={value!r}) is not possible: it is {needed}."
+
+
+def test_limits_that_may_be_0() -> None:
+    nothing_of = ("rounds", "input_requests", "redirects", "resumptions", "cache_entries", "cache_bytes")
+    no_limit_of = ("asks_per_minute", "completions_per_second")
+    Client(Server("x"), limits=ClientLimits(**dict.fromkeys(nothing_of + no_limit_of, 0)))
 
 
 @pytest.mark.parametrize("cache", [None, "no", 1])

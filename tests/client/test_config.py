@@ -287,3 +287,10 @@ def test_check_url_alone():
     check_url("https://a.example/")
     with pytest.raises(UsageError):
         check_url("http://a.example/")
+
+
+def test_a_variable_of_the_entry_itself_that_is_empty_counts_as_not_set(monkeypatch):
+    monkeypatch.setenv("MODE", "theirs")
+    found = parse_target({"command": "x", "args": ["${MODE:-slow}", "a${MODE}"], "env": {"MODE": ""}})
+    assert found.command == ("x", "slow", "a")
+    assert found.taken == ()

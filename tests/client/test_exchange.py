@@ -17,6 +17,7 @@ from weft import (
     WeftError,
 )
 from weft.client import InputNeeded
+from weft.types.lifecycle import ProgressParams
 
 TEXT = {"resultType": "complete", "content": [{"type": "text", "text": "done"}]}
 META = "io.modelcontextprotocol/"
@@ -113,7 +114,7 @@ async def test_a_result_that_cannot_be_read(answer: Any) -> None:
 @pytest.mark.security("R6")
 async def test_answers_to_requests_that_nobody_made_are_left_out() -> None:
     def answer(pipe: FakePipe, message: dict[str, Any]) -> None:
-        for wrong in (999, str(message["id"]), -1):
+        for wrong in (999, f"0{message['id']}", f"call-{message['id']}", -1):
             pipe.say({"id": wrong, "result": {"content": [{"type": "text", "text": "wrong"}]}})
         pipe.answer(message, TEXT)
 
@@ -395,6 +396,53 @@ async def test_where_progress_is_awaited_its_lack_is_told() -> None:
             RequestTimeout, match=r"did not answer tools/call, nor tell of progress, within 0\.05 s\. Is"
         ):
             await client.call_tool("t", timeout=0.05, progress=print)
+
+
+async def test_one_who_gives_up_while_progress_is_still_told_leaves_nothing_behind() -> None:
+    def handle(pipe: FakePipe, message: dict[str, Any]) -> None:
+        if message["method"] == "tools/call":
+            token = message["params"]["_meta"]["progressToken"]
+            for step in range(5):
+                params = {"progressToken": token, "progress": step}
+                pipe.say({"method": "notifications/progress", "params": params})
+            pipe.answer(message, {"content": []})
+        else:
+            pipe.answer(message, DISCOVERED)
+
+    seen: list[float] = []
+
+    async def slow(told: ProgressParams) -> None:
+        seen.append(told.progress)
+        await asyncio.sleep(0.05)
+
+    async with Client(FakePipe(handle)) as client:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02):  # it is answered by then
+                await client.call_tool("t", progress=slow)
+        await asyncio.sleep(0.1)
+    assert seen == [0]
+
+
+async def test_a_timeout_around_a_late_request_stays_one() -> None:
+    """Both run out, one after the other, while a function is slow to end: the outer one must still know its own."""
+
+    def handle(pipe: FakePipe, message: dict[str, Any]) -> None:
+        if message["method"] == "tools/call":
+            token = message["params"]["_meta"]["progressToken"]
+            pipe.say({"method": "notifications/progress", "params": {"progressToken": token, "progress": 1}})
+        else:
+            pipe.answer(message, DISCOVERED)
+
+    async def stubborn(told: ProgressParams) -> None:
+        try:
+            await asyncio.sleep(5)
+        finally:
+            await asyncio.sleep(0.2)
+
+    async with Client(FakePipe(handle)) as client:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await client.call_tool("t", progress=stubborn, timeout=0.05)
 
 
 async def test_an_async_function_hears_all_progress_in_order_before_the_result() -> None:

@@ -582,3 +582,41 @@ async def test_nothing_begins_on_a_link_that_is_closed() -> None:
         with pytest.raises(ConnectionFailed, match=r"^The connection to here was closed\.$"):
             await asyncio.wait_for(begin(), 1)
     assert server.heard == []
+
+
+# --- one loop
+
+
+@pytest.mark.parametrize("verb", ["connect", "reconnect", "close", "call", "notify", "listen"])
+def test_a_client_that_is_taken_into_another_loop_says_so(verb: str) -> None:
+    server = FakePipe(lambda pipe, message: pipe.answer(message, DISCOVERED))
+    client = Client(server)
+
+    async def go_on() -> None:
+        match verb:
+            case "call":
+                await client.call_tool("t")
+            case "notify":
+                await client.notify("notifications/x")
+            case "listen":
+                await client.listen().start()
+            case _:
+                await getattr(client, verb)()
+
+    asyncio.run(client.connect())
+    with pytest.raises(UsageError) as caught:
+        asyncio.run(asyncio.wait_for(go_on(), 5))
+    assert str(caught.value) == (
+        "The client was connected in another event loop; do all that it is for, and close it, within one "
+        "asyncio.run(...), or use weft.sync.Client."
+    )
+
+
+def test_a_client_that_was_closed_can_be_connected_in_another_loop() -> None:
+    client = Client(FakePipe(lambda pipe, message: pipe.answer(message, DISCOVERED)))
+
+    async def connect_and_close() -> str:
+        async with client:
+            return client.era
+
+    assert [asyncio.run(connect_and_close()), asyncio.run(connect_and_close())] == ["stateless"] * 2

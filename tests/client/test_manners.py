@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.fakes import DISCOVERED, LEGACY, Exchange, FakePipe, http_server, initialized
+from support.fakes import DISCOVERED, LEGACY, Exchange, FakePipe, http_server, initialized, sse
 from weft import Client, ConnectionFailed, RemoteError, ResourceMissing
 from weft.client.calls import pause
 from weft.errors import UsageError
@@ -396,3 +396,37 @@ async def test_a_child_has_its_credentials_from_its_environment_and_from_nothing
         assert (await client.call_tool("t")).text == "from the environment"
     with pytest.raises(UsageError, match="environment"):
         Client(entry, auth=Extended())
+
+
+# --- ids
+
+
+@pytest.mark.parametrize("over", ["a pipe", "JSON", "a stream"])
+@pytest.mark.parametrize("answer", [{"result": TEXT}, {"error": {"code": 5, "message": "no"}}])
+async def test_an_id_that_comes_back_as_text_is_known(over: str, answer: dict[str, Any]) -> None:
+    def said(message: dict[str, Any]) -> bytes:
+        return json.dumps({"jsonrpc": "2.0", "id": str(message["id"]), **answer}).encode()
+
+    def pipe(pipe: FakePipe, message: dict[str, Any]) -> None:
+        if message["method"] == "tools/call":
+            pipe.say(said({"id": 12345}))  # nobody's
+            pipe.say(said(message))
+        else:
+            pipe.answer(message, DISCOVERED)
+
+    async def handle(exchange: Exchange) -> None:
+        if exchange.rpc != "tools/call":
+            await exchange.result(DISCOVERED)
+        elif over == "JSON":
+            await exchange.respond(200, said(exchange.message))
+        else:
+            await exchange.stream(sse(said({"id": 12345})), sse(said(exchange.message)))
+            await exchange.hang()
+
+    async with http_server(handle) as url, Client(FakePipe(pipe) if over == "a pipe" else url) as client:
+        call = asyncio.wait_for(client.call_tool("t"), 5)
+        if "result" in answer:
+            assert (await call).text == "done"
+        else:
+            with pytest.raises(RemoteError, match="no"):
+                await call

@@ -191,6 +191,17 @@ async def test_a_server_that_was_only_slow_is_asked_again_once_it_refuses_the_ha
     assert server.asked == ["server/discover", "initialize", "server/discover"]
 
 
+async def test_sentences_among_what_was_tried_end_once() -> None:
+    async def handle(exchange: Exchange) -> None:
+        await exchange.respond(200, b"{}")
+
+    async with http_server(handle) as url:
+        with pytest.raises(ConnectionFailed) as caught:
+            await Client(url).connect()
+    assert "must be the string 2.0; initialize: " in str(caught.value)
+    assert "must be the string 2.0. Check the address" in str(caught.value)
+
+
 async def test_what_was_tried_is_told() -> None:
     server = Server(answering(404, b"Nothing here"), answering(404, b"Nothing here"))
     async with http_server(server) as url:

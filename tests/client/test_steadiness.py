@@ -109,6 +109,40 @@ async def test_a_standing_stream_is_opened_again_after_a_server_that_was_not_rea
     assert streams == 3
 
 
+@pytest.mark.spec("L11-09")
+async def test_who_listens_to_a_server_without_a_stream_is_told_and_hears_what_comes_with_answers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def handle(exchange: Exchange) -> None:
+        if exchange.method == "GET":
+            await exchange.respond(405)
+        elif exchange.rpc == "tools/call":
+            changed = json.dumps({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
+            await exchange.stream(sse(changed), sse(reply(exchange.message, {"content": []})))
+        else:
+            await session(exchange)
+
+    async with http_server(handle) as url, Client(url, mode="session") as client:
+        assert not caplog.messages  # a server need not have one
+        async with client.listen() as changes:
+            (told,) = caplog.messages
+            assert told == (
+                f"{url} has no stream for changes: they are heard only while it answers requests. Fetch what you need "
+                "anew from time to time."
+            )
+            await client.call_tool("t")
+            assert await asyncio.wait_for(anext(changes), 5) == ToolsChanged()
+
+
+async def test_who_listens_over_a_pipe_is_told_nothing_of_the_kind(caplog: pytest.LogCaptureFixture) -> None:
+    def handle(pipe: FakePipe, message: dict[str, Any]) -> None:
+        if "id" in message:
+            pipe.answer(message, initialized())
+
+    async with Client(FakePipe(handle), mode="session") as client, client.listen():
+        assert not caplog.messages
+
+
 @pytest.mark.parametrize("status", [403, 503])
 async def test_who_listens_is_told_when_the_standing_stream_is_refused_for_good(status: int) -> None:
     streams = 0
@@ -255,6 +289,73 @@ async def test_an_app_that_never_says_it_is_ready_does_not_hang() -> None:
     assert others() == []
 
 
+def discovering(lifespan: Any) -> Any:
+    """An app that can be greeted."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await lifespan(receive, send)
+            return
+        answer = reply(json.loads((await receive())["body"]), DISCOVERED)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+        await send({"type": "http.response.body", "body": answer})
+
+    return app
+
+
+async def test_an_app_that_cannot_be_cancelled_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    is_over = asyncio.Event()
+
+    async def lifespan(receive: Any, send: Any) -> None:
+        await send({"type": "lifespan.startup.complete"})
+        while not is_over.is_set():
+            try:
+                await is_over.wait()
+            except asyncio.CancelledError:
+                continue
+
+    client = Client(discovering(lifespan), limits=IMPATIENT)
+    await client.connect()
+    closing = asyncio.create_task(client.close())
+    _, late = await asyncio.wait([closing], timeout=2)
+    is_over.set()
+    await closing
+    assert not late
+    assert "The application goes on although it was cancelled." in caplog.messages
+
+
+async def test_one_who_gives_up_closing_has_ended_the_app_all_the_same() -> None:
+    ended: list[str] = []
+
+    async def lifespan(receive: Any, send: Any) -> None:
+        await send({"type": "lifespan.startup.complete"})
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("lifespan")
+
+    client = Client(discovering(lifespan))
+    await client.connect()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await client.close()
+    await asyncio.sleep(0)
+    assert ended == ["lifespan"]
+    await client.close()
+
+
+async def test_an_app_whose_shutdown_fails_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    async def lifespan(receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        raise RuntimeError("broken")
+
+    async with Client(discovering(lifespan)):
+        assert caplog.messages == []
+    assert caplog.messages == ["The lifespan of the application failed."]
+
+
 # --- after a new start
 
 
@@ -281,6 +382,30 @@ class Restarted(FakePipe):
             self.answer(message, error={"code": -32601, "message": "gone"})
         elif "id" in message:
             self.answer(message, {})
+
+
+async def test_nobody_begins_to_listen_again_before_it_is_agreed_what_is_spoken() -> None:
+    listened, greeted = asyncio.Event(), asyncio.Event()
+    greeted.set()
+
+    def handle(pipe: FakePipe, message: dict[str, Any]) -> None:
+        if message["method"] == "server/discover" and greeted.is_set():
+            pipe.answer(message, DISCOVERED)
+        elif message["method"] == "subscriptions/listen":
+            listened.set()
+            params = {"_meta": {SUBSCRIPTION: message["id"]}, "notifications": {"toolsListChanged": True}}
+            pipe.say({"method": "notifications/subscriptions/acknowledged", "params": params})
+
+    server = FakePipe(handle)
+    async with Client(server) as client, client.listen() as changes:
+        greeted.clear()
+        listened.clear()
+        reconnecting = asyncio.create_task(client.reconnect())
+        await asyncio.sleep(0.5)  # longer than the first pause before it is tried again
+        assert not listened.is_set()
+        server.answer(server.calls("server/discover")[-1], DISCOVERED)
+        await reconnecting
+        assert await asyncio.wait_for(anext(changes), 5) == StreamReopened()
 
 
 async def test_one_that_cannot_listen_again_does_not_silence_the_others() -> None:

@@ -191,6 +191,22 @@ def test_closing_ends_the_iteration(command):
     assert heard == []
 
 
+def test_closing_the_client_just_before_a_listening_ends(command, monkeypatch):
+    client = weft.sync.Client(command)
+    client.connect()
+    changes = client.listen(tools=True)
+    wait_for = client.wait_for
+
+    def overtaken(work):
+        client.close()  # by another thread
+        return wait_for(work)
+
+    with changes:
+        monkeypatch.setattr(client, "wait_for", overtaken)
+    changes.close()
+    assert threads() == []
+
+
 def test_closing_the_client_within_an_iteration(command):
     client = weft.sync.Client(command)
     client.connect()

@@ -222,3 +222,32 @@ def test_no_route_gives_anything_to_whoever_has_nothing(place: Authorization) ->
     assert len(public) == 3
     for path in routes:
         assert [verb for verb in VERBS if seen[path, verb] not in (405, 501)] == sorted(routes[path])
+
+
+@pytest.mark.security("R10")
+@pytest.mark.parametrize(
+    ("issuer", "origin", "is_own"),
+    [
+        ("https://auth.example:443", "https://auth.example", True),  # browsers leave the usual port out
+        ("http://127.0.0.1:80", "http://127.0.0.1", True),
+        ("https://auth.example:8443", "https://auth.example:8443", True),
+        ("https://auth.example:8443", "https://auth.example", False),
+        ("https://auth.example:443", "http://auth.example", False),
+    ],
+)
+async def test_the_page_is_used_from_itself_however_its_port_is_written(issuer: str, origin: str, is_own: bool) -> None:
+    app = AuthorizationServer(issuer, resources=[RESOURCE], users={"ann": "correct horse"}).asgi()
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"request=x"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    form = b"application/x-www-form-urlencoded"
+    host = issuer.partition("://")[2].encode()
+    headers = [(b"host", host), (b"origin", origin.encode()), (b"content-type", form)]
+    await app({"type": "http", "method": "POST", "path": "/authorize", "headers": headers}, receive, send)
+    assert sent[0]["status"] == 403
+    assert (b"can only be used from itself" not in sent[1]["body"]) is is_own

@@ -3,9 +3,11 @@
 import asyncio
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
+from test_http_sse import OldClient
 from test_listen_streams import ACK, Stream
 
 from support import Live, encode, headers_for, message, serve, start_request, until
@@ -139,3 +141,34 @@ async def test_the_client_comes_back_with_another_token(live: Live) -> None:
             live.server.notify_tools_changed()
     assert heard == [StreamReopened(), ToolsChanged()]
     until(lambda: len(live.server.subscriptions) == 0)
+
+
+@pytest.fixture
+def old() -> Iterator[OldClient]:
+    """A client of HTTP+SSE, whose stream was opened with a brief token."""
+    with serve(make(), sse_path="/sse") as running, closing(OldClient(running, *bearer(brief()).items())) as client:
+        client.greet()
+        yield client
+
+
+@pytest.mark.spec("AUTH-31")
+def test_the_one_stream_of_the_oldest_transport_ends_with_its_token(old: OldClient) -> None:
+    assert old.ended()
+    until(lambda: len(old.live.server.sessions) == 0)
+    assert old.live.faults == []
+
+
+@pytest.mark.spec("AUTH-31")
+def test_that_stream_goes_on_with_a_newer_token(old: OldClient) -> None:
+    first, old.headers = old.headers, tuple(bearer(token_for()).items())
+    assert old.ask("ping") == {}
+    old.headers = first
+    assert old.ask("ping") == {}  # a message that was overtaken takes nothing back
+    time.sleep(2.2)
+    old.live.server.notify_tools_changed()
+    assert old.next()["method"] == "notifications/tools/list_changed"
+
+
+def test_that_stream_has_the_answer_to_a_call_that_was_under_way(old: OldClient) -> None:
+    assert old.tool("nap", {"seconds": 2.5})["content"][0]["text"] == "slept"
+    assert old.ended()

@@ -1,5 +1,6 @@
 """HTTP+SSE, the transport of the oldest revision: one stream for everything the server says, on real sockets."""
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -414,6 +415,20 @@ def test_stopping_ends_the_streams(live: Live, client: OldClient) -> None:
     live.server.close_streams()
     assert client.ended()
     until(lambda: not len(live.server.sessions))
+
+
+@pytest.mark.spec("L24-04")
+def test_who_waits_for_an_answer_gets_it_before_the_stream_ends(live: Live, client: OldClient) -> None:
+    @live.server.tool
+    async def nap(seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    client.greet()
+    asked = [client.start("tools/call", {"name": "nap", "arguments": {"seconds": seconds}}) for seconds in (0.3, 0.6)]
+    live.server.close_streams()
+    assert [client.next()["id"] for _ in asked] == asked
+    assert client.ended()
+    until(lambda: len(live.server.sessions) == 0)
 
 
 def test_a_lifespan_that_fails_fails_the_request() -> None:

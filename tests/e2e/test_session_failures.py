@@ -59,6 +59,13 @@ def make_server(**options: Any) -> Server:
         return (await ctx.elicit("Tea?", Reply)).action
 
     @server.tool
+    async def polls(ctx: Context, tells: bool = False) -> str:
+        if tells:
+            await ctx.report_progress(1)
+        await ctx.close_stream(0.01)
+        return "done"
+
+    @server.tool
     async def cancel_itself(before: int = 0, after: int = 1, tells: bool = False, *, ctx: Context) -> str:
         for _ in range(before):
             await asyncio.sleep(0)
@@ -166,7 +173,7 @@ async def test_a_handler_on_a_pipe_that_cancels_itself_has_failed(way: dict[str,
         assert b'"code":-32603' in await asyncio.wait_for(answers.get(), 5)
     pipe.send(_encoded(called("add", 4, a=2, b=3)))
     assert b'"text":"5"' in await asyncio.wait_for(answers.get(), 5)
-    assert server.in_flight == 0
+    await eventually(lambda: server.in_flight == 0)  # an answer is out before its call is over
     await pipe.close()
     await server.stop()
 
@@ -257,6 +264,21 @@ async def test_a_stream_that_cannot_be_kept_reaches_whoever_is_there(
     assert await is_at_rest(peer)
 
 
+@pytest.mark.security("R1")
+@pytest.mark.parametrize("tells", [False, True])
+async def test_nobody_is_sent_away_from_a_stream_that_cannot_be_kept(peer: AppPeer, tells: bool) -> None:
+    await peer.open()
+    part(peer, "log").is_down = True
+    assert await (await peer.post(called("polls", 1, progress="p", tells=tells))).text() == "done"
+    part(peer, "log").is_down = False
+    away = await peer.post(called("polls", 2, progress="p", tells=tells))
+    events = [event async for event in away.rest()]
+    assert [event.retry for event in events if event.retry] == ["10"]
+    assert not any(event.data and "result" in event.data for event in events)
+    assert await (await peer.get(events[0].id)).text() == "done"
+    assert await is_at_rest(peer)
+
+
 @pytest.mark.security("R1", "R12")
 async def test_who_has_come_back_is_let_go_where_the_answer_cannot_be_kept(peer: AppPeer) -> None:
     await peer.open(capabilities=FORM)
@@ -293,6 +315,24 @@ async def test_where_the_store_is_down_requests_are_refused_and_nothing_is_left(
         assert await answer.refusal() == (500, -32603)
     assert (await peer.delete()).status == 500
     await eventually(lambda: len(peer.app.server.sessions) == 0)  # what is here of it has ended
+
+
+async def test_what_another_worker_has_changed_is_read_when_the_store_is_back(peer: AppPeer) -> None:
+    await peer.open()
+    await (await peer.post(called("add", 1, a=1, b=1))).body()
+    server = peer.app.server
+    other = AppPeer(make_server(backend=server.backend).asgi())
+    other.session = peer.session
+    assert await (await other.post(message("logging/setLevel", {"level": "error"}, 2))).result() == {}
+    session = server.sessions._local(peer.session)
+    assert (session.stale, session.connection.log_level) == (True, None)
+    part(peer, "store").is_down = True
+    assert await (await peer.post(called("add", 3, a=1, b=1))).refusal() == (500, -32603)
+    part(peer, "store").is_down = False
+    assert await is_at_rest(peer)
+    assert session.connection.log_level == "error"
+    await other.app.server.stop()
+    await other.leave()
 
 
 async def test_a_session_that_cannot_be_ended_for_another_is_in_the_log(

@@ -7,39 +7,11 @@ from typing import Any
 
 import pytest
 
+from support.backends import YieldingBackend
 from support.raw_sessions import FORM, AppPeer, Reply, accept, answer_to, called, eventually, message
 from weft import Context, Limits, Server
 from weft.backends.memory import MemoryBackend
 from weft.eras.session import REVISIONS
-
-
-class _Yielding:
-    """Passes everything on, and lets others run before and after, as a backend on the network does."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        function = getattr(self._inner, name)
-
-        async def call(*args: Any, **options: Any) -> Any:
-            await asyncio.sleep(0)
-            result = await function(*args, **options)
-            await asyncio.sleep(0)
-            return result
-
-        return call
-
-
-class YieldingBackend:
-    def __init__(self) -> None:
-        self.memory = MemoryBackend()
-        self.store, self.log, self.bus = (
-            _Yielding(part) for part in (self.memory.store, self.memory.log, self.memory.bus)
-        )
-
-    async def close(self) -> None:
-        pass
 
 
 def make_worker(backend: Any, **limits: Any) -> Server:

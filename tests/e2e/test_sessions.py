@@ -337,6 +337,25 @@ def test_a_server_without_sessions() -> None:
         assert live.call("tools/list", headers={"Mcp-Session-Id": NOBODY}).status == 200
 
 
+@pytest.mark.spec("L11-33", "LOG-01")
+def test_who_is_not_remembered_gets_log_messages_of_the_default_level() -> None:
+    """A higher one cannot be kept, and is refused; of a lower one nothing is broken by what is sent."""
+    with serve(make_hotel(), sessions=False) as live:
+        session = OpenSession(live)
+        for level in ("debug", "info"):
+            assert session.request("logging/setLevel", {"level": level}).result == {}
+        refused = session.request("logging/setLevel", {"level": "notice"}).error
+        assert refused["code"] == -32600
+        assert refused["message"] == (
+            "Invalid request: there is no session here that could remember a log level; messages are sent from 'info' "
+            "on."
+        )
+        assert session.request("logging/setLevel", {"level": "loud"}).error["code"] == -32602
+        *told, _ = session.call("gossip").messages
+        assert {message["method"] for message in told} == {"notifications/message"}
+        assert "debug" not in {message["params"]["level"] for message in told}
+
+
 def test_clients_with_a_handshake_are_served_without_being_remembered() -> None:
     with serve(make_hotel(), sessions=False) as live:
         session = OpenSession(live)
@@ -345,17 +364,12 @@ def test_clients_with_a_handshake_are_served_without_being_remembered() -> None:
         assert len(live.server.sessions) == 0
         assert session.opened.result["capabilities"] == {
             "completions": {},
+            "logging": {},
             "prompts": {},
             "resources": {},
             "tools": {},
         }
         assert session.request("ping").result == {}
-        refused = session.request("logging/setLevel", {"level": "debug"}).error
-        assert (refused["code"], "no session here that could remember a log level" in refused["message"]) == (
-            -32600,
-            True,
-        )
-        assert not session.call("gossip").is_stream  # nor is anything logged that nobody can turn off
         assert session.request("resources/subscribe", {"uri": LOBBY}).error["code"] in (-32600, -32601)
         assert session.call("book").error["code"] == -32600
         assert len(session.post(rpc("tools/call", {**ADDED, "name": "clean", "arguments": {"rooms": 2}, "_meta":

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +19,11 @@ from weft import Connection, Server
 from weft.errors import RemoteError, RequestTimeout
 from weft.types.request import CLIENT_CAPABILITIES_KEY, LOG_LEVEL_KEY, PROTOCOL_VERSION_KEY
 
+PIPELINED = (
+    rpc("initialize", introduction(NEWEST), id=1),
+    rpc("notifications/initialized", id=None),
+    rpc("tools/list", id=2),
+)
 HOTEL = Path(__file__).parent.parent / "support" / "hotel.py"
 
 
@@ -415,3 +422,16 @@ async def test_what_the_connection_holds_is_released_with_the_pipe() -> None:
         await settle()
         assert released == []
     assert released == ["released"]
+
+
+@pytest.mark.parametrize("form", ["pipe", "file"])
+def test_a_handshake_and_what_follows_may_be_sent_in_one_go(form: str, tmp_path: Path) -> None:
+    """As a person does who tries a server in a shell: `printf ... | python server.py`."""
+    lines = b"".join(json.dumps(one).encode() + b"\n" for one in PIPELINED)
+    file = tmp_path / "lines"
+    file.write_bytes(lines)
+    with file.open("rb") as source:
+        given: dict[str, Any] = {"input": lines} if form == "pipe" else {"stdin": source}
+        done = subprocess.run([sys.executable, str(HOTEL)], capture_output=True, timeout=20, check=True, **given)
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(answer["id"], "result" in answer) for answer in answers] == [(1, True), (2, True)]

@@ -76,7 +76,7 @@ def test_what_a_client_says_of_itself_is_kept_as_far_as_its_revision_has_it() ->
         envelope = opened(rpc("initialize", introduction(version, declared)), Known(greeted=False))
         assert envelope.client_capabilities == ClientCapabilities(roots=RootsCapability(), elicitation=elicitation)
         assert envelope.client_info == Implementation("guest", "1")
-        assert (envelope.method.name, envelope.log_level) == ("initialize", "error")
+        assert envelope.method.name == "initialize"
 
 
 @pytest.mark.spec("L11-01")
@@ -222,15 +222,9 @@ def test_log_messages_from_the_level_on_that_was_asked_for() -> None:
     assert [level for level in levels if SESSION.may_log(level, "warning")] == ["warning", "error"]
     silent, known = Known(), Known()
     silent.log_level = None  # it has not said
-    assert [opened(rpc("tools/list"), peer).log_level for peer in (silent, known)] == ["info", "error"]
-
-
-@pytest.mark.spec("L11-33", "LOG-01")
-def test_who_is_not_remembered_gets_no_log_messages() -> None:
-    """It could not say how many it wants: nothing is declared to it, so nothing is sent."""
-    envelope = opened(rpc("tools/list"), Unacquainted(http()))
-    assert envelope.log_level is None
-    assert not SESSION.may_log("emergency", envelope.log_level)
+    for peer, expected in ((known, levels[3:]), (silent, levels[1:]), (Unacquainted(http()), levels[1:])):
+        asked = opened(rpc("tools/list"), peer).log_level
+        assert [level for level in levels if SESSION.may_log(level, asked)] == expected
 
 
 @pytest.mark.spec("L11-35", "COMPAT-23")

@@ -2,7 +2,8 @@
 
 Handlers are generated: small programs that ask, ask concurrently, loop, branch on an answer, wait, and do things once.
 Each is run straight through, by a context that answers at once, and statelessly, each round by another server that
-shares only the key. The results must be the same, and so must be what was done.
+shares only the key. The results must be the same, and so must be what was done. So they must where a client sends its
+rounds several times at once and gives some of them up, to workers that share a Backend as well.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support import CLIENT_CAPABILITIES_KEY, ask
+from support.backends import YieldingBackend
 from weft import Context, Elicitation, Server
 
 KEYS = ["a secret that the workers share"]
@@ -138,8 +140,8 @@ class Straight:
 # --- in rounds
 
 
-def worker(program: Program, effects: Effects) -> Server:
-    server = Server("worker", state_keys=KEYS)
+def worker(program: Program, effects: Effects, backend: YieldingBackend | None = None) -> Server:
+    server = Server("worker", state_keys=KEYS, backend=backend)
 
     @server.tool(name="run")
     async def handler(ctx: Context) -> str:
@@ -194,3 +196,58 @@ def test_so_they_do_when_questions_share_their_keys(program: Program, answers: A
     asked, rounds = asyncio.run(compare(program, answers, forgetful=forgetful))
     # Different questions under one key may change places from round to round, and are asked again then.
     assert rounds <= asked**2 + 1
+
+
+# --- in rounds that come several times
+
+
+class Impatient:
+    """A client that sends every round but the first several times at once, each to another worker."""
+
+    def __init__(self, program: Program, effects: Effects, patience: list[int]) -> None:
+        self._program = program
+        self._effects = effects
+        self._patience = patience  # of each attempt: the turns after which it is given up; beyond 40 it never is
+        self._backend = YieldingBackend()
+
+    async def call(self, params: dict[str, Any]) -> dict[str, Any]:
+        server = worker(self._program, self._effects, self._backend)
+        return (await ask(server, "tools/call", {"name": "run", **params}, meta=META)).result
+
+    async def attempt(self, params: dict[str, Any], patience: int) -> dict[str, Any] | None:
+        """What came of it; None if it was given up."""
+        calling = asyncio.create_task(self.call(params))
+        if patience > 40:
+            return await calling
+        for _ in range(patience):
+            await asyncio.sleep(0)
+        calling.cancel()
+        await asyncio.wait([calling])
+        return None
+
+    async def race(self, params: dict[str, Any]) -> list[dict[str, Any]]:
+        """What came of those that were not given up; of one more, if all were."""
+        attempts = (self.attempt(params, patience) for patience in self._patience)
+        outcomes = [outcome for outcome in await asyncio.gather(*attempts) if outcome is not None]
+        return outcomes or [await self.call(params)]
+
+
+async def compare_racing(program: Program, answers: Answers, patience: list[int]) -> None:
+    straight, expected_effects, effects = Straight(answers), Effects(), Effects()
+    expected = await run(program, straight, expected_effects)
+    client = Impatient(program, effects, patience)
+    outcomes = [await client.call({})]
+    while outcomes[-1]["resultType"] == "input_required":
+        given_now = {key: answer(question, answers) for key, question in outcomes[-1]["inputRequests"].items()}
+        outcomes = await client.race({"inputResponses": given_now, "requestState": outcomes[-1]["requestState"]})
+    for outcome in outcomes:
+        if outcome["resultType"] == "complete":
+            assert json.loads(outcome["content"][0]["text"]) == expected
+    assert effects.done == expected_effects.done
+    assert set(effects.done.values()) <= {1}
+
+
+@settings(max_examples=600, deadline=None)
+@given(programs(st.none()), ANSWERS, st.lists(st.integers(0, 80), min_size=2, max_size=4))
+def test_rounds_that_race_do_what_one_go_does(program: Program, answers: Answers, patience: list[int]) -> None:
+    asyncio.run(compare_racing(program, answers, patience))

@@ -144,6 +144,68 @@ async def test_what_was_not_declared_is_not_asked(declared: dict, question: Any,
     assert f"must declare the capability `{next(iter(required))}" in response.error["message"]
 
 
+@pytest.mark.spec("SAM-05", "SAM-06", "SAM-07")
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"messages": "Hi", "maxTokens": 5}, "Expected `array`, got `str` - at `$.messages`."),
+        ({"messages": []}, "Object missing required field `maxTokens`."),
+        (
+            {
+                "messages": [{"role": "user", "content": {"type": "tool_result", "toolUseId": "1", "content": []}}],
+                "maxTokens": 5,
+            },
+            "each tool use needs its one result in the very next message.",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "content": {"type": "tool_use", "id": "1", "name": "t", "input": {}}}
+                ],
+                "maxTokens": 5,
+            },
+            "the last message uses tools, and none with their results follows.",
+        ),
+    ],
+)
+async def test_what_is_asked_as_it_stands_on_the_wire_is_checked_too(
+    params: dict, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = asking(lambda ctx: ctx.sample_raw(params))
+    meta = {CLIENT_CAPABILITIES_KEY: {"sampling": {"tools": {}}}}
+    assert (await ask(server, "tools/call", {"name": "asks"}, meta=meta)).result["isError"]
+    assert f"The model cannot be asked this: {said}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        (
+            lambda ctx: ctx.elicit("?", Seat, key=3),
+            "key=3 is not possible: a key is a text, not a value of the type int.",
+        ),
+        (
+            lambda ctx: ctx.list_roots(key=b"a"),
+            "key=b'a' is not possible: a key is a text, not a value of the type bytes.",
+        ),
+        (
+            lambda ctx: ctx.once(3, lambda: 1),
+            "ctx.once(3, ...) is not possible: a key is a text, not a value of the type int.",
+        ),
+        (
+            lambda ctx: ctx.once(Row, "an argument"),  # the key was forgotten
+            "test_asks.Row'>, ...) is not possible: a key is a text, not a value of the type type.",
+        ),
+    ],
+)
+async def test_a_key_that_would_not_be_found_again_is_refused(
+    question: Any, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    meta = {CLIENT_CAPABILITIES_KEY: {"elicitation": {}, "roots": {}}}
+    assert (await ask(asking(question), "tools/call", {"name": "asks"}, meta=meta)).result["isError"]
+    assert said in caplog.text
+
+
 @dataclass
 class Row:
     number: int = 1

@@ -1,13 +1,16 @@
 """What happens once: states that are accepted once, and functions that are called once per logical call."""
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
 
 from support import Response, ask
-from support.rounds import KEYS, call, text, word
-from weft import Context, InvalidParams, Server, ToolError
+from support.backends import Yielding, YieldingBackend
+from support.raw_sessions import FORM, AppPeer, answer_to, message
+from support.rounds import KEYS, WORD, call, text, word
+from weft import Context, InputRequired, InvalidParams, Server, ToolError, ask_form
 from weft.backends.base import Backend
 from weft.backends.memory import MemoryBackend
 from weft.server import claims
@@ -190,8 +193,9 @@ async def test_a_state_that_a_missing_capability_left_unused_is_not_used_up() ->
 
 
 @pytest.mark.spec("MRTR-14")
-async def test_a_state_is_accepted_by_one_of_the_workers_that_share_a_backend() -> None:
-    shared = MemoryBackend()
+@pytest.mark.parametrize("backend", [MemoryBackend, YieldingBackend])
+async def test_a_state_is_accepted_by_one_of_the_workers_that_share_a_backend(backend: Any) -> None:
+    shared = backend()
 
     def worker() -> Server:
         server = Server("shop", state_keys=KEYS, backend=shared)
@@ -201,6 +205,26 @@ async def test_a_state_is_accepted_by_one_of_the_workers_that_share_a_backend() 
     state = (await call(worker())).result["requestState"]
     outcomes = await asyncio.gather(*(retry(worker(), state, RIGHT) for _ in range(5)))
     assert sorted("error" in outcome.json for outcome in outcomes) == [False, True, True, True, True]
+
+
+@pytest.mark.spec("MRTR-14")
+async def test_a_client_with_a_session_has_no_state_to_use_up() -> None:
+    async def run(ctx: Context) -> str | InputRequired:
+        if not ctx.has_input_response("sure"):
+            return InputRequired({"sure": ask_form("Sure?", WORD)})
+        return ctx.input_responses["sure"]["content"]["word"]
+
+    server = asking(run)
+    client = AppPeer(server.asgi())
+    await client.open(capabilities=FORM)
+    for _ in range(2):
+        stream = await client.post(message("tools/call", {"name": "run", "requestState": "made up"}, 1))
+        question = await stream.question()
+        await client.post(answer_to(question, {"action": "accept", "content": {"word": "yes"}}))
+        assert text((await stream.message())["result"]) == "yes"
+    assert len(server.claims._made) == 0
+    await client.leave()
+    await server.stop()
 
 
 async def sure(ctx: Context) -> str:
@@ -267,8 +291,9 @@ class Till:
 
 
 @pytest.mark.parametrize("are_workers", [False, True])
-async def test_rounds_that_come_twice_charge_once(are_workers: bool) -> None:
-    till, shared = Till(), MemoryBackend()
+@pytest.mark.parametrize("backend", [MemoryBackend, YieldingBackend])
+async def test_rounds_that_come_twice_charge_once(are_workers: bool, backend: Any) -> None:
+    till, shared = Till(), backend()
     one = till.server()
     state = (await call(till.server(shared) if are_workers else one)).result["requestState"]
     racing = (retry(till.server(shared) if are_workers else one, state, RIGHT) for _ in range(5))
@@ -329,11 +354,216 @@ async def test_a_claim_of_the_dead_ends_and_one_of_the_living_is_renewed(monkeyp
     forgotten = Claims(MemoryBackend().store, seconds=600, most_bytes=64)
     dead = asyncio.create_task(forgotten.once("x", asyncio.Event().wait))  # type: ignore[arg-type]
     await asyncio.sleep(0.01)
-    for task in asyncio.all_tasks() - {asyncio.current_task(), dead}:
+    for task in forgotten._under_way:
         task.cancel()  # what renews it: this worker does nothing any more
+    assert await asyncio.wait_for(forgotten.once("x", mine), 5) == b"mine"
+    dead.cancel()
+
+
+async def mine() -> bytes:
+    return b"mine"
+
+
+class Counted:
+    """A function that takes a few turns of the loop: how often it was called, and how often it came to its end."""
+
+    def __init__(self, store: Any = None) -> None:
+        self.began = self.ended = 0
+        self.store = Yielding(MemoryBackend().store) if store is None else store
+        self.claims = Claims(self.store, seconds=600, most_bytes=64)
+
+    async def make(self) -> bytes:
+        self.began += 1
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        self.ended += 1
+        return b"done"
+
+
+@pytest.mark.parametrize("turns", range(14))
+async def test_whenever_a_call_is_given_up_what_was_done_is_not_done_again(turns: int) -> None:
+    counted = Counted()
+    first = asyncio.create_task(counted.claims.once("x", counted.make))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    first.cancel()
+    outcome = (await asyncio.gather(first, return_exceptions=True))[0]
+    assert outcome == b"done" or isinstance(outcome, asyncio.CancelledError)
+    async with asyncio.timeout(1):  # and nobody waits for a claim that was left behind
+        assert await counted.claims.once("x", counted.make) == b"done"
+    assert counted.ended == 1
+    assert counted.began <= 2  # of which one was stopped in the middle
+
+
+@pytest.mark.parametrize("turns", range(14))
+async def test_whenever_the_store_goes_away_a_function_that_was_called_has_its_result(
+    turns: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(claims, "HELD_SECONDS", 0.1)
+    counted = Counted()
+    first = asyncio.create_task(counted.claims.once("x", counted.make))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    counted.store.is_gone = True
+    outcome = (await asyncio.gather(first, return_exceptions=True))[0]
+    assert outcome == b"done" if counted.began else isinstance(outcome, ConnectionError)
+    if counted.began and turns < 7:
+        assert "a result of ctx.once was not kept, and a round that comes twice may call" in caplog.text
+    counted.store.is_gone = False
+    async with asyncio.timeout(1):
+        assert await counted.claims.once("x", counted.make) == b"done"
+
+
+async def test_a_store_that_is_gone_for_a_while_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(claims, "HELD_SECONDS", 0.15)
+    counted = Counted()
 
     async def make() -> bytes:
-        return b"mine"
+        counted.store.is_gone = True
+        await asyncio.sleep(0.3)  # its claim is over, and nobody else came
+        counted.store.is_gone = False
+        return await counted.make()
 
-    assert await asyncio.wait_for(forgotten.once("x", make), 5) == b"mine"
-    dead.cancel()
+    assert await counted.claims.once("x", make) == b"done"
+    assert await counted.claims.once("x", unexpected) == b"done"
+    assert "a claim of ctx.once was not renewed" in caplog.text
+
+
+async def test_a_failure_is_told_though_the_store_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+    counted = Counted()
+
+    async def fail() -> bytes:
+        counted.store.is_gone = True
+        raise ToolError("The till is stuck.")
+
+    with pytest.raises(ToolError, match="stuck"):
+        await counted.claims.once("x", fail)
+    assert "whoever calls a function of ctx.once next may wait 30 seconds for it" in caplog.text
+
+
+@pytest.mark.security("R1")
+async def test_a_function_that_wants_to_exit_ends_no_process() -> None:
+    def leave() -> None:
+        raise SystemExit(3)
+
+    async def leave_soon() -> None:
+        await asyncio.sleep(0)
+        raise SystemExit(3)
+
+    for fn in (leave, leave_soon):
+
+        async def run(ctx: Context, fn: Any = fn) -> str:
+            answer = await word(ctx, "Sure?", key="sure")
+            await ctx.once("leave", fn)
+            return answer
+
+        server = Server("leaving")
+        server.add_tool(run, input_schema={"type": "object"})
+        state = (await call(server)).result["requestState"]
+        assert "result" in (await retry(server, state, RIGHT)).json
+
+
+async def test_a_plain_function_whose_call_was_given_up_is_done_and_not_done_again() -> None:
+    charged: list[int] = []
+
+    def charge() -> int:
+        time.sleep(0.2)
+        charged.append(1)
+        return len(charged)
+
+    async def run(ctx: Context) -> str:
+        answer = await word(ctx, "Sure?", key="sure")
+        return f"{answer} {await ctx.once('charge', charge)}"
+
+    server = Server("shop", backend=YieldingBackend())
+    server.add_tool(run)
+    state = (await call(server)).result["requestState"]
+    first = asyncio.create_task(retry(server, state, RIGHT))
+    await asyncio.sleep(0.05)
+    first.cancel()
+    await asyncio.wait([first])
+    assert charged == []  # who gives up does not wait for a thread
+    assert text((await retry(server, state, RIGHT)).result) == "yes 1"
+    assert charged == [1]
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_what_one_worker_gave_back_it_does_not_forget_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "MOST", 2)
+    store = MemoryBackend().store
+    one, other = (Claims(store, seconds=600, most_bytes=64) for _ in range(2))
+    assert await one.spend("a")
+    await one.give_back("a")
+    assert await other.spend("a")
+    for name in "bcd":
+        assert await one.spend(name)
+    assert not await one.spend("a")
+
+
+async def test_a_bound_that_cannot_be_kept_fails_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Keeping(Yielding):
+        async def delete(self, key: str) -> bool:
+            raise ConnectionError("the store is gone")
+
+    monkeypatch.setattr(claims, "MOST", 1)
+    states = Claims(Keeping(MemoryBackend().store), seconds=600, most_bytes=64)
+    assert [await states.spend(name) for name in "ab"] == [True, True]
+    assert "a claim beyond the bound stays until its time is over" in caplog.text
+
+
+async def test_what_is_made_again_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "MOST_BYTES", 100)
+    store = MemoryBackend().store
+    lossy = Claims(store, seconds=600, most_bytes=64)
+
+    async def large() -> bytes:
+        return b"x" * 40
+
+    for _ in range(5):
+        await lossy.once("x", large)
+        await store.delete(claims._key("once", "x"))  # as a store that was restarted
+    await lossy.once("y", large)
+    assert await lossy.once("y", unexpected) == b"x" * 40
+    assert lossy._bytes == 2 * 41
+
+
+class Odd(Yielding):
+    """A store on a bad line: its first answer to `swap` is lost, the operation repeated; and it may fall silent."""
+
+    answers = 0
+    is_silent = False
+
+    async def swap(self, *args: Any, **options: Any) -> bool:
+        if self.is_silent:
+            await asyncio.Event().wait()
+        self.answers += 1
+        if self.answers == 1:
+            await self._inner.swap(*args, **options)
+        return await self._inner.swap(*args, **options)
+
+
+async def test_a_claim_that_was_made_twice_is_ones_own() -> None:
+    counted = Counted(Odd(MemoryBackend().store))
+    async with asyncio.timeout(1):
+        assert await counted.claims.once("x", counted.make) == b"done"
+    assert counted.began == 1
+
+
+async def test_a_store_that_does_not_answer_holds_up_no_result(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(claims, "HELD_SECONDS", 0.15)
+    counted = Counted(Odd(MemoryBackend().store))
+
+    async def make() -> bytes:
+        counted.store.is_silent = True
+        return await counted.make()
+
+    async with asyncio.timeout(1):
+        assert await counted.claims.once("x", make) == b"done"
+    assert "The backend failed: a result of ctx.once was not kept" in caplog.text

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import pytest
+from typing_extensions import TypeAliasType
 
 from weft import Completion, Context, Server
 from weft.eras.stateless import NEWEST, STATELESS
@@ -92,6 +93,34 @@ async def test_the_capability_is_declared_once_something_can_be_completed() -> N
 
     assert server.capabilities.completions == {}
     assert example().capabilities.completions == {}
+
+
+async def test_the_choices_of_a_type_that_two_arguments_have_are_suggested_for_both() -> None:
+    server = Server("s")
+
+    @server.prompt
+    def compare(one: Style, other: Style | None = None) -> str:
+        return f"{one} {other}"
+
+    assert server.capabilities.completions == {}
+    for argument in ("one", "other"):
+        found = await complete(server, {"type": "ref/prompt", "name": "compare"}, argument, "st")
+        assert found["result"]["completion"]["values"] == ["strict"]
+
+
+Nested = TypeAliasType("Nested", "Literal['a'] | Deeper")
+Deeper = TypeAliasType("Deeper", "Literal['b'] | Nested")
+
+
+async def test_unions_that_are_members_of_each_other_have_an_end() -> None:
+    server = Server("s")
+
+    @server.prompt
+    def compare(one: Nested, other: Nested) -> str:
+        return f"{one} {other}"
+
+    found = await complete(server, {"type": "ref/prompt", "name": "compare"}, "one")
+    assert found["result"]["completion"]["values"] == ["a", "b"]
 
 
 async def test_a_function_suggests_for_a_prompt_and_for_a_template() -> None:

@@ -1,8 +1,8 @@
 """The lifespan: entered once, left once, in one task, whoever asks."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 
@@ -162,3 +162,25 @@ def test_what_is_no_lifespan_is_refused_where_it_is_given() -> None:
         Server("x", lifespan=5)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"not the generator life. Write @contextlib.asynccontextmanager above"):
         Server("x", lifespan=life)  # type: ignore[arg-type]
+
+    async def makes_one(server: Server) -> None: ...
+
+    with pytest.raises(UsageError, match=r"not the async function makes_one. Write @contextlib.asynccontextmanager"):
+        Server("x", lifespan=makes_one)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"not alone, which cannot be called with it: too many positional arguments"):
+        Server("x", lifespan=alone)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def alone() -> AsyncIterator[None]:
+    yield None
+
+
+async def test_what_turns_out_to_be_no_lifespan_is_told() -> None:
+    @contextmanager
+    def life(server: Server) -> Iterator[None]:
+        yield None
+
+    server = Server("x", lifespan=life)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"not one that returns _GeneratorContextManager. Write @contextlib.asyncco"):
+        await server.lifespan.start()

@@ -5,6 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 import msgspec
 import pytest
@@ -306,3 +309,53 @@ def test_listeners_are_bounded() -> None:
 
 def test_a_change_is_a_value() -> None:
     assert msgspec.to_builtins(Change("resource", "a://b")) == {"kind": "resource", "uri": "a://b"}
+
+
+@pytest.mark.parametrize(
+    ("registry", "add"),
+    [
+        ("tools", lambda server: server.add_tool(lambda: None, name="a", scopes=["admin"])),
+        ("prompts", lambda server: server.add_prompt(lambda: "", name="a", scopes=["admin"])),
+        ("resources", lambda server: server.add_resource("a://b", "x", scopes=["admin"])),
+    ],
+)
+def test_what_takes_a_scope_is_guarded_before_it_can_be_found(
+    monkeypatch: pytest.MonkeyPatch, registry: str, add: Callable[[Server], None]
+) -> None:
+    server, guarded = Server("shop"), []
+    put = Pages.add
+
+    def observed(pages: Pages[Any], name: str, item: Any) -> None:  # what a request in another thread would meet
+        tools = server.tools
+        scopes = tools._scopes if registry == "tools" else getattr(server, registry).scopes
+        guarded.append("admin" in scopes and (registry != "tools" or name in tools._guarded))
+        put(pages, name, item)
+
+    monkeypatch.setattr(Pages, "add", observed)
+    add(server)
+    assert guarded == [True]
+
+
+def test_one_of_two_threads_that_register_the_same_name_is_told_of_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, told = Server("shop"), []
+    both, get = threading.Barrier(2), Pages.get
+
+    def slow(pages: Pages[Any], name: str) -> Any:
+        found = get(pages, name)
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.2)  # without a lock both threads have looked by now
+        return found
+
+    def add() -> None:
+        try:
+            server.add_tool(lambda: None, name="buy")
+        except Exception as error:
+            told.append(type(error))
+
+    monkeypatch.setattr(Pages, "get", slow)
+    threads = [threading.Thread(target=add) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5)
+    assert told == [RegistrationError]

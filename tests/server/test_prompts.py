@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import enum
 import json
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -108,6 +109,16 @@ async def test_pictures_sounds_and_files_are_base64_with_their_type_or_embedded_
     assert link["content"] == {"type": "resource_link", "uri": "a://b", "name": "b"}
 
 
+async def test_a_result_that_a_prompt_made_is_held_to_the_same_rules() -> None:
+    server = Server("s", debug=True)
+    server.add_prompt(lambda: GetPromptResult(messages=["x"]), name="text")  # type: ignore[list-item]
+    server.add_prompt(lambda: GetPromptResult(messages="xy"), name="alone")  # type: ignore[arg-type]
+    assert (await get(server, "alone"))["result"]["messages"] == [says("user", "xy")]
+    server.add_prompt(lambda: GetPromptResult(messages=[5]), name="number")  # type: ignore[list-item]
+    assert (await get(server, "text"))["result"]["messages"] == [says("user", "x")]
+    assert "content blocks, or a list of these, not int" in (await get(server, "number"))["error"]["message"]
+
+
 async def test_a_full_result_is_sent_as_it_is_and_not_written_into() -> None:
     server = Server("s")
     shared = GetPromptResult(messages=[PromptMessage("assistant", TextContent("x"))], description="mine")
@@ -157,6 +168,21 @@ async def test_strings_become_the_types_of_the_parameters() -> None:
         ("prompts/get", "5", 3, True, ["a"], Place("Bern"), "7", None, "m"),
         ("prompts/get", '["x"]', 3, True, ["a"], Place("Bern"), "7", 9, "s"),
     ]
+
+
+class Level(enum.Enum):
+    LOW = "1"
+    HIGH = "2"
+
+
+async def test_a_choice_that_two_arguments_have_is_a_text_in_both() -> None:
+    server = Server("s")
+
+    @server.prompt
+    def compare(one: Level, other: Level | None = None) -> str:
+        return f"{one.name} {other and other.name}"
+
+    assert (await get(server, "compare", one="1", other="2"))["result"]["messages"] == [says("user", "LOW HIGH")]
 
 
 @pytest.mark.spec("PRM-01", "PRM-02", "CACHE-01", "PAG-06")

@@ -106,6 +106,14 @@ async def test_a_read_may_ask_first_and_then_carries_no_cache_hints() -> None:
     assert question.meta is None  # it is the user's: a copy was sealed
 
 
+async def test_a_result_that_a_resource_made_is_held_to_the_same_rules() -> None:
+    server = Server("s", debug=True)
+    server.add_resource("a://b", lambda: ReadResourceResult(contents=["x"]))  # type: ignore[list-item]
+    server.add_resource("a://c", lambda: ReadResourceResult(contents=[ResourceContents("a://c")]))
+    assert (await read(server, "a://b"))["contents"] == [{"uri": "a://b", "mimeType": "text/plain", "text": "x"}]
+    assert "has either `text` or `blob`: give exactly one of them" in (await fail(server, "a://c"))["message"]
+
+
 async def test_a_shared_full_result_is_not_written_into() -> None:
     server, shared = Server("s"), ReadResourceResult(contents=[ResourceContents("a://b", text="x")], ttl_ms=7)
     server.add_resource("a://b", lambda: shared)

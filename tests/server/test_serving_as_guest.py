@@ -11,10 +11,12 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from weft import Client, Limits, Server
+from weft.client.results import ToolsChanged
 from weft.errors import StartError, UsageError
 from weft.server import loading
 
@@ -22,9 +24,11 @@ QUICK = Limits(drain_seconds=2)
 
 
 @contextlib.asynccontextmanager
-async def served(server: Server, capsys: pytest.CaptureFixture[str]) -> AsyncGenerator[tuple[str, asyncio.Task[None]]]:
+async def served(
+    server: Server, capsys: pytest.CaptureFixture[str], **options: Any
+) -> AsyncGenerator[tuple[str, asyncio.Task[None]]]:
     """The server on a free port; its URL, and the task that serves."""
-    task = asyncio.create_task(server.serve("http", port=0))
+    task = asyncio.create_task(server.serve("http", port=0, **options))
     said = ""
     try:
         async with asyncio.timeout(10):
@@ -105,25 +109,86 @@ async def test_a_request_that_is_being_served_gets_the_time_to_finish(capsys: py
         assert (await asked).text == "done"
 
 
-async def test_who_cancels_twice_does_not_wait(capsys: pytest.CaptureFixture[str]) -> None:
-    server = Server("s", limits=Limits(drain_seconds=60))
+@pytest.mark.parametrize("mode", ["stateless", "session"])
+@pytest.mark.parametrize("sessions", [True, False])
+@pytest.mark.parametrize("pause", [None, 0, 0.3], ids=["waits", "at once", "in the drain"])
+async def test_nothing_is_left_in_the_loop(
+    capsys: pytest.CaptureFixture[str], mode: Any, sessions: bool, pause: float | None
+) -> None:
+    """Neither when the drain is over nor for who cancels twice, and does not wait for it."""
+    told: list[str] = []
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Server) -> AsyncIterator[str]:
+        yield "up"
+        told.append("lifespan")
+
+    server = Server("s", lifespan=lifespan, limits=Limits(drain_seconds=0.2 if pause is None else 60))
     begun = asyncio.Event()
 
     @server.tool
     async def hang() -> str:
         begun.set()
-        await asyncio.sleep(60)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            told.append("call")
         return ""
 
-    async with served(server, capsys) as (url, task), Client(url) as client:
+    before = asyncio.all_tasks()
+    async with served(server, capsys, sessions=sessions) as (url, task), Client(url, mode=mode) as client:
         asked = asyncio.create_task(client.call_tool("hang"))
         await begun.wait()
         task.cancel()
-        await asyncio.sleep(0.3)
-        task.cancel()
+        if pause is not None:
+            await asyncio.sleep(pause)
+            task.cancel()
         await asyncio.wait([task], timeout=5)
         assert task.cancelled()
+        assert (told, server.in_flight, server.sessions.loose_calls) == (["call", "lifespan"], 0, set())
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", int(url.split(":")[2].split("/")[0]))
         asked.cancel()
+        await asyncio.wait([asked])
+    await asyncio.sleep(0.1)  # for what the client had under way
+    assert asyncio.all_tasks() == before
+
+
+async def test_it_can_be_served_again_in_the_same_loop(capsys: pytest.CaptureFixture[str]) -> None:
+    server = Server("s", limits=QUICK)
+    server.add_tool(lambda: "x", name="x")
+    for mode in ("stateless", "session", "stateless"):
+        async with (
+            served(server, capsys) as (url, _),
+            Client(url, mode=mode) as client,  # type: ignore[arg-type] - a str
+            client.listen(tools=True) as changes,
+        ):
+            server.notify_tools_changed()
+            assert await asyncio.wait_for(anext(aiter(changes)), 5) == ToolsChanged()
+
+
+async def test_the_last_of_several_ends_what_they_share(capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[str] = []
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Server) -> AsyncIterator[str]:
+        told.append("up")
+        yield ""
+        told.append("down")
+
+    server = Server("s", lifespan=lifespan, limits=QUICK)
+    server.add_tool(lambda: "x", name="x")
+    async with served(server, capsys) as (url, _), Client(url, mode="session") as client:
+        session = next(iter(server.sessions._used))
+        async with client.listen(tools=True) as changes:
+            async with served(server, capsys) as (other, _), Client(other) as somebody:
+                await somebody.list_tools()
+            server.notify_tools_changed()
+            assert await asyncio.wait_for(anext(aiter(changes)), 5) == ToolsChanged()
+        assert list(server.sessions._used) == [session]
+        assert told == ["up"]
+    assert told == ["up", "down"]
+    assert server.guests == 0
 
 
 async def test_a_lifespan_that_fails_is_the_callers_to_know() -> None:

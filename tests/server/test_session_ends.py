@@ -1,6 +1,8 @@
 """Sessions: the order in which one ends, and what must not bring it back."""
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -164,3 +166,46 @@ async def test_a_server_that_was_stopped_can_serve_again() -> None:
     await peer.leave()
     await peer.open()
     await eventually(lambda: len(server.sessions) == 0)
+
+
+async def test_a_bus_that_fails_in_the_middle_is_joined_once_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = make_server()
+    bus: Any = server.backend.bus
+    subscribe = bus.subscribe
+
+    async def fail_at_the_third(topic: str, hear: Any) -> Any:
+        if len(bus._topics) == 2:
+            raise ConnectionError("the bus is down")
+        return await subscribe(topic, hear)
+
+    peer = AppPeer(server.asgi())
+    monkeypatch.setattr(bus, "subscribe", fail_at_the_third)
+    for _ in range(3):
+        with pytest.raises(AssertionError, match="-32603"):
+            await peer.open()
+    assert (bus._topics, len(server.sessions)) == ({}, 0)
+    monkeypatch.setattr(bus, "subscribe", subscribe)
+    await peer.open()
+    assert {len(listeners) for listeners in bus._topics.values()} == {1}
+    await server.stop()
+    await peer.leave()
+
+
+async def test_the_lifespan_ends_also_where_the_bus_cannot_be_left(caplog: pytest.LogCaptureFixture) -> None:
+    ended = []
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Server) -> AsyncIterator[None]:
+        yield
+        ended.append("lifespan")
+
+    server = Server("s", lifespan=lifespan)
+
+    async def fail() -> None:
+        raise ConnectionError("the bus is down")
+
+    await AppPeer(server.asgi()).open()
+    server.sessions._quit.insert(2, fail)
+    await server.stop()
+    assert (ended, server.backend.bus._topics) == (["lifespan"], {})
+    assert "Leaving the Backend's bus raised ConnectionError" in caplog.text

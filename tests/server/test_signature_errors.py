@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import enum
 import json
+from collections import deque
+from datetime import date
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field, Json, NaiveDatetime, model_validator
 
 from weft.errors import RegistrationError
 from weft.server.signature import ArgumentsError, read_signature
@@ -114,6 +116,74 @@ def test_the_members_of_a_union_are_told_in_one_sentence():
     def f(a: int | list[int] | None) -> None: ...
 
     assert error(f, {"a": "x"}).issues == ["'a': expected an integer or an array, got a string."]
+
+
+class Circle(BaseModel):
+    kind: Literal["circle"]
+    radius: int
+
+
+class Square(BaseModel):
+    kind: Literal["square"]
+    side: Annotated[int, Field(gt=0)] = 1
+
+    @model_validator(mode="after")
+    def check(self) -> Square:
+        if self.side > 9:
+            raise ValueError("a square has a side of 9 or less")
+        return self
+
+
+@pytest.mark.parametrize(
+    ("given", "issues"),
+    [
+        ({"kind": "circle"}, ["'a.radius' is missing; add it."]),
+        ({"kind": "square", "z": 1}, ["'a.z' is not known; remove it."]),
+        ({"kind": "square", "side": 0}, ["'a.side': it should be greater than 0."]),
+        ({"kind": "square", "side": 10}, ["'a': a square has a side of 9 or less."]),
+        ([{"kind": "circle"}, "x"], ["'a[0].radius' is missing; add it.", "'a[1]': expected an object, got a string."]),
+        (3, ["'a': expected an object or an array, got an integer."]),
+    ],
+)
+def test_of_a_union_the_member_that_was_meant_is_told(given: object, issues: list[str]):
+    def f(a: Circle | Square | list[Circle | Square]) -> None: ...
+
+    assert error(f, {"a": given}).issues == issues
+
+
+def test_a_number_that_is_too_large_is_told():
+    def f(a: int = 0, b: float = 0, c: list[int] = [], d: Annotated[float, Field(ge=0)] = 0) -> None: ...  # noqa: B006
+
+    assert error(f, b'{"a":1e300,"b":1e400,"c":[1e300,"%s"],"d":1e400}' % (b"9" * 5000)).issues == [
+        "'a': expected a smaller integer, got a number.",
+        "'b': expected a finite number, got a number.",
+        "'c[0]': expected a smaller integer, got a number.",
+        "'c[1]': expected a smaller integer, got a string.",
+        "'d': expected a finite number, got a number.",
+    ]
+    assert error(add, b'{"a":1e300}').issues == ["'a': expected a smaller integer, got a number."]
+
+
+def test_no_words_of_a_library_are_told():
+    def f(
+        a: complex, b: date, c: Json, d: NaiveDatetime, e: deque[int], g: Annotated[list[int], Field(min_length=3)]
+    ): ...
+
+    given = {"a": "x", "b": 1.5, "c": "{", "d": "2026-01-01T00:00:00Z", "e": 3, "g": [1]}
+    assert error(f, given).issues == [
+        "'a': expected a complex number as a string, got a string.",
+        "'b': expected a date as YYYY-MM-DD, got a number.",
+        "'c': expected JSON, got a string.",
+        "'d': expected a date and time without a time zone, got a string.",
+        "'e': expected an array, got an integer.",
+        "'g': List should have at least 3 items, not 1.",
+    ]
+
+
+def test_a_key_that_does_not_fit_is_told_as_one():
+    def f(a: dict[int, str]) -> None: ...
+
+    assert error(f, {"a": {"x": "y"}}).issues == ["'a.x': wrong as a key; expected an integer."]
 
 
 def test_constraints_are_told():

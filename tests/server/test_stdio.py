@@ -647,8 +647,8 @@ async def test_a_process_lingers_only_for_requests_that_come_one_by_one(monkeypa
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
         go.clear()
-    # The first has a task to wait for, whatever it is; then one alone, two at once, one that waits.
-    assert lingered == [False, True, False, False] + 4 * [False]  # and never for those who are not the only ones
+    # Two that come alone, two at once, one that waits.
+    assert lingered == [True, True, False, False] + 4 * [False]  # and never for those who are not the only ones
     for fd in (source, theirs, ours, sink):
         os.close(fd)
 

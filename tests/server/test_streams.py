@@ -81,3 +81,18 @@ async def test_a_reader_gets_signs_of_life() -> None:
     _, streams = make(keep_alive_seconds=0.01)
     async with aclosing(streams.follow("s", "1", 0, news=asyncio.Event())) as events:
         assert [await anext(events), await anext(events)] == [None, None]
+
+
+async def test_a_reader_that_could_not_begin_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, streams = make(replay_events=4)
+
+    async def fail(*_: Any) -> Any:
+        raise ConnectionError("the bus is down")
+
+    monkeypatch.setattr(backend.bus, "subscribe", fail)
+    with pytest.raises(ConnectionError):
+        await anext(streams.follow("s", "1", 0, news=asyncio.Event()))
+    async with asyncio.timeout(3):
+        for _ in range(10):
+            await streams.append("s", "1", b"event")
+            await streams.room("s", "1")

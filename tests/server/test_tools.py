@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 import pytest
 
-from support import CLIENT_CAPABILITIES_KEY, ask, make_server
+from support import CLIENT_CAPABILITIES_KEY, ask, encode, make_server, message
 from weft import (
     CallToolResult,
     Icon,
@@ -115,6 +115,22 @@ def test_a_header_that_is_none(header: str) -> None:
         @server.tool
         async def tool(a: Annotated[str, MirroredHeader(header)]) -> str:
             return a
+
+
+async def test_a_number_that_no_header_could_be_compared_with_is_refused() -> None:
+    server = Server("headers")
+
+    @server.tool
+    async def tool(a: Annotated[int, MirroredHeader("A")]) -> int:
+        return a
+
+    request = message("tools/call", {"name": "tool", "arguments": {"a": 1}})
+    body = encode(request).replace(b'"a":1', b'"a":1e400').replace(b'"a": 1', b'"a":1e400')
+    answer = await ask(
+        server, "tools/call", {"name": "tool", "arguments": {"a": 1}}, headers={"Mcp-Param-A": "1"}, body=body
+    )
+    assert b"1e400" in body
+    assert answer.error == {"code": -32602, "message": "Invalid params: a number in `arguments` is too large."}
 
 
 @pytest.mark.spec("HDR-18", "HDR-19", "HDR-21")
@@ -477,3 +493,10 @@ async def test_a_stop_iteration_of_a_plain_tool_is_logged_with_its_line(caplog: 
     assert (await ask(server, "tools/call", {"name": "first"})).result["isError"]
     assert "raised RuntimeError: raised StopIteration(None)" in caplog.messages[0]
     assert "in first: return next(iter([]))" in caplog.messages[0]
+
+
+async def test_a_text_in_place_of_a_list_of_blocks_is_one_block() -> None:
+    server = Server("full")
+    server.add_tool(lambda: CallToolResult(content="two words"), name="said")  # type: ignore[arg-type]
+    answer = await ask(server, "tools/call", {"name": "said"})
+    assert answer.result["content"] == [{"type": "text", "text": "two words"}]

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from weft.cli.command import WrongCommand
-from weft.cli.peer import Peer
+from weft.cli.peer import CallFailed, Peer
 from weft.protocol.schema import is_array, is_object
 
 __all__ = ["call", "list_all", "prompt", "read"]
@@ -41,10 +41,10 @@ def read(peer: Peer, uri: str) -> int:
         if "blob" not in part:
             print(part.get("text", ""))
         elif sys.stdout.isatty():  # bytes would upset a terminal
-            print(f"[{part.get('mimeType', 'bytes')}, {len(part['blob']) * 3 // 4} bytes; > FILE keeps them]")
+            print(f"[{part.get('mimeType', 'bytes')}, {len(_bytes(peer, part['blob']))} bytes; > FILE keeps them]")
         else:
             sys.stdout.flush()
-            sys.stdout.buffer.write(base64.b64decode(part["blob"]))
+            sys.stdout.buffer.write(_bytes(peer, part["blob"]))
     return 0
 
 
@@ -62,9 +62,9 @@ def list_all(peer: Peer) -> int:
     for (title, _, _, _, describe), items in zip(_LISTS, found, strict=True):
         if items:
             print(f"{title}:")
-        for item in items:
+        for item in filter(None, _objects(items)):
             name = item.get("uriTemplate") or item.get("uri") or item.get("name")
-            about = (item.get("description") or item.get("title") or "").strip().partition("\n")[0]
+            about = str(item.get("description") or item.get("title") or "").strip().partition("\n")[0]
             print(f"  {name}" + (f"  {about}" if about else ""))
             if arguments := describe(item):
                 print(f"    {arguments}")
@@ -73,10 +73,18 @@ def list_all(peer: Peer) -> int:
     return 0
 
 
+def _bytes(peer: Peer, blob: Any) -> bytes:
+    try:
+        return base64.b64decode(blob)
+    except (ValueError, TypeError):
+        raise CallFailed(f"{peer.where} sent bytes that cannot be read: they are not in base64.") from None
+
+
 def _tool_arguments(tool: Mapping[str, Any]) -> str:
     """The arguments of a tool in a line: `tea: string, grams: integer = 100`."""
     schema = _object(tool.get("inputSchema"))
-    required = schema.get("required") or ()
+    required = schema.get("required")
+    required = required if is_array(required) else ()
     words: list[str] = []
     for name, about in _object(schema.get("properties")).items():
         default = f" = {_json(about['default'])}" if is_object(about) and "default" in about else ""

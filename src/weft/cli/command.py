@@ -7,6 +7,7 @@ call with an error. 2: the command line is wrong.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -95,6 +96,16 @@ def _workers(text: str) -> int:
     raise argparse.ArgumentTypeError(f"{text!r} is no number of processes; it is 1 or more")
 
 
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if 0 < seconds < math.inf:
+        return seconds
+    raise argparse.ArgumentTypeError(f"{text!r} is no time to wait; give seconds, such as 5")
+
+
 def _add_call(parser: argparse.ArgumentParser) -> None:
     _add_server(parser)
     parser.add_argument("tool", metavar="TOOL")
@@ -129,7 +140,7 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--token", help="a bearer token that the server wants; better in the variable WEFT_TOKEN")
     parser.add_argument("--header", action="append", default=[], metavar="'NAME: VALUE'", help="to send; repeatable")
-    parser.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="how long to wait (60)")
+    parser.add_argument("--timeout", type=_seconds, default=60.0, metavar="SECONDS", help="how long to wait (60)")
 
 
 def _run(parsed: argparse.Namespace) -> int:

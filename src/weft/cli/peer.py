@@ -33,7 +33,7 @@ from weft.errors import (
 )
 from weft.limits import ClientLimits
 from weft.protocol.hosts import is_loopback
-from weft.protocol.schema import is_object
+from weft.protocol.schema import is_array, is_object
 
 __all__ = ["CallFailed", "Peer"]
 
@@ -118,7 +118,8 @@ class Peer:
         params: dict[str, Any] = {}
         for _ in range(self._limits.pages):
             result = await client.request(method, params)
-            items += result.get(key, [])
+            found = result.get(key)
+            items += found if is_array(found) else ()
             if result.get("nextCursor") is None:
                 break
             params = {"cursor": result["nextCursor"]}

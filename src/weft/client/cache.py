@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import logging
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -43,6 +45,8 @@ __all__ = [
     "unique_name",
     "whose",
 ]
+
+log = logging.getLogger("weft.client")
 
 CACHEABLE = frozenset(
     {
@@ -88,7 +92,10 @@ class CacheEntry(NamedTuple):
 
 
 class CacheStore(Protocol):
-    """Where entries are. One that several processes share needs `ResponseCache(store, clock=time.time)`."""
+    """Where entries are. One that several processes share needs `ResponseCache(store, clock=time.time)`.
+
+    What a store raises is logged, and costs what it keeps: the server is asked then.
+    """
 
     async def get(self, key: CacheKey) -> CacheEntry | None:
         """The entry, fresh or not; None when there is none."""
@@ -206,11 +213,13 @@ class CacheView:
     async def get(self, method: str, params: Mapping[str, Any] | None = None) -> bytes | None:
         """The fresh answer to a request, or None: then ask the server (CACHE-08)."""
         key = self._key(method, params)
-        partition = None if key is None else await self._scope(key)
-        if key is None or partition is _NOWHERE:
+        if key is None:
             return None
-        entry = await self._cache.store.get(key._replace(partition=partition))
-        return entry.result if entry is not None and self._cache.clock() < entry.fresh_until else None
+        with _spared():
+            partition = await self._scope(key)
+            entry = None if partition is _NOWHERE else await self._cache.store.get(key._replace(partition=partition))
+            return entry.result if entry is not None and self._cache.clock() < entry.fresh_until else None
+        return None
 
     async def put(self, method: str, params: Mapping[str, Any] | None, result: bytes, mark: int) -> None:
         """Keep an answer that has just come, if it may be kept at all."""
@@ -221,13 +230,14 @@ class CacheView:
         if seconds <= 0:
             return
         partition = None if is_public else self._partition
-        held = await self._scope(key)
-        if key.cursor is not None and held != partition:
-            return  # of another scope than its first page, or that is not kept (CACHE-15)
-        if held not in (_NOWHERE, partition):  # the scope has changed, and that of all pages with it
-            await self._cache.store.drop(self._server, method, {key.params})
-        fresh_until = self._cache.clock() + min(seconds, self._cache.max_seconds)
-        await self._cache.store.set(key._replace(partition=partition), CacheEntry(result, fresh_until))
+        with _spared():
+            held = await self._scope(key)
+            if key.cursor is not None and held != partition:
+                return  # of another scope than its first page, or that is not kept (CACHE-15)
+            if held not in (_NOWHERE, partition):  # the scope has changed, and that of all pages with it
+                await self._cache.store.drop(self._server, method, {key.params})
+            fresh_until = self._cache.clock() + min(seconds, self._cache.max_seconds)
+            await self._cache.store.set(key._replace(partition=partition), CacheEntry(result, fresh_until))
 
     async def changed(self, method: str, params: Mapping[str, Any] | None = None) -> None:
         """Hear a notification: what it is about is stale at once (CACHE-12); any other is no matter."""
@@ -236,14 +246,18 @@ class CacheView:
             uri = (params or {}).get("uri")
             if stale == _READ and isinstance(uri, str) and uri.count("/") <= _MAX_PARENTS:
                 parts = {_canonical({"uri": part}) for part in _with_parents(uri)}
-                await self._cache.store.drop(self._server, stale, parts)
+                await self._drop(stale, parts)
             else:
-                await self._cache.store.drop(self._server, stale)
+                await self._drop(stale)
 
     async def drop(self, method: str) -> None:
         """Forget every page: a cursor was refused, or a consistent snapshot is wanted (CACHE-13, CACHE-14)."""
         self._cache.note_change(self._server, method)
-        await self._cache.store.drop(self._server, method)
+        await self._drop(method)
+
+    async def _drop(self, method: str, params: Collection[bytes] | None = None) -> None:
+        with _spared():
+            await self._cache.store.drop(self._server, method, params)
 
     async def _scope(self, key: CacheKey) -> str | None:
         """The partition that the answer, or the first page of its list, is kept in, fresh or not; own before public."""
@@ -265,6 +279,15 @@ class CacheView:
         except (TypeError, ValueError, RecursionError):
             return None  # it cannot be sent either, which is said where it is to be
         return CacheKey(self._server, self._partition, method, canonical, cursor)
+
+
+@contextmanager
+def _spared() -> Generator[None]:
+    """Whatever happens to a store: answers may be lost or old, but no request fails because of it."""
+    try:
+        yield
+    except Exception:
+        log.warning("The store of the cache failed; the client goes on without it.", exc_info=True)
 
 
 def cache_from(given: Any, limits: ClientLimits) -> ResponseCache:

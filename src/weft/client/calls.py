@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from weft.client.mistakes import check_function
+from weft.client.mistakes import check_function, other_loop
 from weft.types.base import RequestId
 
 __all__ = ["Clock", "Clocks", "Courier", "Pulse", "courier", "pause"]
@@ -134,7 +134,8 @@ class Clocks:
     def start(self, request_id: RequestId, seconds: float, most: float, courier: Courier | None) -> Clock:
         """A request goes out, in this task."""
         task = asyncio.current_task(self._loop)
-        assert task is not None
+        if task is None:
+            raise other_loop()
         clock = self._running[request_id] = Clock(self, task, self._loop.time(), seconds, most, courier)
         if clock.deadline < self._next:
             self.expect(clock.deadline)
@@ -151,6 +152,11 @@ class Clocks:
     def all(self) -> list[Clock]:
         """Those of all."""
         return list(self._running.values())
+
+    def check_loop(self) -> None:
+        """UsageError in any loop but their own."""
+        if asyncio.get_running_loop() is not self._loop:
+            raise other_loop()
 
     def now(self) -> float:
         """By the loop."""
@@ -226,8 +232,10 @@ class Courier:
         task = self._task
         if task is None or task.done() or task is asyncio.current_task():
             return
-        await asyncio.wait([task], timeout=seconds)
-        await self.stop()
+        try:
+            await asyncio.wait([task], timeout=seconds)
+        finally:  # also when whoever waits is cancelled: nobody else would end it
+            await self.stop()
 
     async def stop(self) -> None:
         """Deliver nothing more."""

@@ -149,6 +149,7 @@ class Client:
         """Connect, and find out which era the server speaks. A second time, nothing."""
         async with self._life.change():
             if self._link is not None:
+                self._link.check_loop()
                 return
             await self._life.end()  # what one who gave up closing has left
             dialled, self._dialled = self._dialled or self._dial(), None  # each connection has its own
@@ -219,9 +220,11 @@ class Client:
         await self._life.close()
 
     async def _end(self) -> None:
-        link, self._link = self._opened, None
+        link = self._opened
         if link is None:
             return
+        link.check_loop()
+        self._link = None
         self._subscriptions.close()
         try:
             await link.close()

@@ -95,6 +95,7 @@ class Link:
         self._gate = asyncio.Semaphore(limits.asks_at_once)
         self._standing: asyncio.Task[None] | None = None
         self._silence: ConnectionFailed | None = None  # why the standing stream ended for good
+        self._has_stream = True  # False where the server has no standing stream
         self._is_closed = False
 
     @property
@@ -139,6 +140,10 @@ class Link:
             finally:
                 self._clocks.close()
                 await self._end_tasks()
+
+    def check_loop(self) -> None:
+        """UsageError in another loop than the one it was made in: nothing of it works there."""
+        self._clocks.check_loop()
 
     def _check_open(self) -> None:
         """Nothing begins on what is closed: nobody would end it, and no clock would run."""
@@ -213,12 +218,12 @@ class Link:
             return _checked(await self.transport.request(message, request_id, headers, resumable=self.era.resumes))
         except asyncio.CancelledError:
             self._clocks.stop(request_id)
+            is_late = clock.has_run_out()
+            self._give_up(request_id, "timeout" if is_late else "cancelled", is_greeting=is_greeting)
             if courier is not None:
                 await courier.stop()
-            if not clock.has_run_out():
-                self._give_up(request_id, "cancelled", is_greeting=is_greeting)
+            if not is_late:
                 raise
-            self._give_up(request_id, "timeout", is_greeting=is_greeting)
             raise RequestTimeout(self._timed_out(method, clock)) from None
         finally:
             self._clocks.stop(request_id)
@@ -227,6 +232,9 @@ class Link:
 
     async def exchange(self, request_id: RequestId, method: str, params: Mapping[str, Any]) -> Answer:
         """The bare exchange, with neither clock nor cancellation: what listens may wait for ever."""
+        self.check_loop()
+        if self.settling is not None:
+            await self.settling.wait()
         self._check_open()
         message, headers = self._write(request_id, method, params)
         return _checked(await self.transport.request(message, request_id, headers, resumable=self.era.resumes))
@@ -277,6 +285,7 @@ class Link:
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
         """Send a notification; RequestTimeout when the server does not take it."""
+        self.check_loop()
         try:
             message = encode_notification(method, UNSET if params is None else params)
         except (TypeError, ValueError, RecursionError):
@@ -303,7 +312,7 @@ class Link:
         if self._standing is not None:
             self._standing.cancel()
             self._standing = None
-        self._silence = None
+        self._silence, self._has_stream = None, True
         if not self.era.keeps_stream:
             return
         opened = asyncio.Event()
@@ -322,11 +331,20 @@ class Link:
             log.debug("%s holds back the head of its standing stream.", self.transport.where)
 
     async def stand_again(self) -> None:
-        """For one who begins to listen: try a stream that had ended for good once more; ConnectionFailed if in vain."""
+        """For one who begins to listen: try a stream that had ended for good once more; ConnectionFailed if in vain.
+
+        A server that has none may still tell of changes while it answers a request, so that is no error (L11-09).
+        """
         if self._silence is not None:
             await self.stand(self._silence)
         if self._silence is not None:
             raise ConnectionFailed(str(self._silence))
+        if not self._has_stream:
+            log.warning(
+                "%s has no stream for changes: they are heard only while it answers requests. Fetch what you need anew "
+                "from time to time.",
+                self.transport.where,
+            )
 
     async def _stand(self, generation: int, stands: Callable[[], None], silence: ConnectionFailed | None) -> None:
         """Run the stream; where the server does not take it any more because all is over, that is found out here."""
@@ -334,6 +352,7 @@ class Link:
         while True:
             try:
                 await self.transport.stand(era.headers(), stands)
+                self._has_stream = not self.transport.stream_per_request  # a pipe is one itself
                 if silence is not None:
                     self._fall_silent(silence)
             except Refused as refused:

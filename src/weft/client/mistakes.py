@@ -18,7 +18,7 @@ from typing import Any, cast, get_args
 import msgspec
 
 from weft.errors import RemoteError, ResourceMissing, UsageError, WeftError
-from weft.limits import ClientLimits
+from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
 from weft.types.base import LogLevel
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "check_tls",
     "kind_of",
     "not_json",
+    "other_loop",
     "plainly",
     "read_level",
     "resource_missing",
@@ -38,6 +39,20 @@ __all__ = [
 # Weft, and the futures by which one thread waits for another.
 _HIDDEN = (str(Path(__file__).parent.parent), str(Path(futures.__file__).parent))
 _DEEPEST = 50  # how far a place is looked for
+_USUAL: Mapping[str, int | float] = msgspec.structs.asdict(DEFAULT_CLIENT_LIMITS)
+# What a client can do without, or has no limit for where it is 0.
+_MAY_BE_0 = frozenset(
+    {
+        "asks_per_minute",
+        "cache_bytes",
+        "cache_entries",
+        "completions_per_second",
+        "input_requests",
+        "redirects",
+        "resumptions",
+        "rounds",
+    }
+)
 
 
 def plainly(error: BaseException) -> None:
@@ -88,9 +103,25 @@ argument: 'fields'.
 
 
 def check_limits(limits: object) -> ClientLimits:
-    """These limits; UsageError where they are none of a client."""
+    """These limits; UsageError where they are none of a client, or nobody could live within them.
+
+    >>> check_limits(ClientLimits(asks_at_once=0))
+    Traceback (most recent call last):
+    ...
+    weft.errors.UsageError: ClientLimits(asks_at_once=0) is not possible: it is a whole number, 1 or more.
+    """
     if not isinstance(limits, ClientLimits):
         raise UsageError(f"limits= was given {kind_of(limits)}; give ClientLimits(request_seconds=...) or the like.")
+    for name, usual in _USUAL.items():
+        value, least = getattr(limits, name), 0 if name in _MAY_BE_0 else 1
+        if type(usual) is float:
+            is_possible = type(value) in (int, float) and 0 < value < math.inf
+            kind = "a number of seconds, more than 0"
+        else:
+            is_possible = type(value) is int and value >= least
+            kind = f"a whole number, {least} or more"
+        if not is_possible:
+            raise UsageError(f"ClientLimits({name}={value!r}) is not possible: it is {kind}.")
     return limits
 
 
@@ -123,9 +154,17 @@ def check_timeout(seconds: Any) -> None:
     Traceback (most recent call last):
     ...
     weft.errors.UsageError: timeout= was given something of the type 'str'; give seconds as a number, such as 5.
+    >>> check_timeout(-1)
+    Traceback (most recent call last):
+    ...
+    weft.errors.UsageError: timeout=-1 is no time that could be waited; give seconds, such as 5.
     """
-    if seconds is not None and (not isinstance(seconds, int | float) or isinstance(seconds, bool)):
+    if seconds is None:
+        return
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool):
         raise UsageError(f"timeout= was given {kind_of(seconds)}; give seconds as a number, such as 5.")
+    if not seconds >= 0:  # nor is nan
+        raise UsageError(f"timeout={seconds} is no time that could be waited; give seconds, such as 5.")
 
 
 def read_level(level: Any) -> LogLevel:
@@ -139,6 +178,14 @@ def read_level(level: Any) -> LogLevel:
         return known[known.index(cast("LogLevel", level.lower()))]
     given = repr(level[:40]) if isinstance(level, str) else kind_of(level)
     raise UsageError(f"The log level cannot be {given}; use one of {', '.join(map(repr, known))}.")
+
+
+def other_loop() -> UsageError:
+    """What is said to one who connects in one `asyncio.run` and goes on in the next."""
+    return UsageError(
+        "The client was connected in another event loop; do all that it is for, and close it, within one "
+        "asyncio.run(...), or use weft.sync.Client."
+    )
 
 
 def resource_missing(error: RemoteError, uri: str) -> ResourceMissing:

@@ -320,7 +320,7 @@ class Negotiator:
     def _failure(self, last: _Outcome | None) -> WeftError:
         if last is not None and last.is_silence and len(self._tried) == 1:
             return last.error
-        tried = "; ".join(self._tried) or "nothing could be tried"
+        tried = "; ".join(one.rstrip(". ") for one in self._tried) or "nothing could be tried"
         remedy = "Check the address (its path is usually /mcp) or the command, and look into the server's log."
         if last is not None and last.status is not None and last.status >= 500:
             remedy = "Look into its log, and into that of a proxy before it."

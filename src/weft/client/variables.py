@@ -4,7 +4,8 @@
     ${NAME:-other}            or something else, where it is not set or empty
 
 So a file that names a token need not hold it. Owns how they are written, and which of them were taken: whoever got the
-file from somebody else wants to know that before anything is sent. Values are in no message.
+file from somebody else wants to know that before anything is sent. Values are in no message of this module; errors show
+the command as it is written in the file, and a URL as it was filled in, without its query.
 """
 
 from __future__ import annotations
@@ -48,11 +49,10 @@ class Variables:
                 f"{self._what} has {found[0][:60]!r}, which only some editors can fill in; write ${{NAME}} for a "
                 "variable of the environment."
             )
-        if name in self._own:
-            return self._own[name]
-        value = os.environ.get(name)
-        if value:
+        value = self._own.get(name)
+        if value is None and (value := os.environ.get(name)):
             self._taken[name] = None
+        if value:
             return value
         if other is None and value is None:
             raise UsageError(f"{self._what} needs the variable {name[:60]!r} of the environment, which is not set.")

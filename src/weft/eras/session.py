@@ -42,7 +42,7 @@ from weft.types.capabilities import ClientCapabilities
 from weft.types.lifecycle import InitializeParams
 from weft.types.request import RequestParams
 
-__all__ = ["HANDSHAKE", "READY", "SESSION", "AlreadyInitialized", "SessionServer", "Unacquainted"]
+__all__ = ["DEFAULT_LEVEL", "HANDSHAKE", "READY", "SESSION", "AlreadyInitialized", "SessionServer", "Unacquainted"]
 
 HANDSHAKE = "initialize"
 READY = "notifications/initialized"
@@ -71,10 +71,7 @@ class AlreadyInitialized(InvalidRequest):
 
 
 class Unacquainted:
-    """A peer whose handshake is not remembered: all that is known is what the request's headers say.
-
-    It cannot say how much it wants to hear, so it gets no log messages, and no `logging` is declared to it (L11-33).
-    """
+    """A peer whose handshake is not remembered: all that is known is what the request's headers say."""
 
     client_info: Implementation | None = None
     log_level: LogLevel | None = None
@@ -125,7 +122,7 @@ class SessionServer:
             params,
             peer.client_capabilities,
             peer.client_info,
-            _level(peer),
+            peer.log_level,
             None if params.meta is None else params.meta.progress_token,
         )
 
@@ -159,7 +156,7 @@ class SessionServer:
 
     def may_log(self, level: LogLevel, minimum: LogLevel | None) -> bool:
         """From the level on that the session asked for (L11-33)."""
-        return minimum is not None and log_level_reached(level, minimum)
+        return log_level_reached(level, minimum or DEFAULT_LEVEL)
 
     def refuse(self, error: ProtocolError, *, opened: bool) -> WireError:
         """Codes that later revisions gave a meaning are not used here."""
@@ -186,16 +183,10 @@ class SessionServer:
         method = offer.methods[self.name][name]
         params = _decode(method, frame)
         if not isinstance(params, InitializeParams):
-            return Envelope(ASSUMED, method, params, _NO_CAPABILITIES, log_level=_level(peer))
+            return Envelope(ASSUMED, method, params, _NO_CAPABILITIES)
         # COMPAT-22, L11-02: the version asked for if it is of this era, else the newest that is.
         revision = REVISIONS.get(params.protocol_version, NEWEST)
-        capabilities = fit_capabilities(params.capabilities, revision)
-        return Envelope(revision, method, params, capabilities, params.client_info, _level(peer))
-
-
-def _level(peer: Peer | None) -> LogLevel | None:
-    """From which level on a peer gets log messages; None where nothing is remembered of it."""
-    return None if peer is None or isinstance(peer, Unacquainted) else peer.log_level or DEFAULT_LEVEL
+        return Envelope(revision, method, params, fit_capabilities(params.capabilities, revision), params.client_info)
 
 
 def _decode(method: Method, frame: Frame) -> RequestParams:

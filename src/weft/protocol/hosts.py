@@ -23,6 +23,8 @@ _MAX_BYTES = 512  # a DNS name has at most 253 characters; nothing longer is wor
 _MAX_REMEMBERED = 1024
 # IPv6 networks whose last 32 bits are the IPv4 address that they lead to: by NAT64 (RFC 6052), SIIT, or of old.
 _TRANSLATED = tuple(IPv6Network(net) for net in ("64:ff9b::/96", "::ffff:0:0:0/96", "::/96"))
+# IPv6 networks of one site, which some releases of Python take for public: NAT64 to where the site likes, and of old.
+_OF_A_SITE = tuple(IPv6Network(net) for net in ("64:ff9b:1::/48", "fec0::/10"))
 
 
 def is_loopback(host: str) -> bool:
@@ -53,7 +55,7 @@ def is_public_address(address: str) -> bool:
         if within is None and any(found in network for network in _TRANSLATED):
             within = IPv4Address(int(found) & 0xFFFF_FFFF)
         found = within or found
-    return found.is_global and not found.is_multicast
+    return found.is_global and not found.is_multicast and not any(found in network for network in _OF_A_SITE)
 
 
 @dataclass(frozen=True, slots=True)

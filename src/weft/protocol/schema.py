@@ -28,11 +28,13 @@ __all__ = [
     "Problem",
     "SchemaError",
     "Validator",
+    "alternatives",
     "check_object_schema",
     "compile_schema",
     "is_array",
     "is_object",
     "json_type",
+    "referred",
 ]
 
 DIALECTS: Mapping[str, str] = {
@@ -179,6 +181,37 @@ def is_object(value: object) -> TypeGuard[dict[str, Any]]:
 def is_array(value: object) -> TypeGuard[list[Any]]:
     """Whether a JSON value is an array."""
     return isinstance(value, list)
+
+
+def referred(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A part of a schema that Weft made, or what it refers to under `$defs` of the root.
+
+    >>> referred({"$ref": "#/$defs/Color"}, {"$defs": {"Color": {"enum": ["red"]}}})
+    {'enum': ['red']}
+    """
+    if "$ref" not in schema:
+        return schema
+    return root.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {})
+
+
+def alternatives(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """What a value may be by a part of a schema that Weft made: the members of a union, else the part alone.
+
+    >>> list(alternatives({"anyOf": [{"type": "null"}, {"$ref": "#/$defs/A"}]}, {"$defs": {"A": {"type": "string"}}}))
+    [{'type': 'null'}, {'type': 'string'}]
+    """
+    pending, followed = [schema], set[str]()  # unions may be members of each other
+    while pending:
+        one = pending.pop(0)
+        reference = one.get("$ref")
+        if reference is not None:
+            if reference not in followed:
+                followed.add(reference)
+                pending.insert(0, referred(one, root))
+        elif members := [*one.get("anyOf", ()), *one.get("oneOf", ())]:
+            pending[:0] = members
+        else:
+            yield one
 
 
 # --- before compiling

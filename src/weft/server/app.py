@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, overload
 
 import msgspec
@@ -25,13 +25,14 @@ from weft.server.checks import checks_of
 from weft.server.claims import Claims
 from weft.server.completions import Completions
 from weft.server.connection import Connection
-from weft.server.decorating import check_kind, check_limits, check_options, decorate, plainly_called
+from weft.server.decorating import check_kind, check_limits, check_list, check_options, decorate, plainly_called
 from weft.server.dispatch import Check, Dispatcher, Handler, Middleware
 from weft.server.extensions import Extension, check_extensions
 from weft.server.faults import show_mistakes_plainly
+from weft.server.kept import Kept
 from weft.server.lifespan import Lifespan, LifespanFactory
 from weft.server.offering import handlers_of, offered, read_eras
-from weft.server.pages import DEFAULT_PAGE_SIZE, CachePolicy, read_policies
+from weft.server.pages import DEFAULT_PAGE_SIZE, CachePolicy, check_info, read_policies
 from weft.server.prompts import Prompts
 from weft.server.resources import Resources
 from weft.server.rounds import InputRequired, key_ring
@@ -131,7 +132,10 @@ class Server:
         check_limits(limits)
         if auth is not None:
             check_kind("auth", auth, ResourceServer, "ResourceServer(...)")
+        check_kind("instructions", instructions or "", str, "'Search before you answer.'")
+        check_list("middleware", middleware, callable, "functions", "timing")
         self.info = Implementation(name, version, title, description, website_url, icons)
+        check_info(self.info)
         self.instructions = instructions
         self.limits = limits
         self.debug = os.environ.get("WEFT_DEBUG", "") not in ("", "0") if debug is None else debug
@@ -139,6 +143,7 @@ class Server:
         self.threads = Threads(limits.threads)
         self.lifespan = Lifespan(lifespan, self, self.threads)
         self.in_flight = 0  # calls being served in this process, whatever their transport
+        self.guests = 0  # how many `serve` are under way
         self.eras = read_eras(eras)
         self.backend: Backend = backend or MemoryBackend()
         self.auth = auth
@@ -156,8 +161,8 @@ class Server:
         )
         self.prompts = Prompts(self.changes, policies["prompts"], page_size, limits)
         self.completions = Completions(self.prompts, self.resources)
+        check_extensions(extensions)
         self.extensions = tuple(extensions)
-        check_extensions(self.extensions)
         self._middleware: list[Middleware] = list(middleware)
         self._roots_changed: list[RootsChanged] = []
         self.background = Background(self)
@@ -297,15 +302,15 @@ class Server:
 
         def register(fn: F) -> F:
             self.completions.add(fn, prompt=prompt, template=template, argument=argument)
-            self._forget("offer")
+            Server.offer.forget(self)
             return fn
 
         return register
 
     def middleware(self, fn: Middleware) -> Middleware:
         """Register a function around every call: `async def timing(ctx, next): return await next()`."""
-        self._middleware.append(fn)
-        self._forget("dispatcher")
+        decorate(fn, self._middleware.append, "middleware")
+        Server.dispatcher.forget(self)
         return fn
 
     def on_roots_changed(self, fn: RootsChanged) -> RootsChanged:
@@ -313,8 +318,7 @@ class Server:
 
         `await connection.send_raw_request("roots/list")` asks for the new ones.
         """
-        self._roots_changed.append(fn)
-        return fn
+        return decorate(fn, self._roots_changed.append, "on_roots_changed")
 
     def roots_changed(self, connection: Connection) -> None:
         """The client at the other end of `connection` says that its roots changed."""
@@ -356,7 +360,7 @@ class Server:
             extensions={extension.id: dict(extension.settings) for extension in self.extensions} or None,
         )
 
-    @cached_property
+    @Kept
     def offer(self) -> Offer:
         """What reading and sealing messages needs to know of this server."""
         declared: Mapping[str, Any] = msgspec.to_builtins(self.capabilities)
@@ -365,7 +369,7 @@ class Server:
         versions = [version for era in self.eras for version in era.versions]
         return Offer(methods, meta, versions, self._require_initialized)
 
-    @cached_property
+    @Kept
     def dispatcher(self) -> Dispatcher:
         """Serves calls."""
         handlers: dict[str, Handler] = {"server/discover": self._discover, **handlers_of(self)}
@@ -381,10 +385,6 @@ class Server:
             watch_for_blocking(asyncio.get_running_loop())
         return Dispatcher(self, handlers, middleware=around, tracing=telemetry.middleware(), checks=checks)
 
-    def _forget(self, made: str) -> None:
-        """Have something made anew when it is next asked for."""
-        self.__dict__.pop(made, None)
-
     async def invoke(self, fn: Callable[..., Any], is_async: bool, kwargs: Mapping[str, Any]) -> Any:  # noqa: FBT001 - a fact of `fn`, not an option
         """Call a user's function: here if it is async, else in a thread."""
         value = await fn(**kwargs) if is_async else await self.threads.run(fn, kwargs)
@@ -392,11 +392,11 @@ class Server:
             raise value
         return value
 
-    async def invoke_plain(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Call any function by position: an async one here, another in a thread."""
+    async def invoke_plain(self, fn: Callable[..., Any], args: tuple[Any, ...], *, to_end: bool = False) -> Any:
+        """Call any function by position: an async one here, another in a thread (`to_end`: see there)."""
         if inspect.iscoroutinefunction(fn):
             return await fn(*args)
-        return await self.threads.run(partial(fn, *args), {})
+        return await self.threads.run(partial(fn, *args), {}, to_end=to_end)
 
     async def _discover(self, call: Call) -> DiscoverResult:
         return DiscoverResult(
@@ -409,7 +409,7 @@ class Server:
 
     def _forget_offer(self, change: Change) -> None:
         if change.kind != "resource":
-            self._forget("offer")
+            Server.offer.forget(self)
 
     # Serving.
 
@@ -460,9 +460,12 @@ class Server:
     async def stop(self) -> None:
         """Release everything, at the end of the process: sessions, what runs beside calls, the lifespan."""
         self.subscriptions.close()
-        await self.sessions.close()
-        await self.background.close(self.limits.drain_seconds)
-        await self.lifespan.stop()
+        try:
+            await self.sessions.close()
+            await self.background.close(self.limits.drain_seconds)
+        finally:
+            self.subscriptions.reopen()
+            await self.lifespan.stop()
 
     def run(self, transport: Literal["stdio", "http"] = "stdio", **options: Any) -> None:
         """Serve until stopped: on stdio, or over HTTP with `host`, `port`, `path`, `workers`, `sessions`, ..."""

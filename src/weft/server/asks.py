@@ -40,8 +40,10 @@ __all__ = [
     "Elicitation",
     "ask_form",
     "ask_model",
+    "ask_model_raw",
     "ask_roots",
     "ask_url",
+    "check_key",
     "check_request",
     "elicit",
     "elicit_url",
@@ -167,10 +169,22 @@ def ask_url(message: str, url: str, *, id: str | None = None) -> InputRequest:
 def ask_model(messages: str | Sequence[SamplingMessage], *, max_tokens: int, **options: Any) -> InputRequest:
     """The question to the client's model. `options` are the other fields of `CreateMessageParams`."""
     talk = [SamplingMessage("user", TextContent(messages))] if isinstance(messages, str) else list(messages)
-    fault = fault_of_messages(talk)
+    return _ask_model(CreateMessageParams(messages=talk, max_tokens=max_tokens, **options))
+
+
+def ask_model_raw(params: Mapping[str, Any]) -> InputRequest:
+    """The same, with params as they stand on the wire."""
+    try:
+        return _ask_model(msgspec.convert(params, CreateMessageParams))
+    except msgspec.ValidationError as error:
+        raise UsageError(f"The model cannot be asked this: {error}.") from None
+
+
+def _ask_model(params: CreateMessageParams) -> InputRequest:
+    fault = fault_of_messages(params.messages)
     if fault is not None:
         raise UsageError(f"The model cannot be asked this: {fault}")
-    return InputRequest("sampling/createMessage", CreateMessageParams(messages=talk, max_tokens=max_tokens, **options))
+    return InputRequest("sampling/createMessage", params)
 
 
 def ask_roots() -> InputRequest:
@@ -236,6 +250,8 @@ async def list_roots(call: Call, key: str | None) -> list[Root]:
 
 
 async def _ask(call: Call, request: InputRequest, answer: type[T], key: str | None) -> T:
+    if key is not None:
+        check_key(key, f"key={key!r}")
     check_request(call, request)
     params: Any = None if request.params is msgspec.UNSET else msgspec.to_builtins(request.params)
     raw = await call.asker.ask(request.method, params, key)
@@ -243,6 +259,12 @@ async def _ask(call: Call, request: InputRequest, answer: type[T], key: str | No
         return msgspec.json.decode(raw, type=answer)
     except msgspec.ValidationError:
         raise call.asker.unfit(f"the answer to {request.method} does not have its shape.") from None
+
+
+def check_key(key: object, where: str) -> None:
+    """Keys travel as JSON, where a number comes back as text, and would not be found again."""
+    if not isinstance(key, str):
+        raise UsageError(f"{where} is not possible: a key is a text, not a value of the type {type(key).__name__}.")
 
 
 def check_request(call: Call, request: InputRequest) -> None:

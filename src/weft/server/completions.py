@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from weft.errors import InvalidParams, RegistrationError
 from weft.protocol.names import closest
+from weft.protocol.schema import alternatives
 from weft.server.call import Call
 from weft.server.content import Unserialisable, check_text
 from weft.server.context import Context
@@ -142,7 +143,7 @@ class Completions:
         function = self._functions.get((kind, name, argument.name))
         if function is None:
             return CompleteResult(
-                completion=to_completion(_matching(_choices(properties[argument.name]), argument.value))
+                completion=to_completion(_matching(_choices(signature, argument.name), argument.value))
             )
         context = params.context.arguments if params.context is not None else None
         return CompleteResult(completion=await function.suggest(call, argument.value, context or {}))
@@ -165,17 +166,16 @@ class Completions:
 
 
 def _has_choices(signature: Signature) -> bool:
-    return any(_choices(schema) for schema in signature.input_schema.get("properties", {}).values())
+    return any(_choices(signature, name) for name in signature.input_schema.get("properties", {}))
 
 
-def _choices(schema: Mapping[str, Any]) -> list[str]:
+def _choices(signature: Signature, parameter: str) -> list[str]:
     """The strings that a parameter's type lists."""
-    found: list[Any] = list(schema.get("enum", ()))
-    if "const" in schema:
-        found.append(schema["const"])
-    for member in schema.get("anyOf", ()):
-        found += _choices(member)
-    return [choice for choice in found if isinstance(choice, str)]
+    root = signature.input_schema
+    listed: list[Any] = []
+    for one in alternatives(root["properties"][parameter], root):
+        listed += one.get("enum", [one.get("const")])
+    return [choice for choice in listed if isinstance(choice, str)]
 
 
 def _matching(choices: list[str], typed: str) -> list[str]:

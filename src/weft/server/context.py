@@ -20,7 +20,7 @@ from weft.server.connection import Connection, declared
 from weft.server.content import Unserialisable, to_json_text
 from weft.types.base import Implementation, LogLevel, RequestId
 from weft.types.capabilities import ClientCapabilities
-from weft.types.interaction import CreateMessageParams, CreateMessageResult, InputRequest, Root, SamplingMessage
+from weft.types.interaction import CreateMessageResult, Root, SamplingMessage
 from weft.types.lifecycle import LogMessageParams, ProgressParams
 from weft.types.subscriptions import ListenParams
 
@@ -332,8 +332,7 @@ class Context:
 
     async def sample_raw(self, params: Mapping[str, Any], *, key: str | None = None) -> dict[str, Any]:
         """Ask the client's model with params as they stand on the wire; the answer as it stands there."""
-        request = InputRequest("sampling/createMessage", msgspec.convert(params, CreateMessageParams))
-        answer = await asks.sample(self._call, request, key)
+        answer = await asks.sample(self._call, asks.ask_model_raw(params), key)
         return cast("dict[str, Any]", msgspec.to_builtins(answer))
 
     async def list_roots(self, *, key: str | None = None) -> list[Root]:
@@ -346,6 +345,7 @@ class Context:
         A handler that asks runs from the top again when the answer comes. What `fn` returned the first time is kept
         under `key` and returned the next times; it must be JSON, or of the type that `fn` says it returns (or `type`).
         """
+        asks.check_key(key, f"ctx.once({key!r}, ...)")
         if not callable(fn):
             if isinstance(fn, Coroutine):
                 fn.close()  # or Python complains of it, too

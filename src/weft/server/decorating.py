@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 from weft.errors import UsageError
 from weft.limits import DEFAULT_LIMITS, Limits
@@ -20,6 +20,7 @@ from weft.server.where import caller
 __all__ = [
     "check_kind",
     "check_limits",
+    "check_list",
     "check_options",
     "decorate",
     "plainly_called",
@@ -53,6 +54,14 @@ def check_kind(option: str, value: object, kind: type, example: str) -> None:
     if not isinstance(value, kind):
         raise UsageError(
             f"{option}= is a {kind.__name__}, not {type(value).__name__} ({caller()}). Write {option}={example}."
+        )
+
+
+def check_list(option: str, values: object, is_one: Callable[[Any], bool], what: str, example: str) -> None:
+    """Refuse an option that is not a list of what it should be."""
+    if isinstance(values, str) or not isinstance(values, Sequence) or not all(map(is_one, cast("Any", values))):
+        raise UsageError(
+            f"{option}={values!r} is not possible ({caller()}): it is a list of {what}. Write {option}=[{example}]."
         )
 
 

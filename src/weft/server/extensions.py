@@ -13,6 +13,7 @@ from weft.errors import MissingCapability, RegistrationError
 from weft.protocol.names import check_extension_id
 from weft.protocol.revisions import METHODS, Method
 from weft.server.call import Call
+from weft.server.decorating import check_list
 from weft.server.dispatch import Handler, Middleware
 
 __all__ = ["Extension", "check_extensions"]
@@ -57,6 +58,7 @@ class Extension:
 
 def check_extensions(extensions: Sequence[Extension]) -> None:
     """Refuse an identifier that is not one (VER-05), and what is there twice or belongs to the core."""
+    check_list("extensions", extensions, lambda one: isinstance(one, Extension), "extensions", "MyExtension()")
     taken: dict[str, str] = dict.fromkeys(METHODS, "the core protocol")
     seen: set[str] = set()
     for extension in extensions:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from weft.eras.session import HANDSHAKE, AlreadyInitialized
+from weft.eras.base import log_level_reached
+from weft.eras.session import DEFAULT_LEVEL, HANDSHAKE, AlreadyInitialized
 from weft.errors import InvalidParams, InvalidRequest
 from weft.server.call import Call
 from weft.types.base import EmptyResult
@@ -43,7 +44,6 @@ def _without_memory(capabilities: ServerCapabilities) -> ServerCapabilities:
     silent = ListChangedCapability()
     return msgspec.structs.replace(
         capabilities,
-        logging=None,
         tools=capabilities.tools and silent,
         prompts=capabilities.prompts and silent,
         resources=capabilities.resources and ResourcesCapability(),
@@ -55,11 +55,16 @@ async def _ping(_: Call) -> EmptyResult:
 
 
 async def _set_level(call: Call) -> EmptyResult:
-    """From which level on the session gets log messages (L11-33)."""
-    connection = call.connection
+    """From which level on the session gets log messages (L11-33). Without one it is the default, for all there is."""
+    connection, level = call.connection, cast("SetLevelParams", call.envelope.params).level
     if not connection.has_standalone_channel:
-        raise InvalidRequest("Invalid request: there is no session here that could remember a log level.")
-    connection.log_level = cast("SetLevelParams", call.envelope.params).level
+        if not log_level_reached(DEFAULT_LEVEL, level):  # it would get what it does not want
+            raise InvalidRequest(
+                "Invalid request: there is no session here that could remember a log level; messages are sent from "
+                f"{DEFAULT_LEVEL!r} on."
+            )
+        return EmptyResult()
+    connection.log_level = level
     connection.is_changed = True
     return EmptyResult()
 

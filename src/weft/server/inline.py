@@ -103,6 +103,11 @@ class Starter:
         self._loop = loop
         self._spare: _Spare | None = None
 
+    async def warm_up(self) -> None:
+        """Have a spare that is ready, so that the first coroutine is stepped at once like all others."""
+        self._spare = self._spare or _Spare(self._loop)
+        await asyncio.sleep(0)
+
     def start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any] | None:
         """Begin. The task that it waits in, or None if it has ended; what it raises in the first step is raised."""
         loop = self._loop

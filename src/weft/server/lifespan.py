@@ -61,7 +61,10 @@ class Lifespan:
     async def _run(self, ready: asyncio.Future[None], stop: asyncio.Event) -> None:
         assert self._factory is not None
         try:
-            async with self._factory(self._server) as self.value:
+            manager = self._factory(self._server)
+            if not isinstance(manager, AbstractAsyncContextManager):  # pyright: ignore[reportUnnecessaryIsInstance] - the user's
+                raise _no_lifespan(f"one that returns {type(manager).__name__}")
+            async with manager as self.value:
                 self.started = True
                 ready.set_result(None)
                 cancelled = await _cancelled_before(stop)
@@ -81,12 +84,28 @@ class Lifespan:
 
 
 def _check(factory: Any) -> None:
-    if factory is None or (callable(factory) and not inspect.isasyncgenfunction(factory)):
+    """Refuse what is no such function, as far as can be seen without calling it."""
+    name = getattr(factory, "__name__", type(factory).__name__)
+    if factory is None:
         return
-    what = f"the generator {factory.__name__}" if callable(factory) else f"{type(factory).__name__}"
-    raise UsageError(
+    if not callable(factory):
+        raise _no_lifespan(type(factory).__name__)
+    if inspect.isasyncgenfunction(factory):
+        raise _no_lifespan(f"the generator {name}")
+    if inspect.iscoroutinefunction(factory):
+        raise _no_lifespan(f"the async function {name}")
+    try:
+        inspect.signature(factory).bind(None)
+    except TypeError as error:
+        raise _no_lifespan(f"{name}, which cannot be called with it: {error}") from None
+    except ValueError:  # of a function in C, nothing is known
+        return
+
+
+def _no_lifespan(what: str) -> UsageError:
+    return UsageError(
         f"lifespan= is a function that takes the server and returns an async context manager, not {what}. Write "
-        "@contextlib.asynccontextmanager above an `async def` that yields once."
+        "@contextlib.asynccontextmanager above an `async def lifespan(server)` that yields once."
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from weft.eras.base import ServerEra
@@ -24,7 +24,8 @@ _ERAS: Mapping[str, ServerEra] = {era.name: era for era in (STATELESS, SESSION)}
 
 def read_eras(names: Sequence[str]) -> tuple[ServerEra, ...]:
     """The eras of these names."""
-    if not names or isinstance(names, str) or any(name not in _ERAS for name in names):
+    listed = isinstance(names, Collection) and not isinstance(names, str)  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+    if not listed or not names or any(name not in _ERAS for name in names):
         raise UsageError(f"Server(eras={names!r}) is not possible: give one or both of {', '.join(map(repr, _ERAS))}.")
     return tuple(era for name, era in _ERAS.items() if name in names)
 

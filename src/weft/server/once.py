@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextvars import ContextVar
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -55,20 +55,23 @@ class Once:
         try:
             async with self._locks.setdefault(key, asyncio.Lock()):
                 if key not in self._results:
-                    self._results[key] = msgspec.Raw(await self._first(key, partial(self._make, kept, fn, args)))
+                    self._results[key] = msgspec.Raw(await self._first(kept, fn, args))
         finally:
             _in_once.reset(mark)
         return kept.read(self._results[key])
 
-    async def _first(self, key: str, make: Callable[[], Awaitable[bytes]]) -> bytes:
-        """What `make` returns, or returned to another run of the same call."""
+    async def _first(self, kept: _Kept, fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+        """What `fn` returns, or returned to another run of the same call, as JSON."""
+        make = partial(self._make, kept, fn, args)
         if not self._logical:
             return await make()
-        return await self._call.server.claims.once(f"{self._logical} {key}", make)
+        name = f"{self._logical} {kept.key}"
+        return await self._call.server.claims.once(name, make, can_stop=inspect.iscoroutinefunction(fn))
 
     async def _make(self, kept: _Kept, fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
         self.began = True
-        return bytes(kept.write(await self._call.server.invoke_plain(fn, args)))
+        value = await self._call.server.invoke_plain(fn, args, to_end=bool(self._logical))
+        return bytes(kept.write(value))
 
     def check_asking(self) -> None:
         """Refuse a question out of such a function: where a question ends the run, one would wait for the other."""
@@ -80,7 +83,7 @@ class _Kept:
     """How the result under one key is written into the journal and read from it; a type that cannot be is refused."""
 
     def __init__(self, key: str, type: Any) -> None:
-        self._key = key
+        self.key = key
         self._type = type
         try:
             self._adapter = _adapter(type)
@@ -95,7 +98,7 @@ class _Kept:
             return msgspec.Raw(self._adapter.dump_json(value, warnings=False))  # what does not fit is found by `read`
         except Exception as error:  # also what the user's own serialisers raise
             raise UsageError(
-                f"ctx.once({self._key!r}) has called its function, but cannot keep the {_named(value.__class__)} that "
+                f"ctx.once({self.key!r}) has called its function, but cannot keep the {_named(value.__class__)} that "
                 f"it returned, so the next round would call it again. {_KEEPABLE}"
             ) from error
 
@@ -105,7 +108,7 @@ class _Kept:
             return self._adapter.validate_json(bytes(json))
         except Exception as error:  # also what the user's own validators raise
             raise UsageError(
-                f"What ctx.once({self._key!r}) has kept cannot be read as {_named(self._type)}: the function returned "
+                f"What ctx.once({self.key!r}) has kept cannot be read as {_named(self._type)}: the function returned "
                 f"something else than its annotation (or type=) says. {_KEEPABLE}"
             ) from error
 

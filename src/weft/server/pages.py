@@ -23,7 +23,8 @@ import msgspec
 
 from weft.errors import InvalidParams, RegistrationError, UsageError
 from weft.protocol.names import check_meta_key, closest
-from weft.types.base import CacheScope, Meta, Result, Struct
+from weft.server.where import caller
+from weft.types.base import CacheScope, Implementation, Meta, Result, Struct
 
 __all__ = [
     "DEFAULT_PAGE_SIZE",
@@ -31,6 +32,7 @@ __all__ = [
     "Encoded",
     "Pages",
     "check_definition",
+    "check_info",
     "nothing_to_remove",
     "read_policies",
 ]
@@ -275,17 +277,30 @@ def check_definition(definition: Struct, what: str, where: str) -> None:
             check_meta_key(str(key))
     except ValueError as error:
         raise RegistrationError(f"{what} cannot be registered ({where}): meta= has a wrong key. {error}") from None
+    if fault := _fault(definition):
+        raise RegistrationError(f"{what} cannot be registered ({where}): {fault}")
+
+
+def check_info(info: Implementation) -> None:
+    """Refuse what a server may not say of itself."""
+    if fault := _fault(info):
+        raise UsageError(f"Server({info.name!r}) is not possible ({caller()}): {fault}")
+
+
+def _fault(definition: Struct) -> str | None:
+    """What is wrong with something that is going to be sent: it is not JSON, or not of the type it should be."""
     try:
         encoded = _encode(definition)
     except (TypeError, ValueError, RecursionError) as error:
-        raise RegistrationError(
-            f"{what} cannot be registered ({where}): its definition is not JSON: {_clause(error)}. "
+        return (
+            f"its definition is not JSON: {_clause(error)}. "
             "Use strings, numbers, booleans, None, lists and dictionaries with string keys in it."
-        ) from None
+        )
     try:
         _check_kinds(definition, msgspec.json.decode(encoded, type=type(definition)))
     except ValueError as error:
-        raise RegistrationError(f"{what} cannot be registered ({where}): {_option(error)}.") from None
+        return f"{_option(error)}."
+    return None
 
 
 def _check_kinds(given: Struct, read: Struct) -> None:
@@ -325,6 +340,11 @@ def read_policies(
 ) -> tuple[CachePolicy, dict[str, CachePolicy]]:
     """The policy of a server, and that of each of its lists; UsageError where one is none, or is for no list."""
     policy = CachePolicy() if cache is None else cache
+    if list_cache is not None and not isinstance(list_cache, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+        raise UsageError(
+            f"list_cache= has a CachePolicy for each list, not {type(list_cache).__name__}. "
+            "Write list_cache={'tools': CachePolicy(ttl_ms=60_000)}."
+        )
     policies = dict(list_cache or {})
     for name in policies:
         if name not in lists:

@@ -6,6 +6,7 @@ returns becomes messages.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import Any, Literal, NoReturn, cast
@@ -16,6 +17,7 @@ from weft.errors import InvalidParams, ParseError, RegistrationError
 from weft.jsonrpc import check_bounds
 from weft.limits import Limits
 from weft.protocol.names import closest
+from weft.protocol.schema import alternatives
 from weft.server.auth.scopes import check_scopes, page_for
 from weft.server.call import Call
 from weft.server.changes import Change, Changes
@@ -119,7 +121,10 @@ class RegisteredPrompt:
         )
         properties: Mapping[str, Mapping[str, Any]] = self.signature.input_schema.get("properties", {})
         required = self.signature.input_schema.get("required", ())
-        self._spoken = {name for name, schema in properties.items() if not _takes_text(schema)}
+        whole = self.signature.input_schema
+        self._spoken = {
+            name for name, schema in properties.items() if not any(map(_takes_text, alternatives(schema, whole)))
+        }
         definition.description = definition.description or self.signature.description or None
         definition.arguments = [
             PromptArgument(name, schema.get("title"), schema.get("description"), required=name in required)
@@ -151,25 +156,28 @@ class RegisteredPrompt:
         try:
             value = await call.server.invoke(self.fn, self.signature.is_async, kwargs)
             if isinstance(value, Result):
-                return copy(value)
+                return _full(value)
             return GetPromptResult(messages=to_messages(value), description=self.definition.description)
         except BaseException:
             call.blamed = f"Prompt {self.definition.name!r} ({self.where})"
             raise
 
 
+def _full(value: Result) -> Result:
+    """A result that the prompt made itself: a copy, for it will be sealed, with messages as any other has them."""
+    result = copy(value)
+    if isinstance(result, GetPromptResult):
+        result.messages = to_messages(result.messages)
+    return result
+
+
 def _takes_text(schema: Mapping[str, Any]) -> bool:
-    """Whether a string fits this property as it is; one that says nothing takes anything."""
-    for keyword in ("anyOf", "oneOf", "allOf"):
-        if keyword in schema:
-            return any(_takes_text(member) for member in schema[keyword])
+    """Whether a string fits this schema as it is; one that says nothing takes anything."""
     if "const" in schema:
         return isinstance(schema["const"], str)
     if "enum" in schema:
         return any(isinstance(value, str) for value in schema["enum"])
-    kinds = schema.get("type")
-    if kinds is None:
-        return "$ref" not in schema  # what still is a reference refers to itself: an object or an array
+    kinds = schema.get("type", "string")
     return "string" in ([kinds] if isinstance(kinds, str) else kinds)
 
 
@@ -182,6 +190,7 @@ class Prompts:
         self._limits = limits
         self._pages: Pages[RegisteredPrompt] = Pages("prompts", page_size)
         self.scopes: frozenset[str] = frozenset()  # that any prompt takes
+        self._lock = threading.Lock()  # prompts come and go from threads, too
         self.used = False  # once there was a prompt, the capability stays declared
 
     def __len__(self) -> int:
@@ -215,16 +224,17 @@ class Prompts:
         prompt = RegisteredPrompt(fn, definition, self._limits, where)
         prompt.scopes = check_scopes(scopes, f"Prompt {name!r} ({where})")
         prompt.needs = check_needs(needs, f"Prompt {name!r} ({where})")
-        taken = self._pages.get(name)
-        if taken is not None:
-            raise RegistrationError(
-                f"Prompt {name!r} is registered twice: at {taken.where} and at {where}. "
-                "Give one of them another name with @server.prompt(name=...)."
-            )
         check_definition(definition, f"Prompt {name!r}", where)
-        self._pages.add(name, prompt)
-        self.scopes |= frozenset(prompt.scopes)
-        self.used = True
+        with self._lock:
+            taken = self._pages.get(name)
+            if taken is not None:
+                raise RegistrationError(
+                    f"Prompt {name!r} is registered twice: at {taken.where} and at {where}. "
+                    "Give one of them another name with @server.prompt(name=...)."
+                )
+            self.scopes |= frozenset(prompt.scopes)  # guarded before it can be found
+            self._pages.add(name, prompt)
+            self.used = True
         self._changes.publish(Change("prompts"))
 
     def remove(self, name: str) -> None:

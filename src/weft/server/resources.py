@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import logging
+import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from itertools import chain
@@ -21,7 +22,7 @@ from weft.server.call import Call
 from weft.server.changes import Change, Changes
 from weft.server.content import HELPERS, File, Unserialisable, check_mime_type, check_text, to_json_text
 from weft.server.context import Context
-from weft.server.decorating import warn_of_web_uri
+from weft.server.decorating import check_kind, warn_of_web_uri
 from weft.server.needs import check_needs
 from weft.server.pages import CachePolicy, Encoded, Pages, check_definition, nothing_to_remove
 from weft.server.signature import ArgumentsError, Signature, read_signature
@@ -58,8 +59,12 @@ def to_contents(value: Any, uri: str, mime_type: str | None) -> list[ResourceCon
     if isinstance(value, list | tuple):
         items = cast("list[Any] | tuple[Any, ...]", value)
         if any(isinstance(item, (ResourceContents, *HELPERS)) for item in items):
-            return [_one(item, item.uri if isinstance(item, File) else uri, mime_type) for item in items]
+            return _several(items, uri, mime_type)
     return [_one(value, uri, mime_type)]
+
+
+def _several(items: Iterable[Any], uri: str, mime_type: str | None) -> list[ResourceContents]:
+    return [_one(item, item.uri if isinstance(item, File) else uri, mime_type) for item in items]
 
 
 def _one(value: Any, uri: str, mime_type: str | None) -> ResourceContents:
@@ -200,6 +205,7 @@ class Resources:
         self._templates: Pages[RegisteredTemplate] = Pages("resource templates", page_size)
         self.scopes: frozenset[str] = frozenset()  # that any resource takes
         self.has_needs = False  # whether any resource needs something of the client
+        self._lock = threading.Lock()  # resources come and go from threads, too
         self.used = False  # once there was a resource, the capability stays declared
 
     def __len__(self) -> int:
@@ -242,6 +248,9 @@ class Resources:
 
         A URI with `{` in it is a template, which needs a function.
         """
+        check_kind("uri", uri, str, "'docs://guide'")
+        check_kind("mime_type", mime_type or "", str, "'text/plain'")
+        check_kind("cache", cache or self._cache, CachePolicy, "CachePolicy(ttl_ms=60_000)")
         fn = cast("Callable[..., Any]", content) if callable(content) else None
         where = where or (location(fn) if fn is not None else caller())
         name = name or _default_name(uri, fn)
@@ -266,21 +275,22 @@ class Resources:
         needs: Sequence[str],
         scopes: Sequence[str],
     ) -> None:
-        taken = pages.get(uri)
-        if taken is not None:
-            raise RegistrationError(
-                f"Resource {uri!r} is registered twice: at {taken.where} and at {entry.where}. "
-                "Give one of them another URI, or remove the first."
-            )
         check_definition(entry.definition, f"Resource {uri!r}", entry.where)
         entry.scopes = check_scopes(scopes, entry.described)
         entry.needs = check_needs(needs, entry.described)
-        if isinstance(entry, RegisteredTemplate):
-            self._warn_if_hidden(entry)
-        pages.add(uri, entry)
-        self.scopes |= frozenset(entry.scopes)
-        self.has_needs |= bool(entry.needs)
-        self.used = True
+        with self._lock:
+            taken = pages.get(uri)
+            if taken is not None:
+                raise RegistrationError(
+                    f"Resource {uri!r} is registered twice: at {taken.where} and at {entry.where}. "
+                    "Give one of them another URI, or remove the first."
+                )
+            if isinstance(entry, RegisteredTemplate):
+                self._warn_if_hidden(entry)
+            self.scopes |= frozenset(entry.scopes)  # guarded before it can be found
+            self.has_needs |= bool(entry.needs)
+            pages.add(uri, entry)
+            self.used = True
         warn_of_web_uri(uri, entry.described)
         self._changes.publish(Change("resources"))
 
@@ -396,6 +406,7 @@ def _result(value: Any, uri: str, entry: RegisteredResource | RegisteredTemplate
         raise ResourceNotFound(uri)
     if isinstance(value, ReadResourceResult):
         result = copy(value)
+        result.contents = _several(value.contents, uri, entry.definition.mime_type)
     else:
         result = ReadResourceResult(contents=to_contents(value, uri, entry.definition.mime_type))
     if result.ttl_ms is None:

@@ -23,7 +23,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -87,13 +87,29 @@ async def serve(server: Server, transport: _Transport = "stdio", **options: Any)
         return
     given = _read_options("server.serve", transport, options)
     _prepare(server, transport, given)
-    if transport == "stdio":
-        await _serve_stdio(server)
-    elif given.workers > 1:
+    if given.workers > 1:
         raise StartError("server.serve has one worker, that of the loop it runs in; leave workers= out, or use run().")
+    if transport == "stdio":
+        from weft.server.transports.stdio import serve_stdio
+
+        async with _visit(server):
+            await serve_stdio(server)
     else:
         with contextlib.closing(bind(given.host, given.port)) as listener:
-            await _serve_as_guest(server, given, listener)
+            async with _visit(server):
+                await _serve_as_guest(server, given, listener)
+
+
+@contextlib.asynccontextmanager
+async def _visit(server: Server) -> AsyncGenerator[None]:
+    """Serve as a guest. The last one stops the server: others may serve it too, elsewhere in this loop."""
+    server.guests += 1
+    try:
+        yield
+    finally:
+        server.guests -= 1
+        if not server.guests:
+            await server.stop()
 
 
 def _read_options(what: str, transport: str, options: Mapping[str, Any]) -> HttpOptions:
@@ -188,17 +204,29 @@ def serve_http(server: Server, options: HttpOptions, listener: socket.socket, st
 
 async def _serve_as_guest(server: Server, options: HttpOptions, listener: socket.socket) -> None:
     http = _http_server(server, options, lambda: announce(server, options, listener), is_guest=True)
+    await server.lifespan.start()
+    task = asyncio.create_task(http.serve(sockets=[listener]), name="weft-http")
     try:
-        await server.lifespan.start()
-        task = asyncio.create_task(http.serve(sockets=[listener]), name="weft-http")
+        await asyncio.shield(task)  # uvicorn, cancelled itself, would drop the requests that are being served
+    except asyncio.CancelledError:
+        http.should_exit = True
         try:
-            await asyncio.shield(task)  # uvicorn, cancelled itself, would drop the requests that are being served
-        except asyncio.CancelledError:
-            http.should_exit = True
             await task
-            raise
-    finally:
-        await server.stop()
+        except asyncio.CancelledError:  # asked a second time
+            await _abandon(http)
+        raise
+
+
+async def _abandon(http: uvicorn.Server) -> None:
+    """Let go of all that uvicorn has not ended itself: the loop is not ours, and would go on with it."""
+    for server in getattr(http, "servers", ()):  # there from when it has started
+        server.close()
+    for connection in list(http.server_state.connections):
+        connection.transport.abort()
+    if tasks := list(http.server_state.tasks):
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=1)
 
 
 def _http_server(
@@ -213,8 +241,9 @@ def _http_server(
             started()
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            server.subscriptions.close()  # or the drain would wait for streams that never end
-            server.sessions.end_streams()
+            if server.guests <= 1:  # or the drain would wait for streams that never end
+                server.subscriptions.close()
+                server.sessions.end_streams()
             await super().shutdown(sockets)
 
         def capture_signals(self) -> Any:
@@ -227,7 +256,8 @@ def _http_server(
             self.should_exit = True
 
     logging.getLogger("uvicorn.error").addFilter(_is_news)
-    return HttpServer(_uvicorn_config(server, options))
+    # A guest may not be the only one: see `_visit`.
+    return HttpServer(_uvicorn_config(server, options, "off" if is_guest else "on"))
 
 
 def _calm_collector() -> None:
@@ -247,7 +277,7 @@ def _is_news(record: logging.LogRecord) -> bool:
     return not is_given_up and not record.getMessage().startswith("ASGI callable returned without completing response")
 
 
-def _uvicorn_config(server: Server, options: HttpOptions) -> uvicorn.Config:
+def _uvicorn_config(server: Server, options: HttpOptions, lifespan: Literal["on", "off"]) -> uvicorn.Config:
     import uvicorn
 
     from weft.server.transports.head_guard import guarded_protocol, respond_at_once
@@ -265,7 +295,7 @@ def _uvicorn_config(server: Server, options: HttpOptions) -> uvicorn.Config:
         app,  # type: ignore[arg-type] - an ASGI app by its own spelling of the types
         http=guarded_protocol(server.limits),
         ws="none",
-        lifespan="on",
+        lifespan=lifespan,
         log_config=None,
         access_log=False,
         proxy_headers=False,  # R14: what a peer says of its address is not believed

@@ -125,6 +125,10 @@ class Session:
             cancellation.cancel("the session has ended")
         if self._outstanding is not None:
             self._outstanding.close()
+        self.wake_streams()
+
+    def wake_streams(self) -> None:
+        """Have whoever sends a stream here look whether it goes on."""
         for news in (self.wake, *self.resumed.values()):
             if news is not None:
                 news.set()

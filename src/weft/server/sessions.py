@@ -25,7 +25,7 @@ import msgspec
 from weft.backends.base import Unsubscribe
 from weft.jsonrpc import Frame
 from weft.server.changes import Change, encode_change, note
-from weft.server.connection import Connection
+from weft.server.connection import Cancellation, Connection
 from weft.server.faults import report
 from weft.server.notices import take_notification
 from weft.server.records import OFTEN, Record, Records
@@ -64,6 +64,7 @@ class Sessions:
         self._ending: set[asyncio.Task[None]] = set()
         self._joining = asyncio.Lock()
         self._quit: list[Unsubscribe] = []  # how not to listen any more to what other workers have to tell
+        self.loose_calls: set[Cancellation] = set()  # of clients that have no session, where none are kept
         server.changes.subscribe(self._heard)
 
     def __len__(self) -> int:
@@ -210,21 +211,23 @@ class Sessions:
         """The server is about to stop: end the streams that only wait, and those that are opened from now on."""
         self.closing = True
         for session in chain(self._unused.values(), self._used.values()):
-            waiting = [session.wake, *session.resumed.values()]
-            session.wake = None
-            session.resumed.clear()
-            for news in waiting:
-                if news is not None:
-                    news.set()
+            session.wake_streams()
 
     async def close(self) -> None:
         """The server stops: end the live part of every session. The records stay, for other workers."""
-        await asyncio.gather(*(self._release(session) for session in [*self._unused.values(), *self._used.values()]))
+        ended = [self._release(session) for session in (*self._unused.values(), *self._used.values())]
+        await asyncio.gather(self._give_up_loose_calls(), *ended)
         if self._ending:
             await asyncio.wait(self._ending, timeout=self.limits.drain_seconds)
-        while self._quit:
-            await self._quit.pop()()
+        await _unsubscribe(self._quit)
         self.closing = False
+
+    async def _give_up_loose_calls(self) -> None:
+        tasks = [cancellation.task for cancellation in self.loose_calls if cancellation.task is not None]
+        for cancellation in list(self.loose_calls):
+            cancellation.cancel("the server stops")
+        if tasks:
+            await asyncio.wait(tasks, timeout=self.limits.drain_seconds)
 
     # Answers to questions, which may come in at another worker than the one that asked.
 
@@ -362,8 +365,13 @@ class Sessions:
         """A session that another worker opened, or has changed since."""
         if known is not None:
             known.stale = False
-        await self._listen()  # before it is read, or a change right after could be missed
-        record = await self._records.read(id)
+        try:
+            await self._listen()  # before it is read, or a change right after could be missed
+            record = await self._records.read(id)
+        except BaseException:
+            if known is not None:
+                known.stale = True
+            raise
         if record is None:
             return None
         session = known or self._local(id)  # it may have been found meanwhile
@@ -392,7 +400,14 @@ class Sessions:
                     _ENDED: self._ended_elsewhere,
                     _CHANGED: self._changed_elsewhere,
                 }
-                self._quit = [await self._bus.subscribe(topic, hear) for topic, hear in topics.items()]
+                joined: list[Unsubscribe] = []
+                try:
+                    for topic, hear in topics.items():
+                        joined.append(await self._bus.subscribe(topic, hear))
+                except BaseException:
+                    await _unsubscribe(joined)  # or the next attempt would hear everything twice
+                    raise
+                self._quit = joined
 
     def _ended_elsewhere(self, message: bytes) -> None:
         session = self._local(message.decode())
@@ -428,6 +443,15 @@ class Sessions:
 _ENDED = "sessions/ended"
 _CHANGED = "sessions/changed"
 _NOTICES = "sessions/notices"
+
+
+async def _unsubscribe(topics: list[Unsubscribe]) -> None:
+    """Hear nothing more. Where a Backend fails at that, there is nothing left to do about it."""
+    while topics:
+        try:
+            await topics.pop()()
+        except Exception as error:  # noqa: BLE001 - whatever a Backend raises
+            report("Leaving the Backend's bus", error, debug=False)
 
 
 def _answers(worker: str) -> str:

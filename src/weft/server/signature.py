@@ -97,7 +97,7 @@ class Signature(msgspec.Struct, frozen=True):
         raise self._explain(problems, raw)
 
     def _explain(self, problems: list[Any], raw: bytes) -> ArgumentsError:
-        if problems[0]["type"] == "json_invalid":
+        if problems[0]["type"] == "json_invalid" and not problems[0]["loc"]:  # else a text of JSON within them
             return ArgumentsError(["They are not valid JSON; send a JSON object."], subject=self._subject)
         arguments = pydantic_core.from_json(raw)
         if not isinstance(arguments, dict):

@@ -6,55 +6,73 @@ nothing: whether arguments fit is the signature's business.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from weft.errors import WeftError
 from weft.limits import DEFAULT_LIMITS, Limits
-from weft.protocol.schema import is_array, is_object, json_type
+from weft.protocol.schema import is_array, is_object, json_type, referred
 
 __all__ = ["ArgumentsError", "expectation", "explain", "place_of", "replace"]
 
 _MAX_ISSUE = 350
 _MAX_DEPTH = 64  # schemas refer to themselves
 _DIGITS = frozenset("-0123456789")
+_MISSING = frozenset({"missing", "missing_argument", "missing_keyword_only_argument"})
+
+_PREFIX = re.compile(r"\A(?:Value error|Assertion failed), ")
+_SUBJECT = re.compile(r"\A(?:Decimal i|I)nput (?=should |is |violated )")
 
 _Path = tuple[str | int, ...]
 
-_EXPECTED = {
+_EXPECTED = {  # by the kind of a problem, as a whole or without a suffix
     "bool": "true or false",
     "bytes": "a string",
     "complex": "a complex number as a string",
+    "counter": "an object",
     "dataclass": "an object",
+    "dataclass_exact": "an object",
     "date": "a date as YYYY-MM-DD",
     "datetime": "a date and time in ISO 8601 form",
     "decimal": "a number",
+    "deque": "an array",
     "dict": "an object",
+    "finite_number": "a finite number",
     "float": "a number",
+    "fraction": "a number",
+    "frozen_dict": "an object",
     "frozen_set": "an array",
     "int": "an integer",
+    "int_parsing_size": "a smaller integer",
+    "iterable": "an array",
     "list": "an array",
     "mapping": "an object",
     "model": "an object",
     "model_attributes": "an object",
+    "named_tuple": "an array",
     "none": "null",
+    "ordered_dict": "an object",
     "set": "an array",
     "string": "a string",
     "time": "a time as HH:MM:SS",
     "time_delta": "a duration in ISO 8601 form",
     "timezone_aware": "a date and time with a time zone",
+    "timezone_naive": "a date and time without a time zone",
     "tuple": "an array",
     "url": "a URL",
     "uuid": "a UUID",
 }
 _SUFFIXES = (
+    "",
     "_type",
     "_parsing",
+    "_str_parsing",
     "_from_date_parsing",
     "_from_datetime_parsing",
     "_from_float",
+    "_from_datetime_inexact",
     "_required",
-    "_inexact",
 )
 
 
@@ -104,26 +122,61 @@ def explain(
     wrong: dict[_Path, list[str]] = {}
     missing: list[_Path] = []
     extra: list[_Path] = []
-    for problem in problems:
+    for problem in _likeliest(problems, arguments):
         path = _path(problem["loc"], arguments)
         kind: str = problem["type"]
-        if kind in {"missing", "missing_argument", "missing_keyword_only_argument"}:
+        if kind in _MISSING:
             missing.append((*path, problem["loc"][-1]) if not _ends(path, problem["loc"]) else path)
         elif kind in {"extra_forbidden", "unexpected_keyword_argument", "no_such_attribute"}:
             extra.append(path)
         else:
             words = expectation(problem)
+            if problem["loc"][-1:] == ("[key]",) and path[-1:] != ("[key]",):
+                words = f"wrong as a key; {words}"
             known = wrong.setdefault(path, [])
             if words not in known:
                 known.append(words)
     issues = [_missing(path, schema, as_text=are_texts and len(path) == 1) for path in _unique(missing)]
-    reached = [*wrong, *missing, *extra]
-    for path, words in wrong.items():
-        # A union tells why each of its members does not fit; the member that fits best says it deeper inside.
-        if not any(len(other) > len(path) and other[: len(path)] == path for other in reached):
-            issues.append(_wrong(path, words, arguments, as_text=are_texts and len(path) == 1))
+    issues += [_wrong(path, words, arguments, as_text=are_texts and len(path) == 1) for path, words in wrong.items()]
     issues += [_extra(path, missing, schema) for path in _unique(extra)]
     return ArgumentsError(issues, subject=subject)
+
+
+def _likeliest(problems: Sequence[Mapping[str, Any]], arguments: Any, start: int = 0) -> Sequence[Mapping[str, Any]]:
+    """What is to be told: of a union, why the member that was most likely meant does not fit, not why the others don't.
+
+    That is the one with the fewest problems, of those whose type fits. The steps before `start` are looked at already.
+    """
+    told: list[Mapping[str, Any]] = []
+    unions: dict[_Path, dict[str | int, list[Mapping[str, Any]]]] = {}
+    for problem in problems:
+        at = _member_step(problem, arguments, start)
+        if at is None:
+            told.append(problem)
+        else:
+            location = problem["loc"]
+            unions.setdefault(location[:at], {}).setdefault(location[at], []).append(problem)
+    for before, members in unions.items():
+        depth = len(before) + 1
+        fitting = [found for found in members.values() if not any(_is_about_type(one, depth) for one in found)]
+        for found in [min(fitting, key=len)] if fitting else members.values():
+            told += _likeliest(found, arguments, depth)
+    return told
+
+
+def _is_about_type(problem: Mapping[str, Any], depth: int) -> bool:
+    """Whether it is about the type of the value at this depth, and not about what is in it."""
+    return len(problem["loc"]) == depth and expectation(problem).startswith("expected ")
+
+
+def _member_step(problem: Mapping[str, Any], arguments: Any, start: int) -> int | None:
+    """Which step of a location names a member of a union: the first that leads nowhere, but for what is missing."""
+    location: Sequence[str | int] = problem["loc"]
+    for at, step in enumerate(location):
+        inside, arguments = _step(arguments, step)
+        if not inside and at >= start:
+            return None if at == len(location) - 1 and problem["type"] in _MISSING else at
+    return None
 
 
 def _wrong(path: _Path, words: list[str], arguments: Any, *, as_text: bool) -> str:
@@ -178,11 +231,7 @@ def expectation(problem: Mapping[str, Any]) -> str:
     for suffix in _SUFFIXES:
         if kind.endswith(suffix) and kind.removesuffix(suffix) in _EXPECTED:
             return f"expected {_EXPECTED[kind.removesuffix(suffix)]}"
-    message = str(problem["msg"])
-    for prefix in ("Value error, ", "Assertion failed, "):
-        message = message.removeprefix(prefix)
-    if message.startswith("Input should "):
-        message = message.replace("Input should ", "it should ", 1)
+    message = _SUBJECT.sub("it ", _PREFIX.sub("", str(problem["msg"]))).replace(" after validation", "")
     return _cut(message.rstrip("."), 250)
 
 
@@ -210,12 +259,12 @@ def _schema_at(schema: Mapping[str, Any], path: _Path) -> Mapping[str, Any] | No
     return _resolved(found, schema) if "$ref" in found else found
 
 
-def _resolved(schema: dict[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
+def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
     """A schema without what stands before it: a reference, or that it may be null as well."""
     for _ in range(_MAX_DEPTH):
         inner = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
         if "$ref" in schema:
-            schema = root.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {})
+            schema = referred(schema, root)
         elif len(inner) == 1 and is_object(inner[0]):
             schema = inner[0]
         else:

@@ -47,17 +47,16 @@ class _Fields:
 
     def compile(self, doc: Docstring) -> Arguments:
         try:
-            adapter = _typed_dict(self.fields)
+            adapter = _typed_dict(self.fields, allow_inf_nan=False)  # as `signature_plain` has it
             schema = schema_of(adapter, "validation")
         except Exception as error:  # noqa: BLE001  # whatever a type's own hooks raise, the remedy is the same
             raise self.blame(error) from None
         schema = self.describe(schema, doc)
         core = refusing_extras(adapter.core_schema)
         self.check_mirrored(schema, core)
-        validator = adapter.validator if core is adapter.core_schema else _compiled(core)
         return Arguments(
             schema=schema,
-            validate_json=validator.validate_json,
+            validate_json=_compiled(core).validate_json,
             validate_large=_compiled(stopping_early(core)).validate_json,
         )
 
@@ -148,18 +147,15 @@ class _Fields:
         )
 
 
-def _typed_dict(fields: Mapping[str, Any]) -> TypeAdapter[Any]:
+def _typed_dict(fields: Mapping[str, Any], *, allow_inf_nan: bool = True) -> TypeAdapter[Any]:
     holder: Any = TypedDict("Arguments", dict(fields))  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]  # fields known at run time
-    holder.__pydantic_config__ = ConfigDict(extra="forbid")
+    holder.__pydantic_config__ = ConfigDict(allow_inf_nan=allow_inf_nan)
     return TypeAdapter(holder)
 
 
 def _compiled(core: Any) -> SchemaValidator:
     """The validator of a core schema that was changed: models must not bring their own, made of the unchanged one."""
-    try:
-        return SchemaValidator(core, _use_prebuilt=False)
-    except TypeError:  # a version that has no such validators to bring
-        return SchemaValidator(core)
+    return SchemaValidator(core, _use_prebuilt=False)
 
 
 def _field_info(annotation: Any) -> FieldInfo:

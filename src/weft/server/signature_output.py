@@ -127,7 +127,7 @@ def _inner_misfit(promised: _Promise, value: Any) -> ValidationError | None:
         promised.validate(parts, by_alias=True, by_name=True)
     except ValidationError as error:
         return error
-    except (TypeError, ValueError, RecursionError):  # has no parts, or this pydantic does not know `by_name`
+    except (TypeError, ValueError, RecursionError):  # has no parts
         return None
     return None
 

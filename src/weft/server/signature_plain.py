@@ -29,6 +29,7 @@ __all__ = [
     "plain_type",
     "shown_default",
     "stopping_early",
+    "with_each",
 ]
 
 _SCALARS: tuple[tuple[Any, CoreSchema, dict[str, Any]], ...] = (
@@ -41,6 +42,8 @@ _SCALARS: tuple[tuple[Any, CoreSchema, dict[str, Any]], ...] = (
 _CONTAINERS = frozenset({
     "counter", "deque", "dict", "frozen-dict", "frozendict", "frozenset", "list", "ordered-dict", "set", "tuple",
 })  # fmt: skip
+_GIVEN = ("metadata", "default")  # what a core schema holds that is no schema, whatever it looks like
+_FINITE = core_schema.CoreConfig(allow_inf_nan=False)  # 1e400 is JSON, but no number that a function could take
 
 
 class Arguments(msgspec.Struct, frozen=True):
@@ -103,7 +106,7 @@ def plain_arguments(parameters: Iterable[Parameter], doc: Docstring) -> Argument
         described = {"description": doc.params[name]} if name in doc.params else {}
         properties[name] = {**plain.shown, **described, **({} if required else shown_default(default))}
     required_names = [name for name, field in fields.items() if field.get("required")]
-    core = core_schema.typed_dict_schema(fields, extra_behavior="forbid")
+    core = core_schema.typed_dict_schema(fields, extra_behavior="forbid", config=_FINITE)
     return Arguments(
         schema={
             "type": "object",
@@ -121,16 +124,20 @@ def _fits(core: CoreSchema, default: Any) -> bool:
     return is_hashable(default) and SchemaValidator(core).isinstance_python(default, strict=True)
 
 
-def stopping_early(node: Any) -> Any:
+def stopping_early(core: Any) -> Any:
     """The same core schema, but each container stops at its first wrong item: few errors, however much comes."""
-    if is_array(node):
-        return [stopping_early(child) for child in node]
-    if not is_object(node):
-        return node
-    changed = {key: value if key in ("metadata", "default") else stopping_early(value) for key, value in node.items()}
-    if node.get("type") in _CONTAINERS:
-        changed["fail_fast"] = True
-    return changed
+    return with_each(core, lambda schema: {**schema, "fail_fast": True} if schema["type"] in _CONTAINERS else schema)
+
+
+def with_each(core: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """The same core schema, but with every schema in it changed, the innermost first."""
+    if is_array(core):
+        return [with_each(part, change) for part in core]
+    if not is_object(core):
+        return core
+    is_schema = isinstance(core.get("type"), str)  # else a mapping, such as of fields, in which "default" may be a name
+    parts = {key: value if is_schema and key in _GIVEN else with_each(value, change) for key, value in core.items()}
+    return change(parts) if is_schema else parts
 
 
 def is_hashable(value: Any) -> bool:

@@ -15,10 +15,12 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from weft.protocol.schema import is_array, is_object
+from weft.server.signature_plain import with_each
 
 __all__ = ["inline", "refusing_extras", "schema_of"]
 
 _DEFS = "#/$defs/"
+_WITH_FIELDS = ("dataclass", "model", "typed-dict")
 
 
 def schema_of(adapter: TypeAdapter[Any], mode: Literal["validation", "serialization"]) -> dict[str, Any]:
@@ -31,24 +33,25 @@ def schema_of(adapter: TypeAdapter[Any], mode: Literal["validation", "serializat
 
 
 def refusing_extras(core: Any) -> Any:
-    """The same core schema, but a model that does not say what becomes of unknown fields refuses them, as dataclasses
-    and TypedDicts do there: nothing that a client sends is dropped silently. The same object where there is none.
+    """The same core schema, but a model, dataclass or TypedDict that does not say what becomes of unknown fields
+    refuses them: nothing that a client sends is dropped silently.
     """
-    if is_array(core):
-        parts = [refusing_extras(part) for part in core]
-        return parts if any(new is not old for new, old in zip(parts, core, strict=True)) else core
-    if not is_object(core):
+    return with_each(core, _refusing_extras)
+
+
+def _refusing_extras(core: dict[str, Any]) -> dict[str, Any]:
+    if not _is_silent_on_extras(core):
         return core
-    changed = {key: value if key in ("metadata", "default") else refusing_extras(value) for key, value in core.items()}
-    if core.get("type") == "model" and _is_silent_on_extras(core):
-        changed["config"] = {**core.get("config", {}), "extra_fields_behavior": "forbid"}
-    return changed if any(changed[key] is not core.get(key) for key in changed) else core
+    refusing = {**core, "config": {**core.get("config", {}), "extra_fields_behavior": "forbid"}}
+    return {**refusing, "extra_behavior": "forbid"} if core["type"] == "typed-dict" else refusing
 
 
 def _is_silent_on_extras(core: Any) -> bool:
-    """Whether a model leaves open what becomes of unknown fields. One with an `__init__` of its own decides there."""
-    config: Any = getattr(core["cls"], "model_config", {})
-    return config.get("extra") is None and not core.get("custom_init") and not core.get("root_model")
+    """Whether a type with fields leaves open what becomes of others. A model's own `__init__` decides there."""
+    if core["type"] not in _WITH_FIELDS or core.get("custom_init") or core.get("root_model"):
+        return False
+    # pydantic writes out its own default in a TypedDict, and nowhere else.
+    return "extra_fields_behavior" not in core.get("config", {}) and core.get("extra_behavior", "ignore") == "ignore"
 
 
 def inline(schema: dict[str, Any]) -> dict[str, Any]:
@@ -100,19 +103,20 @@ class _Plain(GenerateJsonSchema):
         """Say nothing: a default that JSON cannot show is left out of the schema, and still used."""
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
-        shown = _untitled(super().model_schema(schema), schema["cls"])
-        if self.mode == "validation" and "properties" in shown and _is_silent_on_extras(schema):
-            shown.setdefault("additionalProperties", False)
-        return shown
+        return self._shown(super().model_schema(schema), schema)
 
     def dataclass_schema(self, schema: core_schema.DataclassSchema) -> JsonSchemaValue:
-        return _untitled(super().dataclass_schema(schema), schema["cls"])
+        return self._shown(super().dataclass_schema(schema), schema)
 
     def typed_dict_schema(self, schema: core_schema.TypedDictSchema) -> JsonSchemaValue:
-        return _untitled(super().typed_dict_schema(schema), schema.get("cls"))
+        return self._shown(super().typed_dict_schema(schema), schema)
 
-
-def _untitled(schema: JsonSchemaValue, cls: type | None) -> JsonSchemaValue:
-    if cls is not None and schema.get("title") == cls.__name__:
-        del schema["title"]
-    return schema
+    def _shown(self, shown: JsonSchemaValue, core: Any) -> JsonSchemaValue:
+        """Without its made-up title; and what refuses unknown fields (`refusing_extras`) says so."""
+        cls = core.get("cls")
+        if cls is not None and shown.get("title") == cls.__name__:
+            del shown["title"]
+        extras = _refusing_extras(core).get("config", {}).get("extra_fields_behavior")
+        if self.mode == "validation" and "properties" in shown and extras == "forbid":
+            shown.setdefault("additionalProperties", False)
+        return shown

@@ -127,8 +127,8 @@ class Streams:
         too slow is better told than shown half of what happened.
         """
         key = _key(session, stream)
-        reader = self._readers[key] = _Reader(self.most_unread)
         unsubscribe = await self._backend.bus.subscribe(key, lambda _: news.set())
+        reader = self._readers[key] = _Reader(self.most_unread)  # not before: nobody waits for one that never reads
         try:
             if after and await self._ends_with(key, after):
                 return

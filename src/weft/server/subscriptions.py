@@ -83,7 +83,7 @@ class Subscriptions:
         self._listeners: dict[Listener, None] = {}
         self._per_peer: dict[str, int] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._closed: asyncio.AbstractEventLoop | None = None  # where all streams were ended, for good
+        self._closed: asyncio.AbstractEventLoop | None = None  # where all streams end, those to come as well
         server.changes.subscribe(self._heard)
 
     def __len__(self) -> int:
@@ -116,7 +116,7 @@ class Subscriptions:
     def close(self, peer: str | None = None) -> int:
         """End the open streams gracefully, all or those of one peer, as one of the ends goes away. How many it were.
 
-        All of them means for good: a stream that is opened after that, in the same loop, ends at once.
+        All of them means those to come, too: a stream that is opened after that, in the same loop, ends at once.
         """
         if peer is None:
             self._closed = asyncio.get_running_loop()
@@ -125,6 +125,10 @@ class Subscriptions:
             listener.ended = True
             listener.rouse()
         return len(ending)
+
+    def reopen(self) -> None:
+        """All has ended that was to end: who serves the same server again has streams again."""
+        self._closed = None
 
     def close_soon(self) -> None:
         """The same for all streams, from anywhere: a signal handler, another thread."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from weft.errors import RegistrationError
 from weft.protocol.names import check_uri
+from weft.protocol.schema import alternatives
 from weft.protocol.uritemplate import UriTemplate
 from weft.server.signature import Signature
 from weft.types.resources import Resource
@@ -89,12 +90,8 @@ def _check_kinds(template: UriTemplate, signature: Signature, where: str) -> Non
 
 def _kinds(schema: Mapping[str, Any], root: Mapping[str, Any]) -> set[str]:
     """The JSON types that a schema takes; none where it does not simply say so."""
-    if "$ref" in schema:
-        schema = root.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {})
-    if "anyOf" in schema:
-        members = [_kinds(member, root) for member in schema["anyOf"]]
-        return set[str]().union(*members) if all(members) else set()
-    return {schema["type"]} if isinstance(schema.get("type"), str) else set()
+    kinds: list[Any] = [one.get("type") for one in alternatives(schema, root)]
+    return set(kinds) if all(isinstance(kind, str) for kind in kinds) else set()
 
 
 def _names(names: Iterable[str]) -> str:

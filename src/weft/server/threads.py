@@ -37,8 +37,12 @@ class Threads:
         # Who waits for a thread waits here and not in the pool's queue, which has no end and forgets nobody (D9).
         self._permits: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
-    async def run(self, fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call `fn` in a thread, with the caller's context variables."""
+    async def run(self, fn: Callable[..., Any], kwargs: Mapping[str, Any], *, to_end: bool = False) -> Any:
+        """Call `fn` in a thread, with the caller's context variables.
+
+        `to_end` takes no notice of being cancelled once while the function runs: it will be done, and its caller, a
+        task of its own, has to know what came of it.
+        """
         context = contextvars.copy_context()
         loop = asyncio.get_running_loop()
         permits = self._permits.get(loop)
@@ -46,7 +50,11 @@ class Threads:
             permits = self._permits[loop] = asyncio.Semaphore(self._size)
         await permits.acquire()
         work = self._submit(lambda: context.run(_outcome, fn, kwargs), permits, loop)
-        outcome = await asyncio.wrap_future(work, loop=loop)
+        ended = asyncio.wrap_future(work, loop=loop)
+        if to_end:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([ended])
+        outcome = await ended
         if outcome.error is not None:
             raise outcome.error
         if inspect.isawaitable(outcome.value):  # a plain function around an async one

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from typing import Any, cast
@@ -135,13 +136,14 @@ class RegisteredTool:
 
     def _compile(self, schema: Mapping[str, Any], what: str) -> Validator:
         try:
+            compiled = compile_schema(schema)
             if what == "input_schema":
                 check_object_schema(schema)
-            return compile_schema(schema)
         except SchemaError as error:
             raise RegistrationError(
                 f"Tool {self.name!r} cannot be registered ({self.where}): its {what} is wrong: {error}"
             ) from None
+        return compiled
 
     async def invoke(self, call: Call, params: CallToolParams) -> Result:
         """Bind the arguments, call the function, make a result of what it returns."""
@@ -224,7 +226,7 @@ class RegisteredTool:
         """A result the tool made itself: a copy, for it will be sealed, and held to what the tool has declared."""
         result = copy(value)
         if isinstance(result, CallToolResult):
-            result.content = to_blocks(list(result.content))
+            result.content = to_blocks(result.content)
             if self.definition.output_schema is not None and not result.is_error:
                 result.structured_content = self._promised(result.structured_content)
         return result
@@ -297,6 +299,7 @@ class Tools:
         self._tools: dict[str, RegisteredTool] = {}  # the same, for the quickest look-up there is
         self._scopes: frozenset[str] = frozenset()  # that any tool takes
         self._guarded: dict[str, RegisteredTool] = {}  # those whose calls must pass a check first
+        self._lock = threading.Lock()  # tools come and go from threads, too
         self.used = False  # once there was a tool, the capability stays declared
 
     def __len__(self) -> int:
@@ -312,6 +315,18 @@ class Tools:
     def add(self, fn: Callable[..., Any], options: ToolOptions) -> RegisteredTool:
         """Register a tool; listeners hear of it."""
         tool = RegisteredTool(fn, options, self._threads)
+        with self._lock:
+            self._check_free(tool)
+            if tool.mirrors or tool.needs or tool.single_use or tool.scopes:  # guarded before it can be found
+                self._guarded[tool.name] = tool
+                self._scopes |= frozenset(tool.scopes)
+            self._tools[tool.name] = tool
+            self._pages.add(tool.name, tool)
+            self.used = True
+        self._changes.publish(Change("tools"))
+        return tool
+
+    def _check_free(self, tool: RegisteredTool) -> None:
         taken = self._pages.get(tool.name)
         if taken is not None:
             raise RegistrationError(
@@ -319,21 +334,14 @@ class Tools:
                 "Clients find a tool by its name, so one of the two could never be called. "
                 "Give one of them another name with @server.tool(name=...)."
             )
-        self._pages.add(tool.name, tool)
-        self._tools[tool.name] = tool
-        if tool.mirrors or tool.needs or tool.single_use or tool.scopes:
-            self._guarded[tool.name] = tool
-            self._scopes |= frozenset(tool.scopes)
-        self.used = True
-        self._changes.publish(Change("tools"))
-        return tool
 
     def remove(self, name: str) -> None:
         """Take a tool out; listeners hear of it. UsageError when there is none."""
-        if self._pages.remove(name) is None:
-            raise nothing_to_remove("tool", name, self._pages.names())
-        del self._tools[name]
-        self._guarded.pop(name, None)
+        with self._lock:
+            if self._pages.remove(name) is None:
+                raise nothing_to_remove("tool", name, self._pages.names())
+            del self._tools[name]
+            self._guarded.pop(name, None)
         self._changes.publish(Change("tools"))
 
     async def list(self, call: Call) -> Encoded:
@@ -369,7 +377,7 @@ class Tools:
         if tool.mirrors and call.headers is not None and call.era.mirrors_params:
             check_mirrors(tool.mirrors, call.headers, _decoded(params.arguments))
         require_needs(call, tool.needs)
-        if tool.single_use:
+        if tool.single_use and call.round is not None:  # where there are no rounds, it is a field that nobody knows
             call.spends = params.request_state
 
     def _unknown(self, name: str) -> InvalidParams:
@@ -379,5 +387,8 @@ class Tools:
 
 
 def _decoded(arguments: msgspec.Raw | UnsetType) -> Mapping[str, Any]:
-    value: Any = None if arguments is UNSET else msgspec.json.decode(arguments)
+    try:
+        value: Any = None if arguments is UNSET else msgspec.json.decode(arguments)
+    except msgspec.DecodeError:  # a number that no float can hold
+        raise InvalidParams("Invalid params: a number in `arguments` is too large.") from None
     return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}

@@ -385,6 +385,7 @@ async def test_a_token_that_was_given_and_lacks_scopes(challenge, advice):
         (401, "Bearer", b'{"error": {"code": 1, "message": "Who?\\n"}}', "(HTTP 401): Who?."),
         (401, "", b'{"error": "cut', "(HTTP 401): it gave no reason."),
         (403, 'Bearer error="invalid_request"', b"", "(HTTP 403): invalid_request."),
+        (401, 'Bearer error="x", error_description="s3cret is unknown"', b"", "(HTTP 401): … is unknown."),
     ],
 )
 async def test_a_token_that_was_given_and_is_refused(status, challenge, body, said):
@@ -405,6 +406,16 @@ async def test_a_token_from_a_function():
 
     assert await BearerToken(lambda: "one").headers(SERVER, "POST") == {"Authorization": "Bearer one"}
     assert await BearerToken(later).headers(SERVER, "POST") == {"Authorization": "Bearer two"}
+
+
+@pytest.mark.parametrize("token", ["", "a b", "a\r\nX: y", "é", None])
+async def test_a_token_from_a_function_that_cannot_be_sent(token):
+    async def later():
+        return token
+
+    for function in (later, lambda: token):
+        with pytest.raises(UsageError, match="cannot be sent"):
+            await BearerToken(function).headers(SERVER, "POST")
 
 
 @pytest.mark.parametrize("token", ["", "a b", "a\r\nX: y", "é"])

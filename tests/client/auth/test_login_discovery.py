@@ -180,8 +180,16 @@ def test_a_document_of_another_issuer_is_not_used(other):
 
 def test_the_next_issuer_is_asked_when_one_cannot_be_used():
     world = World()
-    world.documents[PRM] = prm(authorization_servers=["https://down.example", ISSUER])
+    world.documents[PRM] = prm(authorization_servers=["https://down.example", "https://[", ISSUER])
     assert find(world).issuer.issuer == ISSUER
+
+
+def test_an_issuer_that_is_no_url_is_told_of():
+    world = World()
+    world.documents[PRM] = prm(authorization_servers=["https://["])
+    with pytest.raises(AuthorizationFailed, match="publishes its metadata") as failure:
+        find(world)
+    assert "https://[ is no URL" in failure.value.tried
 
 
 def test_no_issuer_at_all_is_one_clear_error():

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+from contextlib import asynccontextmanager
 
 import pytest
 from auth_world import REDIRECT, SERVER, TOKEN, Person, World, go, json_response, oauth
@@ -117,3 +118,26 @@ async def test_a_function_that_gets_an_assertion_and_fails_is_named():
         await go(WorkloadIdentity("robot", fail, fetcher=World()))
     assert str(failure.value) == "The function given as `assertion` failed (KeyError). Repair it, and try again."
     assert isinstance(failure.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("moment", ["entering", "leaving"])
+async def test_a_storage_that_cannot_be_claimed_is_named(moment):
+    class Unclaimed(MemoryStorage):
+        @asynccontextmanager
+        async def claimed(self, key):
+            if moment == "entering":
+                raise RuntimeError("SECRET")
+            yield
+            raise RuntimeError("SECRET")
+
+    world, now = World(), [1000.0]
+    world.answers[TOKEN] = json_response({"access_token": "a", "token_type": "Bearer", "refresh_token": "r"})
+    auth = oauth(world, Person(), Unclaimed(), now)
+    await go(auth)
+    now[0] += 60
+    with pytest.raises(AuthorizationFailed) as failure:
+        await go(auth)
+    assert str(failure.value) == (
+        "What is kept of logins cannot be claimed: Unclaimed failed (RuntimeError). Repair it, and try again."
+    )
+    assert isinstance(failure.value.__cause__, RuntimeError)

@@ -83,6 +83,8 @@ def test_what_is_shown_of_a_url():
         ("64:ff9b::10.0.0.1", True),
         ("::ffff:0:10.0.0.1", True),
         ("::10.0.0.1", True),
+        ("64:ff9b:1::10.0.0.1", True),
+        ("fec0::1", True),
         ("64:ff9b::8.8.8.8", False),
         ("8.8.8.8", False),
         ("2606:4700::1111", False),
@@ -97,21 +99,35 @@ def test_which_addresses_are_private(address, expected):
 
 @pytest.mark.spec("SBP-02")
 @pytest.mark.security("D15")
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "10.0.0.8", "169.254.169.254", "x.localhost"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1",
+        "localhost",
+        "[::1]",
+        "10.0.0.8",
+        "169.254.169.254",
+        "x.localhost",
+        # What is connected to has plain digits and dots, whichever it is written with.
+        "\uff11\uff12\uff17.0.0.1",
+        "127\u30020\u30020\u30021",
+        "\u2460\u2461\u2466.0.0.1",
+    ],
+)
 async def test_a_public_server_cannot_send_us_to_a_private_place(host, monkeypatch):
-    monkeypatch.setattr(fetching_module, "_is_public", public)
+    monkeypatch.setattr(fetching_module, "_barred_for", public)
     with pytest.raises(FetchFailed, match="private address"):
         await fetch(Fetcher(), Request("GET", f"https://{host}/metadata"), PUBLIC)
 
 
-async def public(_: str) -> bool:
-    return True
+async def public(_: str):
+    return is_private
 
 
 @pytest.mark.spec("SBP-02")
 @pytest.mark.security("D15")
 async def test_a_name_that_leads_to_a_private_place_is_found_out_when_it_is_resolved(monkeypatch):
-    monkeypatch.setattr(fetching_module, "_is_public", public)
+    monkeypatch.setattr(fetching_module, "_barred_for", public)
     asked: list[str] = []
 
     async def handler(exchange):
@@ -132,18 +148,50 @@ async def test_a_name_that_leads_to_a_private_place_is_found_out_when_it_is_reso
         assert reply.status == 200
 
 
-async def test_whether_a_server_is_public(monkeypatch):
-    def resolved(host, *args, **kwargs):
-        if host == "gone.example":
+def resolve(monkeypatch, **names: str) -> None:
+    """Have names lead to addresses: those of others to one that is public, and `gone` nowhere."""
+
+    def resolved(host, port, *args, **kwargs):
+        name = host.partition(".")[0]
+        if name == "gone":
             raise socket.gaierror
-        inside, outside = "10.0.0.1", "8.8.8.8"
-        addresses = {"inside.example": [inside], "both.example": [inside, outside]}.get(host, [outside])
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
+        addresses = names.get(name, "8.8.8.8").split()
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port or 0)) for address in addresses]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolved)
-    names = ("public.example", "inside.example", "both.example", "gone.example", "localhost", "10.0.0.1", "8.8.8.8")
-    answers = [await fetching_module._is_public(f"https://{name}/mcp") for name in names]
-    assert answers == [True, False, True, True, False, False, True]
+
+
+@pytest.mark.security("D15")
+async def test_what_is_barred_on_behalf_of_which_server(monkeypatch):
+    resolve(monkeypatch, inside="10.0.0.1", both="10.0.0.1 8.8.8.8", here="127.0.0.1")
+    addresses = ("8.8.8.8", "10.0.0.2", "127.0.0.1", "0.0.0.0", "::1", "::ffff:127.0.0.1")
+
+    async def barred(host: str) -> list[bool]:
+        refuses = await fetching_module._barred_for(f"https://{host}/mcp")
+        return [refuses is not None and refuses(address) for address in addresses]
+
+    for public_one in ("public.example", "both.example", "gone.example", "8.8.8.8"):
+        assert await barred(public_one) == [False, True, True, True, True, True]
+    for named in ("inside.example", "here.example"):
+        assert await barred(named) == [False, False, True, True, True, True]
+    for written in ("localhost", "10.0.0.1", "127.0.0.1", "[::1]", "x.localhost"):
+        assert await barred(written) == [False] * 6
+
+
+@pytest.mark.security("D15")
+async def test_a_name_that_leads_inside_for_a_moment_does_not_lead_to_services_of_this_machine(monkeypatch):
+    asked: list[str] = []
+
+    async def handler(exchange):
+        asked.append(exchange.path)
+        await exchange.respond(200, b"{}")
+
+    async with http_server(handler) as url:
+        resolve(monkeypatch, flipping="10.0.0.1")
+        for target in (url, url.replace("127.0.0.1", "localhost")):
+            with pytest.raises(FetchFailed, match="a server elsewhere has no business to name"):
+                await fetch(Fetcher(), Request("POST", target, {}, b"{}"), "https://flipping.example/mcp")
+        assert asked == []
 
 
 # --- how much

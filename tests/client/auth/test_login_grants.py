@@ -409,3 +409,39 @@ def test_nonces_are_bounded_and_only_new_ones_count():
     for number in range(1000):
         nonces.put(str(number), "n")
     assert len(nonces._last) <= 256
+
+
+def test_a_machine_whose_token_has_to_be_bound_and_is_not():
+    with pytest.raises(AuthorizationFailed, match="dpop=True"):
+        World().run(ClientCredentialsFlow("robot", "s", dpop=True, clock=lambda: NOW).login(situation()))
+
+
+def test_a_refresh_does_not_lose_the_key():
+    world = dpop_world()
+    world.answers[TOKEN] = json_response({"access_token": "bound", "token_type": "DPoP", "refresh_token": "r"})
+    again = situation("dpop")
+    again.token = log_in(world, situation("dpop"), dpop=True)
+    again.token.obtained_at -= 100
+    world.answers[TOKEN] = json_response({"access_token": "free", "token_type": "Bearer"})
+    with pytest.raises(AuthorizationFailed, match="dpop=True"):
+        log_in(world, again, dpop=True)
+
+
+def test_a_token_that_was_never_bound_is_not_refreshed_where_it_has_to_be():
+    world = World()
+    world.answers[TOKEN] = json_response({"access_token": "free", "token_type": "Bearer", "refresh_token": "r"})
+    again = situation()
+    again.token = log_in(world, situation())
+    again.token.obtained_at -= 100
+    world.answers[TOKEN] = json_response({"access_token": "bound", "token_type": "DPoP"})
+    assert log_in(world, again, dpop=True).access_token == "bound"
+    assert [form["grant_type"] for form in world.forms()] == ["authorization_code"] * 2
+
+
+def test_an_issuer_that_repeats_what_it_was_sent_is_not_quoted_with_it():
+    world, secret = World(), "s" * 300
+    world.answers[TOKEN] = json_response({"error": "invalid_grant", "error_description": f"{secret} of the-code"}, 400)
+    flow = CodeFlow(Registration(client_id="c", client_secret=secret), clock=lambda: NOW)
+    with pytest.raises(AuthorizationFailed, match=r"invalid_grant: … of …") as failure:
+        world.run(flow.login(situation()))
+    assert not any("sss" in text or "the-code" in text for text in (str(failure.value), *failure.value.tried))

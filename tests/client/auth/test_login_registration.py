@@ -10,7 +10,7 @@ from weft.client.auth.challenge import Challenge
 from weft.client.auth.flow import CodeFlow
 from weft.client.auth.grant import Situation
 from weft.client.auth.registration import Registration, application_type
-from weft.client.auth.steps import FetchFailed
+from weft.client.auth.steps import FetchFailed, Response
 from weft.errors import AuthorizationFailed, UsageError
 
 REGISTER, TOKEN = f"{ISSUER}/register", f"{ISSUER}/token"
@@ -90,6 +90,25 @@ def test_a_secret_that_has_expired_is_registered_anew():
     world.answers[REGISTER] = json_response(
         {"client_id": "c", "client_secret": "s", "client_secret_expires_at": 1}, 201
     )
+    log_in(world)
+    log_in(world)
+    assert len(world.registered()) == 2
+
+
+def test_a_time_beyond_all_times_is_none():
+    world = World()
+    world.answers[REGISTER] = Response(201, {}, b'{"client_id": "c", "client_secret_expires_at": 1%s}' % (b"0" * 400))
+    log_in(world)
+    log_in(world)
+    assert len(world.registered()) == 1
+
+
+def test_an_issuer_that_has_forgotten_the_client_is_registered_with_anew():
+    world = World()
+    world.answers[TOKEN] = json_response({"error": "invalid_client"}, 401)
+    with pytest.raises(AuthorizationFailed, match="invalid_client"):
+        log_in(world)
+    del world.answers[TOKEN]
     log_in(world)
     log_in(world)
     assert len(world.registered()) == 2

@@ -1,7 +1,9 @@
 """One login for many: requests that wait for it whatever it is called, and programs that keep it in the same place."""
 
 import asyncio
+import gc
 import json
+from contextlib import asynccontextmanager
 
 import pytest
 from auth_world import AS, ISSUER, SERVER, TOKEN, Person, World, go, json_response, metadata, oauth, refusal
@@ -271,3 +273,57 @@ async def test_a_lack_of_scopes_does_not_cost_the_key():
     assert await go(auth, 403, 'DPoP algs="ES256", Bearer error="insufficient_scope", scope="write"') is True
     assert person.asked[1]["scope"] == "write"
     assert (await auth.headers(SERVER, "POST"))["Authorization"] == "DPoP bound"
+
+
+# --- who goes away
+
+
+async def test_a_refresh_that_nobody_waits_for_any_more_is_not_lost():
+    """Its token is good for once: shown again, it would end the login."""
+    world, person, now = World(), Person(), [1000.0]
+    issuer = Issuer(world)
+    auth = oauth(world, person, now=now)
+    await go(auth)
+    reply, may_go_on = world.open, asyncio.Event()
+
+    @asynccontextmanager
+    async def open_slowly(server_url):
+        async with reply(server_url) as fetch:
+
+            async def fetch_slowly(request):
+                answer = await fetch(request)
+                if request.method == "POST":
+                    await may_go_on.wait()
+                return answer
+
+            yield fetch_slowly
+
+    world.open = open_slowly
+    now[0] += 60
+    leaving = asyncio.create_task(auth.headers(SERVER, "POST"))
+    await asyncio.sleep(0.01)
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    may_go_on.set()
+    headers = await auth.headers(SERVER, "POST")
+    assert headers["Authorization"] == "Bearer a2"
+    assert issuer.grants == ["authorization_code", "refresh_token"]
+    assert len(person.asked) == 1
+
+
+async def test_a_refresh_that_fails_when_nobody_waits_is_not_complained_of(caplog):
+    world, now = World(), [1000.0]
+    Issuer(world)
+    auth = oauth(world, Person(), now=now)
+    await go(auth)
+    world.answers[TOKEN] = json_response({"error": "server_error"}, 500)
+    now[0] += 60
+    leaving = asyncio.create_task(auth.headers(SERVER, "POST"))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    await asyncio.sleep(0.01)
+    del leaving
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+    assert (await auth.headers(SERVER, "POST"))["Authorization"] == "Bearer a1"

@@ -618,3 +618,37 @@ async def test_connections_that_may_lead_nowhere_are_not_used_again() -> None:
     assert ports[0] == ports[1]
     assert len(set(ports)) == 6
     assert cookies == [None, *["a=1"] * 6]  # one client is still one client
+
+
+async def test_one_who_gives_up_closing_leaves_no_connection_open() -> None:
+    async def handle(exchange: Exchange) -> None:
+        await exchange.respond(200, b"{}")
+
+    async with http_server(handle) as url:
+        wire = AiohttpWire(ClientLimits())
+        await wire.open()
+        (await wire.exchange("POST", url, {}, b"{}")).done()
+        wire.renew()
+        (await wire.exchange("POST", url, {}, b"{}")).done()
+        pools = [*wire._retired, wire._session]
+        closing = asyncio.create_task(wire.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        await asyncio.sleep(0.01)
+        assert [pool.closed for pool in pools] == [True, True]
+        await wire.close()
+
+
+@pytest.mark.parametrize("answer", [b"\0\1 nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nno header\r\n\r\n"])
+async def test_an_answer_that_is_no_http_is_told_without_the_query(answer: bytes) -> None:
+    async def handle(exchange: Exchange) -> None:
+        await exchange.raw(answer)
+
+    async with http_server(handle) as url:
+        with pytest.raises(ConnectionFailed) as caught:
+            await Client(f"{url}?key=s3cret").connect()
+    assert str(caught.value) == (
+        f"{url} answered with something that is no HTTP; check the address, and what runs there."
+    )

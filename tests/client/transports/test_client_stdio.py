@@ -524,3 +524,23 @@ async def test_on_the_fast_loop_as_well():
             runner.run(use())
 
     await asyncio.to_thread(run)
+
+
+async def test_what_nobody_waits_for_any_more_does_not_pile_up_before_a_child_that_does_not_read(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "read on"
+    code = f"""
+import os, time
+while not os.path.exists({str(file)!r}):
+    time.sleep(0.01)
+{ECHO}"""
+    async with Peer(python(code)) as peer:
+        for _ in range(10):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.02):
+                    await peer.ask("x" * 500_000)
+        pipe = peer.transport._child._process.get_pipe_transport(0)
+        assert pipe.get_write_buffer_size() < 600_000  # of the first
+        file.touch()
+        assert await peer.ask("last") == {"got": "last"}

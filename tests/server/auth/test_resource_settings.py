@@ -106,7 +106,18 @@ def test_which_urls_are_the_same(one: str, other: str, same: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["https://[", "https://a.example:99999", "https://", "ftp://a.example", "https://a b", "https://é.example"]
+    "url",
+    [
+        "https://[",
+        "https://a.example:99999",
+        "https://",
+        "ftp://a.example",
+        "https://a b",
+        "https://é.example",
+        "https://a.example;sandbox",  # which would go on in the policy of a page
+        "https://a.example,b.example",
+        "https://127.0.0%2e1",
+    ],
 )
 def test_urls_that_are_none(url: str) -> None:
     assert not is_safe_url(url)

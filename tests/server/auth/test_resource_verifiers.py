@@ -17,6 +17,7 @@ from weft import TokenInfo
 from weft.errors import UsageError
 from weft.server.auth import IntrospectionVerifier, JwtVerifier, StaticTokens, TokenRefused
 from weft.server.auth import keys as keys_module
+from weft.server.auth.signed import read_issuer
 from weft.server.auth.verifying import VerifierFailed
 
 
@@ -41,6 +42,23 @@ async def test_a_bad_token_is_refused(make: Any, reason: str):
     with pytest.raises(TokenRefused, match=reason) as refused:
         await verifier()(make())
     assert make()[:20] not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["exp", "iat", "nbf"])
+async def test_a_time_that_is_no_number_of_this_world_is_refused(name: str):
+    with pytest.raises(TokenRefused, match=f"The claim `{name}` of the access token is no time"):
+        await verifier()(token_for(**{name: 10**400 if name == "exp" else -(10**400)}))
+
+
+async def test_a_head_that_is_too_deep_for_an_older_pyjwt_is_refused(monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RecursionError
+
+    monkeypatch.setattr(jwt, "get_unverified_header", fail)
+    monkeypatch.setattr(jwt, "decode", fail)
+    with pytest.raises(TokenRefused, match="no JWT"):
+        await verifier()(token_for())
+    assert read_issuer(token_for()) is None
 
 
 async def test_clocks_may_differ_a_little():
@@ -105,6 +123,7 @@ class Endpoint:
     def __init__(self) -> None:
         self.answer: Any = {}
         self.status = 200
+        self.seconds = 0.0  # until it answers
         self.asked: list[Any] = []
         self.headers: list[Any] = []
         self.url = ""
@@ -112,6 +131,7 @@ class Endpoint:
     async def serve(self, request: web.Request) -> web.Response:
         self.asked.append(dict(await request.post()))
         self.headers.append(dict(request.headers))
+        await asyncio.sleep(self.seconds)
         if isinstance(self.answer, bytes):
             return web.Response(body=self.answer, status=self.status, content_type="application/json")
         return web.json_response(self.answer, status=self.status)
@@ -204,7 +224,26 @@ async def test_a_key_that_cannot_be_used_does_not_take_the_others_with_it(
     assert await fetching(token_for()) is not None
     with pytest.raises(TokenRefused, match="not signed"):
         await fetching(token_for(key=small, head={"kid": "short"}))
-    assert "A key that signs tokens is not used: RSA keys have 2048 bits or more." in caplog.text
+    with pytest.raises(TokenRefused, match="not signed"):  # anybody can send such tokens: it is said once
+        await fetching(token_for(key=small, head={"kid": "short"}))
+    assert caplog.text.count("A key that signs tokens is not used: RSA keys have 2048 bits or more.") == 1
+
+
+async def test_who_goes_away_does_not_keep_the_others_from_new_keys(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+):
+    endpoint.answer = {"keys": [rsa_jwk()]}
+    fetching = JwtVerifier(endpoint.url, issuer=ISSUER, audience=RESOURCE)
+    assert await fetching(token_for()) is not None
+    endpoint.answer, endpoint.seconds = {"keys": [rsa_jwk("next")]}, 0.2
+    monkeypatch.setattr(keys_module, "RETRY_SECONDS", 0.1)
+    await asyncio.sleep(0.15)
+    rotated = token_for(key=rsa_key("next"), head={"kid": "next"})
+    leaving, staying = (asyncio.create_task(fetching(rotated)) for _ in range(2))
+    await asyncio.sleep(0.05)
+    leaving.cancel()
+    assert await staying is not None
+    assert len(endpoint.asked) == 2
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ class _Place:
     nonces: Nonces = field(default_factory=Nonces)
     is_recalled: bool = False  # the storage was looked into
     login: asyncio.Task[Token] | None = None  # under way, for all who wait
+    is_refresh: bool = False  # it is a refresh
     waiting: int = 0
     failures: int = 0
     failure: AuthorizationFailed | None = None  # the last
@@ -218,17 +219,22 @@ class Authorizer:
     async def _shared(self, place: _Place, make: Callable[[], Steps[Token]], *, is_renewal: bool = False) -> None:
         """Wait for the login that is under way, or begin one."""
         if place.login is None:
+            place.is_refresh = is_renewal and place.token is not None and place.token.refresh_token is not None
             place.login = asyncio.create_task(self._log_in(place, make(), is_renewal=is_renewal))
+            place.login.add_done_callback(_heard)
         await self._wait(place, place.login)
 
     async def _wait(self, place: _Place, task: asyncio.Task[Token]) -> None:
-        """Wait for a login. It ends with the last who waits for it."""
+        """Wait for a login. It ends with the last who waits for it.
+
+        Not so a refresh: its token may be good for once, and whoever does not hear the answer has lost the login.
+        """
         place.waiting += 1
         try:
             await asyncio.wait([task])
         finally:
             place.waiting -= 1
-            if place.waiting == 0 and not task.done():
+            if place.waiting == 0 and not task.done() and not place.is_refresh:
                 place.login = None
                 task.cancel()
                 await asyncio.wait([task])
@@ -294,6 +300,12 @@ def _not_enough(place: _Place, demanded: Sequence[str]) -> AuthorizationFailed:
         why = "does not say which, and still does after another login; ask its operator who may do this"
     done = [entry for login in place.done for entry in login]
     return AuthorizationFailed(f"{urls.shown(place.url)} wants {wanted} for this, {why}.", done)
+
+
+def _heard(task: asyncio.Task[Token]) -> None:
+    """Nobody may wait any more for a refresh that fails: then there is nobody to be told."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _again(failure: AuthorizationFailed) -> AuthorizationFailed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Generator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -81,7 +81,7 @@ class _Hands:
         self._listener: Listener | None = None
         self._claims = AsyncExitStack()
         self._is_warned = False  # of a storage that cannot be written
-        stack.push_async_callback(self._claims.aclose)
+        stack.push_async_callback(self._release)
 
     async def do(self, step: Step) -> Any:
         """Do one."""
@@ -99,7 +99,7 @@ class _Hands:
             case Claim():
                 return await self._claim(step.key)
             case Release():
-                return await self._claims.aclose()
+                return await self._release()
             case Call():
                 with _told(f"The function given as `{step.name}` failed"):
                     result = step.function()
@@ -153,7 +153,15 @@ class _Hands:
     async def _claim(self, key: str) -> None:
         claimed: Any = getattr(self._world.storage, "claimed", None)  # a storage need not be able to
         if claimed is not None:
-            await self._claims.enter_async_context(claimed(key))
+            with self._told_of_claims():
+                await self._claims.enter_async_context(claimed(key))
+
+    async def _release(self) -> None:
+        with self._told_of_claims():
+            await self._claims.aclose()
+
+    def _told_of_claims(self) -> AbstractContextManager[None]:
+        return _told(f"What is kept of logins cannot be claimed: {type(self._world.storage).__name__} failed")
 
 
 @contextmanager

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from urllib.parse import urljoin, urlsplit
 
 from weft.client.auth import urls
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     import aiohttp
 
 __all__ = ["Fetch", "Fetcher", "Fetching"]
+
+_Barred: TypeAlias = Callable[[str], bool]  # whether an address is not fetched from
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 
@@ -80,8 +83,8 @@ class Fetcher:
         """Ready to fetch on behalf of one server."""
         import aiohttp
 
-        is_guarded = not self._allow_private and await _is_public(server_url)
-        resolver = _guarded_resolver(self._proxies()) if is_guarded else None
+        barred = None if self._allow_private else await _barred_for(server_url)
+        resolver = None if barred is None else _guarded_resolver(barred, self._proxies())
         connector = aiohttp.TCPConnector(ssl=self._tls or True, resolver=resolver)
         session = aiohttp.ClientSession(
             connector=connector,
@@ -92,7 +95,7 @@ class Fetcher:
         async with session:
 
             async def fetch(request: Request) -> Response:
-                return await self._fetch(session, request, is_guarded=is_guarded)
+                return await self._fetch(session, request, barred)
 
             yield fetch
 
@@ -102,12 +105,12 @@ class Fetcher:
             return frozenset({self._proxy.address[0]})
         return environment_proxy_hosts() if self._trust_env else frozenset()
 
-    async def _fetch(self, session: aiohttp.ClientSession, request: Request, *, is_guarded: bool) -> Response:
+    async def _fetch(self, session: aiohttp.ClientSession, request: Request, barred: _Barred | None) -> Response:
         """One exchange. Only a GET goes where it is sent: a POST has secrets in it."""
         url = request.url
         hops = self._redirects if request.method == "GET" else 0
         for _ in range(hops + 1):
-            self._check(url, is_guarded=is_guarded)
+            self._check(url, barred)
             response, target = await self._exchange(session, request, url)
             if target is None or hops == 0:
                 return response
@@ -116,12 +119,17 @@ class Fetcher:
             url = target
         raise FetchFailed("it redirects again and again")
 
-    def _check(self, url: str, *, is_guarded: bool) -> None:
+    def _check(self, url: str, barred: _Barred | None) -> None:
+        from yarl import URL
+
         try:
-            host = urls.check(url, allow_insecure=self._allow_insecure).hostname or ""
+            urls.check(url, allow_insecure=self._allow_insecure)
+            host = URL(url).raw_host or ""  # as it is connected to: digits of other scripts are digits there
         except urls.UrlRefused as refused:
             raise FetchFailed(str(refused)) from None
-        if is_guarded and _is_private_host(host):
+        except ValueError:
+            raise FetchFailed(f"{urls.shown(url)} is no URL") from None
+        if barred is not None and _is_written(host, barred):
             raise FetchFailed(_PRIVATE)
 
     async def _proxy_for(self, url: str) -> Proxy | None:
@@ -172,7 +180,7 @@ class Fetcher:
 
 
 _PRIVATE = (
-    "it leads to a private address, which a public server has no business to name; if it is meant so, give "
+    "it leads to a private address, which a server elsewhere has no business to name; if it is meant so, give "
     "Fetcher(allow_private=True)"
 )
 
@@ -181,33 +189,42 @@ class _PrivateAddress(OSError):
     """A name leads to an address that is not fetched from."""
 
 
-def _is_private_host(host: str) -> bool:
-    """Whether a host is private by how it is written."""
+def _is_written(host: str, barred: _Barred) -> bool:
+    """Whether a host is one of those by how it is written. Where a name leads is looked at when it is resolved."""
     if is_loopback(host) or host.lower().endswith(".localhost"):
         return True
     try:
-        return urls.is_private(host)
+        return barred(host)
     except ValueError:
-        return False  # a name: where it leads is looked at when it is resolved
+        return False
 
 
-async def _is_public(server_url: str) -> bool:
-    """Whether a server is on the public internet; one whose name cannot be resolved counts as public.
+async def _barred_for(server_url: str) -> _Barred | None:
+    """Which addresses are not fetched from on behalf of a server; None where it is written as a private one itself.
 
-    One public address is enough: else a public server would be rid of the guard by a private one beside it in its DNS.
+    For public servers these are the private ones; one public address is enough to be public, and so is a name that
+    cannot be resolved. A name that leads to private addresses alone may have led elsewhere a moment ago, as those who
+    own it like: on its behalf this machine is not asked, where services trust whoever reaches them.
     """
     host = urlsplit(server_url).hostname or ""
-    if _is_private_host(host):
-        return False
+    if _is_written(host, urls.is_private):
+        return None
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
-        return True
-    return not all(urls.is_private(str(entry[4][0])) for entry in found)
+        return urls.is_private
+    return _is_here if all(urls.is_private(str(entry[4][0])) for entry in found) else urls.is_private
 
 
-def _guarded_resolver(proxies: frozenset[str]) -> Any:
-    """A resolver that refuses names of private addresses: what was checked is what is connected to.
+def _is_here(address: str) -> bool:
+    """Whether an address is one of this machine, as seen from itself; ValueError if it is none."""
+    found = ip_address(address.partition("%")[0])
+    found = getattr(found, "ipv4_mapped", None) or found
+    return found.is_loopback or found.is_unspecified
+
+
+def _guarded_resolver(barred: _Barred, proxies: frozenset[str]) -> Any:
+    """A resolver that refuses names of barred addresses: what was checked is what is connected to.
 
     Where a proxy is asked to connect, the resolver sees the name of the proxy alone.
     """
@@ -222,7 +239,7 @@ def _guarded_resolver(proxies: frozenset[str]) -> Any:
             self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
         ) -> list[ResolveResult]:
             found = await self._inner.resolve(host, port, family)
-            if host not in proxies and any(urls.is_private(entry["host"]) for entry in found):
+            if host not in proxies and any(barred(entry["host"]) for entry in found):
                 raise _PrivateAddress(_PRIVATE)
             return found
 

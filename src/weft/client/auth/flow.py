@@ -117,7 +117,7 @@ class CodeFlow:
 
     def _refreshed(self, situation: Situation, issuer: Issuer, token: Token) -> Steps[Token | None]:
         """A new token for the refresh token; None when that is worth nothing any more, a `Refusal` where it may be."""
-        if token.refresh_token is None:
+        if token.refresh_token is None or (self.dpop and token.dpop_key is None):  # it would not be bound either
             return None
         identity = yield from self._identity_of(token, issuer)
         if identity is None:
@@ -126,7 +126,7 @@ class CodeFlow:
         endpoint = self._endpoint(situation, issuer, identity, dpop)
         form = {"grant_type": "refresh_token", "refresh_token": token.refresh_token, "resource": token.resource}
         try:
-            renewed = yield from endpoint.ask(form, resource=token.resource, asked=token.granted)
+            renewed = yield from self._ask(endpoint, form, token.resource, token.granted)
         except Refusal as refusal:
             if not refusal.is_final:
                 raise  # it is as good as before: the issuer is in trouble, not the login
@@ -197,10 +197,7 @@ class CodeFlow:
             "resource": guarded.resource,
         }
         tokens = self._endpoint(situation, issuer, identity, dpop)
-        token = yield from tokens.ask(form, resource=guarded.resource, asked=scopes)
-        if self.dpop and token.kind != "DPoP":
-            raise AuthorizationFailed("The token is not bound to our key, which `dpop=True` demands.", tried)
-        return token
+        return (yield from self._ask(tokens, form, guarded.resource, scopes))
 
     def _authorization_endpoint(self, issuer: Issuer, tried: list[str]) -> str:
         endpoint = issuer.authorization_endpoint
@@ -229,10 +226,27 @@ class CodeFlow:
             return scopes
         return [*scopes, _OFFLINE]
 
+    def _ask(self, endpoint: TokenEndpoint, form: dict[str, str], resource: str, asked: list[str]) -> Steps[Token]:
+        """Ask for a token. An issuer that has forgotten this client is registered with anew at the next login."""
+        try:
+            return (yield from endpoint.ask(form, resource=resource, asked=asked))
+        except Refusal as refusal:
+            if refusal.code == "invalid_client":
+                yield from self.registration.forget(endpoint.identity)
+            raise
+
     def _endpoint(
         self, situation: Situation, issuer: Issuer, identity: Identity, dpop: DpopKey | None
     ) -> TokenEndpoint:
-        return TokenEndpoint(issuer, identity, situation.tried, dpop=dpop, nonces=situation.nonces, clock=self.clock)
+        return TokenEndpoint(
+            issuer,
+            identity,
+            situation.tried,
+            dpop=dpop,
+            must_bind=bool(self.dpop),
+            nonces=situation.nonces,
+            clock=self.clock,
+        )
 
 
 def read_redirect(url: str, state: str, issuer: Issuer, tried: list[str]) -> str:

@@ -84,7 +84,14 @@ class _MachineFlow:
     def _endpoint(self, situation: Situation, issuer: Issuer, dpop: DpopKey | None) -> TokenEndpoint:
         identity = Identity(self.client_id, issuer.issuer, self.client_secret, self.auth_method)
         return TokenEndpoint(
-            issuer, identity, situation.tried, dpop=dpop, nonces=situation.nonces, clock=self.clock, key=self._key()
+            issuer,
+            identity,
+            situation.tried,
+            key=self._key(),
+            dpop=dpop,
+            must_bind=bool(self.dpop),
+            nonces=situation.nonces,
+            clock=self.clock,
         )
 
     def _key(self) -> PrivateKey | None:

@@ -11,6 +11,7 @@ Owns their options and what is wrong with them; each is an `Authorizer` with one
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from weft.client.auth.grants import ClientCredentialsFlow, EnterpriseFlow, Ident
 from weft.client.auth.redirect import LoopbackRedirect, Redirect
 from weft.client.auth.registration import Registration, client_document
 from weft.client.auth.storage import MemoryStorage, Storage
-from weft.client.auth.tokens import PrivateKey, is_sendable, readable
+from weft.client.auth.tokens import PrivateKey, is_sendable, readable, without
 from weft.errors import AuthorizationFailed, UsageError
 
 if TYPE_CHECKING:
@@ -51,9 +52,10 @@ class BearerToken:
 
     async def headers(self, url: str, method: str) -> Mapping[str, str]:
         """The token, in the header that is there for it and nowhere else (AUTH-28)."""
-        token: Any = self._token if isinstance(self._token, str) else self._token()
+        token: Any = self._token
         if not isinstance(token, str):
-            token = _check_token(await token)
+            given = token()
+            token = _check_token(await given if inspect.isawaitable(given) else given)
         return {"Authorization": f"Bearer {token}"}
 
     async def refused(self, refusal: Any, given: Mapping[str, str], request: Mapping[str, str]) -> bool:
@@ -63,7 +65,8 @@ class BearerToken:
             return False
         words = [one.params.get("error_description") or one.error for one in told]
         reason = next((word for word in words if word), None) or refusal.reason or "it gave no reason"
-        shown = "".join(char if char.isprintable() else " " for char in reason[:300]).rstrip(". ")
+        token = given.get("Authorization", "").partition(" ")[2]
+        shown = "".join(char if char.isprintable() else " " for char in without(reason, [token])[:300]).rstrip(". ")
         advice = "Check that it is complete, has not expired, and is meant for this server."
         if lacking := next((one for one in told if one.error == "insufficient_scope"), None):
             wanted = readable(lacking.scopes or ())

@@ -127,7 +127,12 @@ def discover_issuer(issuer: str, tried: list[str], also: str | None = None) -> S
 
     `also` is another name that it may go by, where we made up the first ourselves.
     """
-    for url in issuer_urls(issuer):
+    try:
+        places = list(issuer_urls(issuer))
+    except ValueError:
+        tried.append(f"{urls.shown(issuer)} is no URL")
+        return None
+    for url in places:
         found = yield from _document(url, Issuer, _Looked(tried))
         if found is None:
             continue

@@ -24,6 +24,7 @@ from weft.protocol.hosts import is_loopback
 __all__ = ["Registration", "application_type", "bind_issuer", "check_document_url", "client_document"]
 
 _GRANTS = ["authorization_code", "refresh_token"]
+_LATEST = 10**12  # no secret expires later: it is said otherwise that it does not
 
 
 def check_document_url(url: str) -> None:
@@ -91,6 +92,13 @@ class Registration:
         """The identity that was registered with this issuer earlier, if any."""
         kept = yield from load_record(identity_key(issuer.issuer), Identity)
         return kept if kept is not None and kept.issuer == issuer.issuer else None
+
+    def forget(self, identity: Identity) -> Steps[None]:
+        """Its issuer does not know it any more: where it was registered here, it is registered anew next time."""
+        key = identity_key(identity.issuer)
+        kept = yield from load_record(key, Identity)
+        if kept is not None and kept.client_id == identity.client_id:
+            yield from keep_record(key, None)
 
     def obtain(
         self, issuer: Issuer, server_url: str, redirect_uri: str, scopes: list[str], tried: list[str]
@@ -176,7 +184,7 @@ def _identity(answer: dict[str, Any], client_id: str, issuer: Issuer, redirect_u
         value = answer.get(name)
         return value if isinstance(value, str) and value else None
 
-    expires = answer.get("client_secret_expires_at")
+    expires = answer.get("client_secret_expires_at", 0)
     return Identity(
         client_id,
         issuer.issuer,
@@ -184,7 +192,7 @@ def _identity(answer: dict[str, Any], client_id: str, issuer: Issuer, redirect_u
         text("token_endpoint_auth_method"),
         [redirect_uri],
         text("scope"),
-        float(expires) if isinstance(expires, int | float) else 0,
+        expires if isinstance(expires, int | float) and abs(expires) < _LATEST else 0,
     )
 
 

@@ -25,12 +25,13 @@ from weft.errors import AuthorizationFailed, UsageError
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
-__all__ = ["PrivateKey", "Refusal", "TokenEndpoint", "is_sendable", "readable", "said"]
+__all__ = ["PrivateKey", "Refusal", "TokenEndpoint", "is_sendable", "readable", "said", "without"]
 
 _JWT_BEARER = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 _ASSERTION_SECONDS = 60
 _LONGEST_TOKEN = 32 * 1024
 _MOST_DIGITS = 12
+_SECRETS = ("code", "code_verifier", "refresh_token", "assertion", "subject_token")  # fields that hold one
 _PASSING = (408, 425, 429)  # refusals that say nothing of what was asked for
 
 
@@ -128,12 +129,12 @@ class Refusal(AuthorizationFailed):
         self.is_final = 400 <= status < 500 and status not in _PASSING
 
 
-def said(document: Mapping[str, Any] | None, status: int) -> str:
-    """What an authorization server says about a refusal, fit to be shown."""
+def said(document: Mapping[str, Any] | None, status: int, secrets: Iterable[str] = ()) -> str:
+    """What an authorization server says about a refusal, fit to be shown: without the secrets that it was sent."""
     if document is None:
         return f"HTTP {status}"
     texts = [document.get("error"), document.get("error_description")]
-    words = ": ".join(text[:200] for text in texts if isinstance(text, str) and text)
+    words = ": ".join(without(text, secrets)[:200] for text in texts if isinstance(text, str) and text)
     shown = "".join(char if char.isprintable() else " " for char in words)
     return shown.rstrip(". ") or f"HTTP {status}"  # whoever shows it goes on with the sentence
 
@@ -141,6 +142,17 @@ def said(document: Mapping[str, Any] | None, status: int) -> str:
 def readable(scopes: Iterable[str]) -> str:
     """Scopes, which somebody else may have named, fit to be shown."""
     return "".join(char if char.isprintable() else "?" for char in " ".join(scopes)[:200])
+
+
+def without(text: str, secrets: Iterable[str]) -> str:
+    """What somebody else says, who may repeat what it was sent.
+
+    >>> without("no such token: s3cret", ["s3cret"])
+    'no such token: …'
+    """
+    for secret in secrets:
+        text = text.replace(secret, "…") if secret else text
+    return text
 
 
 def is_sendable(token: object) -> bool:
@@ -157,6 +169,7 @@ class TokenEndpoint:
     tried: list[str]
     key: PrivateKey | None = None
     dpop: DpopKey | None = None
+    must_bind: bool = False  # a token that is not bound to the key is refused
     nonces: Nonces = field(default_factory=Nonces)
     clock: Callable[[], float] = time.time
 
@@ -184,7 +197,8 @@ class TokenEndpoint:
             self.nonces.put(self._place, response.headers.get("dpop-nonce"))
         grant = form.get("grant_type", "").rpartition(":")[2]
         if response.status != 200 or document is None:
-            reason = said(document, response.status)
+            sent = [form[name] for name in _SECRETS if name in form]
+            reason = said(document, response.status, [*sent, self.identity.client_secret or ""])
             self.tried.append(f"{grant} at {urls.shown(endpoint)}: {reason}")
             code = str((document or {}).get("error", ""))[:100]
             raise Refusal(
@@ -248,6 +262,8 @@ class TokenEndpoint:
         if not isinstance(kind, str) or kind.lower() not in ("bearer", "dpop"):
             raise self._unusable("a token of a kind that is not known here")
         is_bound = kind.lower() == "dpop"
+        if self.must_bind and not is_bound:
+            raise AuthorizationFailed("The token is not bound to our key, which `dpop=True` demands.", self.tried)
         if is_bound and self.dpop is None:
             raise self._unusable("a token bound to a key that was never shown")
         return Token(

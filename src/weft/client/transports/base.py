@@ -20,7 +20,7 @@ from typing import Any, Protocol, cast
 import msgspec
 from msgspec import UNSET
 
-from weft.client.transports.reading import error_in, split_messages, whom_it_answers
+from weft.client.transports.reading import as_sent, error_in, split_messages, whom_it_answers
 from weft.errors import ConnectionFailed, InvalidAnswer, ProtocolError, WeftError
 from weft.jsonrpc import Frame, decode
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
@@ -300,8 +300,8 @@ class PipeTransport:
         """Give an answer to whom it belongs. One that nobody waits for is late or made up: it is dropped (CAN-08)."""
         named: Any = frame.id
         waiting = self._waiting.get(named)
-        if waiting is None and frame.reply_id is None:
-            waiting = self._only_one()
+        if waiting is None:
+            waiting = self._only_one() if frame.reply_id is None else self._waiting.get(as_sent(named))
         if waiting is None or waiting.outcome is not None:
             log.debug("%s answered a request that does not wait for it.", self.where)
         else:

@@ -21,7 +21,7 @@ from weft.client.transports.base import NO_HEADERS, Answer, Lost, Receive, Refus
 from weft.client.transports.http_auth import Auth, AuthorizedWire, read_refusal
 from weft.client.transports.http_failures import place
 from weft.client.transports.http_wire import HttpReply, Wire, media_type
-from weft.client.transports.reading import split_messages, whom_it_answers
+from weft.client.transports.reading import as_sent, split_messages, whom_it_answers
 from weft.errors import ConnectionFailed, InvalidAnswer, ProtocolError, WeftError
 from weft.jsonrpc import Frame, decode
 from weft.limits import ClientLimits
@@ -169,7 +169,9 @@ class HttpTransport:
                 continue
             if not frame.is_response:
                 self._receive(frame, request_id)
-            elif request_id is not None and (frame.id == request_id or frame.reply_id is None):
+            elif request_id is not None and (
+                frame.id == request_id or frame.reply_id is None or as_sent(frame.id) == request_id
+            ):
                 answer = frame
             else:
                 log.warning("%s answered a request that does not wait for it.", self.where)

@@ -168,8 +168,11 @@ class AsgiWire:
 
         try:
             await self._app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send)
-        except Exception:  # the way in which an application says that it has no lifespan
-            log.debug("The application has no lifespan.", exc_info=True)
+        except Exception:
+            if started.done():
+                log.exception("The lifespan of the application failed.")
+            else:  # the way in which an application says that it has none
+                log.debug("The application has no lifespan.", exc_info=True)
         finally:
             if not started.done():
                 started.set_result(None)
@@ -209,12 +212,16 @@ class AsgiWire:
         tasks = [reply.task for reply in replies if reply.task is not None]
         if self._lifespan is not None:
             tasks.append(self._lifespan)
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=self._limits.close_seconds)
+        seconds = self._limits.close_seconds
+        try:
+            if tasks:
+                await asyncio.wait(tasks, timeout=seconds)
+        finally:  # also when whoever closes is cancelled
+            late = [task for task in tasks if not task.done()]
             for task in late:
                 task.cancel()
-            if late:
-                await asyncio.wait(late)
+        if late and (await asyncio.wait(late, timeout=seconds))[1]:
+            log.warning("The application goes on although it was cancelled.")
         self._lifespan = None
 
 

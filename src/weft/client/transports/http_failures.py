@@ -57,6 +57,8 @@ def why_unreached(
         return (
             f"{where} closed the connection without an answer; look into its log, or that of a proxy before it.{guess}"
         )
+    if isinstance(error, aiohttp.ClientResponseError):  # its own text has the whole URL
+        return f"{where} answered with something that is no HTTP; check the address, and what runs there."
     return f"{where} cannot be reached: {type(error).__name__}: {error}."
 
 

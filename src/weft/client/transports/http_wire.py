@@ -236,17 +236,15 @@ class AiohttpWire:
 
     async def close(self) -> None:
         """Close every connection."""
-        session, self._session = self._session, None
         for task in self._ends:
             task.cancel()
-        if self._ends:
-            await asyncio.wait(self._ends)
-        retired, self._retired = self._retired, []
-        for old in retired:
-            await old.close()
-        if session is not None:
-            await session.close()
-            await asyncio.sleep(0)  # lets transports that were closed call back before the loop may end
+        if self._session is not None:
+            self._retired.append(self._session)
+            self._session = None
+        closing = [*self._ends, *(asyncio.create_task(session.close()) for session in self._retired)]
+        if closing:  # one who gives up does not stop it
+            await asyncio.wait(closing)
+        self._retired.clear()
 
 
 def media_type(reply: HttpReply) -> str:

@@ -16,7 +16,7 @@ from weft.errors import ProtocolError
 from weft.jsonrpc import Frame, decode
 from weft.types.base import RequestId
 
-__all__ = ["error_in", "split_messages", "whom_it_answers"]
+__all__ = ["as_sent", "error_in", "split_messages", "whom_it_answers"]
 
 
 def split_messages(data: bytes) -> Sequence[bytes]:
@@ -27,6 +27,18 @@ def split_messages(data: bytes) -> Sequence[bytes]:
         except (msgspec.DecodeError, RecursionError):
             pass  # whoever reads it finds out
     return (data,)
+
+
+def as_sent(named: Any) -> Any:
+    """The id of an answer as it was sent: a number, which some servers write back as text (JRPC-06).
+
+    >>> as_sent("2"), as_sent(2), as_sent("two"), as_sent("02")
+    (2, 2, 'two', '02')
+    """
+    return int(named) if isinstance(named, str) and _NUMBER.fullmatch(named) else named
+
+
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,15}")
 
 
 class _Coded(msgspec.Struct):
@@ -87,7 +99,7 @@ def whom_it_answers(data: bytes) -> tuple[bool, RequestId | None]:
         parts = msgspec.json.decode(data, type=_Parts)
     except (msgspec.DecodeError, RecursionError):
         return _by_its_ends(data)
-    named: RequestId | None = parts.id if type(parts.id) in (int, str) else None
+    named: RequestId | None = as_sent(parts.id) if type(parts.id) in (int, str) else None
     has_outcome = parts.result is not UNSET or parts.error is not UNSET
     if parts.method is not UNSET or parts.id is None or parts.id is UNSET:
         return False, None
@@ -103,6 +115,6 @@ def _by_its_ends(data: bytes) -> tuple[bool, RequestId | None]:
     end = _END.search(data[-_WINDOW:])
     found = beginning[1] or (None if end is None else end[1])
     try:
-        return (False, None) if found is None else (True, msgspec.json.decode(found))
+        return (False, None) if found is None else (True, as_sent(msgspec.json.decode(found)))
     except msgspec.DecodeError:
         return False, None

@@ -129,10 +129,10 @@ class StdioTransport(PipeTransport):
         assert child is not None
         if not child.pid:
             raise ConnectionFailed(f"The server `{self.where}` is only being started; try again.")
+        if not child.takes_more.is_set():  # one who gives up meanwhile has sent nothing
+            await child.takes_more.wait()
         # JSON has newlines only between its tokens, where a space means the same (STDIO-01).
         child.write(message.replace(b"\n", b" ") + b"\n")
-        if not child.takes_more.is_set():
-            await child.takes_more.wait()
 
     async def _stop(self) -> None:
         if self._child is not None:

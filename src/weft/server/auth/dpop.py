@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from weft.errors import UsageError, WeftError
 from weft.protocol.sealing import StateRefused
 from weft.server.auth.keys import check_algorithms, fits
+from weft.server.auth.verifying import as_time
 from weft.server.context import TokenInfo
 
 if TYPE_CHECKING:
@@ -112,12 +113,12 @@ class Proofs:
                 algorithms=[algorithm],
                 options={"require": ["jti", "htm", "htu", "iat", "ath"], "verify_iat": False, "verify_aud": False},
             )
-        except (jwt.PyJWTError, ValueError, TypeError):
+        except (jwt.PyJWTError, ValueError, TypeError, ArithmeticError, RecursionError):  # older releases of PyJWT
             raise ProofRefused("The proof cannot be read, or is not signed with the key that it carries.") from None
         return cast("dict[str, Any]", jwk), claims
 
     def _check_claims(self, claims: Mapping[str, Any], method: str, urls: Sequence[str], token: str) -> None:
-        jti, iat, htu = claims["jti"], claims["iat"], claims["htu"]
+        jti, htu = claims["jti"], claims["htu"]
         if not isinstance(jti, str) or not 0 < len(jti) <= _MOST_ID:
             raise ProofRefused("The `jti` of the proof must be a text of 1 to 256 characters.")
         if claims["htm"] != method:
@@ -125,9 +126,10 @@ class Proofs:
         if not isinstance(htu, str) or _plain(htu) not in {_plain(url) for url in urls}:
             raise ProofRefused("The proof is for another URL.")
         digest = base64.urlsafe_b64encode(hashlib.sha256(token.encode()).digest()).rstrip(b"=")
-        if not hmac.compare_digest(str(claims["ath"]).encode(), digest):
+        if not hmac.compare_digest(str(claims["ath"]).encode(errors="replace"), digest):
             raise ProofRefused("The proof is for another token.")
-        if isinstance(iat, bool) or not isinstance(iat, int | float) or abs(time.time() - iat) > self._dpop.window:
+        made = as_time(claims["iat"])
+        if made is None or abs(time.time() - made) > self._dpop.window:
             raise ProofRefused(f"The proof must be made within {self._dpop.window:g} s of its use. Check the clock.")
 
     def _check_nonce(self, nonce: object) -> None:

@@ -148,10 +148,10 @@ class KeySet:
     def __init__(self, uri: str | None, keys: Sequence[Mapping[str, Any]] = ()) -> None:
         self._uri = uri
         self._keys = list(keys)
-        self._parsed: dict[tuple[int, str], PyJWK] = {}  # by place and algorithm
+        self._parsed: dict[tuple[int, str], PyJWK | None] = {}  # by place and algorithm; None: of no use
         self._fetched = 0.0  # when it last succeeded, on the monotonic clock; 0: never
         self._tried = 0.0
-        self._lock = asyncio.Lock()
+        self._fetching: asyncio.Task[None] | None = None
 
     async def find(self, kid: str | None, algorithm: str) -> list[PyJWK]:
         """The keys that a signature of this algorithm may be made with; those of that id where one is given."""
@@ -179,35 +179,48 @@ class KeySet:
         return [key for key in found if key is not None]
 
     def _parse(self, place: int, algorithm: str) -> PyJWK | None:
-        from jwt import PyJWK
-        from jwt.exceptions import PyJWTError
-
-        known = self._parsed.get((place, algorithm))
-        if known is None:
-            try:
-                known = PyJWK(dict(self._keys[place]), algorithm)
-            except (PyJWTError, ValueError, TypeError):
-                return None  # one key that is malformed does not take the others with it
-            if _is_small(known):
-                log.warning("A key that signs tokens is not used: RSA keys have %d bits or more.", LEAST_RSA_BITS)
-                return None
-            self._parsed[place, algorithm] = known
-        return known
+        if (place, algorithm) not in self._parsed:  # once, whatever comes of it: anybody can send tokens
+            self._parsed[place, algorithm] = _parsed(self._keys[place], algorithm)
+        return self._parsed[place, algorithm]
 
     async def _refresh(self) -> None:
-        """Fetch the set anew, unless that was just tried. Where it fails, the old keys stay good."""
-        assert self._uri is not None
-        async with self._lock:
+        """Have the set fetched anew, unless that was just tried. Where it fails, the old keys stay good.
+
+        It is fetched for all who wait: one who goes away does not end it.
+        """
+        if self._fetching is None:
             now = time.monotonic()
             if self._tried and now - self._tried < (RETRY_SECONDS if self._fetched else FIRST_RETRY_SECONDS):
                 return
             self._tried = now
-            try:
-                document = await fetch_json(self._uri)
-                keys = [cast("Mapping[str, Any]", key) for key in document["keys"] if isinstance(key, dict)]
-            except FetchFailed as error:
-                log.warning("The keys that sign tokens could not be fetched: %s", error)
-            except (KeyError, TypeError):
-                log.warning("The keys that sign tokens could not be read: %s is no JWK set.", self._uri)
-            else:
-                self._keys, self._parsed, self._fetched = keys[:MOST_KEYS], {}, time.monotonic()
+            self._fetching = asyncio.create_task(self._fetch())
+        await asyncio.shield(self._fetching)
+
+    async def _fetch(self) -> None:
+        assert self._uri is not None
+        try:
+            document = await fetch_json(self._uri)
+            keys = [cast("Mapping[str, Any]", key) for key in document["keys"] if isinstance(key, dict)]
+        except FetchFailed as error:
+            log.warning("The keys that sign tokens could not be fetched: %s", error)
+        except (KeyError, TypeError):
+            log.warning("The keys that sign tokens could not be read: %s is no JWK set.", self._uri)
+        else:
+            self._keys, self._parsed, self._fetched = keys[:MOST_KEYS], {}, time.monotonic()
+        finally:
+            self._fetching = None
+
+
+def _parsed(jwk: Mapping[str, Any], algorithm: str) -> PyJWK | None:
+    """A key that was fetched. One that is malformed or weak does not take the others with it."""
+    from jwt import PyJWK
+    from jwt.exceptions import PyJWTError
+
+    try:
+        key = PyJWK(dict(jwk), algorithm)
+    except (PyJWTError, ValueError, TypeError):
+        return None
+    if _is_small(key):
+        log.warning("A key that signs tokens is not used: RSA keys have %d bits or more.", LEAST_RSA_BITS)
+        return None
+    return key

@@ -56,7 +56,7 @@ async def read_signed(
                 continue
             except jwt.PyJWTError as error:
                 raise TokenRefused(_reason(error, kind[0])) from None
-            except (OverflowError, TypeError):  # older releases of PyJWT, of a time that is none
+            except (OverflowError, TypeError, RecursionError):  # older releases of PyJWT, of a time that is none
                 raise TokenRefused(f"The {kind[0]} is not valid.") from None
         return None
 
@@ -79,7 +79,7 @@ def read_issuer(token: str) -> str | None:
         return None
     try:
         issuer = jwt.decode(token, options={"verify_signature": False}).get("iss")
-    except (jwt.PyJWTError, ValueError):
+    except (jwt.PyJWTError, ValueError, RecursionError):
         return None
     return issuer if isinstance(issuer, str) else None
 
@@ -92,7 +92,7 @@ def _read_head(token: str, kind: tuple[str, Collection[str]], algorithms: Collec
         if len(token) > _MOST_BYTES:
             raise TokenRefused(f"The {what} is too long.")
         head = jwt.get_unverified_header(token)
-    except (jwt.PyJWTError, ValueError):
+    except (jwt.PyJWTError, ValueError, RecursionError):  # the last of older releases of PyJWT
         raise TokenRefused(f"The {what} is no JWT.") from None
     algorithm, kid, typ = str(head.get("alg")), head.get("kid"), head.get("typ", "jwt")
     if algorithm not in algorithms:

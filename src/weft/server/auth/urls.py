@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from weft.errors import UsageError
@@ -10,6 +11,7 @@ from weft.protocol.hosts import is_loopback
 __all__ = ["check_url", "is_safe_url", "origin_of", "same_url", "spell"]
 
 _MOST = 2048
+_HOST = re.compile(r"[0-9a-z._-]+|[0-9a-f:.]+")  # a name or an address; other characters mean something elsewhere
 _UNSAFE = frozenset('"\\<>^`{|} ')  # what no URI has, and what would end a quoted string
 
 
@@ -26,7 +28,7 @@ def is_safe_url(url: str) -> bool:
         host, _ = parts.hostname, parts.port
     except ValueError:
         return False
-    if not host or "@" in parts.netloc or "#" in url:
+    if not host or not _HOST.fullmatch(host) or "@" in parts.netloc or "#" in url:
         return False
     return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host))
 

@@ -21,6 +21,7 @@ __all__ = [
     "TokenRefused",
     "Verifier",
     "VerifierFailed",
+    "as_time",
     "check_claims",
     "expiry_of",
     "info_of",
@@ -121,6 +122,17 @@ def read_time(claims: Mapping[str, Any], name: str, what: str = "token") -> floa
     value = claims.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    seconds = as_time(value)
+    if seconds is None:
         raise TokenRefused(f"The claim `{name}` of the {what} is no time.")
-    return float(value)
+    return seconds
+
+
+def as_time(value: object) -> float | None:
+    """A time in Unix seconds; None if it is none. JSON as Python reads it has NaN, and integers of any length."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None

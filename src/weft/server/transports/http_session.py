@@ -208,7 +208,9 @@ class SessionExchange:
             await self._refuse(error, frame, reply, era)
             return None
         call = self._call(request_id, envelope, headers, caller, reply, session, era)
-        if session is not None:
+        if session is None:
+            self._sessions.loose_calls.add(call.cancellation)
+        else:
             session.in_use += 1
             session.connection.in_flight[request_id] = call.cancellation
         task = asyncio.get_running_loop().create_task(self._run(call, session, reply))
@@ -225,7 +227,9 @@ class SessionExchange:
             if not cancellation.cancelled:
                 answer = await self._answer(call, session)
         finally:
-            if session is not None:
+            if session is None:
+                self._sessions.loose_calls.discard(cancellation)
+            else:
                 session.in_use -= 1
                 _forget(session, call.id, cancellation)
         if task.cancelling():

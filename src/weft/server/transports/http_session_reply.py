@@ -107,16 +107,17 @@ class SessionReply(HttpReply):
         if not self._polling or self._streams is None or not self.can_stream:
             return
         async with self._held:
-            if self._answered:
-                return
             retry = round(retry_seconds * 1000)
+            last_words = b"retry: %d\n\n" % retry
+            if self._stream is None and not self.finished and not self._answered:
+                await self._prime(retry)
+                last_words = b""
+            if self._answered or self._lost:  # what is not kept is lost to who goes
+                return
             if self.finished:
                 self._send_on(retry)
-            elif self._stream is None:
-                await self._prime(retry)
-                await self._event(b"", last=True)
             else:
-                await self._event(b"retry: %d\n\n" % retry, last=True)
+                await self._event(last_words, last=True)
         self.let_go()
 
     def _send_on(self, retry: int) -> None:

@@ -27,11 +27,16 @@ __all__ = ["SessionStreams", "StreamForm"]
 _TAKEN = "This session has its stream open already."
 
 
+def _never() -> bool:
+    return False
+
+
 class StreamForm(NamedTuple):
-    """What a stream begins with, and how its events are written."""
+    """What a stream begins with, how its events are written, and whether it is still needed when the server stops."""
 
     opening: bytes
     encode: Callable[[Event], bytes]
+    lasts: Callable[[], bool] = _never
 
 
 def _encode_resumable(event: Event) -> bytes:
@@ -73,7 +78,7 @@ class SessionStreams:
         after: int | None,
         receive: Receive,
         reply: HttpReply,
-        form: StreamForm | None = None,
+        form: StreamForm = RESUMABLE,
         *,
         token_info: TokenInfo | None = None,
     ) -> None:
@@ -83,10 +88,15 @@ class SessionStreams:
                 raise Refusal(409, _TAKEN)
             session.wake.set()
         news = session.wake = asyncio.Event()
+        is_last_look = False
 
         async def prepare() -> bool:
-            if session.ended or self._sessions.closing or not await self._sessions.listens(session):
+            nonlocal is_last_look
+            if session.ended or is_last_look or not await self._sessions.listens(session):
                 return False
+            if self._sessions.closing and not form.lasts():
+                is_last_look = True  # at what was written until now
+                news.set()
             if session.wake is news:
                 await self._sessions.tell_changes(session)
             return session.wake is news
@@ -101,7 +111,7 @@ class SessionStreams:
                 raise Refusal(409, _TAKEN)
             start = await self._start_of(session, after)
             with at_expiry(self._server, token_info, expire):
-                await self._send_stream(session, STANDALONE, start, news, receive, reply, prepare, form or RESUMABLE)
+                await self._send_stream(session, STANDALONE, start, news, receive, reply, prepare, form)
         finally:
             if session.wake in (news, None):  # else somebody has taken it over
                 session.wake = None

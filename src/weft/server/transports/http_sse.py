@@ -23,6 +23,7 @@ from weft.jsonrpc import Frame, decode
 from weft.limits import Limits
 from weft.protocol.headers import Headers
 from weft.protocol.sse import encode as encode_event
+from weft.server.auth.expiry import Show, at_expiry
 from weft.server.session import Session
 from weft.server.sessions import Sessions, SessionsFull
 from weft.server.streams import STANDALONE, Event
@@ -43,16 +44,27 @@ MESSAGES = "messages"  # the last part of the path to POST to
 _MOST_QUERY_BYTES = 1024
 
 
+class _OpenStream:
+    """A stream that is open here, and what keeps it open."""
+
+    def __init__(self, show: Show) -> None:
+        self.show = show  # takes the token that came with a message
+        self.unanswered = 0  # requests
+
+
 class _StreamReply:
-    """Everything that one request brings about goes on the stream of its session."""
+    """Everything that one request brings about goes on the stream of its session, whichever worker has it open."""
 
     can_stream = True
 
-    def __init__(self, sessions: Sessions, session: Session) -> None:
+    def __init__(self, sessions: Sessions, session: Session, stream: _OpenStream | None) -> None:
         self._sessions = sessions
         self._streams = sessions.streams
         self._session = session
+        self._stream = stream  # which waits for the answer, where it is open here
         self._over = False
+        if stream is not None:
+            stream.unanswered += 1
 
     @property
     def answered(self) -> bool:
@@ -69,12 +81,20 @@ class _StreamReply:
         except BaseException:
             self._sessions.end_soon(self._session)  # a client that sees its stream end need not wait for the answer
             raise
+        finally:
+            self.drop()
 
     async def give_up(self) -> None:
         self._over = True
+        self.drop()
 
     def drop(self) -> None:
-        """Nobody waits for it."""
+        """The stream need not wait for it any more."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.unanswered -= 1
+            if self._sessions.closing and self._session.wake is not None:
+                self._session.wake.set()
 
     async def close_stream(self, retry_seconds: float) -> None:
         """Not possible: the stream is the session."""
@@ -103,6 +123,7 @@ class SseExchange:
         self._server = server
         self._sessions = server.sessions
         self._exchange = exchange
+        self._open: dict[str, _OpenStream] = {}  # by session
 
     # GET: a stream, and a session for as long as it is open.
 
@@ -121,11 +142,21 @@ class SseExchange:
             self._server.limits.session_unused_seconds, self._end_if_unused, session
         )
         try:
-            form = StreamForm(self._address(scope, session), _encode)
-            await self._exchange.streams.standalone(session, 0, receive, reply, form)
+            with at_expiry(self._server, caller.token_info, partial(self._expire, session)) as show:
+                stream = self._open[session.id] = _OpenStream(show)
+                form = StreamForm(self._address(scope, session), _encode, lambda: stream.unanswered > 0)
+                await self._exchange.streams.standalone(session, 0, receive, reply, form)
         finally:
+            self._open.pop(session.id, None)
             unused.cancel()
             self._sessions.end_soon(session)
+
+    def _expire(self, session: Session) -> bool:
+        """No token that was shown for this session is good any more. It ends, once what was asked is answered."""
+        if self._open[session.id].unanswered:
+            return True
+        self._sessions.end_soon(session)
+        return False
 
     def _address(self, scope: Scope, session: Session) -> bytes:
         """The first event: where to send messages to, as a path from the root of the host (L24-02)."""
@@ -161,8 +192,12 @@ class SseExchange:
         frames = await asyncio.to_thread(read) if in_thread else read()
         if session.ended:  # meanwhile
             raise _unknown()
+        stream = self._open.get(session.id)
+        if stream is not None:
+            stream.show(caller.token_info)
         for frame in frames:  # each is answered by itself (L03-03)
-            answer = _StreamReply(self._sessions, session)
+            is_asked = not isinstance(frame, Frame) or frame.is_request
+            answer = _StreamReply(self._sessions, session, stream if is_asked else None)
             if isinstance(frame, Frame):
                 await self._exchange.take(session, frame, headers, caller, answer)
             else:

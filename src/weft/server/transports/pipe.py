@@ -107,6 +107,10 @@ class Pipe:
 
     # What whoever owns the lines asks.
 
+    async def warm_up(self) -> None:
+        """To be awaited before the first line: a handshake is then done before the next one is looked at."""
+        await self._starter.warm_up()
+
     @property
     def full(self) -> int:
         """The limit that is met, of this pipe or of the process; 0 if none is."""

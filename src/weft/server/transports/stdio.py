@@ -61,8 +61,9 @@ class _Process:
 
     async def serve(self) -> None:
         """Until the input has ended, or nobody reads the output any more."""
-        self._reader.start()
         try:
+            await self._pipe.warm_up()
+            self._reader.start()
             await self._over.wait()
             if not self._output_broken and (tasks := self._pipe.tasks):
                 self._pipe.end_streams()  # or they would be waited for in vain

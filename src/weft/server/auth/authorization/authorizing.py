@@ -35,6 +35,7 @@ class Authorizing:
         self._server = server
         self._path = path
         self._is_secure = server.issuer.startswith("https:")
+        self._origin = server.origin.removesuffix(":443" if self._is_secure else ":80")  # as browsers say it
         self._cookie = "__Host-weft-consent" if self._is_secure else "weft-consent"
 
     # GET: a client's request.
@@ -90,7 +91,7 @@ class Authorizing:
     async def decide(self, request: Request) -> Answer:
         """Take the decision, if it comes from the browser and the page that the question was shown in."""
         origin = request.headers.get(b"origin")
-        if origin is not None and origin.lower() != self._server.origin:
+        if origin is not None and origin.lower() != self._origin:
             return error_page("This page can only be used from itself.", 403)
         try:
             fields = await request.form()

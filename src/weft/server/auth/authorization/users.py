@@ -33,6 +33,7 @@ _MOST_TRIES = 10  # wrong passwords for one name within a minute
 _TRIES_SECONDS = 60.0
 _AT_ONCE = 4  # passwords checked at the same time: each is work on purpose
 _MOST_WAITING = 64
+_TOO_MANY = "Too many tries. Wait a minute."
 
 
 class TooManyTries(WeftError):
@@ -111,12 +112,11 @@ class Users:
         if not name or len(name) > _MOST or len(password) > _MOST:
             return None
         key = f"tries:{digest(name)}"
-        tries = int(await self._store.get(key) or 0)
-        if tries >= _MOST_TRIES or self._waiting >= _MOST_WAITING:
-            raise TooManyTries("Too many tries. Wait a minute.")
-        await self._store.put(key, b"%d" % (tries + 1), ttl=_TRIES_SECONDS)  # before it is known: many come at once
+        if self._waiting >= _MOST_WAITING:
+            raise TooManyTries(_TOO_MANY)
         self._waiting += 1
         try:
+            await self._count_try(key)  # before it is known whether it is a wrong one: many come at once
             async with self._at_once:
                 subject = await (self._ask_function if self._login else self._compare)(name, password)
         finally:
@@ -124,6 +124,16 @@ class Users:
         if subject is not None:
             await self._store.delete(key)
         return subject
+
+    async def _count_try(self, key: str) -> None:
+        """Count one more, each on its own however many come at once, at all workers."""
+        while True:
+            found = await self._store.get(key)
+            tries = int(found or 0)
+            if tries >= _MOST_TRIES:
+                raise TooManyTries(_TOO_MANY)
+            if await self._store.swap(key, found, b"%d" % (tries + 1), ttl=_TRIES_SECONDS):
+                return
 
     async def _ask_function(self, name: str, password: str) -> str | None:
         assert self._login is not None
