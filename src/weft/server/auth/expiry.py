@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, TypeAlias
 
 from weft.server.auth.verifying import expiry_of
@@ -25,12 +25,19 @@ Show: TypeAlias = "Callable[[TokenInfo | None], None]"  # takes another token th
 AGAIN_SECONDS = 1.0
 
 
-@contextmanager
-def at_expiry(server: Server, info: TokenInfo | None, end: Callable[[], bool | None]) -> Generator[Show]:
+def at_expiry(server: Server, info: TokenInfo | None, end: Callable[[], bool | None]) -> AbstractContextManager[Show]:
     """While this is open, have `end` called when the token is not let in any more; soon again, if it returns True.
 
     Where tokens are another app's to judge, or do not say when they end, it is not called.
     """
+    return _NEVER if server.auth is None else _expiring(server, info, end)
+
+
+_NEVER: AbstractContextManager[Show] = nullcontext(lambda _: None)  # one for all: there may be many streams
+
+
+@contextmanager
+def _expiring(server: Server, info: TokenInfo | None, end: Callable[[], bool | None]) -> Generator[Show]:
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle | None = None
 
