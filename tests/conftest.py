@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from support import Live, make_server, serve
-from support.ledger import LEFT_OUT, ROWS, rows_of, tells_of_clients
+from support.ledger import LEFT_OUT, ROWS, TESTS, rows_of, tells_of_clients
 from weft.client import client
 from weft.client.negotiate import Memory
 
@@ -51,11 +51,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
     report = yield
-    if report.when == "call" and report.passed:
-        _proven.update(_rows(item))
-        if tells_of_clients(item.path):
-            _proven_by_clients.update(_rows(item))
+    report.rows = _rows(item)  # goes with the report to the process that tells of all workers' tests
     return report
+
+
+def pytest_runtest_logreport(report: Any) -> None:
+    if report.when == "call" and report.passed:
+        _proven.update(report.rows)
+        if tells_of_clients(TESTS.parent / report.fspath):
+            _proven_by_clients.update(report.rows)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -103,13 +103,13 @@ def serving(folder: Path, *arguments: str):
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
-            process.wait(10)
-        thread.join(5)
+            process.wait(30)
+        thread.join(30)
         process.stderr.close()
 
 
 def eventually(fact: Any) -> bool:
-    until = time.monotonic() + 10
+    until = time.monotonic() + 30
     while time.monotonic() < until:
         if fact():
             return True
@@ -156,7 +156,7 @@ def test_run_over_http_says_what_to_try_and_that_works(folder: Path) -> None:
         pasted = subprocess.run(line[5:], shell=True, cwd=folder, capture_output=True, text=True, check=False)
         assert (pasted.returncode, json.loads(pasted.stdout)) == (0, {"n": 3}), pasted.stderr
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 0
+        assert process.wait(30) == 0
     assert not any("Traceback" in line for line in said)
 
 
@@ -288,7 +288,7 @@ def test_run_with_workers(folder: Path) -> None:
     with serving(folder, "server.py:server", "--port", "0", "--workers", "2", "--no-sessions") as (process, url, said):
         assert eventually(lambda: run_weft("call", url, "count", cwd=folder).returncode == 0)
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 0
+        assert process.wait(30) == 0
     assert not any("sessions" in line for line in said)
 
 

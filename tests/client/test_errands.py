@@ -99,7 +99,7 @@ async def test_word_that_the_user_is_done_ends_the_waiting(monkeypatch: pytest.M
         await asyncio.sleep(0.05)
         assert not call.done()
         server.done("one")
-        assert (await asyncio.wait_for(call, 5)).text == "done"
+        assert (await asyncio.wait_for(call, 30)).text == "done"
         server.done("one")  # once more: of nobody any more
         assert (await client.call_tool("t")).text == "done"
 
@@ -115,7 +115,7 @@ async def test_word_may_come_while_the_user_is_still_being_asked(monkeypatch: py
         return True
 
     async with Client(server, elicit_url=visit) as client:
-        assert (await asyncio.wait_for(client.call_tool("t"), 5)).text == "done"
+        assert (await asyncio.wait_for(client.call_tool("t"), 30)).text == "done"
 
 
 @pytest.mark.parametrize("answer", [False, "cancel", None])
@@ -191,7 +191,7 @@ async def test_a_page_that_is_never_done_is_not_waited_for_for_ever() -> None:
     server, user = Gate([page("one")], forever=True), User()
     async with Client(server, elicit_url=user, limits=ClientLimits(ask_seconds=0.4)) as client:
         with pytest.raises(RemoteError) as caught:
-            await asyncio.wait_for(client.call_tool("t"), 10)
+            await asyncio.wait_for(client.call_tool("t"), 30)
     assert caught.value.code == REQUIRED
     assert user.asked == ["https://a.example/one"]
 
@@ -206,7 +206,7 @@ async def test_a_server_that_says_done_and_refuses_again_is_not_followed_for_eve
     server = Liar([page("one")], forever=True)
     async with Client(server, elicit_url=User(), limits=ClientLimits(rounds=3)) as client:
         with pytest.raises(InvalidAnswer, match="3 times in a row"):
-            await asyncio.wait_for(client.call_tool("t"), 10)
+            await asyncio.wait_for(client.call_tool("t"), 30)
     assert len(server.calls("tools/call")) <= 5
 
 
@@ -231,6 +231,6 @@ async def test_a_server_of_our_own_that_waits_for_a_page_to_be_visited(mode: Any
         return True
 
     async with Client(server, mode=mode, elicit_url=visit) as client:
-        assert (await asyncio.wait_for(client.call_tool("buy"), 10)).text == "bought"
+        assert (await asyncio.wait_for(client.call_tool("buy"), 30)).text == "bought"
     assert paid == ["https://pay.example/1"]
     assert refusals >= 1

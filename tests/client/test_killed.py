@@ -3,10 +3,8 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 
 from interop.cutting import cutting
+from support.ports import find_port, until_listening
 from weft import Client, ClientLimits, ConnectionFailed
 from weft.client import StreamReopened, ToolsChanged
 
@@ -49,9 +48,7 @@ class Process:
     """A server that can be killed and started again at the same port."""
 
     def __init__(self, program: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = find_port()
         self.program = program
         self.url = f"http://127.0.0.1:{self.port}/mcp"
         self.start()
@@ -59,12 +56,8 @@ class Process:
     def start(self) -> None:
         command = [sys.executable, "-m", "weft.cli", "run", str(self.program), "--http", "--port", str(self.port)]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for _ in range(200):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return
-            time.sleep(0.05)
-        raise AssertionError("the server did not start")
+        until_listening(self.process, self.port)
+        assert self.process.poll() is None, "the server did not start"
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
@@ -96,7 +89,7 @@ async def test_killed_during_a_call(server: Process, mode: Any) -> None:
         await asyncio.sleep(0.2)
         server.kill()
         with pytest.raises(ConnectionFailed) as caught:
-            await asyncio.wait_for(call, 15)
+            await asyncio.wait_for(call, 30)
         assert server.url in str(caught.value)
         server.start()
         assert (await client.call_tool("add", {"a": 1, "b": 2})).text == "3"
@@ -109,7 +102,7 @@ async def test_killed_during_a_listen(server: Process, mode: Any) -> None:
         server.kill()
         await asyncio.sleep(0.2)
         server.start()
-        assert await asyncio.wait_for(anext(changes), 15) == StreamReopened()
+        assert await asyncio.wait_for(anext(changes), 30) == StreamReopened()
     assert others() == []
 
 
@@ -119,7 +112,7 @@ async def test_killed_for_good_during_a_listen(server: Process, mode: Any) -> No
     async with Client(server.url, mode=mode, limits=IMPATIENT) as client, client.listen(tools=True) as changes:
         server.kill()
         with pytest.raises(ConnectionFailed) as caught:
-            await asyncio.wait_for(anext(changes), 15)
+            await asyncio.wait_for(anext(changes), 30)
         assert server.url in str(caught.value)
         with pytest.raises(ConnectionFailed, match="No server is running"):
             await client.call_tool("add", {"a": 1, "b": 2})
@@ -131,7 +124,7 @@ async def test_killed_while_many_wait(server: Process) -> None:
         calls = [asyncio.create_task(client.call_tool("wait")) for _ in range(20)]
         await asyncio.sleep(0.3)
         server.kill()
-        outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 15)
+        outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 30)
         assert {type(outcome) for outcome in outcomes} == {ConnectionFailed}
     assert others() == []
 
@@ -153,7 +146,7 @@ async def test_a_call_whose_stream_is_cut_is_reported_and_not_made_again(server:
 async def test_in_a_session_a_stream_that_is_cut_is_taken_up_again(server: Process) -> None:
     with cutting(server.port, b"notifications/progress") as cut:
         async with Client(cut.url, mode="session", limits=LIMITS) as client:
-            result = await asyncio.wait_for(client.call_tool("count", progress=lambda _: None), 15)
+            result = await asyncio.wait_for(client.call_tool("count", progress=lambda _: None), 30)
             assert (result.text, cut.happened) == ("1", True)
             assert len(cut.last_event_ids) >= 1
             assert (await client.call_tool("count")).text == "2"  # the first ran once
@@ -164,7 +157,7 @@ async def test_in_a_session_a_stream_that_is_cut_is_taken_up_again(server: Proce
 async def test_a_listen_stream_that_is_cut_is_opened_again(server: Process) -> None:
     with cutting(server.port, b"subscriptions/acknowledged") as cut:
         async with Client(cut.url, mode="stateless", limits=LIMITS) as client, client.listen(tools=True) as changes:
-            assert await asyncio.wait_for(anext(changes), 15) == StreamReopened()
+            assert await asyncio.wait_for(anext(changes), 30) == StreamReopened()
             assert cut.happened
     assert others() == []
 
@@ -251,9 +244,9 @@ async def test_a_stream_that_fell_silent_is_noticed_and_opened_again(tmp_path: P
             await asyncio.sleep(1.8)
             assert way.connections == before  # signs of life came, and nothing was taken for lost
             way.is_mute = True
-            assert await asyncio.wait_for(anext(changes), 15) == StreamReopened()
+            assert await asyncio.wait_for(anext(changes), 30) == StreamReopened()
             await client.call_tool("change")
-            assert await asyncio.wait_for(anext(changes), 5) == ToolsChanged()
+            assert await asyncio.wait_for(anext(changes), 30) == ToolsChanged()
         assert others() == []
     finally:
         server.kill()
@@ -277,7 +270,7 @@ async def test_a_child_killed_for_good_while_one_listens(program: Path, mode: An
     async with Client(command, mode=mode, limits=IMPATIENT) as client, client.listen(tools=True) as changes:
         os.kill(client.transport.pid, signal.SIGKILL)  # type: ignore[attr-defined] - a child process has one
         with pytest.raises(ConnectionFailed, match=r"SIGKILL|signal|killed"):
-            await asyncio.wait_for(anext(changes), 15)
+            await asyncio.wait_for(anext(changes), 30)
     assert others() == []
     assert children() == before
 
@@ -290,7 +283,7 @@ async def test_a_child_killed_during_a_call(program: Path, mode: Any) -> None:
         await asyncio.sleep(0.2)
         os.kill(client.transport.pid, signal.SIGKILL)  # type: ignore[attr-defined] - a child process has one
         with pytest.raises(ConnectionFailed, match=r"SIGKILL|signal|killed"):
-            await asyncio.wait_for(call, 5)
+            await asyncio.wait_for(call, 30)
         with pytest.raises(ConnectionFailed):
             await client.call_tool("add", {"a": 1, "b": 2})
         await client.reconnect()
@@ -307,5 +300,5 @@ async def test_who_listens_to_a_child_goes_on_after_it_was_started_anew(program:
         os.kill(client.transport.pid, signal.SIGKILL)  # type: ignore[attr-defined] - a child process has one
         await asyncio.sleep(0.1)
         await client.reconnect()
-        assert await asyncio.wait_for(anext(changes), 15) == StreamReopened()
+        assert await asyncio.wait_for(anext(changes), 30) == StreamReopened()
     assert others() == []

@@ -129,7 +129,7 @@ async def assert_closed(client: Client, server: Peer | None = None) -> None:
 
 async def assert_overtaken(task: asyncio.Task[Any]) -> None:
     with pytest.raises(ConnectionFailed) as caught:
-        await asyncio.wait_for(task, 2)
+        await asyncio.wait_for(task, 15)
     assert str(caught.value) == CLOSED
     assert task.cancelling() == 0
 
@@ -144,7 +144,7 @@ async def test_a_close_ends_the_connecting(kind: str, seconds: float, tmp_path: 
         client = Client(server.target)
         connecting = asyncio.create_task(client.connect())
         await asyncio.sleep(seconds)
-        await asyncio.wait_for(client.close(), 5)
+        await asyncio.wait_for(client.close(), 30)
         await assert_overtaken(connecting)
         await assert_closed(client, server)
 
@@ -157,7 +157,7 @@ async def test_a_close_ends_the_reconnecting(kind: str, seconds: float, tmp_path
         await client.connect()
         reconnecting = asyncio.create_task(client.reconnect())
         await asyncio.sleep(seconds)
-        await asyncio.wait_for(client.close(), 5)
+        await asyncio.wait_for(client.close(), 30)
         await assert_overtaken(reconnecting)
         await assert_closed(client, server)
 
@@ -169,7 +169,7 @@ async def test_a_close_ends_the_agreeing_anew(kind: str, tmp_path: Path) -> None
         await client.connect()
         calls = [asyncio.create_task(client.call_tool("t")) for _ in range(3)]  # the first does it for all
         await asyncio.sleep(0.2)
-        await asyncio.wait_for(client.close(), 5)
+        await asyncio.wait_for(client.close(), 30)
         for call in calls:
             await assert_overtaken(call)
         await assert_closed(client, server)
@@ -193,7 +193,7 @@ async def test_a_close_ends_the_agreeing_on_a_session_anew() -> None:
         await client.connect()
         call = asyncio.create_task(client.call_tool("t"))
         await asyncio.sleep(0.2)
-        await asyncio.wait_for(client.close(), 5)
+        await asyncio.wait_for(client.close(), 30)
         await assert_overtaken(call)
         await assert_closed(client)
     assert sessions == 2
@@ -217,7 +217,7 @@ async def test_all_who_wait_to_connect_are_overtaken() -> None:
     client = Client(FakePipe(lambda pipe, message: None))
     connecting = [asyncio.create_task(client.connect()) for _ in range(3)]
     await asyncio.sleep(0.02)
-    await asyncio.wait_for(client.close(), 2)
+    await asyncio.wait_for(client.close(), 15)
     for one in connecting:
         await assert_overtaken(one)
     await assert_closed(client)
@@ -262,7 +262,7 @@ async def test_connecting_waits_for_the_close_before_it() -> None:
         await client.connect()
         closing = asyncio.create_task(client.close())
         await asyncio.sleep(0.05)
-        await asyncio.wait_for(client.connect(), 2)
+        await asyncio.wait_for(client.connect(), 15)
         assert closing.done()
         assert (await client.call_tool("t")).text == "done"
         await client.close()
@@ -284,7 +284,7 @@ async def test_several_closes_at_once_return_when_it_is_closed() -> None:
         await client.close()
         return server.is_closed
 
-    assert await asyncio.wait_for(asyncio.gather(close(), close(), close()), 2) == [True, True, True]
+    assert await asyncio.wait_for(asyncio.gather(close(), close(), close()), 15) == [True, True, True]
     await assert_closed(client)
 
 
@@ -327,7 +327,7 @@ async def test_a_close_waits_for_the_child_that_a_cancelled_task_was_ending(verb
             async with asyncio.timeout(0.1):
                 await getattr(client, verb)()
         assert not server.is_gone()
-        await asyncio.wait_for(client.close(), 5)
+        await asyncio.wait_for(client.close(), 30)
         await assert_closed(client, server)
 
 
@@ -463,8 +463,8 @@ async def test_a_function_may_close_the_client_and_goes_on(option: str, question
     client = Client(asking(question), mode="session", **{option: close})
     await client.connect()
     with pytest.raises(ConnectionFailed):
-        await asyncio.wait_for(client.call_tool("t"), 2)
-    await asyncio.wait_for(went_on.wait(), 2)
+        await asyncio.wait_for(client.call_tool("t"), 15)
+    await asyncio.wait_for(went_on.wait(), 15)
     await asyncio.sleep(0.01)
     await assert_closed(client)
 
@@ -483,7 +483,7 @@ async def test_a_function_may_close_the_client_between_two_rounds() -> None:
     client = Client(server, elicit=elicit)
     await client.connect()
     with pytest.raises(ConnectionFailed, match="was closed"):
-        await asyncio.wait_for(client.call_tool("t"), 2)
+        await asyncio.wait_for(client.call_tool("t"), 15)
     assert len(server.calls("tools/call")) == 1
     await assert_closed(client)
 
@@ -553,7 +553,7 @@ async def test_a_function_that_does_not_end_is_not_waited_for(
     call = asyncio.create_task(client.call_tool("t"))
     await asyncio.sleep(0.02)
     with caplog.at_level(logging.WARNING, "weft.client"):
-        await asyncio.wait_for(client.close(), 1)
+        await asyncio.wait_for(client.close(), 15)
     with pytest.raises(ConnectionFailed):
         await call
     may_end.set()
@@ -580,7 +580,7 @@ async def test_nothing_begins_on_a_link_that_is_closed() -> None:
         lambda: link.exchange(1, "tools/call", {}),
     ):
         with pytest.raises(ConnectionFailed, match=r"^The connection to here was closed\.$"):
-            await asyncio.wait_for(begin(), 1)
+            await asyncio.wait_for(begin(), 15)
     assert server.heard == []
 
 
@@ -605,7 +605,7 @@ def test_a_client_that_is_taken_into_another_loop_says_so(verb: str) -> None:
 
     asyncio.run(client.connect())
     with pytest.raises(UsageError) as caught:
-        asyncio.run(asyncio.wait_for(go_on(), 5))
+        asyncio.run(asyncio.wait_for(go_on(), 30))
     assert str(caught.value) == (
         "The client was connected in another event loop; do all that it is for, and close it, within one "
         "asyncio.run(...), or use weft.sync.Client."

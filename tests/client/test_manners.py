@@ -424,7 +424,7 @@ async def test_an_id_that_comes_back_as_text_is_known(over: str, answer: dict[st
             await exchange.hang()
 
     async with http_server(handle) as url, Client(FakePipe(pipe) if over == "a pipe" else url) as client:
-        call = asyncio.wait_for(client.call_tool("t"), 5)
+        call = asyncio.wait_for(client.call_tool("t"), 30)
         if "result" in answer:
             assert (await call).text == "done"
         else:

@@ -689,7 +689,7 @@ async def test_pipe_a_server_that_hangs_after_the_first_question_is_not_waited_f
 
     server = FakePipe(handle)
     with pytest.raises((ConnectionFailed, RequestTimeout), match="initialize"):
-        await asyncio.wait_for(Client(server, limits=QUICK).connect(), 10)
+        await asyncio.wait_for(Client(server, limits=QUICK).connect(), 30)
     assert server.is_closed
     assert not server.calls("notifications/cancelled")
 
@@ -749,7 +749,7 @@ async def test_a_server_that_says_something_else_is_none_of_the_first_revision(p
     server = Server(probe, handshake)
     async with http_server(server) as url:
         with pytest.raises((ConnectionFailed, AuthorizationFailed, RemoteError, VersionMismatch, RequestTimeout)):
-            await asyncio.wait_for(Client(url, limits=QUICK).connect(), 10)
+            await asyncio.wait_for(Client(url, limits=QUICK).connect(), 30)
     assert "GET" not in server.asked
 
 
@@ -772,4 +772,4 @@ async def test_a_server_of_the_first_revision_that_names_no_endpoint_is_not_wait
     limits = ClientLimits(connect_seconds=0.5, close_seconds=0.2)
     async with http_server(server) as url:
         with pytest.raises(ConnectionFailed, match="no endpoint"):
-            await asyncio.wait_for(Client(url, limits=limits).connect(), 10)
+            await asyncio.wait_for(Client(url, limits=limits).connect(), 30)

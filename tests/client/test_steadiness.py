@@ -40,7 +40,7 @@ async def test_a_server_that_does_not_take_the_end_of_the_handshake_fails_the_co
 
     async with http_server(handle) as url:
         with pytest.raises(ConnectionFailed):
-            await asyncio.wait_for(Client(url, limits=IMPATIENT).connect(), 5)
+            await asyncio.wait_for(Client(url, limits=IMPATIENT).connect(), 30)
 
 
 async def test_a_notification_that_is_not_taken_does_not_hang() -> None:
@@ -49,7 +49,7 @@ async def test_a_notification_that_is_not_taken_does_not_hang() -> None:
 
     async with http_server(handle) as url, Client(url, limits=IMPATIENT) as client:
         with pytest.raises(RequestTimeout, match="did not take notifications/x"):
-            await asyncio.wait_for(client.notify("notifications/x"), 5)
+            await asyncio.wait_for(client.notify("notifications/x"), 30)
 
 
 async def test_a_notification_that_is_refused_says_why() -> None:
@@ -105,7 +105,7 @@ async def test_a_standing_stream_is_opened_again_after_a_server_that_was_not_rea
             await exchange.hang()
 
     async with http_server(handle) as url, Client(url, mode="session") as client, client.listen() as changes:
-        assert await asyncio.wait_for(anext(changes), 5) == StreamReopened()
+        assert await asyncio.wait_for(anext(changes), 30) == StreamReopened()
     assert streams == 3
 
 
@@ -131,7 +131,7 @@ async def test_who_listens_to_a_server_without_a_stream_is_told_and_hears_what_c
                 "anew from time to time."
             )
             await client.call_tool("t")
-            assert await asyncio.wait_for(anext(changes), 5) == ToolsChanged()
+            assert await asyncio.wait_for(anext(changes), 30) == ToolsChanged()
 
 
 async def test_who_listens_over_a_pipe_is_told_nothing_of_the_kind(caplog: pytest.LogCaptureFixture) -> None:
@@ -157,7 +157,7 @@ async def test_who_listens_is_told_when_the_standing_stream_is_refused_for_good(
 
     async with http_server(handle) as url, Client(url, mode="session", limits=IMPATIENT) as client:
         with pytest.raises(ConnectionFailed, match=str(status)):
-            await asyncio.wait_for(anext(client.listen()), 5)
+            await asyncio.wait_for(anext(client.listen()), 30)
 
 
 BAD_EVENTS = [
@@ -217,7 +217,7 @@ async def test_an_event_that_cannot_be_read_does_not_end_the_standing_stream(bad
         await exchange.hang()
 
     async with http_server(handle) as url, Client(url, mode="session") as client, client.listen() as changes:
-        assert await asyncio.wait_for(anext(changes), 5) == ToolsChanged()
+        assert await asyncio.wait_for(anext(changes), 30) == ToolsChanged()
     assert streams == 1
 
 
@@ -244,16 +244,16 @@ async def test_who_listens_after_the_standing_stream_has_ended_has_it_opened_aga
     limits = ClientLimits(event_bytes=20_000)
     async with http_server(handle) as url, Client(url, mode="session", limits=limits) as client:
         with pytest.raises(ConnectionFailed, match="20000 bytes"):
-            await asyncio.wait_for(anext(client.listen()), 5)
+            await asyncio.wait_for(anext(client.listen()), 30)
         if is_taken_again:
             async with client.listen() as changes, client.listen() as others:
-                assert await asyncio.wait_for(anext(changes), 5) == ToolsChanged()
-                assert await asyncio.wait_for(anext(others), 5) == ToolsChanged()
+                assert await asyncio.wait_for(anext(changes), 30) == ToolsChanged()
+                assert await asyncio.wait_for(anext(others), 30) == ToolsChanged()
             assert streams == 2
         else:
             for _ in range(2):
                 with pytest.raises(ConnectionFailed, match="20000 bytes"):
-                    await asyncio.wait_for(client.listen().start(), 5)
+                    await asyncio.wait_for(client.listen().start(), 30)
             assert streams == 3
 
 
@@ -276,7 +276,7 @@ async def test_a_stream_that_is_taken_again_but_never_acknowledged_is_given_up()
 
     async with http_server(handle) as url, Client(url, limits=IMPATIENT) as client, client.listen() as changes:
         with pytest.raises(RequestTimeout, match="did not begin to listen"):
-            await asyncio.wait_for(anext(changes), 5)
+            await asyncio.wait_for(anext(changes), 30)
     assert streams == 2
 
 
@@ -285,7 +285,7 @@ async def test_an_app_that_never_says_it_is_ready_does_not_hang() -> None:
         await asyncio.Event().wait()
 
     with pytest.raises(ConnectionFailed, match="neither that it is ready"):
-        await asyncio.wait_for(Client(app, limits=IMPATIENT).connect(), 5)
+        await asyncio.wait_for(Client(app, limits=IMPATIENT).connect(), 30)
     assert others() == []
 
 
@@ -317,7 +317,7 @@ async def test_an_app_that_cannot_be_cancelled_is_not_waited_for(caplog: pytest.
     client = Client(discovering(lifespan), limits=IMPATIENT)
     await client.connect()
     closing = asyncio.create_task(client.close())
-    _, late = await asyncio.wait([closing], timeout=2)
+    _, late = await asyncio.wait([closing], timeout=15)
     is_over.set()
     await closing
     assert not late
@@ -405,7 +405,7 @@ async def test_nobody_begins_to_listen_again_before_it_is_agreed_what_is_spoken(
         assert not listened.is_set()
         server.answer(server.calls("server/discover")[-1], DISCOVERED)
         await reconnecting
-        assert await asyncio.wait_for(anext(changes), 5) == StreamReopened()
+        assert await asyncio.wait_for(anext(changes), 30) == StreamReopened()
 
 
 async def test_one_that_cannot_listen_again_does_not_silence_the_others() -> None:
@@ -417,7 +417,8 @@ async def test_one_that_cannot_listen_again_does_not_silence_the_others() -> Non
             await one.start()
         server.missing = "x://b"
         await client.reconnect()
-        outcomes = await asyncio.gather(*(asyncio.wait_for(anext(one), 2) for one in listening), return_exceptions=True)
+        heard = (asyncio.wait_for(anext(one), 15) for one in listening)
+        outcomes = await asyncio.gather(*heard, return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [StreamReopened, RemoteError, StreamReopened]
 
 
@@ -429,7 +430,7 @@ async def test_who_listens_goes_on_when_the_server_speaks_another_era() -> None:
         client._negotiator._memory.forget("here")  # else the era that was found first comes first
         await client.reconnect()
         assert client.era == "stateless"
-        heard = [await asyncio.wait_for(anext(changes), 2) for _ in range(3)]
+        heard = [await asyncio.wait_for(anext(changes), 15) for _ in range(3)]
         assert ToolsChanged() in heard
 
 

@@ -186,7 +186,7 @@ def test_closing_ends_the_iteration(command):
     listener.start()
     time.sleep(0.2)
     client.close()
-    listener.join(5)
+    listener.join(30)
     assert not listener.is_alive()
     assert heard == []
 
@@ -229,7 +229,7 @@ def test_from_many_threads(client):
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(10)
+        worker.join(30)
     assert sorted(found, key=int) == [str(2 * number) for number in range(16)]
 
 
@@ -248,7 +248,7 @@ def test_closing_while_another_thread_waits(command):
     caller.start()
     time.sleep(0.2)
     client.close()
-    caller.join(5)
+    caller.join(30)
     assert len(caught) == 1
     assert threads() == []
 

@@ -83,7 +83,7 @@ def _over_pipe(child: subprocess.Popen[bytes], request: dict[str, Any]) -> list[
     os.write(child.stdin.fileno(), encode(request) + b"\n")
     data = b""
     while True:
-        assert select.select([child.stdout], [], [], 10)[0], "nothing came"
+        assert select.select([child.stdout], [], [], 30)[0], "nothing came"
         data += os.read(child.stdout.fileno(), 1 << 16)
         messages = [json.loads(line) for line in data.splitlines()] if data.endswith(b"\n") else []
         if messages and "id" in messages[-1]:

@@ -44,7 +44,7 @@ async def test_who_reads_waits_for_no_other_program(path: Path, holder: subproce
     storage = FileStorage(path)
     writing = asyncio.create_task(storage.put("b", b"2"))
     await asyncio.sleep(0.1)  # it waits in its thread
-    assert await asyncio.wait_for(storage.get("a"), 5) == b"1"
+    assert await asyncio.wait_for(storage.get("a"), 30) == b"1"
     assert not writing.done()
     holder.communicate(b"")
     await writing
@@ -58,5 +58,5 @@ async def test_who_writes_waits_for_another_program_but_not_for_ever(
     monkeypatch.setattr(module, "_LOCK_SECONDS", 0.2)
     storage = FileStorage(path)
     with pytest.raises(AuthorizationFailed, match=r"another program has held .*tokens\.json\.lock for 0\.2 s"):
-        await asyncio.wait_for(storage.put("b", b"2"), 5)
+        await asyncio.wait_for(storage.put("b", b"2"), 30)
     assert await storage.get("a") == b"1"

@@ -130,7 +130,7 @@ async def test_the_client_comes_back_with_another_token(live: Live) -> None:
 
     heard: list[Any] = []
     async with (
-        asyncio.timeout(8),
+        asyncio.timeout(30),
         Client(f"http://127.0.0.1:{live.port}/mcp", auth=BearerToken(token)) as client,
         client.listen(tools=True) as changes,
     ):

@@ -367,7 +367,7 @@ def test_a_path_is_taken_as_it_is_not_rebuilt(live: Live) -> None:
 def test_a_request_that_is_cut_short_is_not_run(live: Live) -> None:
     body = message("tools/call", {"name": "wait", "arguments": {"token": "cut"}})
     raw = encode(body)
-    with socket.create_connection(("127.0.0.1", live.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", live.port), timeout=30) as connection:
         head = "".join(f"{name}: {value}\r\n" for name, value in headers_for(body))
         connection.sendall(
             f"POST /mcp HTTP/1.1\r\nHost: localhost\r\n{head}Content-Length: {len(raw) + 9}\r\n\r\n".encode() + raw

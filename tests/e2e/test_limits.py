@@ -49,7 +49,7 @@ def _chunk(body: bytes) -> bytes:
 
 @pytest.mark.security("D1")
 def test_a_body_that_is_too_large_is_refused_before_it_is_sent(live: Live) -> None:
-    with socket.create_connection(("127.0.0.1", live.port), timeout=5) as raw:
+    with socket.create_connection(("127.0.0.1", live.port), timeout=30) as raw:
         head = "".join(f"{name}: {value}\r\n" for name, value in HEADERS)
         raw.sendall(f"POST /mcp HTTP/1.1\r\nHost: localhost\r\n{head}Content-Length: 4194305\r\n\r\n".encode())
         assert b" 413 " in raw.recv(100)
@@ -58,7 +58,7 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_sent(live: Live) -> No
 @pytest.mark.security("D1")
 @pytest.mark.parametrize("length", ["99999999999999999999", "4194305"])
 def test_a_length_beyond_all_measure(live: Live, length: str) -> None:
-    with socket.create_connection(("127.0.0.1", live.port), timeout=5) as raw:
+    with socket.create_connection(("127.0.0.1", live.port), timeout=30) as raw:
         head = "".join(f"{name}: {value}\r\n" for name, value in HEADERS)
         raw.sendall(f"POST /mcp HTTP/1.1\r\nHost: localhost\r\n{head}Content-Length: {length}\r\n\r\n".encode())
         assert raw.recv(100).split(b" ")[1] in (b"413", b"400")
@@ -186,7 +186,7 @@ def test_the_bytes_of_headers() -> None:
 @pytest.mark.security("D6", "R12")
 def test_a_body_that_dribbles_in() -> None:
     with serve(make_server(limits=Limits(body_seconds=0.3))) as live:
-        with socket.create_connection(("127.0.0.1", live.port), timeout=5) as raw:
+        with socket.create_connection(("127.0.0.1", live.port), timeout=30) as raw:
             head = "".join(f"{name}: {value}\r\n" for name, value in HEADERS)
             raw.sendall(f"POST /mcp HTTP/1.1\r\nHost: localhost\r\n{head}Content-Length: {len(BODY)}\r\n\r\n".encode())
             begun = time.monotonic()
@@ -233,10 +233,10 @@ def test_bodies_that_are_being_sent_count_and_one_too_many_is_not_read() -> None
     start = f"POST /mcp HTTP/1.1\r\nHost: localhost\r\n{head}Content-Length: {len(BODY)}\r\n\r\n".encode()
     with serve(server) as live, ExitStack() as held:
         for number in range(2):
-            raw = held.enter_context(socket.create_connection(("127.0.0.1", live.port), timeout=5))
+            raw = held.enter_context(socket.create_connection(("127.0.0.1", live.port), timeout=30))
             raw.sendall(start + BODY[:10])
             until(lambda number=number: server.in_flight == number + 1)
-        with socket.create_connection(("127.0.0.1", live.port), timeout=5) as raw:
+        with socket.create_connection(("127.0.0.1", live.port), timeout=30) as raw:
             raw.sendall(start)
             assert b" 503 " in raw.recv(100)
         held.close()

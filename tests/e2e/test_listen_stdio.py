@@ -64,7 +64,7 @@ class Pipe:
 
     def next(self) -> dict[str, Any]:
         while b"\n" not in self._rest:
-            assert select.select([self.process.stdout], [], [], 10)[0], "nothing came"
+            assert select.select([self.process.stdout], [], [], 30)[0], "nothing came"
             chunk = os.read(self.process.stdout.fileno(), 1 << 16)
             assert chunk, "the pipe ended"
             self._rest += chunk
@@ -82,7 +82,7 @@ class Pipe:
         """Close its input; what it still has to say."""
         self.process.stdin.close()
         self.process.stdin = None
-        out, _ = self.process.communicate(timeout=10)
+        out, _ = self.process.communicate(timeout=30)
         return [json.loads(line) for line in (self._rest + out).splitlines()]
 
 
@@ -191,7 +191,7 @@ async def test_why_a_stream_was_cancelled_is_logged(caplog: pytest.LogCaptureFix
         ending["params"]["reason"] = "enough"
         os.write(client_out, encode(ending) + b"\n")
         os.close(client_out)
-        await asyncio.wait_for(serving, 5)
+        await asyncio.wait_for(serving, 30)
     assert "request 5 cancelled: enough" in caplog.text
     for pipe in (source, client_in, sink):
         os.close(pipe)

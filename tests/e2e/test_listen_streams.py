@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from support import LOG_LEVEL_KEY, Live, Response, encode, headers_for, message, serve, start_request, until
+from support.ports import find_port
 from weft import Context, Limits, Server
 
 TAG = "io.modelcontextprotocol/subscriptionId"
@@ -303,8 +304,8 @@ def test_a_client_that_goes_away_has_ended_its_stream(changing: Live) -> None:
 
 
 PROGRAM = """
-from weft import Server
-server = Server("program")
+from weft import Limits, Server
+server = Server("program", limits=Limits(drain_seconds=60))
 server.add_tool(lambda: "x", name="x")
 server.run("http", port={port})
 """
@@ -313,8 +314,7 @@ server.run("http", port={port})
 @contextlib.contextmanager
 def running(program: str, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """A program with a server in a process of its own, and the port it serves."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = find_port()
     (tmp_path / "program.py").write_text(program.format(port=port))
     child = subprocess.Popen([sys.executable, str(tmp_path / "program.py")], stderr=subprocess.PIPE)
     try:
@@ -328,7 +328,7 @@ def running(program: str, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[byt
 
 def opened(port: int) -> Stream:
     body = message("subscriptions/listen", {"notifications": ALL})
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     start_request(connection, encode(body), headers_for(body))
     stream = Stream(connection)
     assert stream.next()["method"] == ACK
@@ -344,7 +344,7 @@ def test_a_server_that_is_stopped_ends_its_streams_first(tmp_path: Path) -> None
         assert stream.next()["result"]["_meta"][TAG] == 1
         assert stream.next() is None
         stream.close()
-        assert child.wait(10) == 0
+        assert child.wait(30) == 0
 
 
 @pytest.mark.spec("SUB-12")
@@ -354,7 +354,7 @@ def test_a_stream_that_is_asked_for_while_the_server_stops_is_ended_at_once(tmp_
         early = opened(port)
         body = message("subscriptions/listen", {"notifications": ALL}, id=2)
         data = encode(body)
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         head = [*headers_for(body), ("Content-Length", str(len(data)))]
         start_request(connection, data[:-1], head)  # begun before the end
         opened(port).close()  # by now it has been read
@@ -367,7 +367,7 @@ def test_a_stream_that_is_asked_for_while_the_server_stops_is_ended_at_once(tmp_
         assert late.next() is None
         late.close()
         early.close()
-        assert child.wait(4) == 0  # and not only after `drain_seconds`
+        assert child.wait(30) == 0  # and not only after `drain_seconds`
 
 
 MOUNTED = """
@@ -410,7 +410,7 @@ def test_under_another_server_the_app_ends_its_streams_when_it_is_told_to(
             assert stream.next()["result"]["_meta"][TAG] == 1
             assert stream.next() is None
             stream.close()
-        child.wait(10)  # with whatever code uvicorn has for that
+        child.wait(30)  # with whatever code uvicorn has for that
 
 
 # --- bounds

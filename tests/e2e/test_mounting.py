@@ -157,7 +157,7 @@ def test_a_lazily_entered_lifespan_is_left_when_the_loop_shuts_down() -> None:
 
     thread = threading.Thread(target=run)
     thread.start()
-    thread.join(10)
+    thread.join(30)
     assert life.events == ["entered", "left"]
 
 

@@ -85,7 +85,7 @@ class Ending:
         self.said = ""
         self.port = int(self.until(r":(\d+)/mcp")[1])
 
-    def until(self, pattern: str, seconds: float = 10) -> re.Match[str]:
+    def until(self, pattern: str, seconds: float = 30) -> re.Match[str]:
         """Wait for what it says."""
         assert self.process.stderr is not None
         while not (found := re.search(pattern, self.said)):
@@ -98,7 +98,7 @@ class Ending:
         assert self.process.stderr is not None
         begun = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
-        self.process.wait(15)
+        self.process.wait(30)
         self.said += self.process.stderr.read().decode()
         return time.monotonic() - begun
 

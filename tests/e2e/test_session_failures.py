@@ -167,12 +167,12 @@ async def test_a_handler_on_a_pipe_that_cancels_itself_has_failed(way: dict[str,
     server, answers = make_server(), asyncio.Queue[bytes]()
     pipe = server.pipe(answers.put_nowait)
     pipe.send(b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":%b}' % _INTRODUCTION)
-    assert b'"result"' in await asyncio.wait_for(answers.get(), 5)
+    assert b'"result"' in await asyncio.wait_for(answers.get(), 30)
     for id in (2, 3):
         pipe.send(_encoded(called("cancel_itself", id, **way)))
-        assert b'"code":-32603' in await asyncio.wait_for(answers.get(), 5)
+        assert b'"code":-32603' in await asyncio.wait_for(answers.get(), 30)
     pipe.send(_encoded(called("add", 4, a=2, b=3)))
-    assert b'"text":"5"' in await asyncio.wait_for(answers.get(), 5)
+    assert b'"text":"5"' in await asyncio.wait_for(answers.get(), 30)
     await eventually(lambda: server.in_flight == 0)  # an answer is out before its call is over
     await pipe.close()
     await server.stop()
@@ -393,11 +393,11 @@ async def test_nor_does_it_on_a_pipe() -> None:
     pipe = server.pipe(answers.put_nowait)
     greeting = b'{"jsonrpc":"2.0","id":0,"method":"initialize","params":%b}' % _INTRODUCTION
     pipe.send(greeting)
-    assert b'"code":-32603' in await asyncio.wait_for(answers.get(), 5)
+    assert b'"code":-32603' in await asyncio.wait_for(answers.get(), 30)
     pipe.send(_encoded(called("add", 1, a=2, b=3)))
-    assert b'"code":-32600' in await asyncio.wait_for(answers.get(), 5)
+    assert b'"code":-32600' in await asyncio.wait_for(answers.get(), 30)
     server.refuses = False
     pipe.send(greeting)  # it is no second one
-    assert b'"result"' in await asyncio.wait_for(answers.get(), 5)
+    assert b'"result"' in await asyncio.wait_for(answers.get(), 30)
     await pipe.close()
     await server.stop()

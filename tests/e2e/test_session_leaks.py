@@ -108,7 +108,7 @@ class Served:
         self._said = file.with_suffix(".log")
         with self._said.open("wb") as said:
             self.process = subprocess.Popen([sys.executable, str(file)], stderr=said, env=environment)
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while not (found := re.search(r":(\d+)/mcp", self.said)):
             assert time.monotonic() < end, self.said
             assert self.process.poll() is None, self.said
@@ -126,7 +126,7 @@ class Served:
 
     async def settled(self, before: dict[str, int]) -> dict[str, int]:
         """What it holds when no session is left."""
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while True:
             now = await self.count()
             same = all(now[name] == before[name] for name in now if name != "objects")
@@ -154,7 +154,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     served = Served(file)
     yield served
     served.process.kill()
-    served.process.wait(10)
+    served.process.wait(30)
 
 
 async def live_and_leave(port: int, number: int) -> None:

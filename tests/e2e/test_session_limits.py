@@ -508,7 +508,7 @@ async def test_a_client_that_comes_back_at_once_finds_its_stream_free(at: At) ->
         stream = await peer.get()
         assert stream.status == 200
         await stream.close()
-        await asyncio.wait_for(stream.task, 2)  # not only with the next sign of life
+        await asyncio.wait_for(stream.task, 10)  # not only with the next sign of life
 
 
 # Whose a session is.

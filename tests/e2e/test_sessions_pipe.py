@@ -39,7 +39,7 @@ class Lines:
         self.pipe.send(body if isinstance(body, bytes) else json.dumps(body).encode())
 
     async def find(self, match: Callable[[dict[str, Any]], Any], *, since: int = 0) -> dict[str, Any]:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while True:
                 found = next((one for one in self.got[since:] if match(one)), None)
                 if found is not None:
@@ -361,7 +361,7 @@ async def test_the_progress_of_a_question_is_heard() -> None:
         for stated in (token, "another", 5):
             pipe.send(rpc("notifications/progress", {"progressToken": stated, "progress": 1}, id=None))
         pipe.send({"jsonrpc": "2.0", "id": question["id"], "result": {"roots": []}})
-        await asyncio.wait_for(ended.wait(), 5)
+        await asyncio.wait_for(ended.wait(), 30)
     assert [one.progress for one in heard] == [1]
 
 
@@ -432,6 +432,6 @@ def test_a_handshake_and_what_follows_may_be_sent_in_one_go(form: str, tmp_path:
     file.write_bytes(lines)
     with file.open("rb") as source:
         given: dict[str, Any] = {"input": lines} if form == "pipe" else {"stdin": source}
-        done = subprocess.run([sys.executable, str(HOTEL)], capture_output=True, timeout=20, check=True, **given)
+        done = subprocess.run([sys.executable, str(HOTEL)], capture_output=True, timeout=30, check=True, **given)
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(answer["id"], "result" in answer) for answer in answers] == [(1, True), (2, True)]

@@ -67,7 +67,7 @@ class Served:
         pipe = self.process.stderr
         assert pipe is not None
         while not (found := re.search(rf".*{word}.*\n".encode(), self._said)):
-            assert select.select([pipe], [], [], 10)[0], self._said.decode()
+            assert select.select([pipe], [], [], 30)[0], self._said.decode()
             self._said += os.read(pipe.fileno(), 1 << 16)
         self._said = self._said.replace(found[0], b"", 1)
         assert b"without completing response" not in self._said  # of what we end ourselves, for a reason that is told
@@ -77,7 +77,7 @@ class Served:
         """Send a call."""
         body = message("tools/call", {"name": tool, "arguments": arguments}, meta={"progressToken": "p"})
         data = encode(body)
-        raw = socket.create_connection(("127.0.0.1", self.port), timeout=10)
+        raw = socket.create_connection(("127.0.0.1", self.port), timeout=30)
         head = "".join(f"{name}: {value}\r\n" for name, value in headers_for(body))
         raw.sendall(f"POST /mcp HTTP/1.1\r\nHost: localhost\r\n{head}Content-Length: {len(data)}\r\n\r\n".encode())
         raw.sendall(data)

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import NODE, ROOT, WEFT, Process, find_port, listening, node_package, python_of, skip_without
+from processes import NODE, ROOT, WEFT, Process, listening, node_package, python_of, skip_without
+
+from support.ports import find_port
 
 DRIVERS = Path(__file__).parent / "drivers"
 EXAMPLE = str(ROOT / "examples" / "server.py")

@@ -18,7 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from processes import CACHE, NODE, find_port, listening, node_package, python_of
+from processes import CACHE, NODE, listening, node_package, python_of
+
+from support.ports import find_port
 
 __all__ = ["LACKING", "LIBRARIES", "SERVERS", "STATELESS", "start"]
 

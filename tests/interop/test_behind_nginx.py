@@ -16,10 +16,11 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
-from processes import find_port, listening, skip_without
+from processes import listening, skip_without
 
 from support import Response, encode, headers_for, message
 from support.logging_in import FORM, hidden_fields
+from support.ports import find_port
 from support.protected import challenge_of
 from support.wire import finish
 from weft import Client, OAuth
@@ -40,7 +41,7 @@ class Front:
     is_mounted: bool
 
     def send(self, verb: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Response:
-        connection = http.client.HTTPSConnection("localhost", self.port, timeout=10, context=self.tls)
+        connection = http.client.HTTPSConnection("localhost", self.port, timeout=30, context=self.tls)
         try:
             connection.request(verb, path, body or None, headers or {})
             return finish(connection.getresponse())

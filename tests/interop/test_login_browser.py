@@ -7,9 +7,10 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
-from processes import find_port, listening, skip_without
+from processes import listening, skip_without
 
 from support.chromium import Page, browsing, find_chromium
+from support.ports import find_port
 from weft import AuthorizationFailed, Client, OAuth
 from weft.client.auth import LoopbackRedirect
 
@@ -55,7 +56,7 @@ class Person:
 @pytest.mark.spec("ASEC-12", "AUTH-03")
 async def test_a_browser_completes_the_login(url: str, tmp_path: Path) -> None:
     person = Person(tmp_path, "allow")
-    auth = OAuth(client_name="The test", redirect=LoopbackRedirect(open_browser=person.open_browser, seconds=20))
+    auth = OAuth(client_name="The test", redirect=LoopbackRedirect(open_browser=person.open_browser, seconds=120))
     async with Client(url, auth=auth) as client:
         assert (await client.call_tool("who", {})).text == "ann"
     assert person.saw is not None
@@ -69,7 +70,7 @@ async def test_a_person_who_declines_in_the_browser_is_told_that_the_page_may_be
     url: str, tmp_path: Path
 ) -> None:
     person = Person(tmp_path, "deny")
-    auth = OAuth(redirect=LoopbackRedirect(open_browser=person.open_browser, seconds=20))
+    auth = OAuth(redirect=LoopbackRedirect(open_browser=person.open_browser, seconds=120))
     with pytest.raises(AuthorizationFailed, match="did not allow"):
         async with Client(url, auth=auth) as client:
             await client.call_tool("who", {})

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from processes import find_port, listening, python_of
+from processes import listening, python_of
 
+from support.ports import find_port
 from weft import AuthorizationFailed, Client, OAuth
 from weft.client.auth import FunctionRedirect
 

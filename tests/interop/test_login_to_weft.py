@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import NODE, find_port, listening, node_package, python_of
+from processes import NODE, listening, node_package, python_of
 
 from support.logging_in import Browser, hidden_fields
+from support.ports import find_port
 from weft import Client, OAuth
 from weft.client.auth import FunctionRedirect
 

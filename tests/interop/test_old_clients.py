@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 from cutting import cutting
-from processes import NODE, WEFT, find_port, listening, node_package, python_of
+from processes import NODE, WEFT, listening, node_package, python_of
+
+from support.ports import find_port
 
 Facts = dict[str, Any]
 HERE = Path(__file__).parent

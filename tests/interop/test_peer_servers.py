@@ -28,7 +28,7 @@ def answer_over_http(url: str, body: dict[str, Any], headers: dict[str, str]) ->
     headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"} | headers
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     try:
-        with urllib.request.urlopen(request, timeout=20) as response:
+        with urllib.request.urlopen(request, timeout=30) as response:
             data = response.read()
     except urllib.error.HTTPError as error:
         with error:

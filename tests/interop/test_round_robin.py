@@ -23,7 +23,7 @@ CALLS = 5
 def sending(port: int, method: str, params: dict[str, Any]) -> Iterator[http.client.HTTPResponse]:
     """A request through nginx, on a connection of its own."""
     body = message(method, params, meta={CLIENT_CAPABILITIES_KEY: {"elicitation": {}}})
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
         start_request(connection, encode(body), headers_for(body))
         yield connection.getresponse()
 

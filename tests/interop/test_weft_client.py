@@ -99,9 +99,9 @@ async def test_changes(name: str, transport: Any, mode: Any) -> None:
     with start(name, transport) as target:
         async with Client(target, mode=mode) as client, client.listen(tools=True, uris=[NOTICES]) as changes:
             await client.call_tool("pin_notice", {"text": "Closed today"})
-            assert await asyncio.wait_for(anext(changes), 5) == ResourceUpdated(NOTICES)
+            assert await asyncio.wait_for(anext(changes), 30) == ResourceUpdated(NOTICES)
             await client.call_tool("turn_cafe_sign", {"to": "open"})
-            assert await asyncio.wait_for(anext(changes), 5) == ToolsChanged()
+            assert await asyncio.wait_for(anext(changes), 30) == ToolsChanged()
 
 
 @pytest.mark.parametrize(("name", "transport"), EVERYWHERE)

@@ -68,14 +68,16 @@ def test_a_state_with_any_other_character_in_any_place_is_refused(payload: bytes
             refused(token[:place] + character + token[place + 1 :])
 
 
-@pytest.mark.parametrize(
-    "token",
-    ["", "A", "AQ", "=", "\0", "é", "\ud800", "A" * 54, "A" * 55, "A" * 200, TOKEN + "=", TOKEN + "\n", " " + TOKEN]
-    + [TOKEN[:end] for end in range(len(TOKEN))]
-    + [TOKEN + "A", TOKEN + TOKEN, TOKEN.lower()],
-)
-def test_garbage_cut_and_respelled_state_is_refused(token: str):
+@pytest.mark.parametrize("token", ["", "A", "AQ", "=", "\0", "é", "\ud800", "A" * 54, "A" * 55, "A" * 200])
+def test_garbage_is_refused(token: str):
     refused(token)
+
+
+def test_cut_and_respelled_state_is_refused():
+    for end in range(len(TOKEN)):
+        refused(TOKEN[:end])
+    for token in (TOKEN + "=", TOKEN + "\n", " " + TOKEN, TOKEN + "A", TOKEN + TOKEN, TOKEN.lower()):
+        refused(token)
 
 
 @given(st.text(max_size=200))

@@ -296,7 +296,7 @@ async def test_a_question_after_the_answer_fails_at_once() -> None:
     peer = AppPeer(server.asgi())
     await peer.open(capabilities=FORM)
     assert await (await peer.post(called("start"))).text() == "started"
-    assert await asyncio.wait_for(failed, 3) == (
+    assert await asyncio.wait_for(failed, 30) == (
         "The client cannot be asked (elicitation/create): the call is answered. Ask before the handler returns."
     )
     await server.stop()

@@ -179,7 +179,7 @@ async def _wait(ctx: Context) -> None:
 
 @pytest.mark.security("R1")
 async def test_wait_in_an_async_function_is_refused_before_it_stops_the_loop() -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         assert await mistake(_wait) == (
             "ctx.wait(...) is for plain functions; in an async function write `await ...` instead."
         )

@@ -28,7 +28,7 @@ class Peer:
         await self.writer.drain()
 
     async def read(self) -> Any:
-        line = await asyncio.wait_for(self.reader.readline(), 10)
+        line = await asyncio.wait_for(self.reader.readline(), 30)
         assert line.endswith(b"\n")
         received = json.loads(line)
         assert received["jsonrpc"] == "2.0"
@@ -50,7 +50,7 @@ async def connected(server: Server) -> AsyncIterator[Peer]:
     finally:
         writer.close()
         await writer.wait_closed()
-        await asyncio.wait_for(serving, 10)
+        await asyncio.wait_for(serving, 30)
         ours.close()
         await server.lifespan.stop()
 

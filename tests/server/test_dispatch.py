@@ -136,7 +136,7 @@ async def test_a_plain_tool_does_not_block_the_loop() -> None:
 
     @server.tool
     def blocks() -> str:
-        assert gate.wait(5)
+        assert gate.wait(30)
         return threading.current_thread().name
 
     @server.tool

@@ -41,12 +41,12 @@ def test_a_tool_that_a_thread_adds_while_the_offer_is_made_is_offered():
     server = Slow("shop")
 
     def add() -> None:
-        read.wait(5)
+        read.wait(30)
         server.add_tool(lambda: None, name="late")
         told.set()
 
     thread = threading.Thread(target=add)
     thread.start()
     assert "tools/call" not in server.offer.methods["stateless"]
-    thread.join(5)
+    thread.join(30)
     assert "tools/call" in server.offer.methods["stateless"]

@@ -147,7 +147,7 @@ async def test_whatever_it_raises_requests_do_not_wait_for_it_forever(error: Bas
         yield
 
     server = Server("failing", lifespan=life)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         answer = await ask(server, "server/discover")
         assert answer.error["code"] == -32603
         with pytest.raises(RuntimeError, match=f"The lifespan raised {type(error).__name__} before it yielded"):

@@ -116,7 +116,7 @@ async def test_what_is_called_once_cannot_ask(in_thread: bool, caplog: Any) -> N
 
         return await ctx.once("k", (lambda: ctx.wait(word(ctx, "which"))) if in_thread else asks)
 
-    async with asyncio.timeout(5):  # it would wait for itself
+    async with asyncio.timeout(30):  # it would wait for itself
         result = (await call(worker(run)())).result
     assert result["isError"]
     assert "Ask first, and give it the answer as argument" in caplog.text

@@ -357,5 +357,5 @@ def test_one_of_two_threads_that_register_the_same_name_is_told_of_the_other(mon
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(5)
+        thread.join(30)
     assert told == [RegistrationError]

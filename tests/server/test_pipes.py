@@ -49,7 +49,7 @@ class Pipe:
         if self._out >= 0:
             os.close(self._out)
             self._out = -1
-        await asyncio.wait_for(self.serving, 5)
+        await asyncio.wait_for(self.serving, 30)
 
     def close(self) -> None:
         for fd in (self._theirs[0][0], self._in, self._theirs[1][1]):
@@ -75,7 +75,7 @@ async def listen(pipe: Pipe) -> None:
 
 
 async def in_flight(server: Server, count: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while server.in_flight < count:  # noqa: ASYNC110 - a number, not an event
             await asyncio.sleep(0.001)
 
@@ -114,7 +114,7 @@ async def test_a_pipe_without_requests_ends_quietly_whoever_else_listens() -> No
         await first.next()
         first.serving.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(first.serving, 5)
+            await asyncio.wait_for(first.serving, 30)
         assert len(server.subscriptions) == 1
 
 

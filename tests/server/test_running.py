@@ -74,7 +74,7 @@ class Process:
                 if text.encode() in line:
                     self._errors = b"\n".join([*lines[number + 1 :], self._errors])
                     return line.decode()
-            assert select.select([pipe], [], [], 10)[0], f"{text!r} was not said"
+            assert select.select([pipe], [], [], 30)[0], f"{text!r} was not said"
             chunk = os.read(pipe, 65536)
             assert chunk, f"{text!r} was not said before the process ended"
             self._errors += chunk
@@ -85,7 +85,7 @@ class Process:
     def signal(self, number: int) -> None:
         self._child.send_signal(number)
 
-    def end(self, timeout: float = 8.0) -> tuple[int, str]:
+    def end(self, timeout: float = 30.0) -> tuple[int, str]:
         _, errors = self._child.communicate(timeout=timeout)
         return self._child.returncode, (self._errors + errors).decode()
 
@@ -112,7 +112,7 @@ def pid_of(url: str) -> int:
 
 def connect(url: str) -> socket.socket:
     host, _, port = url.removeprefix("http://").partition("/")[0].rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=5)
+    return socket.create_connection((host, int(port)), timeout=30)
 
 
 def status(peer: socket.socket) -> int:
@@ -330,7 +330,7 @@ def test_the_second_interrupt_ends_it_at_once(start) -> None:
         process.signal(signal.SIGINT)
         time.sleep(0.3)
         process.signal(signal.SIGINT)
-        assert process.end(timeout=3)[0] == 130
+        assert process.end(timeout=30)[0] == 130
 
 
 def raw_call(tool: str) -> bytes:
@@ -436,7 +436,7 @@ def gone(pid: int) -> bool:
 
 
 def eventually(fact: Any) -> bool:
-    until = time.monotonic() + 10
+    until = time.monotonic() + 30
     while time.monotonic() < until:
         if fact():
             return True

@@ -82,7 +82,7 @@ async def over_a_session(server: Server, rounds: int, reply: Any) -> tuple[Any, 
     pipe = server.pipe(take)
     send(rpc("initialize", introduction(capabilities=SAMPLES), id="hello"))
     try:
-        return await asyncio.wait_for(over, 10), questions
+        return await asyncio.wait_for(over, 30), questions
     finally:
         await pipe.close()
         await server.stop()

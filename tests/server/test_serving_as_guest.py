@@ -31,7 +31,7 @@ async def served(
     task = asyncio.create_task(server.serve("http", port=0, **options))
     said = ""
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not (found := re.search(r" at (http://\S+)", said)):
                 await asyncio.sleep(0.01)
                 said += capsys.readouterr().err
@@ -61,7 +61,7 @@ def test_a_program_that_runs_within_a_loop_reads_one_sentence(tmp_path: Path) ->
         "import asyncio, weft\nserver = weft.Server('s')\n"
         "async def main():\n    server.run('http')\nasyncio.run(main())\n"
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 1
     for word in ("uvloop", "never awaited", "destroyed", "weft/server"):
         assert word not in done.stderr
@@ -143,7 +143,7 @@ async def test_nothing_is_left_in_the_loop(
         if pause is not None:
             await asyncio.sleep(pause)
             task.cancel()
-        await asyncio.wait([task], timeout=5)
+        await asyncio.wait([task], timeout=30)
         assert task.cancelled()
         assert (told, server.in_flight, server.sessions.loose_calls) == (["call", "lifespan"], 0, set())
         with pytest.raises(ConnectionRefusedError):
@@ -164,7 +164,7 @@ async def test_it_can_be_served_again_in_the_same_loop(capsys: pytest.CaptureFix
             client.listen(tools=True) as changes,
         ):
             server.notify_tools_changed()
-            assert await asyncio.wait_for(anext(aiter(changes)), 5) == ToolsChanged()
+            assert await asyncio.wait_for(anext(aiter(changes)), 30) == ToolsChanged()
 
 
 async def test_the_last_of_several_ends_what_they_share(capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,7 +184,7 @@ async def test_the_last_of_several_ends_what_they_share(capsys: pytest.CaptureFi
             async with served(server, capsys) as (other, _), Client(other) as somebody:
                 await somebody.list_tools()
             server.notify_tools_changed()
-            assert await asyncio.wait_for(anext(aiter(changes)), 5) == ToolsChanged()
+            assert await asyncio.wait_for(anext(aiter(changes)), 30) == ToolsChanged()
         assert list(server.sessions._used) == [session]
         assert told == ["up"]
     assert told == ["up", "down"]
@@ -229,7 +229,7 @@ def test_ctrl_c_ends_it_as_it_ends_the_loop(tmp_path: Path) -> None:
         assert process.stderr is not None
         assert "Weft serves 's' at http" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=10) == ("tidied up\ninterrupted\n", "")
+        assert process.communicate(timeout=30) == ("tidied up\ninterrupted\n", "")
 
 
 async def test_what_it_cannot_do_is_said() -> None:

@@ -465,7 +465,7 @@ def test_input_from_a_plain_file_is_read_too(server_file: Path, tmp_path: Path) 
             [sys.executable, str(server_file)],
             stdin=stdin,
             capture_output=True,
-            timeout=10,
+            timeout=30,
             check=True,
             env=ENVIRONMENT,
         )
@@ -479,7 +479,7 @@ def test_a_closed_stdout_ends_the_process(child: Child) -> None:
     child.process.stdout.close()
     child.process.stdout = None
     child.send(tool(2, "add", a=1, b=1))
-    assert child.process.wait(5) == 0
+    assert child.process.wait(30) == 0
     assert b"Traceback" not in child.process.stderr.read()
 
 
@@ -489,7 +489,7 @@ def test_a_signal_ends_the_process_cleanly(child: Child, number: int) -> None:
     child.send(tool(1, "wait"))
     child.say("waiting")
     child.process.send_signal(number)
-    assert child.process.wait(5) == 0
+    assert child.process.wait(30) == 0
     assert b"Traceback" not in child.process.stderr.read()
 
 
@@ -515,7 +515,7 @@ def test_a_client_that_does_not_read_blocks_nobody_and_loses_nothing(server_file
 
 def test_without_pipes_it_says_what_to_do(server_file: Path) -> None:
     done = subprocess.run(
-        ["sh", "-c", f"exec {sys.executable} {server_file} <&- >&-"], capture_output=True, timeout=10, check=False
+        ["sh", "-c", f"exec {sys.executable} {server_file} <&- >&-"], capture_output=True, timeout=30, check=False
     )
     assert done.returncode == 1
     assert (
@@ -594,7 +594,7 @@ async def lines_by_turn(*, linger: bool) -> list[int]:
     reader = LineReader(source, 100, deliver)
     reader.start()
     os.write(sink, b"first\n")
-    await asyncio.wait_for(enough.wait(), 5)
+    await asyncio.wait_for(enough.wait(), 30)
     reader.stop()
     os.close(sink)
     return turns
@@ -681,7 +681,7 @@ async def test_a_writer_is_congested_until_the_other_end_has_caught_up() -> None
     got = 0
     while got < QUEUED_BYTES + CHUNK + AT_ONCE + 2:  # and not once more: nothing else will come
         got += len(await asyncio.to_thread(os.read, source, 1 << 20))
-    await asyncio.wait_for(writer.drained(), 5)
+    await asyncio.wait_for(writer.drained(), 30)
     await writer.close(5)
     os.close(source)
     os.close(sink)
@@ -721,7 +721,7 @@ async def test_a_writer_leaves_the_descriptor_as_it_was_and_nothing_else_open(en
     else:
         writer.release()
     os.close(sink)
-    assert await asyncio.wait_for(asyncio.to_thread(os.read, source, 1), 5) == b""  # nobody has it open any more
+    assert await asyncio.wait_for(asyncio.to_thread(os.read, source, 1), 30) == b""  # nobody has it open any more
     os.close(source)
 
 
@@ -751,7 +751,7 @@ async def test_a_writer_says_when_nobody_reads() -> None:
         os.close(source)
         writer = LineWriter(sink, broken.set)
         writer.send(line)
-        await asyncio.wait_for(broken.wait(), 5)
+        await asyncio.wait_for(broken.wait(), 30)
         broken.clear()
         await writer.close(5)
         os.close(sink)
@@ -769,6 +769,6 @@ async def test_other_pipes_than_the_process_own_can_be_served() -> None:
     answer = json.loads(await asyncio.to_thread(os.read, our_in, 65536))
     assert answer["id"] == 1
     os.close(our_out)
-    await asyncio.wait_for(serving, 5)
+    await asyncio.wait_for(serving, 30)
     for fd in (their_in, their_out, our_in):
         os.close(fd)

@@ -77,7 +77,7 @@ async def streams(*opened: Stream) -> AsyncIterator[None]:
     finally:
         for stream in opened:
             stream.leave()
-        await asyncio.wait_for(asyncio.gather(*(stream.task for stream in opened)), 5)
+        await asyncio.wait_for(asyncio.gather(*(stream.task for stream in opened)), 30)
 
 
 # --- what a listener wants
@@ -136,7 +136,7 @@ async def test_a_stream_that_does_not_read_in_time_is_cut_and_no_other() -> None
     async with streams(stream, other):
         stream.reads.clear()
         server.notify_tools_changed()
-        await asyncio.wait_for(stream.task, 5)
+        await asyncio.wait_for(stream.task, 30)
         assert len(server.subscriptions) == 1
         server.notify_tools_changed()
         await settle()
@@ -182,7 +182,7 @@ async def test_closing_ends_all_streams_with_their_results() -> None:
     opened = [Stream(server, {"toolsListChanged": True}, id=id) for id in ids]
     await settle()
     server.subscriptions.close()
-    await asyncio.wait_for(asyncio.gather(*(stream.task for stream in opened)), 5)
+    await asyncio.wait_for(asyncio.gather(*(stream.task for stream in opened)), 30)
     for stream, id in zip(opened, ids, strict=True):
         answer = stream.messages[-1]
         assert answer["result"]["resultType"] == "complete"
@@ -232,7 +232,7 @@ async def test_a_stream_that_comes_after_the_end_is_acknowledged_and_ended_at_on
     server = make()
     server.subscriptions.close()
     stream = Stream(server, {"toolsListChanged": True})
-    await asyncio.wait_for(stream.task, 5)
+    await asyncio.wait_for(stream.task, 30)
     assert stream.methods == ["notifications/subscriptions/acknowledged", ""]
     assert stream.messages[-1]["result"]["resultType"] == "complete"
     assert len(server.subscriptions) == 0
@@ -253,7 +253,7 @@ def test_a_server_that_serves_again_in_another_loop_has_streams_again() -> None:
         server.asgi().close_streams()
         await settle()
         late = Stream(server, {"toolsListChanged": True})
-        await asyncio.wait_for(late.task, 5)
+        await asyncio.wait_for(late.task, 30)
 
     async def anew() -> None:
         stream = Stream(server, {"toolsListChanged": True})
@@ -274,7 +274,7 @@ async def test_the_app_ends_the_streams_from_any_thread(in_thread: bool) -> None
         await asyncio.to_thread(app.close_streams)
     else:
         app.close_streams()
-    await asyncio.wait_for(stream.task, 5)
+    await asyncio.wait_for(stream.task, 30)
     assert stream.messages[-1]["result"]["resultType"] == "complete"
 
 
@@ -290,7 +290,7 @@ async def test_the_end_of_the_lifespan_ends_the_streams() -> None:
     stream = Stream(server, {"toolsListChanged": True})
     await settle()
     told.put_nowait({"type": "lifespan.shutdown"})
-    await asyncio.wait_for(asyncio.gather(stream.task, life), 5)
+    await asyncio.wait_for(asyncio.gather(stream.task, life), 30)
     assert "result" in stream.messages[-1]
     assert sent[-1] == "lifespan.shutdown.complete"
 
@@ -304,6 +304,6 @@ async def test_streams_are_counted_by_principal_where_there_is_one() -> None:
     async with streams(*opened):
         assert len(server.subscriptions) == 3  # all of one address
         again = Stream(server, wish, client=("10.0.0.2", 1), scope=ann)  # the same person from elsewhere
-        await asyncio.wait_for(again.task, 5)
+        await asyncio.wait_for(again.task, 30)
         assert "You have 1 streams open already" in b"".join(part.get("body", b"") for part in again.sent).decode()
     assert server.subscriptions._per_peer == {}

@@ -32,7 +32,7 @@ class Peer:
         self.writer.write(b"".join(json.dumps(one).encode() + b"\n" for one in messages))
 
     async def read(self) -> Any:
-        line = await asyncio.wait_for(self._reader.readline(), 10)
+        line = await asyncio.wait_for(self._reader.readline(), 30)
         assert line.endswith(b"\n")
         assert line.count(b"\n") == 1
         return json.loads(line)
@@ -42,7 +42,7 @@ class Peer:
         return await self.read()
 
     async def ended(self) -> bool:
-        return await asyncio.wait_for(self._reader.read(), 10) == b""
+        return await asyncio.wait_for(self._reader.read(), 30) == b""
 
     def break_off(self) -> None:
         """Reset the connection, as a machine does that went down."""
@@ -78,7 +78,7 @@ class Place:
     async def close(self) -> None:
         for peer in self._peers:
             peer.writer.close()
-        await asyncio.wait_for(asyncio.gather(*self.serving), 10)
+        await asyncio.wait_for(asyncio.gather(*self.serving), 30)
         await self.server.stop()
 
     def saw(self, token: str) -> list[str]:

@@ -19,13 +19,13 @@ class Gate:
     def __call__(self) -> None:
         self.entered += 1
         self.arrived.release()
-        assert self.open.wait(10)
+        assert self.open.wait(30)
 
 
 async def start(threads: Threads, gate: Gate, count: int) -> list[asyncio.Task[None]]:
     tasks = [asyncio.create_task(threads.run(gate, {})) for _ in range(count)]
     for _ in range(2):
-        assert await asyncio.to_thread(gate.arrived.acquire, timeout=5)
+        assert await asyncio.to_thread(gate.arrived.acquire, timeout=30)
     return tasks
 
 
@@ -42,7 +42,7 @@ async def test_calls_that_are_given_up_while_they_wait_leave_nothing_behind() ->
     assert threads._pool is not None
     assert threads._pool._work_queue.empty()
     gate.open.set()
-    assert await asyncio.wait_for(threads.run(lambda: "next", {}), 5) == "next"
+    assert await asyncio.wait_for(threads.run(lambda: "next", {}), 30) == "next"
     assert gate.entered == 2
     threads.stop()
 
@@ -57,7 +57,7 @@ async def test_a_function_that_runs_on_counts_until_it_has_ended() -> None:
     await asyncio.sleep(0.05)
     assert ran == []
     gate.open.set()
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, 30)
     assert ran == ["next"]
     threads.stop()
 
@@ -67,7 +67,7 @@ async def test_work_that_is_dropped_gives_its_place_back() -> None:
     tasks = await start(threads, gate, 5)
     threads.stop()
     gate.open.set()
-    await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
+    await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
     results = await asyncio.gather(*(threads.run(lambda: 1, {}) for _ in range(10)))
     assert results == [1] * 10
     threads.stop()
@@ -88,7 +88,7 @@ def test_a_thread_may_end_after_its_loop() -> None:
 
     async def abandon() -> None:
         task = asyncio.create_task(threads.run(gate, {}))
-        assert await asyncio.to_thread(gate.arrived.acquire, timeout=5)
+        assert await asyncio.to_thread(gate.arrived.acquire, timeout=30)
         await give_up([task])
 
     asyncio.run(abandon())

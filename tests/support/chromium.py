@@ -13,7 +13,7 @@ import aiohttp
 
 __all__ = ["Page", "browsing", "find_chromium"]
 
-_SECONDS = 15.0  # for anything to come true
+_SECONDS = 120.0  # for anything to come true: its first start from a cold disk takes half a minute
 _OPTIONS = (
     "--headless=new",
     "--no-sandbox",  # tests may be run by root, as whom there is no sandbox; it sees nothing but the tests' own pages

@@ -29,7 +29,7 @@ class Browser:
         self.cookies: dict[str, str] = {}
 
     def send(self, verb: str, path: str, body: str = "", headers: dict[str, str] | None = None) -> Response:
-        connection = http.client.HTTPConnection(urlsplit(self.base).netloc, timeout=10)
+        connection = http.client.HTTPConnection(urlsplit(self.base).netloc, timeout=30)
         cookies = (
             {"Cookie": "; ".join(f"{name}={value}" for name, value in self.cookies.items())} if self.cookies else {}
         )

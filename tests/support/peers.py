@@ -28,7 +28,7 @@ __all__ = ["SESSION_VERSIONS", "HttpWay", "MemoryWay", "Message", "Peer", "SseWa
 Message = dict[str, Any]
 SESSION_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 CAPABILITIES = {"roots": {"listChanged": True}, "sampling": {}, "elicitation": {"form": {}, "url": {}}}
-PATIENCE = 10.0  # seconds; nothing here takes so long
+PATIENCE = 30.0  # seconds; nothing here takes so long
 
 
 class Way(Protocol):
@@ -266,8 +266,8 @@ class StdioWay:
 
     def close(self) -> None:
         self._process.stdin.close()
-        assert self._process.wait(10) == 0
-        self._reader.join(5)
+        assert self._process.wait(30) == 0
+        self._reader.join(30)
         self._process.stdout.close()
 
     def _read(self) -> None:
@@ -300,7 +300,7 @@ class MemoryWay:
     def close(self) -> None:
         self._run(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5)
+        self._thread.join(30)
         self._loop.close()
 
     async def _open(self) -> None:
@@ -355,7 +355,7 @@ class HttpWay:
         for open_socket in list(self._sockets.values()):
             _shut(open_socket)
         for thread in self._threads:
-            thread.join(5)
+            thread.join(30)
             assert not thread.is_alive()
 
     @property
@@ -442,7 +442,7 @@ class SseWay:
 
     def close(self) -> None:
         _shut(self._socket)
-        self._reader.join(5)
+        self._reader.join(30)
         self._connection.close()
         assert self._statuses == {202}
 

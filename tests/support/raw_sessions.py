@@ -64,7 +64,7 @@ def accept(question: Mapping[str, Any], value: str) -> dict[str, Any]:
     return answer_to(question, {"action": "accept", "content": {"value": value}})
 
 
-async def eventually(condition: Callable[[], Any], seconds: float = 3) -> None:
+async def eventually(condition: Callable[[], Any], seconds: float = 30) -> None:
     """Wait for something that will be so."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - nobody tells a test
@@ -108,7 +108,7 @@ class Exchange:
 
     # What a test asks.
 
-    async def head(self, seconds: float = 5) -> "Exchange":
+    async def head(self, seconds: float = 30) -> "Exchange":
         async with asyncio.timeout(seconds):
             await self._head.wait()
         return self
@@ -117,7 +117,7 @@ class Exchange:
     def is_stream(self) -> bool:
         return self.headers.get("content-type", "").startswith("text/event-stream")
 
-    async def body(self, seconds: float = 5) -> bytes:
+    async def body(self, seconds: float = 30) -> bytes:
         """All that is not read yet, when the response is over."""
         async with asyncio.timeout(seconds):
             while not self.ended:
@@ -145,7 +145,7 @@ class Exchange:
         """The HTTP status and the JSON-RPC code."""
         return self.status, (await self.json())["error"]["code"]
 
-    async def next(self, seconds: float = 5) -> Event:
+    async def next(self, seconds: float = 30) -> Event:
         """The next event that is no comment. Raises EOFError at the end."""
         async with asyncio.timeout(seconds):
             while True:
@@ -159,7 +159,7 @@ class Exchange:
                 self._more.clear()
                 await self._more.wait()
 
-    async def message(self, seconds: float = 5) -> Any:
+    async def message(self, seconds: float = 30) -> Any:
         """The next message of a stream."""
         while (event := await self.next(seconds)).data is None:
             pass

@@ -32,7 +32,7 @@ class Stream:
     """One response that is a stream, read event by event."""
 
     def __init__(self, live: Live, verb: str, body: bytes, headers: list[tuple[str, str]]) -> None:
-        self._connection = live.connect(timeout=5)
+        self._connection = live.connect(timeout=30)
         start_request(self._connection, body, headers, verb=verb)
         self._socket = self._connection.sock
         self.response = self._connection.getresponse()

@@ -119,7 +119,7 @@ class Browser:
 
     async def visit(self, url: str) -> None:
         await asyncio.sleep(self.pause)
-        self.pages.append(await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=10).read().decode()))
+        self.pages.append(await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=30).read().decode()))
 
     async def shown(self) -> list[str]:
         """The pages, once all of them are loaded."""

@@ -18,7 +18,7 @@ PAGE = "https://auth.example/authorize?state=s1"
 async def knock(url: str) -> tuple[int, str, dict[str, str]]:
     def fetch():
         try:
-            with urllib.request.urlopen(url, timeout=5) as reply:
+            with urllib.request.urlopen(url, timeout=30) as reply:
                 return reply.status, reply.read().decode(), dict(reply.headers)
         except urllib.error.HTTPError as refusal:
             with refusal:
@@ -67,7 +67,7 @@ async def garbage(uri: str) -> None:
         if not data:
             writer.write_eof()
         with contextlib.suppress(ConnectionError):
-            await asyncio.wait_for(reader.read(), 5)
+            await asyncio.wait_for(reader.read(), 30)
         writer.close()
 
 

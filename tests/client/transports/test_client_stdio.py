@@ -54,7 +54,7 @@ class Peer:
     async def ask(self, params: object = None) -> dict:
         request_id = next(self.ids)
         message = {"jsonrpc": "2.0", "id": request_id, "method": "test", "params": params}
-        answer = await asyncio.wait_for(self.transport.request(json.dumps(message).encode(), request_id), 10)
+        answer = await asyncio.wait_for(self.transport.request(json.dumps(message).encode(), request_id), 30)
         return json.loads(bytes(answer.frame.result))
 
     async def __aenter__(self) -> Self:
@@ -67,7 +67,7 @@ class Peer:
         assert [task.get_name() for task in asyncio.all_tasks() if "weft" in task.get_name()] == []
 
 
-async def until(condition, seconds: float = 5.0) -> None:
+async def until(condition, seconds: float = 30.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it never came true"
@@ -106,7 +106,7 @@ async def test_many_at_once_and_large_ones():
 async def test_a_message_is_one_line():
     async with Peer(python(ECHO)) as peer:
         message = b'{"jsonrpc":"2.0",\n"id":1,\n"method":"test","params":{"text":"a\\nb"}}'
-        answer = await asyncio.wait_for(peer.transport.request(message, 1), 5)
+        answer = await asyncio.wait_for(peer.transport.request(message, 1), 30)
         assert json.loads(bytes(answer.frame.result)) == {"got": {"text": "a\nb"}}
 
 
@@ -459,7 +459,7 @@ async def test_closing_while_the_child_is_being_started(monkeypatch):
     await asyncio.sleep(0)
     await peer.transport.close()
     with pytest.raises(ConnectionFailed, match="was closed"):
-        await asyncio.wait_for(opening, 5)
+        await asyncio.wait_for(opening, 30)
     assert peer.transport.returncode == 0
     assert groups
     assert 0 not in groups  # which would be our own

@@ -276,7 +276,7 @@ async def test_streams_travel_over_tls(certificate: Path, authority: Authority) 
     ):
         assert (await client.call_tool("t")).text == "done"
         async with client.listen(tools=True) as changes:
-            assert await asyncio.wait_for(anext(changes), 5) == ToolsChanged()
+            assert await asyncio.wait_for(anext(changes), 30) == ToolsChanged()
 
 
 async def test_the_oldest_transport_travels_over_tls(certificate: Path, authority: Authority) -> None:

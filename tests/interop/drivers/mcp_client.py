@@ -61,9 +61,9 @@ async def cancel(client: Client) -> dict[str, Any]:
 
     before = await count()
     call = asyncio.create_task(client.call_tool("wait_at_desk", {"seconds": 600}, progress_callback=hear))
-    await asyncio.wait_for(begun.wait(), 20)
+    await asyncio.wait_for(begun.wait(), 30)
     call.cancel()
-    await asyncio.wait([call], timeout=10)
+    await asyncio.wait([call], timeout=30)
     for _ in range(100):
         if (after := await count()) != before:
             break
@@ -106,13 +106,13 @@ async def listen(client: Client) -> dict[str, Any]:
     heard: list[Any] = []
     async with client.listen(tools_list_changed=True, resource_subscriptions=[NOTICES]) as changes:
         await client.call_tool("pin_notice", {"text": "Lost: one glove."})
-        event = await asyncio.wait_for(anext(changes), 20)
+        event = await asyncio.wait_for(anext(changes), 30)
         heard.append(event.uri if isinstance(event, ResourceUpdated) else type(event).__name__)
         board = plain(await client.read_resource(NOTICES))
         menus: list[Any] = []
         for sign in ("open", "closed"):
             await client.call_tool("turn_cafe_sign", {"to": sign})
-            heard.append(type(await asyncio.wait_for(anext(changes), 20)).__name__)
+            heard.append(type(await asyncio.wait_for(anext(changes), 30)).__name__)
             menus.append("order_coffee" in [tool.name for tool in (await client.list_tools()).tools])
     return {"heard": heard, "board": board, "menus": menus}
 

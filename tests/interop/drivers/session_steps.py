@@ -96,7 +96,7 @@ async def with_progress(peer: Peer, tool: str) -> dict[str, Any]:
     async def hear(progress: float, total: float | None, message: str | None) -> None:
         heard.append([progress, total, message])
 
-    result = await asyncio.wait_for(peer.call(tool, {}, hear), 20)
+    result = await asyncio.wait_for(peer.call(tool, {}, hear), 30)
     return {"heard": heard, "text": text_of(result)}
 
 
@@ -112,14 +112,14 @@ async def give_up(peer: Peer) -> dict[str, Any]:
 
     before = after = await count()
     call = asyncio.create_task(peer.call("wait_at_desk", {"seconds": 600}, hear))
-    await asyncio.wait_for(begun.wait(), 20)
+    await asyncio.wait_for(begun.wait(), 30)
     await peer.cancel(call)
     for _ in range(100):
         if (after := await count()) != before:
             break
         await asyncio.sleep(0.05)
     call.cancel()
-    await asyncio.wait([call], timeout=10)
+    await asyncio.wait([call], timeout=30)
     return {"before": before, "after": after}
 
 
