@@ -35,18 +35,18 @@ if TYPE_CHECKING:
     from weft.limits import ClientLimits, Limits
     from weft.protocol.forms import EMAIL, Titles
     from weft.server.app import Server
-    from weft.server.asks import Elicitation, ask_form, ask_model, ask_roots, ask_url
+    from weft.server.asks.asks import Elicitation, ask_form, ask_model, ask_roots, ask_url
+    from weft.server.asks.rounds import InputRequired, UrlElicitationRequired
     from weft.server.auth import IntrospectionVerifier, JwtVerifier, ResourceServer, StaticTokens
     from weft.server.auth.authorization import AuthorizationServer
     from weft.server.connection import Connection
-    from weft.server.content import Audio, File, Image
     from weft.server.context import Context, TokenInfo
     from weft.server.dispatch import Middleware, Next
     from weft.server.extensions import Extension
-    from weft.server.pages import CachePolicy
-    from weft.server.prompts import AssistantMessage, UserMessage
-    from weft.server.rounds import InputRequired, UrlElicitationRequired
-    from weft.server.signature import MirroredHeader
+    from weft.server.features.content import Audio, File, Image
+    from weft.server.features.pages import CachePolicy
+    from weft.server.features.prompts import AssistantMessage, UserMessage
+    from weft.server.signature.signature import MirroredHeader
     from weft.types import (
         Annotations,
         AudioContent,
@@ -159,18 +159,18 @@ _HOMES = {
     "weft.limits": ("ClientLimits", "Limits"),
     "weft.server.app": ("Server",),
     "weft.protocol.forms": ("EMAIL", "Titles"),
-    "weft.server.asks": ("Elicitation", "ask_form", "ask_model", "ask_roots", "ask_url"),
+    "weft.server.asks.asks": ("Elicitation", "ask_form", "ask_model", "ask_roots", "ask_url"),
     "weft.server.auth": ("IntrospectionVerifier", "JwtVerifier", "ResourceServer", "StaticTokens"),
     "weft.server.auth.authorization": ("AuthorizationServer",),
     "weft.server.connection": ("Connection",),
-    "weft.server.content": ("Audio", "File", "Image"),
+    "weft.server.features.content": ("Audio", "File", "Image"),
     "weft.server.context": ("Context", "TokenInfo"),
     "weft.server.dispatch": ("Middleware", "Next"),
     "weft.server.extensions": ("Extension",),
-    "weft.server.pages": ("CachePolicy",),
-    "weft.server.prompts": ("AssistantMessage", "UserMessage"),
-    "weft.server.rounds": ("InputRequired", "UrlElicitationRequired"),
-    "weft.server.signature": ("MirroredHeader",),
+    "weft.server.features.pages": ("CachePolicy",),
+    "weft.server.features.prompts": ("AssistantMessage", "UserMessage"),
+    "weft.server.asks.rounds": ("InputRequired", "UrlElicitationRequired"),
+    "weft.server.signature.signature": ("MirroredHeader",),
     "weft.types": (
         "Annotations",
         "AudioContent",

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import weft
-from weft.server.listening import bind, try_line
+from weft.server.process.listening import bind, try_line
 
 SERVER = """
 from typing import Annotated

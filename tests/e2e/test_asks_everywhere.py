@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from support import CLIENT_CAPABILITIES_KEY, encode, message, serve
-from weft.server.loading import load
+from weft.server.process.loading import load
 
 PROGRAM = """
 import asyncio

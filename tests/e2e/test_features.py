@@ -8,7 +8,7 @@ import pytest
 
 from support import CLIENT_CAPABILITIES_KEY, PNG, VERSIONS, Live, make_server, serve
 from weft import CachePolicy, EmbeddedResource, ProtocolError, ResourceContents, ResourceLink, Server, UserMessage
-from weft.server.content import Audio, File, Image
+from weft.server.features.content import Audio, File, Image
 
 LISTS = ["tools/list", "resources/list", "resources/templates/list", "prompts/list"]
 

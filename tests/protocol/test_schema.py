@@ -254,6 +254,6 @@ def test_json_types_in_words(value, words):
 
 
 def test_the_engine_is_imported_only_when_a_schema_is_compiled():
-    code = "import sys, weft.protocol.schema, weft.server.signature; print('jsonschema_rs' in sys.modules)"
+    code = "import sys, weft.protocol.schema, weft.server.signature.signature; print('jsonschema_rs' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"

@@ -13,8 +13,8 @@ from support.rounds import KEYS, WORD, call, text, word
 from weft import Context, InputRequired, InvalidParams, Server, ToolError, ask_form
 from weft.backends.base import Backend
 from weft.backends.memory import MemoryBackend
-from weft.server import claims
-from weft.server.claims import Claims
+from weft.server.asks import claims
+from weft.server.asks.claims import Claims
 
 
 def shop(*, single_use: bool) -> Server:

@@ -10,8 +10,8 @@ from pydantic import BaseModel
 from support import CLIENT_CAPABILITIES_KEY, CLIENT_INFO_KEY, LOG_LEVEL_KEY, VERSION, ask
 from weft import Context, Server, TokenInfo
 from weft.errors import UsageError
-from weft.server.asks import ask_roots
-from weft.server.rounds import InputRequired
+from weft.server.asks.asks import ask_roots
+from weft.server.asks.rounds import InputRequired
 from weft.types.base import LogLevel
 
 

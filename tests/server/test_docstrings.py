@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.server.docstrings import Docstring, parse
+from weft.server.signature.docstrings import Docstring, parse
 
 GOOGLE = """Book a seat.
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from weft.errors import RemoteError, RequestTimeout
-from weft.server import outstanding as module
-from weft.server.outstanding import Outstanding
+from weft.server.sessions import outstanding as module
+from weft.server.sessions.outstanding import Outstanding
 from weft.types.lifecycle import ProgressParams
 
 

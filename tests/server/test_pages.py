@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from weft import Server
 from weft.errors import InvalidParams, RegistrationError, UsageError
 from weft.server.changes import Change, Changes
-from weft.server.pages import CachePolicy, Pages, check_definition
+from weft.server.features.pages import CachePolicy, Pages, check_definition
 from weft.types.tools import ListToolsResult, Tool
 
 

@@ -19,9 +19,9 @@ from weft.jsonrpc import decode, encode_request
 from weft.server.call import Call
 from weft.server.changes import Change
 from weft.server.connection import Connection
-from weft.server.content import Audio, File, Image
 from weft.server.dispatch import Next
-from weft.server.prompts import AssistantMessage, UserMessage
+from weft.server.features.content import Audio, File, Image
+from weft.server.features.prompts import AssistantMessage, UserMessage
 from weft.types.base import Icon, Implementation
 from weft.types.capabilities import ClientCapabilities, RootsCapability
 from weft.types.content import ResourceLink, TextContent

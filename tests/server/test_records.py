@@ -8,7 +8,7 @@ import pytest
 
 from weft.backends.memory import MemoryBackend
 from weft.limits import Limits
-from weft.server.records import Record, Records
+from weft.server.sessions.records import Record, Records
 from weft.types.capabilities import ClientCapabilities
 
 BEFORE = Record("v", None, ClientCapabilities(), None, "peer", subscribed_uris=["a://1", "a://2"])

@@ -17,9 +17,9 @@ from weft.limits import Limits
 from weft.server.call import Call
 from weft.server.changes import Change
 from weft.server.connection import Connection
-from weft.server.content import File, Image
 from weft.server.dispatch import Next
-from weft.server.pages import CachePolicy
+from weft.server.features.content import File, Image
+from weft.server.features.pages import CachePolicy
 from weft.types.base import Annotations, Implementation
 from weft.types.capabilities import ClientCapabilities, RootsCapability
 from weft.types.content import ResourceContents

@@ -24,8 +24,8 @@ from weft.cli.peer import CallFailed, Peer
 from weft.eras.session import NEWEST
 from weft.errors import StartError, UsageError
 from weft.protocol.hosts import is_loopback
-from weft.server.listening import HttpOptions, bind, check_exposure, try_line, url_of
-from weft.server.workers import settle_sessions
+from weft.server.process.listening import HttpOptions, bind, check_exposure, try_line, url_of
+from weft.server.process.workers import settle_sessions
 
 SCRIPT = """
 import asyncio, os, sys, time

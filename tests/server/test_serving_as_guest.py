@@ -18,7 +18,7 @@ import pytest
 from weft import Client, Limits, Server
 from weft.client.results import ToolsChanged
 from weft.errors import StartError, UsageError
-from weft.server import loading
+from weft.server.process import loading
 
 QUICK = Limits(drain_seconds=2)
 

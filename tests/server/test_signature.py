@@ -20,7 +20,7 @@ from typing_extensions import TypedDict
 from weft.errors import RegistrationError
 from weft.protocol.headers import find_mirrors
 from weft.protocol.schema import check_object_schema, compile_schema
-from weft.server.signature import ArgumentsError, MirroredHeader, read_signature
+from weft.server.signature.signature import ArgumentsError, MirroredHeader, read_signature
 
 
 class Context: ...

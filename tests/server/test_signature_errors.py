@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import AfterValidator, BaseModel, Field, Json, NaiveDatetime, model_validator
 
 from weft.errors import RegistrationError
-from weft.server.signature import ArgumentsError, read_signature
+from weft.server.signature.signature import ArgumentsError, read_signature
 
 if TYPE_CHECKING:
     from decimal import Decimal

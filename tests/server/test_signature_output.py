@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, computed_field
 from typing_extensions import TypedDict
 
 from weft.protocol.schema import compile_schema
-from weft.server.signature import OutputError, read_signature
+from weft.server.signature.signature import OutputError, read_signature
 
 
 class Image: ...

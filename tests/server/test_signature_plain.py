@@ -12,11 +12,11 @@ from pydantic import Field, TypeAdapter
 from pydantic_core import ValidationError
 
 from weft.errors import RegistrationError
-from weft.server.docstrings import Docstring, parse
-from weft.server.signature import read_signature
-from weft.server.signature_fields import read_fields
-from weft.server.signature_plain import Arguments, plain_arguments, plain_type
-from weft.server.signature_schema import schema_of
+from weft.server.signature.docstrings import Docstring, parse
+from weft.server.signature.fields import read_fields
+from weft.server.signature.plain import Arguments, plain_arguments, plain_type
+from weft.server.signature.schema import schema_of
+from weft.server.signature.signature import read_signature
 
 PLAIN = [
     int,

@@ -10,7 +10,7 @@ import pytest
 
 from weft.errors import RegistrationError
 from weft.server import where
-from weft.server.signature import read_signature
+from weft.server.signature.signature import read_signature
 from weft.server.where import describe, location, short_path, user_frames
 
 HERE = "tests/server/test_signature_where.py"

@@ -8,7 +8,7 @@ import pytest
 
 from weft.backends.memory import MemoryBackend
 from weft.limits import Limits
-from weft.server.streams import Streams, read_event_id
+from weft.server.sessions.streams import Streams, read_event_id
 
 
 def make(**limits: Any) -> tuple[Any, Streams]:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, model_validator
 from typing_extensions import TypedDict
 
 from weft.protocol.schema import compile_schema
-from weft.server.signature import ArgumentsError, read_signature
+from weft.server.signature.signature import ArgumentsError, read_signature
 
 T = TypeVar("T")
 

@@ -16,9 +16,9 @@ from typing import Any
 from weft.cli.command import WrongCommand
 from weft.errors import StartError
 from weft.server.app import Server
-from weft.server.listening import HttpOptions, bind, check_exposure
-from weft.server.loading import load, split_target
-from weft.server.running import say, start
+from weft.server.process.listening import HttpOptions, bind, check_exposure
+from weft.server.process.loading import load, split_target
+from weft.server.process.running import say, start
 
 __all__ = ["run", "run_with_reload"]
 

@@ -17,29 +17,29 @@ from weft.eras.base import Offer
 from weft.errors import UsageError
 from weft.limits import DEFAULT_LIMITS, Limits
 from weft.server import telemetry
+from weft.server.asks.claims import Claims
+from weft.server.asks.rounds import InputRequired, key_ring
 from weft.server.auth.resource import ResourceServer
 from weft.server.background import Background, call_async
 from weft.server.call import Call
 from weft.server.changes import Change, Changes
 from weft.server.checks import checks_of
-from weft.server.claims import Claims
-from weft.server.completions import Completions
 from weft.server.connection import Connection
 from weft.server.decorating import check_kind, check_limits, check_list, check_options, decorate, plainly_called
 from weft.server.dispatch import Check, Dispatcher, Handler, Middleware
 from weft.server.extensions import Extension, check_extensions
 from weft.server.faults import show_mistakes_plainly
+from weft.server.features.completions import Completions
+from weft.server.features.pages import DEFAULT_PAGE_SIZE, CachePolicy, check_info, read_policies
+from weft.server.features.prompts import Prompts
+from weft.server.features.resources import Resources
+from weft.server.features.tools import ToolOptions, Tools
 from weft.server.kept import Kept
 from weft.server.lifespan import Lifespan, LifespanFactory
 from weft.server.offering import handlers_of, offered, read_eras
-from weft.server.pages import DEFAULT_PAGE_SIZE, CachePolicy, check_info, read_policies
-from weft.server.prompts import Prompts
-from weft.server.resources import Resources
-from weft.server.rounds import InputRequired, key_ring
-from weft.server.sessions import Sessions
+from weft.server.sessions.sessions import Sessions
 from weft.server.subscriptions import Subscriptions
 from weft.server.threads import Threads
-from weft.server.tools import ToolOptions, Tools
 from weft.types.base import SERVER_INFO_KEY, Annotations, Icon, Implementation
 from weft.types.capabilities import ListChangedCapability, ResourcesCapability, ServerCapabilities
 from weft.types.lifecycle import DiscoverResult
@@ -380,7 +380,7 @@ class Server:
             checks.update({method.name: extension.require for method, _ in extension.methods()})
             around.extend(extension.middleware())
         if self.debug:
-            from weft.server.development import watch_for_blocking
+            from weft.server.process.development import watch_for_blocking
 
             watch_for_blocking(asyncio.get_running_loop())
         return Dispatcher(self, handlers, middleware=around, tracing=telemetry.middleware(), checks=checks)
@@ -469,13 +469,13 @@ class Server:
 
     def run(self, transport: Literal["stdio", "http"] = "stdio", **options: Any) -> None:
         """Serve until stopped: on stdio, or over HTTP with `host`, `port`, `path`, `workers`, `sessions`, ..."""
-        from weft.server.running import run
+        from weft.server.process.running import run
 
         run(self, transport, **options)
 
     async def serve(self, transport: Literal["stdio", "http"] = "stdio", **options: Any) -> None:
         """The same within a loop that runs already, until cancelled. It takes no signals, and has one worker."""
-        from weft.server.running import serve
+        from weft.server.process.running import serve
 
         await serve(self, transport, **options)
 

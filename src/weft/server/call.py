@@ -15,9 +15,9 @@ from weft.types.base import RequestId, Result
 
 if TYPE_CHECKING:
     from weft.server.app import Server
+    from weft.server.asks.rounds import InputRequired, Round
     from weft.server.context import Context, TokenInfo
-    from weft.server.outstanding import Outstanding
-    from weft.server.rounds import InputRequired, Round
+    from weft.server.sessions.outstanding import Outstanding
 
 __all__ = ["Asker", "Asking", "Call", "Reply"]
 
@@ -190,8 +190,8 @@ class Call:
     def asker(self) -> Asker:
         """Made when the call first asks, or brings answers back."""
         if self.asked is None:
-            from weft.server.channel import Channel
-            from weft.server.rounds import Round
+            from weft.server.asks.channel import Channel
+            from weft.server.asks.rounds import Round
 
             self.asked = Round(self) if self.era.asks_by_rounds else Channel(self)
         return self.asked

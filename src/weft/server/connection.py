@@ -22,7 +22,7 @@ from weft.types.base import Implementation, LogLevel, RequestId
 from weft.types.capabilities import ClientCapabilities, ElicitationCapability
 
 if TYPE_CHECKING:
-    from weft.server.outstanding import OnProgress
+    from weft.server.sessions.outstanding import OnProgress
 
 __all__ = ["COMPLETE", "NO_CHANNEL", "Cancellation", "Connection", "NoChannel", "Outbound", "declared"]
 

@@ -13,11 +13,11 @@ import msgspec
 
 from weft.errors import InvalidParams, UsageError
 from weft.jsonrpc import encode_notification
-from weft.server import asks
-from weft.server.asks import Elicitation
+from weft.server.asks import asks
+from weft.server.asks.asks import Elicitation
 from weft.server.call import Call
 from weft.server.connection import Connection, declared
-from weft.server.content import Unserialisable, to_json_text
+from weft.server.features.content import Unserialisable, to_json_text
 from weft.types.base import Implementation, LogLevel, RequestId
 from weft.types.capabilities import ClientCapabilities
 from weft.types.interaction import CreateMessageResult, Root, SamplingMessage

@@ -25,13 +25,13 @@ from weft.errors import (
 )
 from weft.jsonrpc import encode_error, encode_result
 from weft.protocol.sealing import StateRefused
+from weft.server.asks.rounds import InputRequired, questions, signal_in
 from weft.server.auth.scopes import InsufficientScope
 from weft.server.call import Call
 from weft.server.context import Context
 from weft.server.faults import report, report_code
-from weft.server.pages import Encoded
-from weft.server.rounds import InputRequired, questions, signal_in
-from weft.server.tools import failure_of
+from weft.server.features.pages import Encoded
+from weft.server.features.tools import failure_of
 from weft.types.base import Result
 from weft.types.request import InputParams
 from weft.types.tools import CallToolParams

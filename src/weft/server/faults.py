@@ -16,7 +16,7 @@ from types import CoroutineType, TracebackType
 from typing import Any, cast
 
 from weft.errors import ProtocolError, UnsupportedVersion, UsageError
-from weft.server.content import Unserialisable
+from weft.server.features.content import Unserialisable
 from weft.server.where import is_users, user_frames
 
 __all__ = ["note_refusal", "record", "report", "report_code", "show_mistakes_plainly"]

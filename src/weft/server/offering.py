@@ -12,7 +12,7 @@ from weft.errors import UsageError
 from weft.protocol.revisions import METHODS, Method
 from weft.server.dispatch import Handler
 from weft.server.extensions import Extension
-from weft.server.handshake import HANDLERS
+from weft.server.sessions.handshake import HANDLERS
 
 if TYPE_CHECKING:
     from weft.server.app import Server

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from weft.errors import InvalidRequest, UsageError
 from weft.server.auth.challenge import challenge
-from weft.server.pages import Encoded, Pages
+from weft.server.features.pages import Encoded, Pages
 from weft.server.transports.http_reply import HttpReply
 from weft.types.base import Result
 from weft.types.request import PaginatedParams

@@ -22,8 +22,8 @@ from weft.server.connection import Cancellation
 from weft.server.dispatch import Answer
 from weft.server.faults import note_refusal, report
 from weft.server.inline import take_back
-from weft.server.session import Session
-from weft.server.sessions import SessionsFull
+from weft.server.sessions.session import Session
+from weft.server.sessions.sessions import SessionsFull
 from weft.server.transports.asgi import Receive, Scope
 from weft.server.transports.caller import Caller, read_caller
 from weft.server.transports.http_batch import Batch

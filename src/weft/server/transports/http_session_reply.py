@@ -13,8 +13,8 @@ from typing import Protocol
 from weft.protocol.sse import encode as encode_event
 from weft.server.call import Reply
 from weft.server.faults import report
-from weft.server.session import Session
-from weft.server.streams import Streams
+from weft.server.sessions.session import Session
+from weft.server.sessions.streams import Streams
 from weft.server.transports.http_reply import Accepts, HttpReply
 
 __all__ = ["Answering", "SessionReply"]

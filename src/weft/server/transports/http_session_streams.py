@@ -1,6 +1,7 @@
 """The streams of a session that are asked for with GET: the one that belongs to no request, and the rest of others.
 
-Both are read from what is kept of them (`weft.server.streams`), as long as their client is there and they are its own.
+Both are read from what is kept of them (`weft.server.sessions.streams`), as long as their client is there and they are
+its own.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from weft.protocol.sse import COMMENT
 from weft.protocol.sse import encode as encode_event
 from weft.server.auth.expiry import at_expiry
 from weft.server.context import TokenInfo
-from weft.server.session import Session, TakenUp
-from weft.server.streams import STANDALONE, Event, event_id, read_event_id
+from weft.server.sessions.session import Session, TakenUp
+from weft.server.sessions.streams import STANDALONE, Event, event_id, read_event_id
 from weft.server.transports.asgi import Receive
 from weft.server.transports.http_reply import HttpReply, Refusal
 

@@ -24,9 +24,9 @@ from weft.limits import Limits
 from weft.protocol.headers import Headers
 from weft.protocol.sse import encode as encode_event
 from weft.server.auth.expiry import Show, at_expiry
-from weft.server.session import Session
-from weft.server.sessions import Sessions, SessionsFull
-from weft.server.streams import STANDALONE, Event
+from weft.server.sessions.session import Session
+from weft.server.sessions.sessions import Sessions, SessionsFull
+from weft.server.sessions.streams import STANDALONE, Event
 from weft.server.transports.asgi import Receive, Scope
 from weft.server.transports.caller import read_caller
 from weft.server.transports.http_batch import Batch

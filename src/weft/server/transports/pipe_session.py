@@ -13,8 +13,8 @@ from weft.eras.session import HANDSHAKE, SESSION
 from weft.jsonrpc import Frame, encode_notification
 from weft.server.changes import Change, encode_change, note
 from weft.server.connection import Cancellation, Connection
-from weft.server.notices import take_notification
-from weft.server.outstanding import OnProgress, Outstanding
+from weft.server.sessions.notices import take_notification
+from weft.server.sessions.outstanding import OnProgress, Outstanding
 from weft.types.base import RequestId
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ import msgspec
 from weft.errors import InvalidParams, ProtocolError, UsageError
 from weft.protocol.journal import Answer, Journal, Keys, digest
 from weft.protocol.sealing import KeyRing, binding
-from weft.server.asks import check_request
-from weft.server.once import Once, to_json
+from weft.server.asks.asks import check_request
+from weft.server.asks.once import Once, to_json
 from weft.types.interaction import InputRequest, InputRequiredResult
 from weft.types.request import InputParams
 
@@ -92,7 +92,7 @@ class UrlElicitationRequired(InputRequired):
     """
 
     def __init__(self, *pages: tuple[str, str] | InputRequest) -> None:
-        from weft.server.asks import ask_url
+        from weft.server.asks.asks import ask_url
 
         asked = [page if isinstance(page, InputRequest) else ask_url(*page) for page in pages]
         super().__init__({f"page {number}": page for number, page in enumerate(asked, 1)})

@@ -26,7 +26,7 @@ def type_name(annotation: Any) -> str:
 
 def reason(error: BaseException) -> str:
     """Why a type cannot be used, in a sentence."""
-    from pydantic import PydanticSchemaGenerationError, PydanticUserError  # plain tools do without: signature_plain
+    from pydantic import PydanticSchemaGenerationError, PydanticUserError  # plain tools do without: signature.plain
 
     if isinstance(error, PydanticSchemaGenerationError):
         return "it has a class whose contents are not known: neither a dataclass, a model, nor a TypedDict."

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from weft.server.changes import Change
 from weft.server.connection import Connection
-from weft.server.outstanding import Outstanding, Way
-from weft.server.records import Record
+from weft.server.sessions.outstanding import Outstanding, Way
+from weft.server.sessions.records import Record
 
 __all__ = ["OpenStream", "Session", "TakenUp"]
 

@@ -11,7 +11,7 @@ from msgspec import UNSET
 from weft.eras.session import READY
 from weft.jsonrpc import Frame
 from weft.server.connection import Connection
-from weft.server.outstanding import Outstanding
+from weft.server.sessions.outstanding import Outstanding
 from weft.types.lifecycle import CancelledParams, ProgressParams
 
 if TYPE_CHECKING:

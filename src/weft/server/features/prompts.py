@@ -21,12 +21,12 @@ from weft.protocol.schema import alternatives
 from weft.server.auth.scopes import check_scopes, page_for
 from weft.server.call import Call
 from weft.server.changes import Change, Changes
-from weft.server.content import BLOCKS, HELPERS, Unserialisable, refuse_unawaited, to_block
 from weft.server.context import Context
 from weft.server.decorating import check_kind
+from weft.server.features.content import BLOCKS, HELPERS, Unserialisable, refuse_unawaited, to_block
+from weft.server.features.pages import CachePolicy, Encoded, Pages, check_definition, nothing_to_remove
 from weft.server.needs import check_needs
-from weft.server.pages import CachePolicy, Encoded, Pages, check_definition, nothing_to_remove
-from weft.server.signature import ArgumentsError, read_signature
+from weft.server.signature.signature import ArgumentsError, read_signature
 from weft.server.where import location
 from weft.types.base import Icon, Meta, Result, Struct
 from weft.types.prompts import (

@@ -3,7 +3,7 @@
 Most tools take nothing else. What pydantic would make of these types is known beforehand, so it is written down here,
 and a program of plain tools starts without the larger part of pydantic, in less than two thirds of the time. Anything
 else (another type, `Annotated`, a default that does not fit) is answered with None, and goes the general way through
-`signature_fields`. The two must not differ; a test holds them side by side. Nothing is refused here.
+`signature.fields`. The two must not differ; a test holds them side by side. Nothing is refused here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pydantic_core
 from pydantic_core import CoreSchema, SchemaValidator, core_schema
 
 from weft.protocol.schema import is_array, is_object
-from weft.server.docstrings import Docstring
+from weft.server.signature.docstrings import Docstring
 
 __all__ = [
     "Arguments",

@@ -19,9 +19,9 @@ import msgspec
 
 from weft.errors import NoBackChannelError, ProtocolError, QuestionFailed, RemoteError, RequestTimeout, UsageError
 from weft.protocol.journal import Answer, Journal, Keys, digest
-from weft.server.asks import check_request
-from weft.server.once import Once, to_json
-from weft.server.rounds import InputRequired, UrlElicitationRequired, check_asks, check_number
+from weft.server.asks.asks import check_request
+from weft.server.asks.once import Once, to_json
+from weft.server.asks.rounds import InputRequired, UrlElicitationRequired, check_asks, check_number
 from weft.types.interaction import InputRequest
 
 if TYPE_CHECKING:

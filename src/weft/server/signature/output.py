@@ -18,9 +18,9 @@ from pydantic_core import PydanticSerializationError, SchemaSerializer, SchemaVa
 
 from weft.errors import RegistrationError, WeftError
 from weft.protocol.schema import is_array, is_object
-from weft.server.signature_errors import expectation, place_of
-from weft.server.signature_plain import plain_type
-from weft.server.signature_words import reason, remedy, type_name
+from weft.server.signature.errors import expectation, place_of
+from weft.server.signature.plain import plain_type
+from weft.server.signature.words import reason, remedy, type_name
 from weft.server.where import location
 
 __all__ = ["Output", "OutputError", "read_output"]
@@ -75,9 +75,9 @@ def _promise(returns: Any) -> _Promise:
         return _Promise(
             plain.shown, SchemaValidator(plain.core).validate_python, SchemaSerializer(plain.core).to_python
         )
-    from pydantic import TypeAdapter  # plain tools do without: signature_plain
+    from pydantic import TypeAdapter  # plain tools do without: signature.plain
 
-    from weft.server.signature_schema import inline, schema_of
+    from weft.server.signature.schema import inline, schema_of
 
     adapter: TypeAdapter[Any] = TypeAdapter(returns)
     schema = inline(schema_of(adapter, "serialization"))

@@ -23,7 +23,7 @@ import pydantic_core
 
 from weft.errors import UsageError, WeftError
 from weft.protocol.names import check_uri
-from weft.server.signature_errors import place_of
+from weft.server.signature.errors import place_of
 from weft.types.base import Annotations, Meta
 from weft.types.content import (
     AudioContent,

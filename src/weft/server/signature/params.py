@@ -1,7 +1,7 @@
 """The parameters of a function: their types, defaults and descriptions, as one compiled validator and one schema.
 
 Owns how parameters are found and their annotations evaluated, what is refused because of the way a function is
-written, and the form of every refusal. What is made of the types is up to `signature_plain` and `signature_fields`.
+written, and the form of every refusal. What is made of the types is up to `signature.plain` and `signature.fields`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Annotated, Any, ForwardRef, Union, get_args, get_origin, get_
 import msgspec
 
 from weft.errors import RegistrationError
-from weft.server.docstrings import Docstring
-from weft.server.signature_plain import Arguments, plain_arguments
-from weft.server.signature_words import reason, type_name
+from weft.server.signature.docstrings import Docstring
+from weft.server.signature.plain import Arguments, plain_arguments
+from weft.server.signature.words import reason, type_name
 from weft.server.where import enclosing_locals, location, target
 
 __all__ = ["MirroredHeader", "Params", "read_params"]
@@ -92,7 +92,7 @@ class _Reader:
         )
 
     def compile(self, offered: Sequence[inspect.Parameter], doc: Docstring) -> Arguments:
-        from weft.server.signature_fields import read_fields  # brings all of pydantic, which plain tools do without
+        from weft.server.signature.fields import read_fields  # brings all of pydantic, which plain tools do without
 
         return read_fields(offered, doc, self.refuse)
 

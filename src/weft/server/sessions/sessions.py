@@ -27,11 +27,11 @@ from weft.jsonrpc import Frame
 from weft.server.changes import Change, encode_change, note
 from weft.server.connection import Cancellation, Connection
 from weft.server.faults import report
-from weft.server.notices import take_notification
-from weft.server.records import OFTEN, Record, Records
-from weft.server.session import Session
-from weft.server.standalone import StandaloneOutbound
-from weft.server.streams import STANDALONE, Streams
+from weft.server.sessions.notices import take_notification
+from weft.server.sessions.records import OFTEN, Record, Records
+from weft.server.sessions.session import Session
+from weft.server.sessions.standalone import StandaloneOutbound
+from weft.server.sessions.streams import STANDALONE, Streams
 
 if TYPE_CHECKING:
     from weft.server.app import Server

@@ -19,10 +19,10 @@ import msgspec
 import pydantic_core
 from pydantic_core import ValidationError
 
-from weft.server.docstrings import parse
-from weft.server.signature_errors import ArgumentsError, explain, replace
-from weft.server.signature_output import OutputError, read_output
-from weft.server.signature_params import MirroredHeader, Params, read_params
+from weft.server.signature.docstrings import parse
+from weft.server.signature.errors import ArgumentsError, explain, replace
+from weft.server.signature.output import OutputError, read_output
+from weft.server.signature.params import MirroredHeader, Params, read_params
 from weft.server.where import describe, location, target
 
 __all__ = ["ArgumentsError", "MirroredHeader", "OutputError", "Signature", "read_signature"]

@@ -1,7 +1,7 @@
 """`ctx.once`: functions that are called once in the life of a call, however often its handler runs.
 
 Results are kept as JSON in the journal of the call. Where a client may send the same round twice, at the same time or
-after an answer that was lost, the function is called by whoever comes first (`weft.server.claims`).
+after an answer that was lost, the function is called by whoever comes first (`weft.server.asks.claims`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 import msgspec
 
 from weft.errors import UsageError
-from weft.server.signature_plain import is_hashable
+from weft.server.signature.plain import is_hashable
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

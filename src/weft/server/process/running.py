@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from weft.errors import StartError, UsageError
 from weft.server.decorating import check_kind, check_options
-from weft.server.listening import (
+from weft.server.process.listening import (
     BACKLOG,
     HttpOptions,
     bind,
@@ -39,7 +39,7 @@ from weft.server.listening import (
     url_of,
     warn_of_scopes,
 )
-from weft.server.loading import is_loading
+from weft.server.process.loading import is_loading
 from weft.server.where import caller, user_frames
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def start(
     if transport == "stdio":
         _run_loop(server, _serve_stdio(server))
     elif options.workers > 1:
-        from weft.server.workers import run_workers, target_of
+        from weft.server.process.workers import run_workers, target_of
 
         run_workers(server, options, target or target_of(server))
     else:
@@ -345,7 +345,7 @@ def _run_loop(server: Server, main: Coroutine[Any, Any, None]) -> None:
     loop = _new_loop()
     task = loop.create_task(main)
     if server.debug:
-        from weft.server.development import watch_for_blocking
+        from weft.server.process.development import watch_for_blocking
 
         loop.call_soon(watch_for_blocking, loop)
     try:

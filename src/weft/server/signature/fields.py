@@ -18,10 +18,10 @@ from typing_extensions import TypedDict
 from weft.errors import RegistrationError
 from weft.protocol.headers import find_mirrors
 from weft.protocol.schema import is_array
-from weft.server.docstrings import Docstring
-from weft.server.signature_plain import Arguments, is_hashable, shown_default, stopping_early
-from weft.server.signature_schema import inline, refusing_extras, schema_of
-from weft.server.signature_words import reason, remedy, type_name
+from weft.server.signature.docstrings import Docstring
+from weft.server.signature.plain import Arguments, is_hashable, shown_default, stopping_early
+from weft.server.signature.schema import inline, refusing_extras, schema_of
+from weft.server.signature.words import reason, remedy, type_name
 
 __all__ = ["read_fields"]
 
@@ -47,7 +47,7 @@ class _Fields:
 
     def compile(self, doc: Docstring) -> Arguments:
         try:
-            adapter = _typed_dict(self.fields, allow_inf_nan=False)  # as `signature_plain` has it
+            adapter = _typed_dict(self.fields, allow_inf_nan=False)  # as `signature.plain` has it
             schema = schema_of(adapter, "validation")
         except Exception as error:  # noqa: BLE001  # whatever a type's own hooks raise, the remedy is the same
             raise self.blame(error) from None

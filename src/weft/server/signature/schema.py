@@ -15,7 +15,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from weft.protocol.schema import is_array, is_object
-from weft.server.signature_plain import with_each
+from weft.server.signature.plain import with_each
 
 __all__ = ["inline", "refusing_extras", "schema_of"]
 

@@ -13,11 +13,11 @@ from weft.errors import InvalidParams, RegistrationError
 from weft.protocol.names import closest
 from weft.protocol.schema import alternatives
 from weft.server.call import Call
-from weft.server.content import Unserialisable, check_text
 from weft.server.context import Context
-from weft.server.prompts import Prompts
-from weft.server.resources import Resources
-from weft.server.signature import Signature, read_signature
+from weft.server.features.content import Unserialisable, check_text
+from weft.server.features.prompts import Prompts
+from weft.server.features.resources import Resources
+from weft.server.signature.signature import Signature, read_signature
 from weft.server.where import location
 from weft.types.base import Struct
 from weft.types.prompts import CompleteParams, CompleteResult, Completion, PromptReference

@@ -17,18 +17,18 @@ from weft.errors import InvalidParams, ProtocolError, RegistrationError, ToolErr
 from weft.protocol.headers import Mirror, check_mirrors, find_mirrors
 from weft.protocol.names import check_tool_name, closest
 from weft.protocol.schema import SchemaError, Validator, check_object_schema, compile_schema
+from weft.server.asks.rounds import InputRequired, signal_in
 from weft.server.auth.scopes import check_scopes, page_for, require_scopes
 from weft.server.call import Call
 from weft.server.changes import Change, Changes
-from weft.server.content import Audio, File, Image, Unserialisable, refuse_unawaited, to_blocks, to_json_text
 from weft.server.context import Context
 from weft.server.decorating import check_kind, warn_of_mirrors
 from weft.server.faults import record, report
+from weft.server.features.content import Audio, File, Image, Unserialisable, refuse_unawaited, to_blocks, to_json_text
+from weft.server.features.pages import CachePolicy, Encoded, Pages, check_definition, nothing_to_remove
 from weft.server.needs import check_needs, require_needs
-from weft.server.pages import CachePolicy, Encoded, Pages, check_definition, nothing_to_remove
-from weft.server.rounds import InputRequired, signal_in
-from weft.server.signature import ArgumentsError, OutputError, Signature, read_signature
-from weft.server.signature_words import type_name
+from weft.server.signature.signature import ArgumentsError, OutputError, Signature, read_signature
+from weft.server.signature.words import type_name
 from weft.server.threads import Threads
 from weft.server.where import location
 from weft.types.base import Icon, Result

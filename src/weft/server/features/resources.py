@@ -20,13 +20,13 @@ from weft.protocol.names import check_uri
 from weft.server.auth.scopes import check_scopes, page_for
 from weft.server.call import Call
 from weft.server.changes import Change, Changes
-from weft.server.content import HELPERS, File, Unserialisable, check_mime_type, check_text, to_json_text
 from weft.server.context import Context
 from weft.server.decorating import check_kind, warn_of_web_uri
+from weft.server.features.content import HELPERS, File, Unserialisable, check_mime_type, check_text, to_json_text
+from weft.server.features.pages import CachePolicy, Encoded, Pages, check_definition, nothing_to_remove
+from weft.server.features.templates import check_no_parameters, check_parameters, parse_template
 from weft.server.needs import check_needs
-from weft.server.pages import CachePolicy, Encoded, Pages, check_definition, nothing_to_remove
-from weft.server.signature import ArgumentsError, Signature, read_signature
-from weft.server.templates import check_no_parameters, check_parameters, parse_template
+from weft.server.signature.signature import ArgumentsError, Signature, read_signature
 from weft.server.where import caller, location
 from weft.types.base import Annotations, Icon, Meta, Result, Struct
 from weft.types.content import ResourceContents

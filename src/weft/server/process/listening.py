@@ -26,7 +26,7 @@ from weft.protocol.schema import compile_schema, is_array, is_object
 
 if TYPE_CHECKING:
     from weft.server.app import Server
-    from weft.server.tools import RegisteredTool
+    from weft.server.features.tools import RegisteredTool
 
 __all__ = [
     "BACKLOG",

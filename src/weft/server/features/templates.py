@@ -12,7 +12,7 @@ from weft.errors import RegistrationError
 from weft.protocol.names import check_uri
 from weft.protocol.schema import alternatives
 from weft.protocol.uritemplate import UriTemplate
-from weft.server.signature import Signature
+from weft.server.signature.signature import Signature
 from weft.types.resources import Resource
 
 __all__ = ["check_no_parameters", "check_parameters", "parse_template"]

@@ -4,7 +4,7 @@ The parent binds once and passes the socket on; each worker loads the server's f
 that dies is replaced; one that cannot start stops everything. A worker ends when the parent does, however that ends:
 its stdin is a pipe of which the parent alone holds the other end.
 
-    python -m weft.server.workers JSON     is one worker; nobody types that
+    python -m weft.server.process.workers JSON     is one worker; nobody types that
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import msgspec
 
 from weft.backends.memory import MemoryBackend
 from weft.errors import StartError, UsageError
-from weft.server.listening import HttpOptions, bind
-from weft.server.loading import load
-from weft.server.running import announce, say, serve_http, set_up_logging
+from weft.server.process.listening import HttpOptions, bind
+from weft.server.process.loading import load
+from weft.server.process.running import announce, say, serve_http, set_up_logging
 
 if TYPE_CHECKING:
     from weft.server.app import Server
@@ -121,7 +121,7 @@ class _Crew:
                 signal.signal(number, handler)
 
     def _hire(self) -> tuple[subprocess.Popen[bytes], float]:
-        command = [sys.executable, "-m", "weft.server.workers", msgspec.json.encode(self._order).decode()]
+        command = [sys.executable, "-m", "weft.server.process.workers", msgspec.json.encode(self._order).decode()]
         worker = subprocess.Popen(  # noqa: S603 - our own interpreter and module, no shell (R11)
             command, stdin=subprocess.PIPE, pass_fds=[self._order.fd], env=self._environment
         )

@@ -2,8 +2,8 @@
 
 A question first needs the client's declared capability; without it the call is refused with an error that names what is
 missing (META-06). How the question then gets there and the answer back is the asker's business: over the channel of a
-session, or by ending the call and being called again (`weft.server.rounds`). The answer is checked before the handler
-sees it.
+session, or by ending the call and being called again (`weft.server.asks.rounds`). The answer is checked before the
+handler sees it.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ import msgspec
 from weft.errors import NoBackChannelError
 from weft.jsonrpc import encode_notification
 from weft.limits import Limits
-from weft.server.outstanding import OnProgress
-from weft.server.session import Session
-from weft.server.streams import STANDALONE, Streams
+from weft.server.sessions.outstanding import OnProgress
+from weft.server.sessions.session import Session
+from weft.server.sessions.streams import STANDALONE, Streams
 
 __all__ = ["StandaloneOutbound"]
 

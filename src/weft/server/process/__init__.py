@@ -1,0 +1,1 @@
+"""From `server.run()` to the end of the process."""
