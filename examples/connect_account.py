@@ -1,6 +1,7 @@
 """A tool that needs the user's account with a third party, and never lets the client near its token.
 
-    DRIVE_URL=https://drive.example DRIVE_SECRET=... uvicorn connect_account:app
+    pip install starlette
+    DRIVE_URL=https://drive.example DRIVE_SECRET=... uvicorn --app-dir examples connect_account:app
 
 The tool sends the user to a page of this very server. The link holds a handle that nobody can guess, good once and
 for ten minutes, and says nothing of anybody. The page lets in only the user who set the tool off, by the login of the

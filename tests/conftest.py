@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from support import Live, make_server, serve
 from support.ledger import LEFT_OUT, ROWS, TESTS, rows_of, tells_of_clients
@@ -17,6 +18,9 @@ from weft.client import client
 from weft.client.negotiate import Memory
 
 MOST_NAMED = 20  # rows without a test: more are missing only when a few tests are run
+
+settings.register_profile("unhurried", deadline=None)  # how long an example takes tells of the machine, not of Weft
+settings.load_profile("unhurried")
 
 _proven: set[str] = set()
 _proven_by_clients: set[str] = set()

@@ -194,6 +194,10 @@ CALLS = {
         "from weft import Limits\nServer('x', limits=Limits(body_bytes=-1))",
         "Limits(body_bytes=-1) is not possible (shop.py:5): it is a whole number, 0 or more.",
     ),
+    "no threads": (
+        "from weft import Limits\nServer('x', limits=Limits(threads=0))",
+        "Limits(threads=0) is not possible (shop.py:5): it is a whole number, 1 or more.",
+    ),
     "a time limit": (
         "from weft import Limits\nServer('x', limits=Limits(body_seconds='x'))",
         "Limits(body_seconds='x') is not possible (shop.py:5): it is a number of seconds, 0 or more.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 import weft
+from weft.cli import serving as serving_module
 from weft.server.process.listening import bind, try_line
 
 SERVER = """
@@ -132,6 +134,44 @@ def test_version(tmp_path: Path, word: str) -> None:
 
 
 # weft run
+
+
+def test_output_that_nobody_reads_is_no_traceback(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as nobody:
+        done = subprocess.run(
+            [sys.executable, "-m", "weft.cli", "version"],
+            cwd=tmp_path,
+            stdout=nobody,
+            stderr=subprocess.PIPE,
+            env=environment,
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_a_signal_while_the_reloading_child_starts_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Child:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+        def poll(self) -> int:
+            ended.append(self)
+            return 0
+
+    ended: list[Child] = []
+    monkeypatch.setattr(subprocess, "Popen", Child)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGTERM, lambda *_: pytest.fail("nobody takes the signal yet"))
+    try:
+        serving_module._keep_running(["x"], [], Path(), iter([set()]))  # pyright: ignore[reportPrivateUsage]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert len(ended) == 1
 
 
 def test_run_serves_on_stdio_and_keeps_stdout_clean(folder: Path) -> None:
@@ -389,7 +429,8 @@ def test_a_number_of_workers_that_is_none(folder: Path, workers: str) -> None:
             "empty/server.py",
             "There is no file 'empty/server.py' in {folder}/empty. There is no Python file there at all",
         ),
-        (".", "'.' is a directory; name the Python file in it: server.py."),
+        (".", "'.' is a directory; name a Python file in it, such as server.py."),
+        ("empty", "'empty' is a directory; name a Python file in it, such as server.py."),
         ("data.txt", "data.txt is not a Python file: its name must end in '.py'."),
     ],
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from support import serve
-from weft import Context, ResourceServer, Server, StaticTokens, TokenInfo
+from weft import Context, ProtocolError, ResourceServer, Server, StaticTokens, TokenInfo
 from weft.cli import main
 
 TOKEN = "token-of-ann"
@@ -118,6 +118,37 @@ def test_what_cannot_be_sent_is_not_shown(url, capsys, given, said) -> None:
 def test_bearer_is_not_part_of_a_token(url, capsys) -> None:
     assert main(["list", url, "--token", "Bearer s3cret"]) == 2
     assert "leave off 'Bearer ', which is put before it anyway." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_what_a_terminal_would_act_on_does_not_reach_it(
+    capsys, monkeypatch: pytest.MonkeyPatch, *, is_terminal
+) -> None:
+    server = Server("vile")
+    vile = "\x1b[2Kred\u202e\u3000text\ttwo\n"
+
+    @server.tool(description=vile)
+    async def shout() -> str:
+        return vile
+
+    @server.resource("vile://text")
+    async def text() -> str:
+        return vile
+
+    @server.tool
+    async def refuse() -> str:
+        raise ProtocolError(vile, code=5)
+
+    with serve(server) as live:
+        url = f"http://127.0.0.1:{live.port}/mcp"
+        for stream in (sys.stdout, sys.stderr):
+            monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
+        assert main(["call", url, "shout"]) == main(["read", url, "vile://text"]) == main(["list", url]) == 0
+        told = capsys.readouterr().out
+        assert told.count("?[2Kred?\u3000text\ttwo" if is_terminal else vile.strip()) == 3
+        assert ("\x1b" in told) is not is_terminal
+        assert main(["call", url, "refuse"]) == 1
+        assert "?[2Kred?" in capsys.readouterr().err  # it is for people, wherever it goes
 
 
 def test_a_server_that_offers_nothing(capsys) -> None:

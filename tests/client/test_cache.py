@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 
-from weft.client.cache import CACHEABLE, MemoryCacheStore, ResponseCache, authorization_partition
+from weft.client.cache import CACHEABLE, CacheEntry, CacheKey, MemoryCacheStore, ResponseCache, authorization_partition
 
 SERVER = "https://a.example/mcp"
 
@@ -358,3 +359,35 @@ async def test_a_store_that_fails_is_told_of_and_costs_no_request(caplog: pytest
     await view.changed("notifications/tools/list_changed")
     await view.drop("tools/list")
     assert caplog.messages == ["The store of the cache failed; the client goes on without it."] * 4
+
+
+class SlowStore(MemoryCacheStore):
+    """A store on another machine: what it keeps takes its time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def set(self, key: CacheKey, entry: CacheEntry) -> None:
+        self.asked.set()
+        await self.go_on.wait()
+        await super().set(key, entry)
+
+
+@pytest.mark.spec("CACHE-12")
+async def test_a_change_that_comes_while_an_answer_is_being_kept_is_not_missed() -> None:
+    store = SlowStore()
+    view = ResponseCache(store).view(SERVER)
+    keeping = asyncio.create_task(put(view, "tools/list", {}, public()))
+    await store.asked.wait()
+    await view.changed("notifications/tools/list_changed")
+    store.go_on.set()
+    await keeping
+    assert await view.get("tools/list", {}) is None
+
+
+async def test_what_is_nested_too_deeply_is_not_kept(cache: ResponseCache) -> None:
+    view = cache.view(SERVER)
+    await put(view, "tools/list", {}, b'{"ttlMs": 1000, "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}")
+    assert await view.get("tools/list", {}) is None

@@ -337,6 +337,41 @@ async def test_closing_the_client_ends_every_iteration() -> None:
     assert others() == []
 
 
+@pytest.mark.parametrize("mode", ["stateless", "session"])
+async def test_what_is_closed_before_it_began_never_begins(mode: Any) -> None:
+    def handle(pipe: FakePipe, message: dict[str, Any]) -> None:
+        if "id" in message:
+            pipe.answer(message, DISCOVERED if message["method"] == "server/discover" else initialized())
+
+    server = FakePipe(handle)
+    async with Client(server, mode=mode) as client:
+        changes = client.listen(tools=True, uris=["x://a"])
+        greeted = len(server.heard)
+        await changes.close()
+        assert [change async for change in changes] == []
+        await asyncio.sleep(0.01)  # for what may have been started beside
+        assert len(server.heard) == greeted
+
+
+async def test_what_changes_while_one_connects_again_is_not_kept() -> None:
+    listed = {"tools": [{"name": "a", "inputSchema": {"type": "object"}}], "ttlMs": 60_000}
+
+    def handle(pipe: FakePipe, message: dict[str, Any]) -> None:
+        if message["method"] == "tools/list":
+            pipe.answer(message, listed)
+        elif message["method"] == "server/discover":
+            pipe.say({"method": "notifications/tools/list_changed"})
+            pipe.answer(message, DISCOVERED)
+
+    server = FakePipe(handle)
+    client = Client(server)
+    for lists in (1, 2):
+        async with client:
+            await client.list_tools()
+            await client.list_tools()
+            assert len(server.calls("tools/list")) == lists
+
+
 @pytest.mark.spec("SUB-15", "STDIO-14", "SUB-16", "HTTP-23")
 async def test_a_stream_that_was_dropped_is_opened_again() -> None:
     streams: list[Exchange] = []

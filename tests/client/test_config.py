@@ -77,6 +77,15 @@ def test_urls_that_are_refused(url, said):
     assert "secret" not in message
 
 
+@pytest.mark.parametrize(
+    "url", ["a.example/mcp", "127.0.0.1:8000/mcp", "localhost:8000/mcp", "ann:secret@a.example", ""]
+)
+def test_urls_of_an_entry_that_lack_their_beginning(url):
+    message = refused({"url": url})
+    assert "not a URL: write https://host/path, or http://localhost:8000/mcp on this machine." in message
+    assert "secret" not in message
+
+
 def test_a_key_in_the_query_is_not_told():
     assert "s3cret" not in refused("http://a.example/mcp?key=s3cret")
     assert parse_target("https://a.example/mcp?key=s3cret").where == "https://a.example/mcp"

@@ -43,6 +43,16 @@ async def test_a_call_is_shown_before_it_is_made() -> None:
     assert "Ann" not in repr(call)
 
 
+@pytest.mark.parametrize("value", [float("nan"), object()])
+async def test_what_json_does_not_have_is_not_even_shown(value: Any) -> None:
+    shown: list[ToolCall] = []
+    server = serve()
+    async with Client(server, confirm=lambda call: shown.append(call) or True) as client:
+        with pytest.raises(UsageError, match=r"^tools/call cannot be sent: arguments\.amount"):
+            await client.call_tool("transfer", {"amount": value})
+    assert (shown, server.calls("tools/call")) == ([], [])
+
+
 @pytest.mark.spec("TOOL-18")
 @pytest.mark.parametrize("answer", [False, None, "no", "yes", 1])
 async def test_what_is_no_plain_yes_sends_nothing(answer: Any, caplog: pytest.LogCaptureFixture) -> None:

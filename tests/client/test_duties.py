@@ -561,6 +561,32 @@ async def test_so_is_what_an_async_function_raises(error):
         await Duties(elicit=fail).answer("elicitation/create", asked())
 
 
+async def cancelled_by_itself(*_):
+    asyncio.get_running_loop().call_soon((inner := asyncio.ensure_future(asyncio.Event().wait())).cancel)
+    await inner
+
+
+@pytest.mark.parametrize("elicit", [cancelled_by_itself, lambda _: cancelled_by_itself()])
+async def test_so_is_a_cancellation_that_nobody_asked_for(elicit, caplog):
+    with pytest.raises(InternalError):
+        await Duties(elicit=elicit).answer("elicitation/create", asked())
+    assert "The function that answers elicitation/create failed" in caplog.text
+
+
+async def test_one_that_somebody_asked_for_stays_one():
+    begun = asyncio.Event()
+
+    async def elicit(_):
+        begun.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(Duties(elicit=elicit).answer("elicitation/create", asked()))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 async def test_an_error_meant_for_the_server_is_told():
     def fail(_):
         raise ProtocolError("Closed", code=1001, data={"opens": 8})
@@ -572,18 +598,49 @@ async def test_an_error_meant_for_the_server_is_told():
 
 async def test_threads_that_nobody_waits_for_are_counted():
     go = threading.Event()
-    duties = Duties(elicit=lambda _: go.wait(5) and None)
+    duties = Duties(elicit=lambda _: go.wait(30) and None)
     for _ in range(16):
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(duties.answer("elicitation/create", asked()), 0.01)
     with pytest.raises(InternalError):
         await duties.answer("elicitation/create", asked())
     go.set()
-    for _ in range(100):
-        await asyncio.sleep(0.01)
-        if all(thread.name != "weft-answer" for thread in threading.enumerate()):
-            await asyncio.sleep(0.01)
-            break
+    join_answering()
+    assert await duties.answer("elicitation/create", asked()) == {"action": "cancel"}
+
+
+def join_answering() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "weft-answer":
+            thread.join(30)
+
+
+def test_threads_that_outlive_their_loop_are_counted_only_as_long_as_they_run():
+    go = threading.Event()
+    duties = Duties(elicit=lambda _: go.wait(30) and None)
+
+    async def give_up() -> None:
+        asking = [asyncio.ensure_future(duties.answer("elicitation/create", asked())) for _ in range(16)]
+        await asyncio.sleep(0)
+        for one in asking:
+            one.cancel()
+
+    asyncio.run(give_up())
+    go.set()
+    join_answering()
+    assert asyncio.run(duties.answer("elicitation/create", asked())) == {"action": "cancel"}
+
+
+async def test_a_thread_that_cannot_be_started_is_not_counted(monkeypatch):
+    def fail(_):
+        raise RuntimeError("can't start new thread")
+
+    duties = Duties(elicit=returns(None))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        for _ in range(17):
+            with pytest.raises(InternalError):
+                await duties.answer("elicitation/create", asked())
     assert await duties.answer("elicitation/create", asked()) == {"action": "cancel"}
 
 
@@ -611,6 +668,24 @@ async def test_log_messages_are_heard_in_order():
 
 
 @pytest.mark.security("R1")
+async def test_a_listener_that_is_cancelled_by_itself_hears_the_rest_in_order(caplog):
+    heard: list[int] = []
+    done = asyncio.Event()
+
+    async def listen(message):
+        heard.append(message.data)
+        if message.data == 4:
+            done.set()
+        await cancelled_by_itself()
+
+    duties = Duties(log=listen)
+    for number in range(5):
+        duties.heard("notifications/message", {"level": "info", "data": number})
+    await asyncio.wait_for(done.wait(), 30)
+    assert heard == [0, 1, 2, 3, 4]
+    assert "The function that was given as on_log= failed." in caplog.text
+
+
 async def test_bad_log_messages_and_bad_listeners_do_no_harm(caplog):
     def fail(_):
         raise ValueError("mine")

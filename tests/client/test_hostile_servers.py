@@ -222,6 +222,7 @@ NO_ANSWERS = [
     '{"method":"sampling/createMessage","params":{"n":NaN},"jsonrpc":"2.0","id":ID}',
     '{"jsonrpc":"2.0","method":"notifications/message","params":{"data":NaN,"id":ID}}',
     '{"jsonrpc":"2.0","id":null,"result":{}}',
+    '{"jsonrpc":"2.0","result":{}}',
     '{"jsonrpc":"2.0","id":12345,"result":NaN}',
     '{"jsonrpc":"2.0","result":NaN}',
     '[{"jsonrpc":"2.0","method":5}, 7]',
@@ -305,7 +306,9 @@ async def test_the_two_hundred_and_fifty_first_page(pages: int) -> None:
 
 @pytest.mark.security("R11", "D12")
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-@pytest.mark.parametrize("where", ["another port", "another scheme", "a file", "a host with a name before it"])
+@pytest.mark.parametrize(
+    "where", ["another port", "another scheme", "a file", "a host with a name before it", "no URL"]
+)
 async def test_nobody_follows_to_another_origin(status: int, where: str) -> None:
     stolen: list[Exchange] = []
 
@@ -322,6 +325,7 @@ async def test_nobody_follows_to_another_origin(status: int, where: str) -> None
                 "another scheme": f"https://{host}/mcp",
                 "a file": "file:///etc/passwd",
                 "a host with a name before it": f"http://{host}@{other.removeprefix('http://')}",
+                "no URL": "http://[",
             }[where]
             await exchange.respond(status, location=target)
 

@@ -20,6 +20,7 @@ from weft import (
 from weft.errors import UsageError
 
 QUICK = ClientLimits(probe_seconds=1, request_seconds=5, close_seconds=0.5)
+PATIENT = ClientLimits(probe_seconds=30, request_seconds=30, close_seconds=0.5)  # where nothing is to be silent
 
 
 class Server:
@@ -200,6 +201,7 @@ async def test_sentences_among_what_was_tried_end_once() -> None:
             await Client(url).connect()
     assert "must be the string 2.0; initialize: " in str(caught.value)
     assert "must be the string 2.0. Check the address" in str(caught.value)
+    assert "or the command (its stdout is for messages alone)" in str(caught.value)
 
 
 async def test_what_was_tried_is_told() -> None:
@@ -276,14 +278,14 @@ async def test_the_transport_of_the_first_revision_is_remembered_and_found_out_a
     async with http_server(server) as url:
         for before in (["POST /mcp server/discover", "POST /mcp initialize"], [], []):
             server.asked.clear()
-            async with Client(url, limits=QUICK) as client:
+            async with Client(url, limits=PATIENT) as client:
                 assert client.protocol_version == "2024-11-05"
                 await client.reconnect()
             assert server.asked == before + straight * 2
         server.asked.clear()
         server.is_renewed = True
         for before in (["GET /mcp"], []):
-            async with Client(url, limits=QUICK) as client:
+            async with Client(url, limits=PATIENT) as client:
                 assert client.era == "stateless"
             assert server.asked == [*before, "POST /mcp server/discover"]
             server.asked.clear()
@@ -302,10 +304,11 @@ async def test_a_login_that_a_remembered_stream_wants_is_no_reason_to_find_out_a
 
 
 @pytest.mark.security("R11")
-async def test_an_endpoint_of_another_origin_is_not_sent_to() -> None:
+@pytest.mark.parametrize("endpoint", ["http://evil.example/messages", "http://["])
+async def test_an_endpoint_of_another_origin_is_not_sent_to(endpoint: str) -> None:
     async def handle(exchange: Exchange) -> None:
         if exchange.method == "GET":
-            await exchange.stream(sse("http://evil.example/messages", event="endpoint"))
+            await exchange.stream(sse(endpoint, event="endpoint"))
             await exchange.hang()
         await exchange.respond(405)
 

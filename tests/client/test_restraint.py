@@ -101,7 +101,7 @@ async def test_so_it_is_with_a_standing_stream(monkeypatch: pytest.MonkeyPatch) 
         assert pause(attempt) != pause(attempt)
         return 0.0
 
-    monkeypatch.setattr("weft.client.transports.http.pause", noted)
+    monkeypatch.setattr("weft.client.calls.pause", noted)
     streams = 0
 
     async def handle(exchange: Exchange) -> None:
@@ -119,6 +119,46 @@ async def test_so_it_is_with_a_standing_stream(monkeypatch: pytest.MonkeyPatch) 
             await asyncio.wait_for(anext(client.listen()), 30)
     assert attempts == sorted(attempts)
     assert len(set(attempts)) >= 4
+
+
+@pytest.mark.parametrize("mode", ["stateless", "session"])
+async def test_so_it_is_with_one_that_is_taken_and_lost_at_once_every_time(
+    monkeypatch: pytest.MonkeyPatch, mode: Any
+) -> None:
+    attempts: list[int] = []
+    enough = asyncio.Event()
+
+    def noted(attempt: int, asked: int | None = None) -> float:
+        attempts.append(attempt)
+        if len(attempts) == 12:
+            enough.set()
+        return 0.0 if len(attempts) < 12 else 60.0
+
+    async def handle(exchange: Exchange) -> None:
+        if exchange.method == "GET":
+            await exchange.stream(b": hello\n\n")
+        elif exchange.rpc == "subscriptions/listen":
+            params = {"_meta": {f"{META}subscriptionId": exchange.message["id"]}, "notifications": {}}
+            message = {"jsonrpc": "2.0", "method": "notifications/subscriptions/acknowledged", "params": params}
+            await exchange.stream(sse(json.dumps(message)))
+        elif "id" in exchange.message:
+            await exchange.result(DISCOVERED if mode == "stateless" else initialized())
+        else:
+            await exchange.respond(202)
+
+    monkeypatch.setattr("weft.client.calls.pause", noted)
+    async with http_server(handle) as url, Client(url, mode=mode) as client, client.listen():
+        await asyncio.wait_for(enough.wait(), 30)
+    assert attempts == [0, 1, 2, 3, 4, 4, 4, 4, 4, 4, 4, 4]  # it is not given up
+
+
+def test_one_that_stood_for_a_while_is_asked_for_soon_again() -> None:
+    attempts = calls.Attempts()
+    for _ in range(5):
+        attempts.took(stood=0.1)
+    assert attempts.pause() > 2
+    attempts.took(stood=6)
+    assert attempts.pause() < 0.5
 
 
 # --- progress

@@ -225,6 +225,24 @@ def test_what_is_remembered_of_proofs_is_bounded(monkeypatch: pytest.MonkeyPatch
         assert peer.tool("who").status == 200
 
 
+@pytest.mark.security("R12")
+async def test_a_proof_id_that_comes_again_does_not_keep_older_ones_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Forgetful:
+        async def swap(self, *_: Any, **__: Any) -> bool:
+            return True
+
+    clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(module, "time", clock)
+    server: Any = SimpleNamespace(backend=SimpleNamespace(store=Forgetful()))
+    proofs = module.Proofs(Dpop(window=1), server)
+    for name in "abcdef":
+        await proofs._remember("key", name)
+    clock.now += 3  # all are over
+    for name in "deg":
+        await proofs._remember("key", name)
+    assert len(proofs._seen) == 3
+
+
 @pytest.mark.parametrize("options", [{"window": 0}, {"window": 3600}, {"algorithms": ["HS256"]}, {"algorithms": []}])
 def test_settings_that_cannot_be(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):

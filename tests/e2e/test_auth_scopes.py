@@ -82,6 +82,21 @@ def test_lists_have_what_the_caller_may_use(live: Live, era: str) -> None:
     assert Peer(live, era, token_for(scope=WRITER)).names("tools/list", "tools") == ["who", "book"]  # not all of it
 
 
+@pytest.mark.parametrize("era", ERAS)
+def test_nobody_is_told_the_names_of_what_is_not_listed_for_them(live: Live, era: str) -> None:
+    completed = {"ref": {"type": "ref/prompt", "name": "secrets"}, "argument": {"name": "word", "value": ""}}
+    hints = {
+        "tools/call": ({"name": "burns", "arguments": {}}, "Unknown tool. {}", "'burn'"),
+        "prompts/get": ({"name": "secrets"}, "Unknown prompt. {}", "'secret'"),
+        "completion/complete": (completed, "Unknown prompt. {}", "'secret'"),
+    }
+    reader, writer = (Peer(live, era, token_for(scope=scope)) for scope in ("read", "read write admin"))
+    for method, (params, text, meant) in hints.items():
+        listed = "tools/list" if method == "tools/call" else "prompts/list"
+        assert reader.send(method, params).error["message"] == text.format(f"{listed} names them all.")
+        assert writer.send(method, params).error["message"] == text.format(f"Did you mean {meant}?")
+
+
 @pytest.mark.spec("CACHE-16")
 def test_lists_that_depend_on_the_caller_are_private(live: Live) -> None:
     writer = Peer(live, "stateless", token_for(scope=WRITER))

@@ -18,6 +18,7 @@ from weft.server.auth.authorization import (
     AuthorizationServer,
     RegisteredClient,
     TrustedIssuer,
+    hash_password,
 )
 
 RESOURCE = "https://mcp.example/mcp"
@@ -109,6 +110,16 @@ def test_no_code_is_sent_where_it_is_not_safe(uri: str) -> None:
         ({"clients": [NIGHTLY.with_secret("s")]}, "nobody vouches for it"),
         ({"clients": [NIGHTLY], "trusted_issuers": [PROVIDER]}, "nobody vouches for it"),  # it proves nothing
         ({"users": None}, "users= is missing"),
+        *(
+            ({"users": {"ann": word}}, "has for 'ann' a text that begins with .* nothing that hash_password made")
+            for word in (
+                "scrypt$",
+                "scrypt$x",
+                "scrypt$AAAA$AAAA",
+                hash_password("x")[:-4],
+                hash_password("x") + "$AA==",
+            )
+        ),
         ({"users": None, "clients": [PROGRAM.with_secret("s")], "registration": True}, "users= is missing"),
         ({"users": None, "clients": [RegisteredClient(client_id="a", redirect_uris=(REDIRECT,))]}, "who can log in"),
     ],

@@ -342,7 +342,7 @@ async def test_a_session_that_cannot_be_ended_for_another_is_in_the_log(
     sessions = peer.app.server.sessions
     part(peer, "store").is_down = True
     sessions.end_soon(sessions._local(peer.session))
-    await eventually(lambda: not sessions._ending)
+    await eventually(lambda: not sessions._background)
     assert "Keeping sessions in the Backend raised ConnectionError: the backend is down" in caplog.text
 
 

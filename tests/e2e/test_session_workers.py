@@ -280,7 +280,7 @@ async def test_a_stopped_worker_leaves_its_sessions_to_the_others(pair: Pair) ->
 async def test_an_array_is_the_first_that_a_worker_gets(make: Make) -> None:
     started: list[int] = []
     a, b = make()
-    b.lifespan = type(b.lifespan)(_lifespan(started), b, b.threads)
+    b.lifespan = type(b.lifespan)(_lifespan(started), b)
     client = AppPeer(a.asgi())
     await client.open(version=next(version for version, revision in REVISIONS.items() if revision.batches))
     answers = await client.on(b.asgi()).post([called("add", 1, a=1, b=2), called("add", 2, a=3, b=4)])

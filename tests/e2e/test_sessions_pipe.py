@@ -9,13 +9,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from support import VERSION, message
 from support.hotel import LOBBY, make_hotel
 from support.peers import SESSION_VERSIONS, Peer, StdioWay
 from support.sessions import NEWEST, introduction, rpc
-from weft import Connection, Server
+from weft import Connection, Context, Server
 from weft.errors import RemoteError, RequestTimeout
 from weft.types.request import CLIENT_CAPABILITIES_KEY, LOG_LEVEL_KEY, PROTOCOL_VERSION_KEY
 
@@ -32,6 +33,7 @@ class Lines:
 
     def __init__(self, server: Server) -> None:
         self.got: list[dict[str, Any]] = []
+        self.raw: list[bytes] = []
         self._news = asyncio.Event()
         self.pipe = server.pipe(self._deliver)
 
@@ -65,6 +67,7 @@ class Lines:
         return await self.ask(message("tools/call", {"name": tool, "arguments": arguments}, id=id, meta=meta))
 
     def _deliver(self, line: bytes) -> None:
+        self.raw.append(line)
         self.got.append(json.loads(line))
         self._news.set()
 
@@ -152,6 +155,23 @@ async def test_ids_are_shared_and_so_are_cancellations() -> None:
         assert code(await pipe.ask(rpc("ping", id=7))) == -32600
         pipe.send(rpc("notifications/cancelled", {"requestId": 7}, id=None))
         assert (await pipe.ask(rpc("ping", id=7)))["result"] == {}
+
+
+@pytest.mark.spec("STDIO-01")
+async def test_what_is_said_outside_any_call_is_one_line_too() -> None:
+    server, formatted = Server("formatted"), msgspec.Raw(b"[\n]")
+
+    @server.tool
+    async def say(ctx: Context) -> None:
+        await ctx.connection.notify("notifications/x", {"x": formatted})
+        await ctx.connection.send_raw_request("x/ask", {"x": formatted}, timeout=0.01)
+
+    async with lines(server) as pipe:
+        await pipe.greet()
+        assert "result" in await pipe.call("say")
+    said = [one.get("method") for one in pipe.got]
+    assert said == [None, "notifications/x", "x/ask", "notifications/cancelled", None]
+    assert not any(b"\n" in line for line in pipe.raw)
 
 
 # The handshake.

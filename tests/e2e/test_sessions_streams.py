@@ -503,9 +503,13 @@ def test_what_is_wrong_in_a_batch_is_refused_by_itself(hotel: Live) -> None:
     second = rpc(
         "initialize", {"protocolVersion": NEWEST, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
     )
+    second["id"] = "second"
     response = post_batch(session, 5, [rpc("ping", id=4)], second, rpc("ping", id=2), rpc("ping", id=2))
     codes = [message["error"]["code"] for message in response.json if "error" in message]
     assert codes[:3] == [-32600] * 3
+    assert "second" in [message.get("id") for message in response.json if "error" in message]
+    del second["id"]
+    assert [message["id"] for message in post_batch(session, second, rpc("ping", id=3)).json] == [3]
     assert [message["id"] for message in response.json if "result" in message] == [2]
     assert post_batch(session).refusal == (400, -32600)
     assert session.live.send(b"[1,", session.headers()).refusal == (400, -32700)

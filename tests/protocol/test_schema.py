@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+import tracemalloc
 
 import pytest
 
@@ -19,9 +20,9 @@ from weft.protocol.schema import (
 )
 
 
-def refused(schema, **bounds) -> str:
+def refused(schema) -> str:
     with pytest.raises(SchemaError) as caught:
-        compile_schema(schema, **bounds)
+        compile_schema(schema)
     return str(caught.value)
 
 
@@ -159,12 +160,79 @@ def test_recursion_that_multiplies_with_the_depth_of_the_value_is_bounded():
 
 
 @pytest.mark.spec("JSCH-09")
+@pytest.mark.security("D14")
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"items": {"enum": [number + 0.5 for number in range(2000)]}}, [1999.5] * 100),
+        ({"items": {"enum": [{"a": number} for number in range(4000)]}}, [{"a": 3999}] * 500),
+        ({"items": {"enum": [*map(str, range(10_000)), None]}}, ["9999"] * 2000),
+        ({"items": {"dependentRequired": {f"p{name}": ["a"] for name in range(6000)}}}, [{}] * 4000),
+        ({"items": {"allOf": [{"required": [f"p{name}" for name in range(100)]}] * 40}}, [{"p0": 1}] * 300),
+        ({"patternProperties": {f"x{name}": True for name in range(2000)}, "additionalProperties": {"type": "integer"}},
+         {f"k{name}": 1 for name in range(600)}),
+        ({"items": {"patternProperties": {f"x{name}": True for name in range(1000)}}}, [{}] * 2000),
+        ({"allOf": [{"uniqueItems": True}] * 200}, list(range(20_000))),
+        ({"patternProperties": {f"k{name}": {"uniqueItems": True} for name in range(200)}, "x": 1},
+         {f"k{name}": [] for name in range(300)}),
+        ({"allOf": [{"pattern": "^a*$"}] * 200}, "a" * 6_000_000),
+        ({"items": {"$ref": "#/$defs/0"}, "$defs": {str(at): {"$ref": f"#/$defs/{at + 1}"} for at in range(3000)}
+          | {"3000": {}}}, [1]),
+    ],
+)  # fmt: skip
+def test_what_is_listed_multiplies_with_what_is_sent_and_is_bounded(schema, value):
+    assert [str(problem) for problem in compile_schema(schema).problems(value)] == [
+        "It is too large to be checked against this schema; send less."
+    ]
+
+
+@pytest.mark.security("D14")
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"items": {"enum": [str(number) for number in range(250)]}}, ["249"] * 60_000),
+        ({"items": {"enum": [*map(str, range(60)), None]}}, ["59", None] * 10_000),
+        ({"items": {"type": "integer", "enum": [1, 2, 3]}}, [1, 2, 3] * 20_000),
+        ({"items": {"type": "object", "required": ["a", "b"]}}, [{"a": 1, "b": 2}] * 30_000),
+        ({"prefixItems": [{"type": "integer"}] * 300}, [1] * 300),
+        ({"items": {"type": "string"}, "uniqueItems": True}, [str(number) for number in range(20_000)]),
+        ({"anyOf": [{"type": "string", "pattern": "^a*$"}, {"type": "null"}], "items": {}}, "a" * 16_000_000),
+    ],
+)
+def test_much_of_what_is_usual_is_checked(schema, value):
+    assert compile_schema(schema).problems(value) == []
+
+
+@pytest.mark.security("D14")
+def test_counting_takes_little_time_and_memory_itself():
+    class Sent(dict):
+        asked = 0
+
+        def __contains__(self, key):
+            self.asked += 1
+            return super().__contains__(key)
+
+    sent = Sent(zz=1)
+    wide = {"items": {"properties": {f"p{name}": {} for name in range(1000)}}}
+    assert compile_schema(wide).problems([sent]) == []
+    assert sent.asked <= 1
+
+    validator = compile_schema({"patternProperties": {f"x{name}": {"not": {}} for name in range(1000)}})
+    value = {f"k{name}": 1 for name in range(1000)}
+    tracemalloc.start()
+    try:
+        assert "too large" in validator.problems(value)[0].message
+        assert tracemalloc.get_traced_memory()[1] < 16 * 1024 * 1024
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.spec("JSCH-09")
 @pytest.mark.security("D14", "R12")
 def test_size_and_depth_are_bounded():
-    fits = {"enum": ["x" * 80]}
-    size = len(json.dumps(fits))
-    compile_schema(fits, max_bytes=size)
-    assert str(size - 1) in refused(fits, max_bytes=size - 1)
+    room = 262_144 - len(json.dumps({"const": ""}))
+    compile_schema({"const": "x" * room})
+    assert "has 262145 bytes as JSON, more than the 262144 allowed" in refused({"const": "x" * (room + 1)})
 
     def nested(levels):
         schema: dict = {}

@@ -13,22 +13,27 @@ ROOTS = {"roots": {"listChanged": True}}
 CHANGED = message("notifications/roots/list_changed")
 
 
+def a_connection() -> Connection:
+    return Connection.from_envelope("2031-01-01", None, None)
+
+
 async def test_what_is_said_often_is_done_once_more() -> None:
     server = Server("x")
     runs, go = [], asyncio.Event()
 
-    async def work() -> None:
+    async def work(_: Connection) -> None:
         runs.append(len(runs))
         await go.wait()
 
+    connection = a_connection()
     for _ in range(3):
-        server.background.start("one", work, "work")
+        server.background.start("on_change", work, connection)
         await asyncio.sleep(0)
     assert runs == [0]
     go.set()
     await asyncio.sleep(0.01)
     assert runs == [0, 1]
-    server.background.start("one", work, "work")
+    server.background.start("on_change", work, connection)
     await asyncio.sleep(0.01)
     assert runs == [0, 1, 2]
 
@@ -39,17 +44,18 @@ async def test_one_too_many_is_dropped_and_logged(
 ) -> None:
     monkeypatch.setattr(background, "MOST", 2)
     running = Background(Server("x"))
-    begun: list[int] = []
+    begun: list[Connection] = []
 
-    async def work(number: int) -> None:
-        begun.append(number)
+    async def work(connection: Connection) -> None:
+        begun.append(connection)
         await asyncio.sleep(30)
 
-    for number in range(3):
-        running.start(number, lambda number=number: work(number), f"work {number}")
+    connections = [a_connection() for _ in range(3)]
+    for connection in connections:
+        running.start("on_change", work, connection)
     await asyncio.sleep(0)
-    assert begun == [0, 1]
-    assert "work 2 was not called" in caplog.text
+    assert begun == connections[:2]
+    assert "'work' was not called" in caplog.text
     await running.close(1)
 
 

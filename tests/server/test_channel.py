@@ -216,6 +216,12 @@ def make_paying() -> Any:
     return server
 
 
+@pytest.mark.parametrize("question", [ask_roots(), ask_form("Who?", {"type": "object", "properties": {}})])
+def test_only_pages_are_listed_as_pages(question: Any) -> None:
+    with pytest.raises(UsageError, match=r"^UrlElicitationRequired lists pages: pairs of a message and a URL, or ask_"):
+        UrlElicitationRequired(question)
+
+
 @pytest.mark.spec("L11-39", "L11-40", "L11-41")
 async def test_a_page_may_have_an_id_by_which_the_client_is_told_that_it_is_done() -> None:
     server = make_paying()

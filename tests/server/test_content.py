@@ -110,10 +110,9 @@ def test_a_file_of_bytes_needs_a_uri_and_a_good_one() -> None:
         ("application/ld+json", True),
         ("TEXT/PLAIN; charset=utf-8", True),
         ("image/png", False),
-        (None, False),
     ],
 )
-def test_text_types(mime_type: str | None, text: bool) -> None:
+def test_text_types(mime_type: str, text: bool) -> None:
     assert is_text(mime_type) is text
 
 

@@ -1,5 +1,6 @@
-"""What whoever runs the server is told of the clients that were turned away."""
+"""What whoever runs the server is told of what failed, and of the clients that were turned away."""
 
+import asyncio
 import logging
 from typing import Any
 
@@ -43,3 +44,41 @@ def test_versions_that_are_made_up_do_not_fill_the_log(caplog: pytest.LogCapture
 def test_other_refusals_are_the_clients_own_affair(caplog: pytest.LogCaptureFixture) -> None:
     faults.note_refusal(InvalidParams("Invalid params"))
     assert caplog.records == []
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.security("R1")
+@pytest.mark.parametrize(
+    ("method", "params", "what"),
+    [
+        ("tools/call", {"name": "act"}, "Tool 'act'"),
+        ("prompts/get", {"name": "fill"}, "Prompt 'fill'"),
+        ("resources/read", {"uri": "a://b"}, "Resource 'a://b'"),
+    ],
+)
+async def test_an_exception_that_cannot_be_shown_is_answered_and_logged_all_the_same(
+    method: str, params: dict[str, str], what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server("s")
+
+    @server.tool
+    async def act() -> str:
+        raise Mute
+
+    @server.prompt
+    def fill() -> str:
+        raise Mute
+
+    @server.resource("a://b")
+    async def read() -> str:
+        raise Mute
+
+    async with asyncio.timeout(30):
+        response = await ask(server, method, params)
+    assert "Internal error. The server's log has it under error" in response.body.decode()
+    assert f"{what} (tests/server/test_faults.py:" in caplog.text
+    assert ") raised Mute [error" in caplog.text

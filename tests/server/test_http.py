@@ -94,6 +94,19 @@ async def test_a_body_in_pieces() -> None:
     assert wire.status == 200
 
 
+@pytest.mark.security("D1")
+async def test_a_body_that_comes_byte_by_byte_is_not_copied_with_each() -> None:
+    class Part(bytes):
+        """Notices when a body so far is copied for its sake."""
+
+        def __radd__(self, body: bytes) -> bytes:
+            raise AssertionError("copied")
+
+    wire = Wire([Part(BODY[at : at + 1]) for at in range(len(BODY))], HEADERS)
+    await make_server().asgi()(wire.scope, wire.receive, wire.send)
+    assert wire.status == 200
+
+
 @pytest.mark.security("D1", "R12")
 async def test_a_body_without_a_length_is_cut_off_at_the_limit() -> None:
     limits = Limits(body_bytes=1000)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import pytest
 
@@ -152,6 +152,30 @@ async def test_whatever_it_raises_requests_do_not_wait_for_it_forever(error: Bas
         assert answer.error["code"] == -32603
         with pytest.raises(RuntimeError, match=f"The lifespan raised {type(error).__name__} before it yielded"):
             await server.lifespan.start()
+
+
+async def test_one_that_is_stopped_while_it_is_entered_is_entered_anew() -> None:
+    events: list[str] = []
+
+    @asynccontextmanager
+    async def life(server: Server) -> AsyncIterator[None]:
+        with suppress(asyncio.CancelledError):  # it does not let itself be stopped
+            await asyncio.sleep(0.05)
+        events.append("entered")
+        yield
+        events.append("left")
+
+    server = Server("living", lifespan=life)
+    starting = asyncio.create_task(server.lifespan.start())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await server.lifespan.stop()
+    await starting
+    assert events == ["entered", "left"]
+    assert not server.lifespan.started
+    await server.lifespan.start()
+    assert events == ["entered", "left", "entered"]
+    await server.lifespan.stop()
 
 
 def test_what_is_no_lifespan_is_refused_where_it_is_given() -> None:

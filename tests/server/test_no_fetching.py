@@ -110,4 +110,4 @@ async def test_nor_are_those_of_arguments_and_forms(bait: Bait) -> None:
 
 @pytest.mark.spec("JSCH-07")
 def test_what_compiles_schemas_takes_nothing_that_could_fetch() -> None:
-    assert set(inspect.signature(compile_schema).parameters) == {"schema", "max_bytes", "max_depth"}
+    assert set(inspect.signature(compile_schema).parameters) == {"schema"}

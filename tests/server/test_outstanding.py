@@ -43,6 +43,27 @@ async def test_a_request_that_is_cancelled_at_the_end_leaves_no_error_behind() -
     assert (errors, len(outstanding)) == ([], 0)
 
 
+@pytest.mark.spec("CAN-12")
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_who_waits_is_let_go_although_the_peer_does_not_read(
+    cancelled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FAREWELL_SECONDS", 0.01)
+
+    async def blocked(message: bytes) -> None:
+        await asyncio.Event().wait()
+
+    outstanding = Outstanding("s", blocked)
+    asking = asyncio.create_task(outstanding.request(blocked, "ping", None, timeout=60 if cancelled else 0.01))
+    await asyncio.sleep(0)
+    if cancelled:
+        asking.cancel()
+    assert await asyncio.wait([asking], timeout=30) == ({asking}, set())
+    with pytest.raises(asyncio.CancelledError if cancelled else RequestTimeout):
+        await asking
+    assert len(outstanding) == 0
+
+
 @pytest.mark.security("R1")
 @pytest.mark.parametrize("raised", [ValueError, SystemExit])
 async def test_what_hearing_of_progress_raises_is_nobody_elses_fault(raised: type[BaseException]) -> None:

@@ -197,3 +197,26 @@ async def test_what_a_non_blocking_terminal_does_not_take_at_once_follows() -> N
     assert received.split(b"\n")[:-1] == sent
     os.close(ours)
     os.close(theirs)
+
+
+async def test_nothing_waits_any_more_for_a_client_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.server.transports.lines.QUEUED_BYTES", 1000)
+    server = Server("talker", limits=Limits(drain_seconds=0.05))
+
+    @server.tool
+    async def talk() -> str:
+        return "x" * 200_000  # more than a pipe holds
+
+    def drains() -> list[str]:
+        return [name for task in asyncio.all_tasks() if (name := task.get_name()) == "weft-stdio-drain"]
+
+    async with pipes(server, 1) as (pipe,):
+        pipe.tool("talk")
+        async with asyncio.timeout(30):
+            while not drains():  # noqa: ASYNC110 - whether there is one, not an event
+                await asyncio.sleep(0.001)
+        pipe.serving.cancel()
+        await asyncio.wait([pipe.serving], timeout=30)
+        await asyncio.sleep(0)
+        assert not drains()
+        await read(pipe._in)  # lets the thread go that writes

@@ -55,6 +55,17 @@ async def returned(value: Any) -> list[dict[str, Any]]:
     return (await get(server, "p"))["result"]["messages"]
 
 
+async def test_the_content_of_a_message_becomes_a_block() -> None:
+    """A struct takes whatever it is given; what clients get is a message all the same."""
+    picture = PromptMessage("assistant", Image(b"GIF89a"))  # type: ignore[arg-type]
+    assert await returned([PromptMessage("user", "hi"), picture]) == [  # type: ignore[arg-type]
+        {"role": "user", "content": {"type": "text", "text": "hi"}},
+        {"role": "assistant", "content": {"type": "image", "data": "R0lGODlh", "mimeType": "image/gif"}},
+    ]
+    block = {"type": "text", "text": "as it stands"}
+    assert await returned(PromptMessage("user", block)) == [{"role": "user", "content": block}]  # type: ignore[arg-type]
+
+
 async def test_a_message_maker_taken_for_a_type_says_what_to_write() -> None:
     sentence = r"is no type itself; annotate with PromptMessage, such as `-> list\[PromptMessage\]`"
     with pytest.raises(TypeError, match=sentence):

@@ -9,6 +9,8 @@ import pytest
 from weft.backends.memory import MemoryBackend
 from weft.limits import Limits
 from weft.server.sessions.records import Record, Records
+from weft.server.sessions.session import Session
+from weft.server.sessions.streams import Streams
 from weft.types.capabilities import ClientCapabilities
 
 BEFORE = Record("v", None, ClientCapabilities(), None, "peer", subscribed_uris=["a://1", "a://2"])
@@ -63,3 +65,13 @@ async def test_a_session_that_has_ended_is_not_brought_back(records: Records) ->
     assert await records.change("s", BEFORE, changed(is_ready=True)) is None
     assert not await records.renew("s")
     assert await records.read("s") is None
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+async def test_what_a_worker_learns_it_need_not_save(is_changed: bool) -> None:
+    limits = Limits()
+    session = Session("s", None, "peer", "w", Streams(MemoryBackend(), limits), limits)
+    session.connection.is_changed = is_changed
+    now = changed(handshake_done=True, is_ready=True, log_level="error")
+    session.learn(session.record, now)
+    assert (session.to_record(), session.connection.is_changed) == (now, is_changed)

@@ -107,7 +107,7 @@ def start(tmp_path: Path):
 
 
 def pid_of(url: str) -> int:
-    return Peer(url, 5).call_tool("pid", {})["structuredContent"]
+    return Peer(url, 30).call_tool("pid", {})["structuredContent"]
 
 
 def connect(url: str) -> socket.socket:
@@ -425,6 +425,111 @@ def test_trailers_are_not_kept(start) -> None:
         assert status(peer) == 200
 
 
+@pytest.mark.security("R8")
+def test_trailers_are_no_headers(start) -> None:
+    head, _, body = raw_call("pid").partition(b"\r\n\r\n")
+    chunked = head.replace(b"Content-Length: %d" % len(body), b"Transfer-Encoding: chunked")
+    with connect(start().url()) as peer:
+        peer.sendall(chunked + b"\r\n\r\n%x\r\n%b\r\n0\r\nMcp-Name: wait\r\n\r\n" % (len(body), body))
+        assert status(peer) == 200
+
+
+@pytest.mark.security("D5")
+def test_a_trailer_without_end_is_cut_off(start) -> None:
+    head, _, body = raw_call("pid").partition(b"\r\n\r\n")
+    chunked = head.replace(b"Content-Length: %d" % len(body), b"Transfer-Encoding: chunked")
+    with connect(start().url()) as peer:
+        peer.sendall(chunked + b"\r\n\r\n%x\r\n%b\r\n0\r\nX: " % (len(body), body))
+        with pytest.raises(OSError):
+            flood(peer)
+
+
+def both_answered(peer: socket.socket) -> None:
+    """Two responses, which may come in one piece."""
+    said = b""
+    while said.count(b"HTTP/1.1 200") < 2:
+        more = peer.recv(65536)
+        assert more, said
+        said += more
+
+
+def flood(peer: socket.socket) -> None:
+    for _ in range(400):
+        peer.sendall(b"y" * 65536)
+
+
+@pytest.mark.security("D5")
+def test_a_head_without_end_behind_a_request_that_waits_is_cut_off(start) -> None:
+    process = start()
+    with connect(process.url()) as peer:
+        peer.sendall(raw_call("wait"))
+        process.until("waiting")
+        peer.sendall(b"POST /mcp HTTP/1.1\r\nX: ")
+        with pytest.raises(OSError):
+            flood(peer)
+
+
+def test_a_head_that_comes_in_pieces_ahead_of_its_turn_is_read_whole(start) -> None:
+    script = SCRIPT + "@server.tool\nasync def nap() -> int:\n    await asyncio.sleep(0.5)\n    return 1\n"
+    with connect(start(script=script).url()) as peer:
+        peer.sendall(raw_call("nap"))
+        time.sleep(0.1)
+        request = raw_call("pid")
+        peer.sendall(request[:40])
+        time.sleep(0.1)
+        peer.sendall(request[40:])
+        both_answered(peer)
+
+
+@pytest.mark.spec("HTTP-24")
+@pytest.mark.security("D10")
+@pytest.mark.parametrize("is_in_one_piece", [True, False])
+def test_a_peer_that_goes_with_requests_ahead_of_their_turn_has_gone(start, *, is_in_one_piece: bool) -> None:
+    waiting = 'print("waiting", file=sys.stderr, flush=True)\n'
+    told = f"try: await asyncio.sleep(60)\n    finally: {waiting.replace('waiting', 'given up')}"
+    process = start(script=SCRIPT + f"@server.tool\nasync def watch() -> None:\n    {waiting}    {told}")
+    with connect(process.url()) as peer:
+        peer.sendall(raw_call("watch") + (raw_call("pid") if is_in_one_piece else b""))
+        process.until("waiting")
+        peer.sendall(raw_call("pid"))
+        time.sleep(0.1)
+    process.until("given up")
+
+
+def test_whoever_waits_to_be_told_to_go_on_is_told(start) -> None:
+    head, _, body = raw_call("pid").partition(b"\r\n\r\n")
+    with connect(start().url()) as peer:
+        peer.sendall(head + b"\r\nExpect: 100-continue\r\n\r\n")
+        assert peer.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        peer.sendall(body)
+        assert status(peer) == 200
+
+
+# What Java's HttpClient sends unless it is told otherwise.
+UPGRADE = b"\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB"
+
+
+@pytest.mark.parametrize("without", ["", WITHOUT_HTTPTOOLS], ids=["httptools", "h11"])
+def test_a_wish_to_upgrade_is_ignored(start, without: str) -> None:
+    head, _, body = raw_call("pid").partition(b"\r\n\r\n")
+    request = head + UPGRADE + b"\r\n\r\n" + body
+    with connect(start(script=without + SCRIPT).url()) as peer:
+        peer.sendall(request)
+        assert status(peer) == 200
+        peer.sendall(request[:60])
+        time.sleep(0.1)
+        peer.sendall(request[60:-10])
+        time.sleep(0.1)
+        peer.sendall(request[-10:] + raw_call("pid"))
+        both_answered(peer)
+
+
+def test_there_are_no_tunnels(start) -> None:
+    with connect(start().url()) as peer:
+        peer.sendall(b"CONNECT other:443 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert status(peer) == 405
+
+
 # Workers.
 
 
@@ -468,6 +573,15 @@ def test_several_workers_serve_and_end_together(start, ending: str) -> None:
     assert code == 0
     assert "Traceback" not in errors
     assert all(map(gone, workers))
+
+
+def test_workers_share_a_key_also_where_the_variable_for_it_is_empty(start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_STATE_KEY", "")
+    tool = "@server.tool\nasync def key() -> str:\n    return os.environ['WEFT_STATE_KEY']\n"
+    url = start(tool + GUARDED).url()
+    pids(url, 2)
+    keys = {Peer(url, 30).call_tool("key", {})["content"][0]["text"] for _ in range(20)}
+    assert [len(key) for key in keys] == [64]
 
 
 class HandshakeClient:
@@ -556,14 +670,34 @@ def test_a_worker_that_dies_is_replaced(start) -> None:
     before = pids(url, 2)
     time.sleep(1)
     with contextlib.suppress(CallFailed):
-        Peer(url, 5).call_tool("die", {})
+        Peer(url, 30).call_tool("die", {})
     process.until("is replaced")
     assert len(pids(url, 2) | before) == 3
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+def test_who_comes_while_workers_end_is_refused_at_once(start) -> None:
+    script = SCRIPT.replace("drain_seconds=0.5", "drain_seconds=5")
+    process = start(GUARDED, script=script)
+    url = process.url()
+    with connect(url) as peer:
+        peer.sendall(raw_call("wait"))
+        process.until("waiting")
+        process.signal(signal.SIGTERM)
+        time.sleep(2)  # workers look for the signal ten times a second, and one may have to start first
+        with pytest.raises(ConnectionRefusedError):
+            connect(url)
+
+
 def test_workers_end_when_their_parent_is_killed(start) -> None:
     process = start(GUARDED)
+    workers = pids(process.url(), 2)
+    process.signal(signal.SIGKILL)
+    assert eventually(lambda: all(map(gone, workers)))
+
+
+def test_workers_are_watched_over_from_any_thread(start) -> None:
+    process = start(GUARDED.replace("server.run(", "asyncio.run(asyncio.to_thread(server.run, ") + ")")
     workers = pids(process.url(), 2)
     process.signal(signal.SIGKILL)
     assert eventually(lambda: all(map(gone, workers)))

@@ -191,6 +191,30 @@ async def test_the_last_of_several_ends_what_they_share(capsys: pytest.CaptureFi
     assert server.guests == 0
 
 
+async def test_it_may_drain_without_a_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    server = Server("s", limits=Limits(drain_seconds=float("inf")))
+    async with served(server, capsys) as (_, task):
+        task.cancel()
+        await asyncio.wait([task], timeout=30)
+        assert task.cancelled()
+
+
+async def test_a_lifespan_that_is_still_being_entered_does_not_keep_it() -> None:
+    entering = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Server) -> AsyncIterator[None]:
+        entering.set()
+        await asyncio.Event().wait()
+        yield
+
+    task = asyncio.create_task(Server("s", lifespan=lifespan).serve("http", port=0))
+    await asyncio.wait_for(entering.wait(), 30)
+    task.cancel()
+    await asyncio.wait([task], timeout=30)
+    assert task.cancelled()
+
+
 async def test_a_lifespan_that_fails_is_the_callers_to_know() -> None:
     @contextlib.asynccontextmanager
     async def lifespan(_: Server) -> AsyncIterator[str]:

@@ -129,6 +129,33 @@ async def test_a_change_under_way_does_not_bring_back_a_session_that_was_ended()
     assert nothing_left(server)
 
 
+async def test_a_request_whose_session_ends_while_it_is_looked_up_is_not_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server: Any = make_server()
+    peer = AppPeer(server.asgi())
+    await peer.open()
+    renewed, ended = asyncio.Event(), asyncio.Event()
+    touch = server.backend.store.touch
+
+    async def slow_touch(key: str, *, ttl: float) -> bool:
+        there = await touch(key, ttl=ttl)
+        renewed.set()
+        await ended.wait()  # as if the answer took so long
+        return there
+
+    monkeypatch.setattr(server.backend.store, "touch", slow_touch)
+    next(iter(server.sessions._used.values())).renewed = float("-inf")
+    calling = asyncio.create_task(peer.post(called("hold", 1)))
+    async with asyncio.timeout(30):
+        await renewed.wait()
+        assert (await peer.delete()).status == 204
+        ended.set()
+        assert (await calling).status == 404
+    assert server.said == []
+    assert nothing_left(server)
+
+
 async def test_a_question_that_is_given_up_at_the_end_leaves_no_event() -> None:
     server = make_server()
     peer = AppPeer(server.asgi())

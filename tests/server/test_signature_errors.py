@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import AfterValidator, BaseModel, Field, Json, NaiveDatetime, model_validator
 
 from weft.errors import RegistrationError
+from weft.limits import Limits
 from weft.server.signature.signature import ArgumentsError, read_signature
 
 if TYPE_CHECKING:
@@ -46,6 +47,11 @@ def error(fn, arguments) -> ArgumentsError:
 
 
 # --- arguments
+
+
+@pytest.mark.parametrize(("most", "told"), [(0, "…"), (2, "…"), (3, "…"), (6, "The…")])
+def test_no_more_is_told_than_the_limit_has_room_for(most, told):
+    assert error(add, {"a": "x"}).tell(Limits(error_bytes=most)) == told
 
 
 @pytest.mark.mistake("wrong, missing and extra arguments")

@@ -146,6 +146,7 @@ def test_a_model_is_described_as_it_is_sent():
 )
 def test_what_promises_nothing_has_no_schema(annotation):
     assert returning(annotation).output_schema is None
+    assert returning(annotation).dump_output is None
 
 
 @pytest.mark.parametrize("annotation", [list[int], list[str], dict[str, Any], tuple[Any, int], list[list[Any]]])
@@ -157,8 +158,7 @@ def test_no_annotation_has_no_schema():
     def f(): ...
 
     signature = read_signature(f)
-    assert signature.output_schema is None
-    assert signature.dump_output({"a": (1, Color.RED, Size(1.0))}) == {"a": [1, "red", {"w": 1.0, "tags": []}]}
+    assert (signature.output_schema, signature.dump_output) == (None, None)
 
 
 def test_values_that_become_the_annotated_type_are_accepted():
@@ -238,13 +238,12 @@ def test_other_annotations_have_no_text_to_check(annotation):
 
 
 @pytest.mark.mistake("a return value that cannot be serialised")
-@pytest.mark.parametrize("annotation", [Any, None, dict[str, Any]])
-def test_what_json_cannot_carry_is_an_error_and_never_a_repr(annotation):
+def test_what_json_cannot_carry_is_an_error_and_never_a_repr():
     with pytest.raises(OutputError, match="JSON cannot carry"):
-        returning(annotation).dump_output({"a": object()})
+        returning(dict[str, Any]).dump_output({"a": object()})
 
 
-@pytest.mark.parametrize("annotation", [float, Any, Point, dict[str, float], list[float]])
+@pytest.mark.parametrize("annotation", [float, Point, dict[str, float], list[float]])
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_numbers_that_are_not_finite_are_an_error(annotation, number):
     value = {float: number, list[float]: [number], Point: {"x": 1, "y": number}}.get(annotation, {"a": number})
@@ -256,6 +255,4 @@ def test_a_value_that_contains_itself_is_an_error():
     loop: list[Any] = []
     loop.append(loop)
     with pytest.raises(OutputError):
-        returning(Any).dump_output(loop)
-    with pytest.raises(OutputError):
-        returning(list[Any]).dump_output(loop)
+        returning(list[list[Any]]).dump_output(loop)

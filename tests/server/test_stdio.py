@@ -89,6 +89,19 @@ async def stray() -> str:
     return "survived"
 
 @server.tool
+async def sore_loser() -> str:
+    async def bad():
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            raise SystemExit(5)
+    tasks.append(asyncio.get_running_loop().create_task(bad()))
+    await asyncio.sleep(0.05)
+    return "survived"
+
+tasks = []
+
+@server.tool
 async def long(size: int) -> str:
     return "x" * size
 
@@ -437,6 +450,14 @@ def test_nothing_a_background_task_raises_ends_the_process(child: Child) -> None
     child.send(tool(1, "stray"))
     assert text_of(child.answer()) == "survived"
     assert "a background task raised SystemExit; the server goes on" in child.end()[1]
+
+
+@pytest.mark.security("R1")
+def test_nothing_that_a_task_raises_when_it_is_cancelled_at_the_end_is_the_exit_code(child: Child) -> None:
+    child.send(tool(1, "sore_loser"))
+    assert text_of(child.answer()) == "survived"
+    child.end()
+    assert child.process.returncode == 0
 
 
 @pytest.mark.spec("STDIO-12")

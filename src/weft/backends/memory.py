@@ -33,28 +33,25 @@ class _Expiring:
         self._until.move_to_end(key)
         self._glance()
 
-    def drop(self, key: str) -> None:
-        self._until.pop(key, None)
-
     def is_kept(self, key: str) -> bool:
         until = self._until.get(key)
         if until is not None and until <= self._clock():
-            self._end(key)
+            self.end(key)
             return False
         return until is not None
+
+    def end(self, key: str) -> None:
+        self._until.pop(key, None)
+        self._forget(key)
 
     def _glance(self) -> None:
         """Look at a few, in turn: one that has long to go must not stand before those that are over."""
         now = self._clock()
         for key, until in list(islice(self._until.items(), _GLANCE)):
             if until <= now:
-                self._end(key)
+                self.end(key)
             else:
                 self._until.move_to_end(key)
-
-    def _end(self, key: str) -> None:
-        self._until.pop(key, None)
-        self._forget(key)
 
 
 class _MemoryStore:
@@ -83,8 +80,7 @@ class _MemoryStore:
 
     async def delete(self, key: str) -> bool:
         there = self._expiring.is_kept(key)
-        self._expiring.drop(key)
-        self._values.pop(key, None)
+        self._expiring.end(key)
         return there
 
 
@@ -124,8 +120,7 @@ class _MemoryLog:
         return self._logs[key].kept[-1][0] if self._expiring.is_kept(key) else 0
 
     async def delete(self, key: str) -> None:
-        self._expiring.drop(key)
-        self._logs.pop(key, None)
+        self._expiring.end(key)
 
 
 class _MemoryBus:

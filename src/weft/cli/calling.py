@@ -8,11 +8,11 @@ from __future__ import annotations
 import base64
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TextIO
 
 import msgspec
 
-from weft.cli.command import WrongCommand
+from weft.cli.command import WrongCommand, plain
 from weft.cli.peer import CallFailed, Peer
 from weft.protocol.schema import is_array, is_object
 
@@ -28,9 +28,9 @@ def call(peer: Peer, tool: str, arguments: str) -> int:
     stream = sys.stderr if failed else sys.stdout
     blocks = _objects(result.get("content"))
     for block in blocks:
-        print(_show(block), file=stream)
+        _print(_show(block), stream)
     if not blocks and "structuredContent" in result:
-        print(msgspec.json.format(msgspec.json.encode(result["structuredContent"])).decode(), file=stream)
+        _print(msgspec.json.format(msgspec.json.encode(result["structuredContent"])).decode(), stream)
     return 1 if failed else 0
 
 
@@ -39,9 +39,9 @@ def read(peer: Peer, uri: str) -> int:
     result = peer.request("resources/read", {"uri": uri})
     for part in _objects(result.get("contents")):
         if "blob" not in part:
-            print(part.get("text", ""))
+            _print(str(part.get("text", "")))
         elif sys.stdout.isatty():  # bytes would upset a terminal
-            print(f"[{part.get('mimeType', 'bytes')}, {len(_bytes(peer, part['blob']))} bytes; > FILE keeps them]")
+            _print(f"[{part.get('mimeType', 'bytes')}, {len(_bytes(peer, part['blob']))} bytes; > FILE keeps them]")
         else:
             sys.stdout.flush()
             sys.stdout.buffer.write(_bytes(peer, part["blob"]))
@@ -52,7 +52,7 @@ def prompt(peer: Peer, name: str, arguments: str) -> int:
     """Get a prompt and print its messages, each with its role."""
     result = peer.get_prompt(name, _read_arguments(arguments))
     for message in _objects(result.get("messages")):
-        print(f"{message.get('role')}: {_show(_object(message.get('content')))}")
+        _print(f"{message.get('role')}: {_show(_object(message.get('content')))}")
     return 0
 
 
@@ -65,12 +65,18 @@ def list_all(peer: Peer) -> int:
         for item in filter(None, _objects(items)):
             name = item.get("uriTemplate") or item.get("uri") or item.get("name")
             about = str(item.get("description") or item.get("title") or "").strip().partition("\n")[0]
-            print(f"  {name}" + (f"  {about}" if about else ""))
+            _print(f"  {name}" + (f"  {about}" if about else ""))
             if arguments := describe(item):
-                print(f"    {arguments}")
+                _print(f"    {arguments}")
     if not any(found):
         print(f"{peer.where} has no tools, resources or prompts.", file=sys.stderr)
     return 0
+
+
+def _print(text: str, stream: TextIO | None = None) -> None:
+    """Print what a server says: to a terminal without what that would act on, to anything else as it is."""
+    out = sys.stdout if stream is None else stream
+    print(plain(text) if out.isatty() else text, file=out)
 
 
 def _bytes(peer: Peer, blob: Any) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -20,10 +21,19 @@ if TYPE_CHECKING:
     from weft.cli.peer import Peer
     from weft.client.config import Target
 
-__all__ = ["WrongCommand", "main"]
+__all__ = ["WrongCommand", "main", "plain"]
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 MOST_PORT = 65535
+
+
+# Control characters but for line ends and tabs, and what turns the direction of text around.
+_ACTED_ON = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def plain(text: str) -> str:
+    """What a server says, without what a terminal would act on."""
+    return _ACTED_ON.sub("?", text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,15 +42,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = _parser().parse_args(given)
     parsed.given = given
     try:
-        return parsed.command(parsed)
+        code = parsed.command(parsed)
+        print(end="", flush=True)  # later it would be too late to notice that nobody reads it
     except WeftError as error:
-        print(f"weft: {error}", file=sys.stderr)
+        print(f"weft: {plain(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, WrongCommand) else 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # `weft list URL | head`
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python tries to write once more at its end
         return 1
+    return code
 
 
 class WrongCommand(UsageError):

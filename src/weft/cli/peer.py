@@ -144,8 +144,6 @@ class Peer:
             raise CallFailed(self._why(error)) from None
         except UsageError as error:
             raise WrongCommand(str(error)) from None
-        except CallFailed:
-            raise
         except WeftError as error:
             raise CallFailed(str(error)) from None
 

@@ -90,7 +90,6 @@ def _keep_running(command: Sequence[str], passed: Sequence[int], folder: Path, w
     def begin() -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, pass_fds=passed)  # noqa: S603 - our own interpreter and module, no shell (R11)
 
-    child = begin()
     interrupted = False
 
     def stop(_signal: int, _frame: Any) -> None:
@@ -99,8 +98,9 @@ def _keep_running(command: Sequence[str], passed: Sequence[int], folder: Path, w
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    say(f"Watching {folder} for changes.")
+    child = begin()  # not before: whoever ends this process then ends the child with it
     try:
+        say(f"Watching {folder} for changes.")
         for changes in watched:
             if interrupted:
                 break

@@ -176,8 +176,8 @@ class ResponseCache:
     def view(self, server: str, partition: str = "") -> CacheView:
         """The cache as one client sees it.
 
-        `server` is all that makes it another server to ask: its URL, and the revision that is spoken. `partition`
-        stands for the caller's authorization (`authorization_partition`); callers without any share one.
+        `server` is what makes it another server to ask, such as its URL. `partition` stands for the caller's
+        authorization (`authorization_partition`); callers without any share one.
         """
         return CacheView(self, server, partition)
 
@@ -238,6 +238,8 @@ class CacheView:
                 await self._cache.store.drop(self._server, method, {key.params})
             fresh_until = self._cache.clock() + min(seconds, self._cache.max_seconds)
             await self._cache.store.set(key._replace(partition=partition), CacheEntry(result, fresh_until))
+            if self._cache.has_changed(self._server, method, mark):  # meanwhile, for a store may take its time
+                await self._cache.store.drop(self._server, method, {key.params})
 
     async def changed(self, method: str, params: Mapping[str, Any] | None = None) -> None:
         """Hear a notification: what it is about is stale at once (CACHE-12); any other is no matter."""
@@ -350,7 +352,7 @@ def _hints(result: bytes) -> tuple[float, bool]:
     """For how many seconds a result is fresh, 0 for one that is not to be kept; and whether anybody may have it."""
     try:
         hints = _read_hints(result)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return 0, False
     ttl = hints.ttl_ms
     if hints.result_type != "complete" or isinstance(ttl, bool) or not isinstance(ttl, int | float):

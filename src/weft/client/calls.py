@@ -15,16 +15,19 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from weft.client.functions import settled
 from weft.client.mistakes import check_function, other_loop
 from weft.types.base import RequestId
 
-__all__ = ["Clock", "Clocks", "Courier", "Pulse", "courier", "pause"]
+__all__ = ["Attempts", "Clock", "Clocks", "Courier", "Pulse", "courier", "pause"]
 
 log = logging.getLogger("weft.client")
 
 _FAILED = "The function that was given as %s= failed."
 _END_SECONDS = 2.0  # for a function of the user's that was cancelled; one that goes on is not waited for
 _LONGEST_PAUSE = 30.0
+_STEADY_SECONDS = 5.0  # a stream that stood so long is as good as one that never was lost
+_MOST_BRIEF = 5  # streams in a row that did not, that count: four seconds between them
 _SHORTEST_PAUSE = 0.1  # whatever a server asks for: it must not make a client run in circles
 _LONGEST_ASKED = 600.0  # what a server asks for is respected (L11-17), but a stream must not stay away for ever
 
@@ -38,6 +41,29 @@ def pause(attempt: int, asked: int | None = None) -> float:
     if asked is not None:
         return min(max(asked / 1000, _SHORTEST_PAUSE), _LONGEST_ASKED)
     return min(0.25 * 2**attempt, _LONGEST_PAUSE) * random.uniform(0.75, 1.25)  # noqa: S311 - spreads load, guards nothing
+
+
+class Attempts:
+    """How often a stream was asked for in vain since it was last taken, and how long to wait before the next time.
+
+    A server may take a stream and lose it at once, again and again. That is no failure in a row, but it is asked for
+    more and more seldom all the same.
+    """
+
+    def __init__(self) -> None:
+        self.failed = 0
+        self._brief = 0  # streams in a row that did not stand for long
+
+    def took(self, stood: float) -> None:
+        """It was taken, and stood for so many seconds."""
+        self.failed = 0
+        self._brief = 0 if stood >= _STEADY_SECONDS else min(self._brief + 1, _MOST_BRIEF)
+
+    def pause(self, asked: int | None = None) -> float:
+        """Seconds to wait before the next attempt."""
+        seconds = pause(max(self.failed, self._brief - 1), asked)
+        self.failed += 1
+        return seconds
 
 
 class Pulse:
@@ -203,29 +229,26 @@ class Courier:
         """Deliver, now or soon."""
         if self._task is not None and not self._task.done():
             self._waiting.append(arguments)
-            return
+        elif inspect.isawaitable(outcome := self._begin(arguments)):
+            self._task = asyncio.ensure_future(self._run(outcome))
+
+    def _begin(self, arguments: tuple[Any, ...]) -> Any:
         try:
-            outcome = self._function(*arguments)
+            return self._function(*arguments)
         except Exception:
             log.exception(_FAILED, self._option)
-            return
-        if inspect.isawaitable(outcome):
-            self._task = asyncio.ensure_future(self._run(outcome))
+            return None
 
     async def _run(self, outcome: Any) -> None:
         while True:
             try:
                 if inspect.isawaitable(outcome):
-                    await outcome
+                    await settled(outcome)
             except Exception:
                 log.exception(_FAILED, self._option)
             if not self._waiting:
                 return
-            try:
-                outcome = self._function(*self._waiting.popleft())
-            except Exception:
-                log.exception(_FAILED, self._option)
-                outcome = None
+            outcome = self._begin(self._waiting.popleft())
 
     async def drain(self, seconds: float) -> None:
         """Wait until everything was delivered, but not for ever; then stop."""

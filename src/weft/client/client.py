@@ -323,7 +323,9 @@ class Client:
         except RemoteError as error:
             if error.code != HeaderMismatch.code:
                 raise
-            await self._refetch_tools()  # what is known of its headers is wrong, or nothing is (HDR-37)
+            if self._exchange.cache is not None:  # what is known of its headers is wrong, or nothing is (HDR-37)
+                await self._exchange.cache.drop("tools/list")
+            await self.list_tools()
             options = Options(timeout, progress, self._toolbox.headers(name, given), self._is_manual)
             result = await self._exchange.request("tools/call", params, ToolResult, options)
         if self._check_output:
@@ -331,11 +333,6 @@ class Client:
                 await self._get_to_know()
             self._toolbox.check(name, result)
         return result
-
-    async def _refetch_tools(self) -> None:
-        if self._exchange.cache is not None:
-            await self._exchange.cache.drop("tools/list")
-        await self.list_tools()
 
     async def _get_to_know(self) -> None:
         """Fetch the list of tools, once, if it never was: an output is to be checked (TOOL-13)."""
@@ -491,7 +488,7 @@ class Client:
         self._pages.heard(method)
         if method == "notifications/tools/list_changed":
             self._toolbox.forget()
-        link, cache = self._link, self._exchange.cache
+        link, cache = self._opened, self._exchange.cache
         if link is not None and cache is not None and method.endswith(("list_changed", "updated")):
             link.spawn(cache.changed(method, msgspec.json.decode(params)))
         self._subscriptions.heard(method, params, origin)

@@ -150,6 +150,8 @@ def is_config(target: Mapping[str, Any]) -> bool:
 
 def check_url(url: str, *, allow_insecure: bool = False) -> None:
     """UsageError unless a client may connect there: https, or http on this machine, and no password in it (R11)."""
+    if "://" not in url:
+        raise UsageError("This is not a URL: write https://host/path, or http://localhost:8000/mcp on this machine.")
     try:
         check_uri(url)
         parts = urlsplit(url)
@@ -181,15 +183,16 @@ def is_sendable(name: str, value: str) -> bool:
 
 
 def _from_text(text: str, *, allow_insecure: bool) -> Target:
-    if _SCHEME.match(text.strip()):
-        check_url(text.strip(), allow_insecure=allow_insecure)
-        return UrlTarget(text.strip())
-    if found := _HALF_SCHEME.match(text.strip()):
-        rest = text.strip()[found.end() :].partition("?")[0][:200]
+    url = text.strip()
+    if _SCHEME.match(url):
+        check_url(url, allow_insecure=allow_insecure)
+        return UrlTarget(url)
+    if found := _HALF_SCHEME.match(url):
+        rest = url[found.end() :].partition("?")[0][:200]
         raise UsageError(f"{found[0] + rest!r} is no URL; write {found['scheme']}://{rest}")
-    if found := _HOST_AND_PORT.fullmatch(text.strip()):
+    if found := _HOST_AND_PORT.fullmatch(url):
         scheme = "http" if is_loopback(found["host"].strip("[]")) else "https"
-        shown = text.strip().partition("?")[0][:200]
+        shown = url.partition("?")[0][:200]
         raise UsageError(
             f"{shown!r} is neither a URL nor a command; if it is a server's address, write {scheme}://{shown}"
         )

@@ -17,7 +17,7 @@ import msgspec
 
 from weft.client.config import CommandTarget
 from weft.client.functions import Functions
-from weft.client.mistakes import check_function, not_json
+from weft.client.mistakes import check_function, write_json
 from weft.client.results import CallDeclined
 
 __all__ = [
@@ -58,10 +58,7 @@ class Confirming:
 
         CallDeclined for every answer but True.
         """
-        try:
-            as_sent = msgspec.json.encode(arguments)
-        except (TypeError, ValueError, RecursionError):
-            raise not_json("tools/call", {"arguments": arguments}) from None
+        as_sent = write_json("tools/call", {"arguments": arguments}, msgspec.json.encode, arguments)
         shown = ToolCall(name, msgspec.json.decode(as_sent), server)
         if await self._functions.call(self._function, shown) is not True:
             log.info("The call of the tool %r of %s was declined.", name, server)

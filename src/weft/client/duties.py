@@ -141,9 +141,7 @@ class Duties:
             )
         try:
             return await answer(params)
-        except ProtocolError:
-            raise
-        except (asyncio.CancelledError, KeyboardInterrupt):
+        except (ProtocolError, asyncio.CancelledError, KeyboardInterrupt):
             raise
         except BaseException as error:
             plainly(error)

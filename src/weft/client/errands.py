@@ -38,8 +38,8 @@ class _Complete(msgspec.Struct, rename="camel"):
 class _Errand:
     """What one request waits for."""
 
-    def __init__(self, end: float) -> None:
-        self.end = end  # when one gives up, unless there is a new page
+    def __init__(self) -> None:
+        self.end = 0.0  # when one gives up, unless there is a new page
         self.visited: set[str] = set()  # the pages that the user was asked about, by URL
         self.rounds = 0
         self.news = asyncio.Event()  # the user is done with a page
@@ -63,7 +63,7 @@ class Errands:
 
     async def run(self, error: RemoteError, again: _Again) -> bytes:
         """Do what the error asks for, and make the request again. Any other error is raised as it is."""
-        errand = _Errand(0)
+        errand = _Errand()
         attempt = 0
         while True:
             pages = self._pages(error)

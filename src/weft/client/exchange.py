@@ -42,6 +42,7 @@ __all__ = ["Exchange", "Options", "with_rounds"]
 log = logging.getLogger("weft.client")
 
 R = TypeVar("R", bound=Result)
+T = TypeVar("T")
 
 _COMPLETE = (None, "complete")  # absent means complete (JRPC-08)
 _ASKS = "input_required"
@@ -88,33 +89,36 @@ class Exchange:
         self.cache = cache
         self.errands = Errands(link, limits, self._answer)
 
-    async def request(self, method: str, params: Mapping[str, Any], type: type[R], options: Options) -> R:
+    def request(self, method: str, params: Mapping[str, Any], type: type[R], options: Options) -> Awaitable[R]:
         """Make a request and read its result; what the server asks before it answers is answered."""
+        return self._rounds(method, params, options, _read, type)
+
+    def request_raw(self, method: str, params: Mapping[str, Any], options: Options) -> Awaitable[dict[str, Any]]:
+        """The same, with the result as it came."""
+        return self._rounds(method, params, options, _read_object, dict[str, Any])
+
+    async def _rounds(
+        self,
+        method: str,
+        params: Mapping[str, Any],
+        options: Options,
+        read: Callable[[bytes, type[T], str], T | InputRequiredResult],
+        type: type[T],
+    ) -> T:
         given = params
         try:
             for _ in range(self._limits.rounds + 1):
-                result = _read(await self._fetch(method, given, options), type, method)
+                result = read(await self._fetch(method, given, options), type, method)
                 if not isinstance(result, InputRequiredResult):
                     return result
                 given = await self._next_round(params, result, options)
         except WeftError as error:
             plainly(error)
             raise
-        raise self._too_many_rounds(method)
-
-    async def request_raw(self, method: str, params: Mapping[str, Any], options: Options) -> dict[str, Any]:
-        """The same, with the result as it came."""
-        given = params
-        try:
-            for _ in range(self._limits.rounds + 1):
-                result = _read_object(await self._fetch(method, given, options), method)
-                if result.get("resultType") != _ASKS:
-                    return result
-                given = await self._next_round(params, _read_questions(msgspec.json.encode(result)), options)
-        except WeftError as error:
-            plainly(error)
-            raise
-        raise self._too_many_rounds(method)
+        raise InvalidAnswer(
+            f"{self._link.transport.where} asked {self._limits.rounds} times in a row and did not answer {method}; "
+            "raise the limit `rounds` if that is as it should be."
+        )
 
     async def _next_round(
         self, params: Mapping[str, Any], asked: InputRequiredResult, options: Options
@@ -124,12 +128,6 @@ class Exchange:
             raise InputNeeded(asked)
         kept = {key: value for key, value in params.items() if key not in ("inputResponses", "requestState")}
         return {**kept, **await self._answers(asked)}
-
-    def _too_many_rounds(self, method: str) -> InvalidAnswer:
-        return InvalidAnswer(
-            f"{self._link.transport.where} asked {self._limits.rounds} times in a row and did not answer {method}; "
-            "raise the limit `rounds` if that is as it should be."
-        )
 
     # --- one round
 
@@ -184,14 +182,13 @@ class Exchange:
     def _explained(self, error: Refused | RemoteError, method: str) -> WeftError:
         """A refusal as the caller sees it; where the client is to declare something, with the option that does so."""
         failure = explained(error)
-        if isinstance(failure, RemoteError) and failure.code == MethodNotFound.code and method not in failure.message:
-            said = failure.message.rstrip(". ")
-            return RemoteError(failure.code, f"{said}: the server does not offer {method}", failure.data)
-        if isinstance(failure, RemoteError) and failure.code == MissingCapability.code:
-            options = options_for(failure.data, self._duties.capabilities)
-            if options:
-                said = failure.message.rstrip(". ")
-                return RemoteError(failure.code, f"{said}. Give the client {options}.", failure.data)
+        if not isinstance(failure, RemoteError):
+            return failure
+        code, said, data = failure.code, failure.message.rstrip(". "), failure.data
+        if code == MethodNotFound.code and method not in failure.message:
+            return RemoteError(code, f"{said}: the server does not offer {method}", data)
+        if code == MissingCapability.code and (options := options_for(data, self._duties.capabilities)):
+            return RemoteError(code, f"{said}. Give the client {options}.", data)
         return failure
 
     def _once(self, method: str, params: Mapping[str, Any], options: Options) -> Awaitable[Answer]:
@@ -277,12 +274,10 @@ def _read(raw: bytes, type: type[R], method: str) -> R | InputRequiredResult:
         if result.result_type in _COMPLETE:
             return result
         kind = result.result_type
-    except msgspec.ValidationError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         kind = _kind(raw)
         if kind != _ASKS:
             raise InvalidAnswer(f"The server's answer to {method} cannot be read: {error}.") from None
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidAnswer(f"The server's answer to {method} cannot be read: {error}.") from None
     if kind != _ASKS:
         raise InvalidAnswer(f"The server's answer to {method} is of the unknown kind {str(kind)[:100]!r}.")
     return _read_questions(raw)
@@ -291,19 +286,21 @@ def _read(raw: bytes, type: type[R], method: str) -> R | InputRequiredResult:
 def _read_questions(raw: bytes) -> InputRequiredResult:
     try:
         return _read_asks(raw)
-    except msgspec.ValidationError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidAnswer(f"The server's questions cannot be read: {error}.") from None
 
 
-def _read_object(raw: bytes, method: str) -> dict[str, Any]:
+def _read_object(raw: bytes, _: Any, method: str) -> dict[str, Any] | InputRequiredResult:
+    """A result as it came, or questions."""
     try:
-        return _read_dict(raw)
+        result = _read_dict(raw)
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidAnswer(f"The server's answer to {method} cannot be read: {error}.") from None
+    return _read_questions(raw) if result.get("resultType") == _ASKS else result
 
 
 def _kind(raw: bytes) -> str | None:
     try:
         return _read_kind(raw).result_type
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None

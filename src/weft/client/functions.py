@@ -10,40 +10,50 @@ import asyncio
 import contextvars
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from weft.errors import UsageError
 
-__all__ = ["Functions"]
+__all__ = ["Functions", "settled"]
 
 _MAX_THREADS = 16  # functions that run at the same time, with those that nobody waits for any more
 
 
+async def settled(work: Awaitable[Any]) -> Any:
+    """What something of the user's comes to. A cancellation that was not asked of this task is a failure like any."""
+    try:
+        return await work
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise RuntimeError(repr(error)) from error
+
+
 class Functions:
-    """Calls functions, and counts the threads that they are in."""
+    """Calls functions, and bounds the threads that they are in."""
 
     def __init__(self) -> None:
-        self._threads = 0
+        self._room = threading.Semaphore(_MAX_THREADS)  # given back by a thread itself: it may outlive its loop
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """What a function returns, or what it returns is awaited to."""
         if inspect.iscoroutinefunction(function):
-            return await function(*args)
+            return await settled(function(*args))
         value = await self._in_thread(function, args)
-        return await value if inspect.isawaitable(value) else value
+        return await settled(value) if inspect.isawaitable(value) else value
 
     async def _in_thread(self, function: Callable[..., Any], args: Sequence[Any]) -> Any:
         """Call a plain function in a thread of its own, which no exit of the program has to wait for."""
-        if self._threads >= _MAX_THREADS:
+        if not self._room.acquire(blocking=False):
             raise UsageError(f"{_MAX_THREADS} questions are being answered already; end the functions sooner.")
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
         context = contextvars.copy_context()
 
         def settle(value: Any, error: BaseException | None) -> None:
-            self._threads -= 1
             if answer.done():  # nobody waits any more
                 return
             if error is None:
@@ -59,9 +69,13 @@ class Functions:
                 failure = RuntimeError(f"raised {error!r}")  # which no Future can carry
             except BaseException as error:  # noqa: BLE001 - carried over to the loop, where it is logged (R1)
                 failure = error
+            self._room.release()
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(settle, value, failure)
 
-        self._threads += 1
-        threading.Thread(target=run, name="weft-answer", daemon=True).start()
+        try:
+            threading.Thread(target=run, name="weft-answer", daemon=True).start()
+        except RuntimeError:  # the system has no thread left
+            self._room.release()
+            raise
         return await answer

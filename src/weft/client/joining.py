@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from weft.client.client import Client
+from weft.client.mistakes import kind_of
 from weft.client.results import ToolResult
 from weft.errors import UsageError
 from weft.types.tools import Tool
@@ -60,8 +61,8 @@ def check_clients(clients: Any, kind: type) -> None:
     """UsageError unless these are clients of a kind, by names that can begin those of tools."""
     if not isinstance(clients, Mapping):
         raise UsageError(
-            f"join_tools was given something of the type {type(clients).__name__!r}; give a dictionary of names to "
-            "clients: {'flights': flights, 'hotels': hotels}."
+            f"join_tools was given {kind_of(clients)}; give a dictionary of names to clients: "
+            "{'flights': flights, 'hotels': hotels}."
         )
     for key, client in cast("Mapping[Any, Any]", clients).items():
         if not isinstance(key, str) or not _KEY.fullmatch(key):
@@ -71,7 +72,6 @@ def check_clients(clients: Any, kind: type) -> None:
             )
         if not isinstance(client, kind):
             raise UsageError(
-                f"join_tools was given something of the type {type(client).__name__!r} as {key!r}; give clients: "
-                "`weft.client.joining.join_tools` takes those of `weft.Client`, `weft.sync.join_tools` those of "
-                "`weft.sync.Client`."
+                f"join_tools was given {kind_of(client)} as {key!r}; give clients: `weft.client.joining.join_tools` "
+                "takes those of `weft.Client`, `weft.sync.join_tools` those of `weft.sync.Client`."
             )

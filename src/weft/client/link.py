@@ -18,11 +18,19 @@ import msgspec
 from msgspec import UNSET
 
 from weft.client.calls import Clock, Clocks, Courier, pause
-from weft.client.mistakes import check_numbers, check_timeout, not_json
+from weft.client.mistakes import check_timeout, write_json
 from weft.client.tracing import traced
 from weft.client.transports.base import NO_HEADERS, Answer, Refused, Transport
 from weft.eras.base import ClientEra
-from weft.errors import ConnectionFailed, InvalidAnswer, ProtocolError, RemoteError, RequestTimeout, WeftError
+from weft.errors import (
+    ConnectionFailed,
+    InternalError,
+    InvalidAnswer,
+    ProtocolError,
+    RemoteError,
+    RequestTimeout,
+    WeftError,
+)
 from weft.jsonrpc import Frame, encode_error, encode_notification, encode_request, encode_result
 from weft.limits import ClientLimits
 from weft.types.base import Implementation, LogLevel, RequestId
@@ -198,13 +206,12 @@ class Link:
         seconds: float | None = None,
         progress: ProgressCallback | None = None,
         is_greeting: bool = False,
-        request_id: RequestId | None = None,
     ) -> Answer:
         """One request and its answer, which has a result. Raises RemoteError, Refused, RequestTimeout and the like."""
         if self._is_closed:
             self._check_open()
         limits = self._limits
-        request_id = next(self._ids) if request_id is None else request_id
+        request_id = next(self._ids)
         courier = None
         if progress is not None:  # the id is a token that no other active request has (PROG-02)
             courier = Courier(progress, limits.changes_kept, "progress(told)")
@@ -219,7 +226,8 @@ class Link:
         except asyncio.CancelledError:
             self._clocks.stop(request_id)
             is_late = clock.has_run_out()
-            self._give_up(request_id, "timeout" if is_late else "cancelled", is_greeting=is_greeting)
+            if not is_greeting:  # a handshake is never cancelled (L11-32)
+                self.give_up(request_id, "timeout" if is_late else "cancelled")
             if courier is not None:
                 await courier.stop()
             if not is_late:
@@ -249,17 +257,7 @@ class Link:
         params = era.stamp(
             method, traced(params), info=self._info, capabilities=self._duties.capabilities, log_level=self.log_level
         )
-        try:
-            message = encode_request(request_id, method, params)
-        except (TypeError, ValueError, RecursionError):
-            raise not_json(method, params) from None
-        if b"null" in message:  # as which NaN is written
-            check_numbers(method, params)
-        return message, headers
-
-    def give_up(self, request_id: RequestId) -> None:
-        """A bare exchange is not waited for any more."""
-        self._give_up(request_id, "cancelled", is_greeting=False)
+        return write_json(method, params, encode_request, request_id, method, params), headers
 
     def _timed_out(self, method: str, clock: Clock) -> str:
         began = f"{self.transport.where} did not answer {method}"
@@ -269,29 +267,23 @@ class Link:
         told = "" if clock.courier is None else ", nor tell of progress,"
         return f"{began}{told} within {clock.seconds:g} s. Is it busy, or stuck? `timeout=` waits longer."
 
-    def _give_up(self, request_id: RequestId, reason: str, *, is_greeting: bool) -> None:
+    def give_up(self, request_id: RequestId, reason: str = "cancelled") -> None:
         """Tell the server that nobody waits any more, unless it sees that by itself (CAN-01, STDIO-08, L11-13)."""
         by_closing = self.era.closing_cancels and self.transport.stream_per_request
-        if by_closing or self._is_closed or is_greeting:  # a handshake is never cancelled (L11-32)
-            return
-        self.spawn(self._tell("notifications/cancelled", {"requestId": request_id, "reason": reason}))
+        if not (by_closing or self._is_closed):
+            self.spawn(self._tell_cancelled({"requestId": request_id, "reason": reason}))
 
-    async def _tell(self, method: str, params: Mapping[str, Any]) -> None:
+    async def _tell_cancelled(self, params: Mapping[str, Any]) -> None:
         try:
             async with asyncio.timeout(self._limits.close_seconds):
-                await self.notify(method, params)
+                await self.notify("notifications/cancelled", params)
         except (WeftError, TimeoutError) as error:
-            log.debug("%s could not be sent: %s", method, error)
+            log.debug("notifications/cancelled could not be sent: %s", error)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
         """Send a notification; RequestTimeout when the server does not take it."""
         self.check_loop()
-        try:
-            message = encode_notification(method, UNSET if params is None else params)
-        except (TypeError, ValueError, RecursionError):
-            raise not_json(method, params) from None
-        if b"null" in message:  # as which NaN is written
-            check_numbers(method, params)
+        message = write_json(method, params, encode_notification, method, UNSET if params is None else params)
         seconds = self._limits.request_seconds
         try:
             async with asyncio.timeout(seconds):
@@ -425,10 +417,10 @@ class Link:
         except ProtocolError as error:
             message = encode_error(request_id, error.code, error.message, error.data)
         except TimeoutError:
-            message = encode_error(request_id, -32603, "The question was not answered in time.")
+            message = encode_error(request_id, InternalError.code, "The question was not answered in time.")
         except Exception:
             log.exception("A %s of %s could not be answered.", method, self.transport.where)
-            message = encode_error(request_id, -32603, "Internal error")
+            message = encode_error(request_id, InternalError.code, "Internal error")
         try:
             async with asyncio.timeout(self._limits.request_seconds):
                 await self.transport.send(message, self.era.headers())

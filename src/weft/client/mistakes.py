@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +34,7 @@ __all__ = [
     "plainly",
     "read_level",
     "resource_missing",
+    "write_json",
 ]
 
 # Weft, and the futures by which one thread waits for another.
@@ -215,13 +216,27 @@ def check_texts(arguments: Mapping[str, Any] | None, whose: str) -> None:
             )
 
 
-def not_json(method: str, params: Any) -> UsageError:
-    """What is said of params that cannot be sent: the place of the first value that is no JSON.
+def write_json(method: str, params: Any, write: Callable[..., bytes], *args: Any) -> bytes:
+    """What `write` makes of its arguments, `params` among them; UsageError with the place of what JSON does not have.
 
-    >>> str(not_json("tools/call", {"arguments": {"days": [1, object()]}}))
-    "tools/call cannot be sent: arguments.days[1], of the type 'object', is nothing that JSON can hold; give text, \
-numbers, True, False, None, lists and dicts."
+    >>> params = {"arguments": {"days": [1, object()]}}
+    >>> write_json("tools/call", params, msgspec.json.encode, params)
+    Traceback (most recent call last):
+    ...
+    weft.errors.UsageError: tools/call cannot be sent: arguments.days[1], of the type 'object', is nothing that JSON \
+can hold; give text, numbers, True, False, None, lists and dicts.
     """
+    try:
+        written = write(*args)
+    except (TypeError, ValueError, RecursionError):
+        raise not_json(method, params) from None
+    if b"null" in written:  # as which NaN is written
+        check_numbers(method, params)
+    return written
+
+
+def not_json(method: str, params: Any) -> UsageError:
+    """What is said of params that cannot be sent: the place of the first value that is no JSON."""
     place, value = _culprit("", params, _DEEPEST)
     return UsageError(
         f"{method} cannot be sent: {place or 'its params'}, of the type {type(value).__name__!r}, is nothing that JSON "

@@ -73,25 +73,23 @@ class Memory:
     def __init__(self) -> None:
         self._known: dict[str, tuple[str, str]] = {}
 
-    def recall(self, key: str | None) -> tuple[str, str] | None:
+    def recall(self, key: str) -> tuple[str, str] | None:
         """What is known of a server."""
-        return None if key is None else self._known.get(key)
+        return self._known.get(key)
 
-    def keep(self, key: str | None, era_name: str, transport_kind: str) -> None:
+    def keep(self, key: str, era_name: str, transport_kind: str) -> None:
         """Remember."""
-        if key is not None:
-            if len(self._known) >= _MOST_REMEMBERED:
-                self._known.clear()
-            self._known[key] = (era_name, transport_kind)
+        if len(self._known) >= _MOST_REMEMBERED:
+            self._known.clear()
+        self._known[key] = (era_name, transport_kind)
 
-    def forget(self, key: str | None) -> None:
+    def forget(self, key: str) -> None:
         """It turned out otherwise."""
-        if key is not None:
-            self._known.pop(key, None)
+        self._known.pop(key, None)
 
 
-class _Outcome(msgspec.Struct):
-    """How a greeting ended: with a welcome, or with an error and what follows from it."""
+class _Refusal(msgspec.Struct):
+    """How a greeting failed, and what follows from it."""
 
     error: WeftError
     status: int | None = None
@@ -100,7 +98,6 @@ class _Outcome(msgspec.Struct):
     is_silence: bool = False
     is_doubtful: bool = False  # it need not be about the era
     busy_seconds: float | None = None  # it says nothing; ask again after that
-    welcome: Welcome | None = None
 
 
 class Negotiator:
@@ -115,7 +112,7 @@ class Negotiator:
         capabilities: Callable[[], ClientCapabilities],
         limits: ClientLimits,
         memory: Memory,
-        key: str | None = None,
+        key: str,
         old_transport: Callable[[], Transport] | None = None,
     ) -> None:
         self._link = link
@@ -164,16 +161,17 @@ class Negotiator:
         queue = self._in_order()
         refused: set[str] = set()
         silent: list[ClientEra] = []
-        last: _Outcome | None = None
+        last: _Refusal | None = None
         for _ in range(_MOST_GREETINGS):
             if not queue and silent and last is not None and not last.is_silence:
                 queue = [silent.pop()]  # it was slow, not deaf, for it has answered since
             if not queue:
                 break
             era = queue.pop(0)
-            last = await self._greet(era, may_be_silent=bool(queue))
-            if last.welcome is not None:
-                return last.welcome
+            greeted = await self._greet(era, may_be_silent=bool(queue))
+            if isinstance(greeted, Welcome):
+                return greeted
+            last = greeted
             if last.is_doubtful:
                 self._doubted.add(era.name)
             if last.supported is not None:
@@ -204,17 +202,17 @@ class Negotiator:
         ours = [version for era in self._eras for version in era.versions]
         raise VersionMismatch(where=self._link.transport.where, ours=ours, theirs=supported)
 
-    async def _greet(self, era: ClientEra, *, may_be_silent: bool) -> _Outcome:
+    async def _greet(self, era: ClientEra, *, may_be_silent: bool, is_again: bool = False) -> Welcome | _Refusal:
         """Greet in one era; once more, where nobody had the time to look at it."""
-        outcome = await self._greet_once(era, may_be_silent=may_be_silent)
-        if outcome.busy_seconds is not None and outcome.busy_seconds <= self._limits.probe_seconds:
-            await asyncio.sleep(outcome.busy_seconds)
-            outcome = await self._greet_once(era, may_be_silent=may_be_silent)
-        if outcome.busy_seconds is not None:
-            raise outcome.error
-        return outcome
+        greeted = await self._greet_once(era, may_be_silent=may_be_silent)
+        if isinstance(greeted, Welcome) or greeted.busy_seconds is None:
+            return greeted
+        if is_again or greeted.busy_seconds > self._limits.probe_seconds:
+            raise greeted.error
+        await asyncio.sleep(greeted.busy_seconds)
+        return await self._greet(era, may_be_silent=may_be_silent, is_again=True)
 
-    async def _greet_once(self, era: ClientEra, *, may_be_silent: bool) -> _Outcome:
+    async def _greet_once(self, era: ClientEra, *, may_be_silent: bool) -> Welcome | _Refusal:
         """Silence counts as a refusal where another era is still to be tried (COMPAT-08)."""
         link, limits = self._link, self._limits
         link.era = era
@@ -229,24 +227,23 @@ class Negotiator:
             return self._judged(era, method, error, None)
         except RequestTimeout as error:
             self._tried.append(f"{method}: no answer within {seconds:g} s")
-            return _Outcome(error, is_silence=True, is_doubtful=True)
+            return _Refusal(error, is_silence=True, is_doubtful=True)
         except InvalidAnswer as error:
             self._tried.append(f"{method}: {error}")
-            return _Outcome(error, is_doubtful=True)
+            return _Refusal(error, is_doubtful=True)
         except ConnectionFailed as error:
             if link.transport.stream_per_request or not may_be_silent or not getattr(link.transport, "has_read", True):
                 raise  # one that ended before it read the greeting would end again
             self._tried.append(f"{method}: {error}")
             await link.reopen()  # the greeting was too much for it
-            return _Outcome(error)
+            return _Refusal(error)
 
-    async def _welcomed(self, era: ClientEra, answer: Answer) -> _Outcome:
-        result = answer.frame.result
-        welcome = era.read_welcome(bytes(result) if isinstance(result, msgspec.Raw) else b"")
+    async def _welcomed(self, era: ClientEra, answer: Answer) -> Welcome | _Refusal:
+        welcome = era.read_welcome(answer.result)
         agreed = era.agreed(welcome, answer.headers)
         if agreed is None:
             error = InvalidAnswer("The server speaks no version that this client does.")
-            return _Outcome(error, is_ours=True, supported=list(welcome.versions))
+            return _Refusal(error, is_ours=True, supported=list(welcome.versions))
         link = self._link
         link.era = agreed
         link.generation += 1
@@ -257,9 +254,9 @@ class Negotiator:
         else:
             self._memory.keep(self._key, agreed.name, link.transport.kind)
         await link.stand()
-        return _Outcome(error=WeftError(), welcome=welcome)
+        return welcome
 
-    def _refused(self, era: ClientEra, method: str, refused: Refused) -> _Outcome:
+    def _refused(self, era: ClientEra, method: str, refused: Refused) -> _Refusal:
         """An HTTP status: what is in the body decides, not the number (COMPAT-12)."""
         if refused.status == 403:
             raise ConnectionFailed(refusal_sentence(refused))
@@ -267,19 +264,19 @@ class Negotiator:
         if isinstance(error, AuthorizationFailed):
             raise error
         if isinstance(error, RemoteError):
-            outcome = self._judged(era, method, error, refused.status)
+            refusal = self._judged(era, method, error, refused.status)
         else:
             self._tried.append(f"{method}: HTTP {refused.status} {_start(refused.body)}")
-            outcome = _Outcome(error, refused.status)
-        if refused.status in _BUSY and not outcome.is_ours and outcome.supported is None:
+            refusal = _Refusal(error, refused.status)
+        if refused.status in _BUSY and not refusal.is_ours and refusal.supported is None:
             return _busy(refused)
-        outcome.is_doubtful = outcome.is_doubtful or not 400 <= refused.status < 500
-        return outcome
+        refusal.is_doubtful = refusal.is_doubtful or not 400 <= refused.status < 500
+        return refusal
 
-    def _judged(self, era: ClientEra, method: str, error: RemoteError, status: int | None) -> _Outcome:
+    def _judged(self, era: ClientEra, method: str, error: RemoteError, status: int | None) -> _Refusal:
         judgement = era.judge(error.code, error.data)
         self._tried.append(f"{method}: {error.message[:200]} ({error.code})")
-        return _Outcome(error, status, judgement.is_ours, judgement.supported, is_doubtful=error.code in _MAY_BE_OURS)
+        return _Refusal(error, status, judgement.is_ours, judgement.supported, is_doubtful=error.code in _MAY_BE_OURS)
 
     def _allowed_old(self) -> Callable[[], Transport] | None:
         """The transport of the first revision, if there is one and the client may speak an era that it carries."""
@@ -309,19 +306,23 @@ class Negotiator:
         except (ConnectionFailed, InvalidAnswer) as error:
             self._tried.append(f"GET, as the first revision has it: {error}")
             raise self._failure(None) from None
-        last: _Outcome | None = None
+        last: _Refusal | None = None
         for era in self._eras:
             if era.keeps_stream:
-                last = await self._greet(era, may_be_silent=False)
-                if last.welcome is not None:
-                    return last.welcome
+                greeted = await self._greet(era, may_be_silent=False)
+                if isinstance(greeted, Welcome):
+                    return greeted
+                last = greeted
         raise self._failure(last)
 
-    def _failure(self, last: _Outcome | None) -> WeftError:
+    def _failure(self, last: _Refusal | None) -> WeftError:
         if last is not None and last.is_silence and len(self._tried) == 1:
             return last.error
         tried = "; ".join(one.rstrip(". ") for one in self._tried) or "nothing could be tried"
-        remedy = "Check the address (its path is usually /mcp) or the command, and look into the server's log."
+        remedy = (
+            "Check the address (its path is usually /mcp), or the command (its stdout is for messages alone), and look "
+            "into the server's log."
+        )
         if last is not None and last.status is not None and last.status >= 500:
             remedy = "Look into its log, and into that of a proxy before it."
         elif len(self._eras) == 1:
@@ -334,12 +335,12 @@ class Negotiator:
         )
 
 
-def _busy(refused: Refused) -> _Outcome:
+def _busy(refused: Refused) -> _Refusal:
     """Nobody has looked at the request: when to try again, and what is said when that is in vain, or too far away."""
     after = refused.headers.get("Retry-After", "").strip()
     asked = int(after) if after.isdecimal() and len(after) < 10 else None
     wish = "" if asked is None else f" It asks to wait for {asked} s."
-    return _Outcome(
+    return _Refusal(
         ConnectionFailed(f"{refusal_sentence(refused)}{wish}"), refused.status, busy_seconds=asked or pause(1)
     )
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
 from weft.client.mistakes import kind_of
+from weft.client.transports.base import NO_HEADERS
 from weft.errors import ConnectionFailed, UsageError
 
 __all__ = ["PROXY_REFUSES", "Proxy", "environment_proxy", "environment_proxy_hosts", "read_proxy"]
 
 PROXY_REFUSES = 407  # without credentials that it knows
 
-_NO_HEADERS: Mapping[str, str] = {}
 _PORTS = {"http": 80, "https": 443}
 _FORM = "http://host:port, or http://name:password@host:port"
 _NO_PROXY = f"is no URL of a proxy; write it as {_FORM}, with %40 and its like for the @ : / # ? % of a password."
@@ -42,7 +42,7 @@ class Proxy:
 
     def headers_through(self, url: str) -> Mapping[str, str]:
         """What goes along with a request to a URL: the proxy reads it, where no tunnel leads past it."""
-        return _NO_HEADERS if url[:6].lower() == "https:" else self.headers
+        return NO_HEADERS if url[:6].lower() == "https:" else self.headers
 
 
 def read_proxy(given: object) -> Proxy:
@@ -75,7 +75,7 @@ def environment_proxy(url: str) -> Proxy | None:
     is_set = any(name.lower() == variable for name in os.environ)
     said_in = f"`{variable}` in the environment" if is_set else "the settings of the system"
     try:
-        return _read(given if "://" in given else f"http://{given}", said_in)
+        return _read(_with_scheme(given), said_in)
     except ValueError as error:
         raise ConnectionFailed(f"A proxy was found by trust_env=True, and cannot be used: {said_in} {error}") from None
 
@@ -85,10 +85,15 @@ def environment_proxy_hosts() -> frozenset[str]:
     found: set[str] = set()
     for given in urllib.request.getproxies().values():
         try:
-            found.add(urlsplit(given if "://" in given else f"http://{given}").hostname or "")
+            found.add(urlsplit(_with_scheme(given)).hostname or "")
         except ValueError:
             continue  # it is told of when it is to be used
     return frozenset(found)
+
+
+def _with_scheme(given: str) -> str:
+    """A proxy as the environment has it, where many leave out how it is spoken to."""
+    return given if "://" in given else f"http://{given}"
 
 
 def _read(text: str, said_in: str) -> Proxy:

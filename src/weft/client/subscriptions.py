@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self
 
 import msgspec
 
-from weft.client.calls import pause
+from weft.client.calls import Attempts
 from weft.client.link import Link
 from weft.client.negotiate import explained
 from weft.client.results import (
@@ -198,7 +198,7 @@ class Listening:
 
     async def start(self) -> None:
         """Begin to listen; returns when the server does. Raises what the server says to it."""
-        if self._is_started:
+        if self._is_started or self._is_over:
             return
         self._is_started = True
         subscriptions = self._subscriptions
@@ -234,6 +234,8 @@ class Listening:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+            return
+        if not self._is_started:
             return
         subscriptions = self._subscriptions
         plan = subscriptions.link.era.listen(self.wish)
@@ -276,10 +278,10 @@ class Listening:
 
     async def subscribe_again(self) -> None:
         """In a new session, ask for everything again; in the way of another era, if it is another now."""
-        link = self._subscriptions.link
-        plan = link.era.listen(self.wish)
         if self._task is not None:  # it finds out by itself
             return
+        link = self._subscriptions.link
+        plan = link.era.listen(self.wish)
         if plan.stream is None:
             await self._ask_all(plan.begin)
         else:
@@ -295,10 +297,12 @@ class Listening:
     async def _keep(self, method: str, params: Mapping[str, Any]) -> None:
         """Keep the stream open, through every loss of it, up to so many in a row."""
         link, limits = self._subscriptions.link, self._subscriptions.limits
+        now = asyncio.get_running_loop().time
         most = limits.resumptions
-        attempt = 0
+        attempts = Attempts()
         while True:
             self.honoured = None
+            since = now()
             self.stream_id = link.next_id()  # a new one each time: the old request is lost (HTTP-23)
             try:
                 async with asyncio.timeout(limits.request_seconds) as self._patience:
@@ -313,7 +317,7 @@ class Listening:
                 failure = error
             except Refused as refused:
                 failure = explained(refused)
-                attempt = attempt if refused.status >= 500 else most  # it will say the same again
+                attempts.failed = attempts.failed if refused.status >= 500 else most  # it will say the same again
             except WeftError as error:
                 self.end(error)
                 return
@@ -321,9 +325,9 @@ class Listening:
                 self.end(None)  # the server has answered: it is over, in good order (SUB-12)
                 return
             self._patience = None
-            attempt = 0 if self.honoured is not None else attempt
-            if attempt >= most or not self._ready.is_set():
+            if self.honoured is not None:
+                attempts.took(now() - since)
+            elif attempts.failed >= most or not self._ready.is_set():
                 self.end(failure)
                 return
-            await asyncio.sleep(pause(attempt))
-            attempt += 1
+            await asyncio.sleep(attempts.pause())

@@ -37,6 +37,7 @@ __all__ = [
     "Welcome",
     "WireError",
     "choose",
+    "fault_of_params",
     "log_level_reached",
     "recognise",
 ]
@@ -56,6 +57,12 @@ def log_level_reached(level: LogLevel, minimum: LogLevel) -> bool:
     True
     """
     return _LEVELS[level] >= _LEVELS[minimum]
+
+
+def fault_of_params(error: Exception | None) -> str:
+    """Why params could not be read, without the value that was there: what a peer sent is not sent back (D4)."""
+    text, at, place = str(error).rpartition(" - at ")
+    return f"Invalid value{at}{place}" if text.startswith("Invalid") else str(error)
 
 
 class Envelope(msgspec.Struct, gc=False):

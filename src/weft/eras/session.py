@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from weft.eras.base import Envelope, Offer, Peer, WireError, log_level_reached
+from weft.eras.base import Envelope, Offer, Peer, WireError, fault_of_params, log_level_reached
 from weft.eras.session_fields import fit, fit_capabilities, fit_question
 from weft.errors import (
     InvalidParams,
@@ -128,8 +128,8 @@ class SessionServer:
 
     def check_version(self, headers: Headers) -> None:
         """A version header, where there is one, names a revision of this era (L11-29)."""
-        stated = headers.known.get(_VERSION_HEADER)
-        if stated is not None and headers.get(_VERSION_HEADER) not in REVISIONS:
+        stated = headers.get(_VERSION_HEADER)
+        if stated is not None and stated not in REVISIONS:
             raise InvalidRequest(
                 f"Invalid request: the MCP-Protocol-Version header names none of {', '.join(REVISIONS)}."
             )
@@ -160,13 +160,13 @@ class SessionServer:
 
     def refuse(self, error: ProtocolError, *, opened: bool) -> WireError:
         """Codes that later revisions gave a meaning are not used here."""
-        code, data = error.code, error.data
+        code = error.code
         if isinstance(error, ResourceNotFound):
             code = _NO_RESOURCE
         elif isinstance(error, MissingCapability):
             code = InvalidRequest.code
         status = 400 if code in _NOT_A_REQUEST and not opened else 200
-        return WireError(code, error.message, data, status)
+        return WireError(code, error.message, error.data, status)
 
     def _open_first(self, frame: Frame, offer: Offer, peer: Peer | None) -> Envelope:
         """What may come before the handshake is done: the handshake, and a ping."""
@@ -193,13 +193,7 @@ def _decode(method: Method, frame: Frame) -> RequestParams:
     try:
         return method.decode(b"{}" if frame.params is UNSET else frame.params)
     except msgspec.DecodeError as error:
-        raise InvalidParams(f"Invalid params: {_reason(error)}") from None
-
-
-def _reason(error: Exception) -> str:
-    """Why params could not be read, without the value that was there: what a peer sent is not sent back (D4)."""
-    text, at, place = str(error).rpartition(" - at ")
-    return f"Invalid value{at}{place}" if text.startswith("Invalid") else str(error)
+        raise InvalidParams(f"Invalid params: {fault_of_params(error)}") from None
 
 
 SESSION = SessionServer()

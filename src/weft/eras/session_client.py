@@ -20,21 +20,19 @@ import msgspec
 from weft.eras.base import NO_PARAMS, Judgement, ListenPlan, Welcome
 from weft.eras.stateless_client import named_versions
 from weft.errors import InvalidAnswer
+from weft.protocol.revisions import SESSION_2024_11_05, SESSION_2025_03_26, SESSION_2025_06_18, SESSION_2025_11_25
 from weft.types.base import Implementation, LogLevel
 from weft.types.capabilities import ClientCapabilities, ServerCapabilities
 from weft.types.subscriptions import SubscriptionFilter
 
 __all__ = ["SessionClient"]
 
-_VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
-_WITH_HEADER = frozenset({"2025-11-25", "2025-06-18"})  # in the others no header names the version (L03-04)
+_REVISIONS = (SESSION_2025_11_25, SESSION_2025_06_18, SESSION_2025_03_26, SESSION_2024_11_05)
+_VERSIONS = tuple(revision.version for revision in _REVISIONS)
+# In the others no header names the version (L03-04).
+_WITH_HEADER = frozenset({SESSION_2025_11_25.version, SESSION_2025_06_18.version})
 _SESSION_HEADER = "Mcp-Session-Id"
 _PAGES_REQUIRED = -32042
-_METHODS = frozenset({
-    "initialize", "ping", "tools/list", "tools/call", "resources/list", "resources/templates/list", "resources/read",
-    "resources/subscribe", "resources/unsubscribe", "prompts/list", "prompts/get", "completion/complete",
-    "logging/setLevel",
-})  # fmt: skip
 
 
 class _InitializeResult(msgspec.Struct, rename="camel"):
@@ -48,7 +46,7 @@ class SessionClient:
     """The client's side of the era; after the handshake with its version and its session."""
 
     name = "session"
-    methods = _METHODS
+    methods = SESSION_2025_11_25.methods
     confirmation: str | None = "notifications/initialized"
     answers_requests = True
     closing_cancels = False

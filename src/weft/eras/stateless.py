@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import msgspec
 from msgspec import UNSET
 
-from weft.eras.base import Envelope, Offer, Peer, WireError, log_level_reached
+from weft.eras.base import Envelope, Offer, Peer, WireError, fault_of_params, log_level_reached
 from weft.errors import (
     HeaderMismatch,
     InternalError,
@@ -71,10 +71,11 @@ class StatelessServer:
 
     def speaks(self, frame: Frame, headers: Headers | None, peer: Peer | None) -> bool:
         """A request is of this era when it carries this era's `_meta`, or its version header does (ledger 0.2, 3)."""
-        if headers is not None and headers.known.get(_VERSION_HEADER) in _OWN:  # nearly always
-            return True
-        stated = None if headers is None else headers.get(_VERSION_HEADER)
+        stated: str | None = None
         if headers is not None:
+            if headers.known.get(_VERSION_HEADER) in _OWN:  # nearly always
+                return True
+            stated = headers.get(_VERSION_HEADER)
             if stated is not None and stated >= OLDEST and stated.isascii() and stated[0].isdigit():
                 return True
             if frame.method in _NOTIFICATIONS and frame.id is UNSET and stated is None:  # C2: with or without headers
@@ -186,7 +187,7 @@ class StatelessServer:
             _check_method_header(headers, frame.method)
         if frame.method not in offer.methods[self.name]:
             raise MethodNotFound("Method not found")
-        raise InvalidParams(f"Invalid params: {_reason(error)}")
+        raise InvalidParams(f"Invalid params: {fault_of_params(error)}")
 
 
 def _check_method_header(headers: Headers, name: str) -> None:
@@ -244,12 +245,6 @@ def _required_version(marks: _Marks | None) -> str:
     if not isinstance(marks.version, str):
         raise InvalidParams(f"Invalid params: {PROTOCOL_VERSION_KEY!r} in `_meta` must be a string.")
     return marks.version
-
-
-def _reason(error: Exception | None) -> str:
-    """Why params could not be read, without the value that was there: what a peer sent is not sent back (D4)."""
-    text, at, place = str(error).rpartition(" - at ")
-    return f"Invalid value{at}{place}" if text.startswith("Invalid") else str(error)
 
 
 class _HandshakeParams(msgspec.Struct, rename="camel"):

@@ -20,7 +20,7 @@ import msgspec
 from weft.eras.base import NO_PARAMS, Judgement, ListenPlan, Welcome
 from weft.errors import InvalidAnswer
 from weft.protocol.headers import encode_value
-from weft.protocol.revisions import STATELESS_2026_07_28
+from weft.protocol.revisions import METHODS, STATELESS_2026_07_28
 from weft.types.base import SERVER_INFO_KEY, Implementation, LogLevel
 from weft.types.capabilities import ClientCapabilities, RootsCapability
 from weft.types.lifecycle import DiscoverResult
@@ -33,13 +33,8 @@ _VERSIONS = (STATELESS_2026_07_28.version,)
 _OWN_CODES = frozenset({-32020, -32021, -32022})  # no other era has these (COMPAT-12)
 # Which param Mcp-Name repeats (HDR-07); the last three are of the tasks extension.
 _NAMED_BY = {
-    "tools/call": "name",
-    "prompts/get": "name",
-    "resources/read": "uri",
-    "tasks/get": "taskId",
-    "tasks/update": "taskId",
-    "tasks/cancel": "taskId",
-}
+    method.name: method.mirrored for method in METHODS.values() if method.mirrored is not None
+} | dict.fromkeys(("tasks/get", "tasks/update", "tasks/cancel"), "taskId")
 
 
 def named_versions(data: Any) -> list[str] | None:

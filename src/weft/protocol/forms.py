@@ -147,7 +147,7 @@ def check_form(schema: Mapping[str, Any]) -> dict[str, Any]:
     for name, field in form["properties"].items():
         if wrong := _wrong(field):
             raise ValueError(f"Property {name!r} cannot be asked in a form: {wrong}. {_ALLOWED}")
-    _check_json_schema(_key(form))
+    _check_json_schema(msgspec.json.encode(form))
     for name in form.get("required", ()):
         if name not in form["properties"]:
             raise ValueError(f"{name!r} is required and not among the properties of the form; add it there.")
@@ -262,7 +262,8 @@ def _form(model: type) -> _Form:
     nullable = [name for name in schema.get("required", ()) if name in may_be_none]
     required = [name for name in schema.get("required", ()) if name not in nullable]
     form = {"type": "object", "properties": fields, **({"required": required} if required else {})}
-    return _Form(adapter, form, _key(form), may_be_none, nullable, schema.get("additionalProperties") is False)
+    encoded = msgspec.json.encode(form)
+    return _Form(adapter, form, encoded, may_be_none, nullable, schema.get("additionalProperties") is False)
 
 
 def _described(model: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
@@ -443,10 +444,6 @@ def _plain(schema: Mapping[str, Any]) -> dict[str, Any]:
         return json.loads(json.dumps(dict(schema), allow_nan=False))
     except (TypeError, ValueError, RecursionError):
         raise SchemaError("The schema of a form is made of dicts, lists, text and numbers only.") from None
-
-
-def _key(schema: dict[str, Any]) -> bytes:
-    return msgspec.json.encode(schema)
 
 
 @lru_cache(maxsize=512)  # the same form is asked again and again

@@ -38,7 +38,6 @@ __all__ = [
 _UNIQUE = frozenset({b"authorization", b"content-length", b"content-type", b"host", b"origin"})  # and all of mcp-*
 _LISTS = frozenset({b"accept", b"content-encoding", b"tracestate"})
 _SECRET = frozenset({b"authorization", b"cookie", b"proxy-authorization"})
-_PARAM = b"mcp-param-"
 _MIRRORING = re.compile(rb"mcp-(?:protocol-version|method|name)\Z|mcp-param-")  # what repeats a part of the body
 _OWS = b" \t"  # RFC 9110 optional whitespace
 
@@ -64,11 +63,6 @@ class Headers:
     def __init__(self, known: Mapping[bytes, bytes], raw: Sequence[tuple[bytes, bytes]]) -> None:
         self.known = known
         self.raw = raw
-
-    @property
-    def params(self) -> Mapping[bytes, bytes]:
-        """The `mcp-param-*` fields."""
-        return {name: value for name, value in self.known.items() if name.startswith(_PARAM)}
 
     def get(self, name: bytes) -> str | None:
         """The value of a field without surrounding blanks (HDR-12), or None.
@@ -99,16 +93,19 @@ def read(raw: Iterable[tuple[bytes, bytes]], *, max_fields: int = 128, max_bytes
 
     HeaderFault when it is too large, or repeats what must be unique.
 
-    >>> read([(b"host", b"localhost"), (b"mcp-param-region", b"eu")]).params
-    {b'mcp-param-region': b'eu'}
+    >>> read([(b"host", b"localhost"), (b"mcp-param-region", b"eu")]).known[b"mcp-param-region"]
+    b'eu'
     """
     fields = raw if isinstance(raw, (list, tuple)) else tuple(raw)
     if len(fields) > max_fields:
         raise HeaderFault(f"The request has more than {max_fields} header fields; send fewer.", status=431)
     known = dict(fields)
-    if len(known) != len(fields):
+    if len(known) == len(fields):
+        size = len(b"".join(known)) + len(b"".join(known.values()))  # quicker than to add up their lengths
+    else:
+        size = sum(len(name) + len(value) for name, value in fields)
         known = _joined(fields)
-    if len(b"".join(known)) + len(b"".join(known.values())) > max_bytes:  # quicker than to add up their lengths
+    if size > max_bytes:
         raise HeaderFault(f"The request's headers exceed {max_bytes} bytes; send less in them.", status=431)
     return Headers(known, fields)
 
@@ -208,7 +205,7 @@ def matches(header: str, value: object) -> bool:
 
 _ANNOTATION = "x-mcp-header"
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # RFC 9110 `1*tchar`
-_MIRRORED_TYPES = frozenset({"boolean", "integer", "string"})
+_MIRRORED_TYPES = ("boolean", "integer", "string")
 _DATA = frozenset({"const", "default", "enum", "example", "examples", _ANNOTATION})  # values, not schemas
 # The keys under these keywords are names, not keywords.
 _NAMED = frozenset(
@@ -221,13 +218,12 @@ class Mirror(msgspec.Struct, frozen=True):
     """One tool argument that is repeated in a header.
 
     `header` is the full name (`Mcp-Param-Region`), `field` the same as ASGI spells it
-    (`b"mcp-param-region"`), `path` the property names that lead to the argument, `type` its JSON type.
+    (`b"mcp-param-region"`), `path` the property names that lead to the argument.
     """
 
     header: str
     field: bytes
     path: tuple[str, ...]
-    type: str
 
 
 def find_mirrors(schema: Mapping[str, Any]) -> tuple[Mirror, ...]:
@@ -251,13 +247,12 @@ def find_mirrors(schema: Mapping[str, Any]) -> tuple[Mirror, ...]:
         name = node[_ANNOTATION]
         if not isinstance(name, str) or not _TOKEN.fullmatch(name):  # HDR-15, HDR-16, HDR-17
             raise ValueError(f"{where} must be a non-empty HTTP token, such as 'Region'; it is {str(name)[:100]!r}.")
-        kind = _primitive_type(node)
-        if kind is None:  # HDR-19
+        if not _is_mirrorable(node):  # HDR-19
             raise ValueError(
                 f"{where} is on a property whose type is not integer, string or boolean; "
                 "give it one of these as its 'type', or remove the annotation."
             )
-        mirror = Mirror(f"Mcp-Param-{name}", b"mcp-param-" + name.lower().encode("ascii"), path, kind)
+        mirror = Mirror(f"Mcp-Param-{name}", b"mcp-param-" + name.lower().encode("ascii"), path)
         if mirror.field in found:  # HDR-18
             other = ".".join(found[mirror.field].path)
             raise ValueError(f"{where} repeats the header name {name!r} of {other!r} (case is ignored); rename one.")
@@ -276,13 +271,9 @@ def _annotated(schema: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], s
                 yield node, place, path
             for key, child in node.items():
                 if key in _NAMED and _is_object(child):
-                    reachable = path is not None and key == "properties"
+                    within = path if key == "properties" else None
                     children += [
-                        (
-                            inner,
-                            f"{place}/{key}/{name}",
-                            (*path, name) if path is not None and reachable else None,
-                        )
+                        (inner, f"{place}/{key}/{name}", None if within is None else (*within, name))
                         for name, inner in child.items()
                     ]
                 elif key not in _DATA:
@@ -300,19 +291,16 @@ def _is_array(value: object) -> TypeGuard[Sequence[Any]]:
     return isinstance(value, (list, tuple))
 
 
-def _primitive_type(node: Mapping[str, Any]) -> str | None:
-    """The one primitive type of a property, null aside; None when it has another, several or none."""
+def _is_mirrorable(node: Mapping[str, Any]) -> bool:
+    """Whether a property is of one primitive type, null aside; not of another, of several, or of none."""
     stated = node.get("type")
     if stated is None:
         branches = node.get("anyOf", node.get("oneOf"))
         if not _is_array(branches):
-            return None
+            return False
         stated = [branch.get("type") if _is_object(branch) else None for branch in branches]
     kinds = [kind for kind in (stated if _is_array(stated) else [stated]) if kind != "null"]
-    kind = kinds[0] if kinds else None
-    if isinstance(kind, str) and kind in _MIRRORED_TYPES and all(other == kind for other in kinds):
-        return kind
-    return None
+    return bool(kinds) and kinds[0] in _MIRRORED_TYPES and all(kind == kinds[0] for kind in kinds)
 
 
 def _value_at(arguments: Mapping[str, Any], path: tuple[str, ...]) -> object:

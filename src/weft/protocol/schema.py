@@ -4,9 +4,9 @@ Supported dialects: 2020-12 (the default when `$schema` is absent, and the one t
 draft-04. Nothing is ever fetched: a `$ref` must lead to something within the schema itself.
 
 The engine cannot be interrupted, so its work is bounded beforehand (default D14: 250 ms): size and depth of a schema
-are limited, its regular expressions run on a linear engine (R7), and the number of times that a part of the schema
-meets a part of the value is counted, with a limit, before the engine is started — references that lead back to
-themselves may otherwise multiply without end.
+are limited, its regular expressions run on a linear engine (R7), and what comes of each part of the schema that meets
+a part of the value is counted, with a limit, before the engine is started: references that lead back to themselves may
+otherwise multiply without end, and many options with many values.
 
 Owns foreign schemas only; those that Weft makes from signatures need no check. No I/O.
 """
@@ -48,10 +48,19 @@ DIALECTS: Mapping[str, str] = {
 
 _TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 _SHOWN = 60
+_MAX_BYTES = 262_144
+_MAX_DEPTH = 64
+_REGEX_BYTES = 1 << 20
+
+# Work is counted in steps: a step is one part of the schema that meets one part of the value.
 _MAX_WORK = 50_000
 _MAX_LISTED_WORK = 5_000
-_FLAT_PER_STEP = 20  # what the engine does with a subschema that has no others inside costs it next to nothing
-_REGEX_BYTES = 1 << 20
+_LOOKS_PER_STEP = 20  # a look is what takes a fraction of a microsecond: at a name, an option, a part without others
+_LOOKS_PER_PATTERN = 4  # for each name that it is held against
+_LOOKS_PER_FLOAT = 40  # among the options: the engine compares those digit by digit
+_WORDS_PER_LOOK = 10  # text among other options
+_CHARACTERS_PER_LOOK = 1000
+_MOST_FLAT = 20  # parts without others inside that are counted in looks
 _IN_PLACE = ("allOf", "anyOf", "oneOf")
 _IN_PLACE_ONE = ("not", "if", "then", "else")
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
@@ -66,6 +75,7 @@ _CHILDREN = (
 
 _MULTIPLYING = (*_CHILDREN, "patternProperties", "propertyNames")  # looks at every part of a value
 _SMALL = 500  # parts of a schema that is never worth counting
+_FEW_PATTERNS = 20
 
 _APPLICATORS = frozenset({
     *_IN_PLACE, *_IN_PLACE_ONE, *_REFERENCES, *_CHILDREN, "dependencies", "dependentSchemas", "patternProperties",
@@ -91,16 +101,15 @@ class Problem(msgspec.Struct, frozen=True):
 class Validator:
     """A compiled schema; make one with `compile_schema`."""
 
-    __slots__ = ("_engine", "_is_small", "_names")
+    __slots__ = ("_engine", "_parts")
 
     def __init__(self, schema: dict[str, Any], engine: jsonschema_rs.Validator) -> None:
-        self._names = _Names(schema)
         self._engine = engine
-        self._is_small = _is_small(schema)
+        self._parts = None if _is_small(schema) else _Parts(schema)
 
     def problems(self, value: Any, limit: int = 10) -> list[Problem]:
         """What is wrong with a value of plain JSON types; empty when it fits. The value itself is never quoted."""
-        work = 0 if self._is_small else _work(self._names, value)
+        work = 0 if self._parts is None else _work(self._parts, value)
         if work > _MAX_WORK:
             return [Problem((), "It is too large to be checked against this schema; send less.")]
         try:
@@ -120,7 +129,7 @@ class Validator:
         return found
 
 
-def compile_schema(schema: Mapping[str, Any], *, max_bytes: int = 262_144, max_depth: int = 64) -> Validator:
+def compile_schema(schema: Mapping[str, Any]) -> Validator:
     """Compile a foreign schema; SchemaError when it is invalid, too large, or refers to something outside itself.
 
     >>> compile_schema({"type": "object", "required": ["city"]}).problems({})
@@ -128,7 +137,7 @@ def compile_schema(schema: Mapping[str, Any], *, max_bytes: int = 262_144, max_d
     """
     import jsonschema_rs
 
-    plain = _bounded(schema, max_bytes, max_depth)
+    plain = _bounded(schema)
     _check_dialect(plain)
     try:
         engine = jsonschema_rs.validator_for(
@@ -217,26 +226,25 @@ def alternatives(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator
 # --- before compiling
 
 
-def _bounded(schema: Mapping[str, Any], max_bytes: int, max_depth: int) -> dict[str, Any]:
+def _bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of plain JSON types, within the bounds (JSCH-09)."""
     try:
         text = json.dumps(schema, allow_nan=False, default=_plain)
     except RecursionError:
-        raise SchemaError(_too_deep(max_depth)) from None
+        raise SchemaError(_TOO_DEEP) from None
     except (TypeError, ValueError) as error:
         raise SchemaError(f"The schema is not made of JSON values: {error}. Use dicts, lists, text, numbers.") from None
-    if len(text) > max_bytes:
-        raise SchemaError(f"The schema has {len(text)} bytes as JSON, more than the {max_bytes} allowed; shorten it.")
+    if len(text) > _MAX_BYTES:
+        raise SchemaError(f"The schema has {len(text)} bytes as JSON, more than the {_MAX_BYTES} allowed; shorten it.")
     plain = json.loads(text)
     if not is_object(plain):
         raise SchemaError(f"A schema must be a JSON object; it is {json_type(plain)}.")
-    if _deeper_than(plain, max_depth):
-        raise SchemaError(_too_deep(max_depth))
+    if _is_too_deep(plain):
+        raise SchemaError(_TOO_DEEP)
     return plain
 
 
-def _too_deep(max_depth: int) -> str:
-    return f"The schema is nested more than {max_depth} levels deep; use $defs to flatten it."
+_TOO_DEEP = f"The schema is nested more than {_MAX_DEPTH} levels deep; use $defs to flatten it."
 
 
 def _plain(value: Any) -> Any:
@@ -245,9 +253,9 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
-def _deeper_than(schema: Any, limit: int) -> bool:
+def _is_too_deep(schema: Any) -> bool:
     level: list[Any] = [schema]
-    for _ in range(limit + 1):
+    for _ in range(_MAX_DEPTH + 1):
         level = [child for node in level for child in _inside(node)]
         if not level:
             return False
@@ -304,112 +312,164 @@ def _shown(value: Any) -> str:
 # --- while validating
 
 
-class _Names:
-    """The parts of a schema that a reference may name."""
+class _Parts:
+    """The parts of a schema: those that a reference may name, and what each costs by itself."""
 
-    __slots__ = ("anchors", "ids", "root")
+    __slots__ = ("_anchors", "_ids", "_looks", "root")
 
     def __init__(self, root: dict[str, Any]) -> None:
         self.root = root
-        self.anchors: dict[str, Any] = {}
-        self.ids: dict[str, Any] = {}
+        self._anchors: dict[str, Any] = {}
+        self._ids: dict[str, Any] = {}
+        self._looks: dict[int, int] = {}  # by identity; where there are any
         pending: list[Any] = [root]
         while pending:
             node = pending.pop()
             pending += _inside(node)
             if is_object(node):
                 for keyword in ("$anchor", "$dynamicAnchor"):
-                    if isinstance(name := _get(node, keyword), str):
-                        self.anchors[name] = node
-                if isinstance(name := _get(node, "$id"), str):
-                    self.ids[name.rstrip("#").rpartition("/")[2]] = node
+                    if isinstance(name := node.get(keyword), str):
+                        self._anchors[name] = node
+                if isinstance(name := node.get("$id"), str):
+                    self._ids[name.rstrip("#").rpartition("/")[2]] = node
+                if looks := _looks_of(node):
+                    self._looks[id(node)] = looks
 
     def resolve(self, reference: str) -> Any:
         """What a reference leads to; the root when that is not plain, which counts too much rather than too little."""
         base, _, fragment = reference.partition("#")
-        node = self.ids.get(base.rpartition("/")[2], self.root) if base else self.root
+        node = self._ids.get(base.rpartition("/")[2], self.root) if base else self.root
         if not fragment.startswith("/"):
-            return self.anchors.get(fragment, node)
+            return self._anchors.get(fragment, node)
         for step in unquote(fragment[1:]).split("/"):
             step = step.replace("~1", "/").replace("~0", "~")
             if is_array(node):
                 node = node[int(step)] if step.isdecimal() and int(step) < len(node) else None
             else:
-                node = _get(node, step)
+                node = node.get(step) if is_object(node) else None
         return self.root if node is None else node
+
+    def looks(self, part: dict[str, Any]) -> int:
+        """The looks of a part at each value that it meets, whatever the value."""
+        return self._looks.get(id(part), 0)
+
+
+def _looks_of(part: dict[str, Any]) -> int:
+    """For the options and the names that a part lists. Options that are all text are found without a look at each."""
+    options, looks = part.get("enum"), 0
+    pending = [part[keyword] for keyword in ("required", "dependentRequired") if keyword in part]
+    if is_array(options) and not all(isinstance(option, str) for option in options):
+        looks += len(options) // _WORDS_PER_LOOK
+        pending += [option for option in options if option is not None and not isinstance(option, bool | str)]
+    while pending:
+        node = pending.pop()
+        looks += _LOOKS_PER_FLOAT if isinstance(node, float) else 1
+        pending += _inside(node)
+    return looks
 
 
 def _is_small(schema: dict[str, Any]) -> bool:
     """Whether little is to be done whatever the value: no part of the schema is met more than once."""
     pending: list[Any] = [schema]
+    patterns = 0
     for _ in range(_SMALL):
         if not pending:
-            return True
+            return patterns <= _FEW_PATTERNS
         node = pending.pop()
         pending += _inside(node)
-        if is_object(node) and any(is_object(node.get(word)) or is_array(node.get(word)) for word in _MULTIPLYING):
+        if not is_object(node):
+            continue
+        if any(is_object(node.get(word)) or is_array(node.get(word)) for word in _MULTIPLYING):
             return False
-        if is_object(node) and not node.keys().isdisjoint(_REFERENCES):
+        if node.get("uniqueItems") is True or not node.keys().isdisjoint(_REFERENCES):
             return False
+        patterns += "pattern" in node
     return False
 
 
 _Meeting = tuple[Any, Any, frozenset[str]]  # a part of the schema, a part of the value, references followed here
 
 
-def _work(names: _Names, value: Any) -> int:
-    """How often a part of the schema meets a part of the value, counted up to just above the limit."""
-    done = 0
-    pending: list[_Meeting] = [(names.root, value, frozenset())]
+def _work(parts: _Parts, value: Any) -> int:
+    """The steps that it takes to hold a value against a schema, counted up to just above the limit."""
+    met, looks = 0, 0
+    pending: list[_Meeting] = [(parts.root, value, frozenset())]
     while pending:
         part, instance, trail = pending.pop()
-        done += 1
-        if done + len(pending) > _MAX_WORK:
-            return _MAX_WORK + 1
+        met += 1
         if is_object(part):
-            pending += [(child, instance, trail) for child in _same_place(part)]
-            for keyword in _REFERENCES:
-                reference = _get(part, keyword)
-                # A reference that leads back to itself without going deeper is not followed again by the engine either.
-                if isinstance(reference, str) and reference not in trail:
-                    pending.append((names.resolve(reference), instance, trail | {reference}))
-            deeper, flat = _below(part, instance)
-            pending += [(child, inner, frozenset[str]()) for child, inner in deeper]
-            done += flat // _FLAT_PER_STEP
-    return done
+            looks += parts.looks(part) + _looks_at(part, instance) + len(trail)  # which is copied, if only here
+            if not _APPLICATORS.isdisjoint(part):
+                pending += _same_place(parts, part, instance, trail)
+                named, deep, flat = _below(parts, part, instance)
+                looks += flat
+                if deep and len(deep) * len(instance) > _MAX_WORK:  # a list of them would take the memory
+                    return _MAX_WORK + 1
+                pending += [(child, inner, frozenset[str]()) for child, inner in named]
+                pending += [(child, inner, frozenset[str]()) for child in deep for inner in _inside(instance)]
+        if met + len(pending) + looks // _LOOKS_PER_STEP > _MAX_WORK:
+            return _MAX_WORK + 1
+    return met + looks // _LOOKS_PER_STEP
 
 
-def _same_place(part: dict[str, Any]) -> Iterator[Any]:
+def _looks_at(part: dict[str, Any], instance: Any) -> int:
+    """What a part costs at one value, by the size of that."""
+    if isinstance(instance, str):
+        return len(instance) // _CHARACTERS_PER_LOOK
+    if is_array(instance):
+        return len(instance) if part.get("uniqueItems") is True else 0
+    if is_object(instance):
+        patterns = len(part.get("patternProperties", ())) * _LOOKS_PER_PATTERN
+        return min(len(part.get("properties", ())), len(instance)) + patterns * (len(instance) + 1)
+    return 0
+
+
+def _same_place(parts: _Parts, part: dict[str, Any], instance: Any, trail: frozenset[str]) -> Iterator[_Meeting]:
     """The subschemas that look at the same value."""
     for keyword in _IN_PLACE:
-        yield from part.get(keyword, ())
+        for child in part.get(keyword, ()):
+            yield child, instance, trail
     for keyword in _IN_PLACE_ONE:
         if keyword in part:
-            yield part[keyword]
+            yield part[keyword], instance, trail
     for keyword in ("dependentSchemas", "dependencies"):
-        yield from part.get(keyword, {}).values()
+        for child in part.get(keyword, {}).values():
+            yield child, instance, trail
+    for keyword in _REFERENCES:
+        reference = part.get(keyword)
+        # A reference that leads back to itself without going deeper is not followed again by the engine either.
+        if isinstance(reference, str) and reference not in trail:
+            yield parts.resolve(reference), instance, trail | {reference}
 
 
-def _below(part: dict[str, Any], instance: Any) -> tuple[list[tuple[Any, Any]], int]:
-    """The subschemas that look at what is inside the value, each with that; and how many more look no further."""
-    if not is_object(instance) and not is_array(instance):
-        return [], 0
+def _below(
+    parts: _Parts, part: dict[str, Any], instance: Any
+) -> tuple[list[tuple[Any, Any]], list[dict[str, Any]], int]:
+    """The subschemas that look at what is inside the value: those at one place, each with what is there; those that
+    look everywhere; and the looks of more such, which look no further.
+    """
+    if not (is_object(instance) or is_array(instance)) or not instance:
+        return [], [], 0
     named: list[tuple[Any, Any]] = []
-    everywhere: list[Any] = [part.get("propertyNames"), *part.get("patternProperties", {}).values()]
     if is_object(instance):
-        named = [(child, instance[name]) for name, child in part.get("properties", {}).items() if name in instance]
+        properties: dict[str, Any] = part.get("properties", {})
+        fewer = properties if len(properties) < len(instance) else instance
+        named = [(properties[name], instance[name]) for name in fewer if name in properties and name in instance]
     else:
-        everywhere += part.get("prefixItems", ())
-    for keyword in _CHILDREN:
-        child = part.get(keyword)
-        everywhere += child if is_array(child) else [child]
-    deep = [child for child in everywhere if is_object(child) and not _APPLICATORS.isdisjoint(child)]
-    flat = sum(is_object(child) for child in everywhere) - len(deep)
-    return named + [(child, inner) for child in deep for inner in _inside(instance)], flat * len(instance)
+        for keyword in ("prefixItems", "items"):  # the latter in older dialects
+            if is_array(children := part.get(keyword)):
+                named += zip(children, instance, strict=False)
+    everywhere = [part.get(keyword) for keyword in (*_CHILDREN, "propertyNames")]
+    deep = [child for child in (*everywhere, *part.get("patternProperties", {}).values()) if is_object(child)]
+    flat = [child for child in deep if _is_flat(child)]
+    if len(flat) > _MOST_FLAT:
+        return named, deep, 0
+    deep = [child for child in deep if not _is_flat(child)]
+    return named, deep, sum(1 + parts.looks(child) for child in flat) * len(instance)
 
 
-def _get(node: Any, key: str) -> Any:
-    return node.get(key) if is_object(node) else None
+def _is_flat(part: dict[str, Any]) -> bool:
+    return _APPLICATORS.isdisjoint(part) and "uniqueItems" not in part
 
 
 def _follow(path: tuple[str | int, ...], value: Any) -> Any:

@@ -9,7 +9,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["COMMENT", "Decoder", "Event", "comment", "encode"]
+__all__ = ["COMMENT", "Decoder", "Event", "encode"]
+
+COMMENT = b":\n\n"
+"""The shortest comment, which a reader ignores: it keeps the connection from looking idle."""
 
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _MAX_RETRY_DIGITS = 15
@@ -55,21 +58,6 @@ def _one_line(field: str, text: str) -> bytes:
     if "\n" in text or "\r" in text:
         raise ValueError(f"The {field} of a server-sent event is one line; remove the line breaks from it.")
     return text.encode()
-
-
-def comment(text: str = "") -> bytes:
-    r"""A comment, which a reader ignores: it keeps the connection from looking idle.
-
-    >>> comment("still here")
-    b': still here\n\n'
-    """
-    if not text:
-        return COMMENT
-    return b": " + _LINE_END.sub(b"\n: ", text.encode()) + b"\n\n"
-
-
-COMMENT = b":\n\n"
-"""The shortest keep-alive."""
 
 
 class Decoder:

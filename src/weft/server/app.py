@@ -20,7 +20,7 @@ from weft.server import telemetry
 from weft.server.asks.claims import Claims
 from weft.server.asks.rounds import InputRequired, key_ring
 from weft.server.auth.resource import ResourceServer
-from weft.server.background import Background, call_async
+from weft.server.background import Background
 from weft.server.call import Call
 from weft.server.changes import Change, Changes
 from weft.server.checks import checks_of
@@ -30,7 +30,8 @@ from weft.server.dispatch import Check, Dispatcher, Handler, Middleware
 from weft.server.extensions import Extension, check_extensions
 from weft.server.faults import show_mistakes_plainly
 from weft.server.features.completions import Completions
-from weft.server.features.pages import DEFAULT_PAGE_SIZE, CachePolicy, check_info, read_policies
+from weft.server.features.definitions import check_info
+from weft.server.features.pages import DEFAULT_PAGE_SIZE, CachePolicy, read_policies
 from weft.server.features.prompts import Prompts
 from weft.server.features.resources import Resources
 from weft.server.features.tools import ToolOptions, Tools
@@ -141,7 +142,7 @@ class Server:
         self.debug = os.environ.get("WEFT_DEBUG", "") not in ("", "0") if debug is None else debug
         self.changes = Changes()
         self.threads = Threads(limits.threads)
-        self.lifespan = Lifespan(lifespan, self, self.threads)
+        self.lifespan = Lifespan(lifespan, self)
         self.in_flight = 0  # calls being served in this process, whatever their transport
         self.guests = 0  # how many `serve` are under way
         self.eras = read_eras(eras)
@@ -323,8 +324,7 @@ class Server:
     def roots_changed(self, connection: Connection) -> None:
         """The client at the other end of `connection` says that its roots changed."""
         for fn in self._roots_changed:
-            what = f"{getattr(fn, '__name__', 'on_roots_changed')!r}"
-            self.background.start((fn, connection), partial(call_async, "on_roots_changed", fn, connection), what)
+            self.background.start("on_roots_changed", fn, connection)
 
     # Saying that something changed. From anywhere: also outside a call, also from a thread. Adding and removing
     # features says so by itself.
@@ -458,13 +458,14 @@ class Server:
         self.sessions.close_soon()
 
     async def stop(self) -> None:
-        """Release everything, at the end of the process: sessions, what runs beside calls, the lifespan."""
+        """Release everything, at the end of the process: sessions, what runs beside calls, threads, the lifespan."""
         self.subscriptions.close()
         try:
             await self.sessions.close()
             await self.background.close(self.limits.drain_seconds)
         finally:
             self.subscriptions.reopen()
+            self.threads.stop()
             await self.lifespan.stop()
 
     def run(self, transport: Literal["stdio", "http"] = "stdio", **options: Any) -> None:

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from weft.server.context import Context, TokenInfo
     from weft.server.sessions.outstanding import Outstanding
 
-__all__ = ["Asker", "Asking", "Call", "Reply"]
+__all__ = ["Asker", "Asking", "Call", "Reply", "peer_of"]
+
+
+def peer_of(address: str, token_info: TokenInfo | None) -> str:
+    """Whom limits are counted for: the principal where somebody has verified that, else the address."""
+    return address if token_info is None else f"principal {token_info.principal}"
 
 
 class Reply(Protocol):
@@ -208,9 +213,8 @@ class Call:
 
     @property
     def peer(self) -> str:
-        """Whom limits are counted for: the principal where there is one, else the address."""
-        principal = self.principal
-        return self._address if principal is None else f"principal {principal}"
+        """Whom limits are counted for."""
+        return peer_of(self._address, self.token_info)
 
     def seal(self, result: Result) -> Result:
         """A fresh result as it goes on the wire of this call."""

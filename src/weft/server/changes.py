@@ -8,18 +8,21 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Container
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from weft.errors import UsageError
 from weft.jsonrpc import encode_notification
+from weft.types.base import NotificationParams
+from weft.types.resources import ResourceUpdatedParams
 
 __all__ = ["Change", "ChangeKind", "Changes", "Listener", "encode_change", "note"]
 
 log = logging.getLogger("weft.changes")
 
 ChangeKind = Literal["tools", "prompts", "resources", "resource"]
+MOST_LISTENERS = 4096
 MOST_UNTOLD = 1024  # changes that wait for one peer, after which parts are not told one by one
 
 
@@ -56,20 +59,19 @@ class Changes:
     [Change(kind='tools', uri=None, part_of=None)]
     """
 
-    __slots__ = ("_listeners", "_lock", "_max_listeners", "_next")
+    __slots__ = ("_listeners", "_lock", "_next")
 
-    def __init__(self, max_listeners: int = 4096) -> None:
+    def __init__(self) -> None:
         self._listeners: dict[int, Listener] = {}  # by subscription, so that one function may listen twice
         self._lock = threading.Lock()
-        self._max_listeners = max_listeners
         self._next = 0
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Hear of every change from now on. Call what is returned to stop; twice does no harm."""
         with self._lock:
-            if len(self._listeners) >= self._max_listeners:
+            if len(self._listeners) >= MOST_LISTENERS:
                 raise UsageError(
-                    f"{self._max_listeners} listeners hear of changes already, which is the most there may be. "
+                    f"{MOST_LISTENERS} listeners hear of changes already, which is the most there may be. "
                     "Unsubscribe those that are done, or let one listener tell the others."
                 )
             number = self._next
@@ -104,8 +106,16 @@ def note(pending: dict[Change, None], change: Change, uris: Container[str | None
     pending[change] = None
 
 
-def encode_change(change: Change) -> bytes:
-    """The notification that tells a session of a change."""
+def encode_change(change: Change, meta: dict[str, Any] | None = None) -> bytes:
+    """The notification that tells of a change.
+
+    >>> encode_change(Change("tools"))
+    b'{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}'
+    """
     if change.kind == "resource":
-        return encode_notification("notifications/resources/updated", {"uri": change.uri})
-    return encode_notification(f"notifications/{change.kind}/list_changed")
+        assert change.uri is not None
+        params = ResourceUpdatedParams(uri=change.uri, meta=meta)
+        return encode_notification("notifications/resources/updated", params)
+    return encode_notification(
+        f"notifications/{change.kind}/list_changed", msgspec.UNSET if meta is None else NotificationParams(meta=meta)
+    )

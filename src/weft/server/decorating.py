@@ -72,9 +72,10 @@ def check_limits(limits: object) -> None:
     for name in limits.__struct_fields__:
         value, usual = getattr(limits, name), getattr(DEFAULT_LIMITS, name)
         is_number = type(value) is int or (type(value) is float and type(usual) is float)
-        if not is_number or not value >= 0:
+        least = 1 if name == "threads" else 0  # without one, who waits for it would wait forever
+        if not is_number or not value >= least:
             kind = "a number of seconds" if type(usual) is float else "a whole number"
-            raise UsageError(f"Limits({name}={value!r}) is not possible ({caller()}): it is {kind}, 0 or more.")
+            raise UsageError(f"Limits({name}={value!r}) is not possible ({caller()}): it is {kind}, {least} or more.")
 
 
 def plainly_called(what: str) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -19,7 +19,7 @@ from weft.errors import ProtocolError, UnsupportedVersion, UsageError
 from weft.server.features.content import Unserialisable
 from weft.server.where import is_users, user_frames
 
-__all__ = ["note_refusal", "record", "report", "report_code", "show_mistakes_plainly"]
+__all__ = ["note_refusal", "record", "report", "report_code", "show_mistakes_plainly", "summary_of"]
 
 log = logging.getLogger("weft.faults")
 
@@ -43,10 +43,23 @@ def report(what: str, error: BaseException, *, debug: bool, secret: str = "") ->
         frames += user_frames(error)
     if isinstance(error, Unserialisable):  # our own finding about what was returned
         return record(f"{what}: {error}{more}", frames[-MOST_FRAMES:], debug=debug)
-    summary = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    summary = summary_of(error)
     if secret:
         summary = summary.replace(secret, "…")
     return record(f"{what} raised {summary}{more}{_unawaited(error)}", frames[-MOST_FRAMES:], debug=debug)
+
+
+def summary_of(error: BaseException) -> str:
+    """What an exception is, in one line or few.
+
+    >>> summary_of(ValueError("no such seat")), summary_of(ValueError())
+    ('ValueError: no such seat', 'ValueError')
+    """
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - the user's own class may fail at that, and nobody would get an answer (R1)
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def report_code(what: str, error: ProtocolError, *, debug: bool) -> str:

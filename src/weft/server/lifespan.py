@@ -14,7 +14,6 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from weft.errors import UsageError
-from weft.server.threads import Threads
 
 __all__ = ["Lifespan", "LifespanFactory"]
 
@@ -24,11 +23,10 @@ LifespanFactory = Callable[[Any], AbstractAsyncContextManager[Any]]
 class Lifespan:
     """Started once, lazily or at start-up; stopped once."""
 
-    def __init__(self, factory: LifespanFactory | None, server: Any, threads: Threads) -> None:
+    def __init__(self, factory: LifespanFactory | None, server: Any) -> None:
         _check(factory)
         self._factory = factory
         self._server = server
-        self._threads = threads
         self._task: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] | None = None
         self._stop: asyncio.Event | None = None
@@ -47,11 +45,12 @@ class Lifespan:
         await asyncio.shield(self._ready)
 
     async def stop(self) -> None:
-        """Leave the context manager, if it was entered, and let the threads go."""
-        self._threads.stop()
+        """Leave the context manager, if it was entered; if it is being entered, give that up."""
         if self._task is None or self._stop is None:
             return
         self._stop.set()
+        if not self.started:
+            self._task.cancel()
         task, self._task, self._ready = self._task, None, None
         self.started = self._factory is None
         await asyncio.wait([task])
@@ -65,7 +64,7 @@ class Lifespan:
             if not isinstance(manager, AbstractAsyncContextManager):  # pyright: ignore[reportUnnecessaryIsInstance] - the user's
                 raise _no_lifespan(f"one that returns {type(manager).__name__}")
             async with manager as self.value:
-                self.started = True
+                self.started = self._ready is ready  # else it was stopped meanwhile
                 ready.set_result(None)
                 cancelled = await _cancelled_before(stop)
             if cancelled is not None:
@@ -74,6 +73,7 @@ class Lifespan:
             if ready.done():
                 raise
             ready.set_exception(_failure(error))  # whatever it is: requests wait for this (R1)
+            ready.exception()  # and where none does any more, asyncio need not complain
             if _is_cancelled():
                 raise
         finally:
@@ -85,9 +85,9 @@ class Lifespan:
 
 def _check(factory: Any) -> None:
     """Refuse what is no such function, as far as can be seen without calling it."""
-    name = getattr(factory, "__name__", type(factory).__name__)
     if factory is None:
         return
+    name = getattr(factory, "__name__", type(factory).__name__)
     if not callable(factory):
         raise _no_lifespan(type(factory).__name__)
     if inspect.isasyncgenfunction(factory):

@@ -14,11 +14,10 @@ from weft.errors import InternalError, InvalidParams, InvalidRequest
 from weft.jsonrpc import encode_notification
 from weft.server.auth.expiry import at_expiry
 from weft.server.call import Call
-from weft.server.changes import Change, note
+from weft.server.changes import Change, encode_change, note
 from weft.server.transports.http_reply import HttpReply
-from weft.types.base import SUBSCRIPTION_ID_KEY, EmptyResult, NotificationParams, RequestId
+from weft.types.base import SUBSCRIPTION_ID_KEY, EmptyResult, RequestId
 from weft.types.lifecycle import CancelledParams
-from weft.types.resources import ResourceUpdatedParams
 from weft.types.subscriptions import AcknowledgedParams, ListenParams, SubscriptionFilter
 
 if TYPE_CHECKING:
@@ -64,15 +63,6 @@ class Listener:
         """Wake the stream up."""
         if self.wake is not None and not self.wake.done():
             self.wake.set_result(None)
-
-    def encode(self, change: Change) -> bytes:
-        """The notification, tagged with the stream's id in its own JSON type (SUB-07, SUB-08)."""
-        meta = {SUBSCRIPTION_ID_KEY: self.id}
-        if change.kind == "resource":
-            assert change.uri is not None
-            params = ResourceUpdatedParams(uri=change.uri, meta=meta)
-            return encode_notification("notifications/resources/updated", params)
-        return encode_notification(f"notifications/{change.kind}/list_changed", NotificationParams(meta=meta))
 
 
 class Subscriptions:
@@ -141,11 +131,12 @@ class Subscriptions:
 
     async def _tell(self, listener: Listener, call: Call) -> None:
         loop = asyncio.get_running_loop()
+        meta = {SUBSCRIPTION_ID_KEY: listener.id}  # in its own JSON type (SUB-07, SUB-08)
         while True:
             while listener.pending:
                 change = next(iter(listener.pending))
                 del listener.pending[change]
-                await call.reply.notify(listener.encode(change))
+                await call.reply.notify(encode_change(change, meta))
             if listener.ended:
                 return
             listener.wake = loop.create_future()

@@ -11,7 +11,7 @@ import inspect
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any, cast
 
 __all__ = ["caller", "describe", "enclosing_locals", "is_users", "location", "short_path", "target", "user_frames"]
@@ -92,9 +92,11 @@ def enclosing_locals(fn: Callable[..., Any]) -> dict[str, Any]:
     """
     code: CodeType | None = getattr(target(fn), "__code__", None)
     outer = code.co_qualname.rpartition(".<locals>.")[0] if code else ""
-    frame: FrameType | None = inspect.currentframe() if code and outer else None
+    if code is None or not outer:
+        return {}
+    frame = inspect.currentframe()
     while frame is not None:
-        if frame.f_code.co_qualname == outer and code and frame.f_code.co_filename == code.co_filename:
+        if frame.f_code.co_qualname == outer and frame.f_code.co_filename == code.co_filename:
             return dict(frame.f_locals)
         frame = frame.f_back
     return {}

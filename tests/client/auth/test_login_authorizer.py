@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 import logging
 
 import pytest
@@ -9,6 +10,7 @@ from auth_world import AS, ISSUER, PRM, SERVER, TOKEN, Person, World, go, json_r
 
 from weft.client.auth import BearerToken, ClientCredentials, MemoryStorage, as_auth
 from weft.client.auth.authorizer import Authorizer
+from weft.client.auth.credentials import server_key, token_key
 from weft.client.transports.base import Refused
 from weft.errors import AuthorizationFailed, UsageError
 
@@ -31,6 +33,24 @@ async def test_a_token_goes_only_to_its_server():
     await go(auth)
     for other in ("https://evil.example/mcp", "https://mcp.example/other", "http://mcp.example/mcp"):
         assert await auth.headers(other, "POST") == {}
+
+
+async def test_a_kept_token_whose_key_is_damaged_is_as_good_as_none():
+    storage, person = MemoryStorage(), Person()
+    kept = {
+        "access_token": "t",
+        "issuer": ISSUER,
+        "resource": SERVER,
+        "client_id": "c",
+        "kind": "DPoP",
+        "dpop_key": "x",
+    }
+    await storage.put(server_key(SERVER), json.dumps([ISSUER, SERVER]).encode())
+    await storage.put(token_key(ISSUER, SERVER), json.dumps(kept).encode())
+    auth = oauth(World(), person, storage)
+    assert await auth.headers(SERVER, "POST") == {}
+    assert await go(auth) is True
+    assert len(person.asked) == 1
 
 
 async def test_one_login_for_all_who_wait():

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import threading
 import urllib.error
 import urllib.request
 from urllib.parse import urlsplit
@@ -69,6 +70,49 @@ async def garbage(uri: str) -> None:
         with contextlib.suppress(ConnectionError):
             await asyncio.wait_for(reader.read(), 30)
         writer.close()
+
+
+class Foreground:
+    """A browser that runs until it is closed, as one in a terminal does."""
+
+    def __init__(self):
+        self.is_open, self.has_ended, self._closed = threading.Event(), threading.Event(), threading.Event()
+
+    def __call__(self, url: str) -> bool:
+        self.is_open.set()
+        self._closed.wait(60)
+        self.has_ended.set()
+        return True
+
+    async def close(self) -> None:
+        self._closed.set()
+        await asyncio.to_thread(self.has_ended.wait, 30)
+
+
+async def test_a_browser_that_runs_until_it_is_closed_holds_up_nobody():
+    browser = Foreground()
+    async with LoopbackRedirect(open_browser=browser).listening([]) as listener:
+        visiting = asyncio.create_task(listener.visit(PAGE, "s1"))
+        assert await asyncio.to_thread(browser.is_open.wait, 30)
+        await knock(f"{listener.uri}?code=c&state=s1")
+        assert await visiting == f"{listener.uri}?code=c&state=s1"
+    assert not browser.has_ended.is_set()
+    await browser.close()
+
+
+async def test_a_browser_that_runs_is_not_waited_for_when_nobody_comes():
+    browser = Foreground()
+    async with LoopbackRedirect(open_browser=browser, seconds=0.05).listening([]) as listener:
+        with pytest.raises(AuthorizationFailed, match="Nobody logged in"):
+            await listener.visit(PAGE, "s1")
+    assert not browser.has_ended.is_set()
+    await browser.close()
+
+
+async def test_what_a_browser_raises_ends_the_login():
+    async with LoopbackRedirect(open_browser=lambda _: 1 / 0).listening([]) as listener:
+        with pytest.raises(ZeroDivisionError):
+            await listener.visit(PAGE, "s1")
 
 
 async def test_nobody_comes():

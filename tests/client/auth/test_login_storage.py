@@ -84,7 +84,7 @@ async def test_a_file_that_others_can_read_is_refused_with_the_remedy(tmp_path):
         await FileStorage(path).get("a")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'"x"', b'{"a": 1}', b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'"x"', b'{"a": 1}', b"\xff", b"[" * 100_000])
 async def test_a_damaged_file_is_as_good_as_none(tmp_path, content):
     path = tmp_path / "tokens.json"
     path.write_bytes(content)

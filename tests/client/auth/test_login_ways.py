@@ -11,6 +11,8 @@ from support.fakes import Exchange, http_server, initialized, reply, sse
 from support.logging_in import Browser, hidden_fields
 from weft import AuthorizationFailed, Client, ClientLimits, Context, OAuth, Server, TokenInfo
 from weft.client.auth import ClientCredentials, Fetcher, FunctionRedirect
+from weft.client.auth.challenge import challenges
+from weft.client.transports.base import Refused
 from weft.errors import UsageError
 from weft.server.auth import ResourceServer, StaticTokens
 from weft.server.auth.authorization import AuthorizationServer
@@ -209,3 +211,27 @@ async def test_a_stream_that_is_refused_all_the_same() -> None:
         with pytest.raises(AuthorizationFailed, match="HTTP status 401: it wants authorization; check the token"):
             async with Client(url, auth=Slow(gives_up=True)):
                 pass
+
+
+# --- a server in this process
+
+
+async def test_all_challenges_of_an_app_in_this_process_are_seen() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            offered = [(b"WWW-Authenticate", b'DPoP algs="ES256"'), (b"www-authenticate", b'Bearer scope="read"')]
+            await send({"type": "http.response.start", "status": 401, "headers": offered})
+            await send({"type": "http.response.body", "body": b""})
+
+    class Hook:
+        async def headers(self, url: str, method: str) -> dict[str, str]:
+            return {}
+
+        async def refused(self, refusal: Refused, given: Any, request: Any) -> bool:
+            seen.extend((one.scheme, one.scopes) for one in challenges(refusal.headers))
+            return False
+
+    seen: list[Any] = []
+    with pytest.raises(AuthorizationFailed):
+        await Client(app, auth=Hook()).connect()
+    assert seen == [("dpop", None), ("bearer", ("read",))]

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from support.fakes import DISCOVERED, Exchange, http_server, initialized, reply, sse
-from weft import Client, ClientLimits, ConnectionFailed, InvalidAnswer, RemoteError, RequestTimeout
+from weft import BearerToken, Client, ClientLimits, ConnectionFailed, InvalidAnswer, RemoteError, RequestTimeout
 from weft.client import StreamReopened, ToolsChanged
 from weft.client.transports.base import Refused
+from weft.client.transports.http import HttpTransport
 from weft.client.transports.http_wire import AiohttpWire
 
 TEXT = {"content": [{"type": "text", "text": "done"}]}
@@ -330,6 +331,50 @@ async def test_a_hook_may_authorize_and_try_again() -> None:
         assert (await client.call_tool("t")).text == "done"
 
 
+@pytest.mark.parametrize("at", ["the hook's", "a call's", "a stream's"])
+async def test_one_who_gives_up_reading_a_refusal_leaves_no_connection_open(at: str) -> None:
+    class Endless:
+        """A refusal whose body does not come."""
+
+        status, headers, is_done = 401, {"Content-Type": "text/plain"}, False
+
+        async def body(self, limit: int) -> bytes:
+            reading.set()
+            return await asyncio.get_running_loop().create_future()
+
+        def done(self) -> None:
+            self.is_done = True
+
+    class Cut(Endless):
+        """A stream that has to be taken up again."""
+
+        status, headers = 200, {"Content-Type": "text/event-stream"}
+
+        async def chunks(self) -> Any:
+            yield sse(b"", id="1", retry="1")
+
+    class Fake:
+        async def exchange(self, method: str, url: str, headers: Any, body: bytes | None) -> Any:
+            replies.append(Cut() if at == "a stream's" and method == "POST" else Endless())
+            return replies[-1]
+
+    class Hook:
+        async def headers(self, url: str, method: str) -> dict[str, str]:
+            return {}
+
+    replies: list[Endless] = []
+    reading = asyncio.Event()
+    auth: Any = Hook() if at == "the hook's" else None
+    transport = HttpTransport("http://127.0.0.1/mcp", Fake(), ClientLimits(), auth=auth)  # type: ignore[arg-type]
+    asking = asyncio.create_task(transport.request(b"{}", 1, resumable=True))
+    async with asyncio.timeout(30):
+        await reading.wait()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert [one.is_done for one in replies] == [True] * len(replies)
+
+
 # --- the session era
 
 
@@ -381,6 +426,17 @@ async def test_the_session_and_the_version_go_along_with_everything_after_the_ha
         assert exchange.headers["mcp-session-id"] == "s1"
         assert exchange.headers["mcp-protocol-version"] == "2025-11-25"
         assert "mcp-method" not in exchange.headers
+
+
+async def test_a_token_that_cannot_be_had_any_more_does_not_spoil_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    def token() -> str:
+        return tokens.pop() if tokens else 1 / 0  # type: ignore[return-value]
+
+    tokens = ["t"] * 100
+    caplog.set_level("DEBUG", "weft.client")
+    async with http_server(Session()) as url, Client(url, auth=BearerToken(token)):
+        tokens.clear()
+    assert f"{url} was not told of the end of its session (ZeroDivisionError)." in caplog.text
 
 
 @pytest.mark.spec("L11-25")
@@ -639,6 +695,50 @@ async def test_one_who_gives_up_closing_leaves_no_connection_open() -> None:
         await asyncio.sleep(0.01)
         assert [pool.closed for pool in pools] == [True, True]
         await wire.close()
+
+
+@pytest.mark.parametrize("how", ["closed", "given up", "cancelled"])
+async def test_one_who_waits_for_a_connection_is_cancelled_by_nobody_else(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def call(exchange: Exchange) -> None:
+        called.set()
+        await exchange.hang()
+
+    monkeypatch.setattr("weft.client.transports.http_wire._MOST_CONNECTIONS", 1)
+    called = asyncio.Event()
+    wire = AiohttpWire(ClientLimits())
+    await wire.open()
+    async with http_server(call) as url:
+        first = asyncio.create_task(wire.exchange("POST", url, {}, b"{}"))
+        async with asyncio.timeout(30):
+            await called.wait()
+        second = asyncio.create_task(wire.exchange("POST", url, {}, b"{}"))
+        await asyncio.sleep(0.05)
+        if how == "cancelled":
+            second.cancel()
+        for _ in range(4 if how == "given up" else 0):
+            wire.renew()
+        if how == "closed":
+            await wire.close()
+        with pytest.raises(asyncio.CancelledError if how == "cancelled" else ConnectionFailed):
+            await second
+        assert second.cancelled() == (how == "cancelled")
+        await wire.close()
+        with pytest.raises(ConnectionFailed) as caught:
+            await first
+    assert str(caught.value) == f"The connection to {url} was closed."
+
+
+async def test_pools_that_were_given_up_just_before_the_end_are_closed_too() -> None:
+    wire = AiohttpWire(QUICK)
+    await wire.open()
+    pools = [wire._session]
+    for _ in range(5):
+        wire.renew()
+        pools.append(wire._session)
+    await wire.close()
+    assert [pool.closed for pool in pools if pool is not None] == [True] * 6
 
 
 @pytest.mark.parametrize("answer", [b"\0\1 nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nno header\r\n\r\n"])

@@ -188,6 +188,7 @@ async def test_no_shell_sees_the_command(tmp_path):
     ("command", "said"),
     [
         (("no-such-program-here",), "there is no such program on the PATH; install it"),
+        (("mcp.json",), "read_config('mcp.json') has the servers of a configuration."),
         (("/no/such/program",), "check the path"),
         (("npx -y server",), "write the arguments apart from it: ['npx', '-y', 'server']"),
         (("server.py",), f"start it as [{sys.executable!r}, 'server.py']"),

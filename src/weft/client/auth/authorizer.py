@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from weft.client.auth import urls
 from weft.client.auth.challenge import Challenge, challenges
@@ -28,7 +28,10 @@ from weft.client.auth.steps import Steps
 from weft.client.auth.tokens import readable
 from weft.errors import AuthorizationFailed
 
-__all__ = ["Authorizer", "Refusal", "Stamp"]
+if TYPE_CHECKING:
+    from weft.client.transports.base import Refused
+
+__all__ = ["Authorizer", "Stamp"]
 
 log = logging.getLogger("weft.client.auth")
 
@@ -36,13 +39,6 @@ _PAUSE_SECONDS = 10.0  # before a replacement that failed is tried again
 _MOST_STEP_UPS = 2  # for one operation …
 _STEP_UP_SECONDS = 600.0  # … in this time
 _FAREWELL = "DELETE"  # nobody is asked to log in to say goodbye
-
-
-class Refusal(Protocol):
-    """A 401 or a 403, as a transport has it."""
-
-    status: int
-    headers: Mapping[str, str]
 
 
 @dataclass(slots=True)
@@ -127,7 +123,7 @@ class Authorizer:
             await self._renew(place)
         return Stamp(place, url, method)
 
-    async def refused(self, refusal: Refusal, given: Mapping[str, str], request: Mapping[str, str]) -> bool:
+    async def refused(self, refusal: Refused, given: Mapping[str, str], request: Mapping[str, str]) -> bool:
         """Look at a 401 or a 403; True when it is worth while to try again, because there is another token now.
 
         `given` is what `headers` returned for it, `request` the message's own headers, which tell one operation from
@@ -150,7 +146,9 @@ class Authorizer:
         is_step_up = is_lacking and place.token is not None
         if is_step_up:
             self._count_step_up(place, challenge, request)
-        await self._shared(place, lambda: self._login(place, is_step_up=is_step_up))
+        situation = self._situation(place, is_step_up=is_step_up)
+        place.done.append(situation.tried)
+        await self._wait(place, self._begin(place, self._grant.login(situation)))
         return True
 
     # --- inside
@@ -167,11 +165,6 @@ class Authorizer:
 
     def _situation(self, place: _Place, *, is_step_up: bool = False) -> Situation:
         return Situation(place.url, place.challenge, place.token, is_step_up, place.nonces)
-
-    def _login(self, place: _Place, *, is_step_up: bool) -> Steps[Token]:
-        situation = self._situation(place, is_step_up=is_step_up)
-        place.done.append(situation.tried)
-        return self._grant.login(situation)
 
     async def _recall(self, place: _Place) -> None:
         token = await run(recall_token(place.url), self._world_of(place), place.url)
@@ -202,27 +195,24 @@ class Authorizer:
     async def _renew(self, place: _Place) -> None:
         """Replace the token, once for all. If that fails, the old one is shown: the server decides what then."""
         now = self._clock()
-        if place.login is None and (now < place.renew_after or self._grant.renewal(self._situation(place)) is None):
-            return
-
-        def renewal() -> Steps[Token]:
-            steps = self._grant.renewal(self._situation(place))
-            assert steps is not None
-            return steps
-
+        login = place.login
+        if login is None:
+            steps = None if now < place.renew_after else self._grant.renewal(self._situation(place))
+            if steps is None:
+                return
+            login = self._begin(place, steps, is_renewal=True)
         try:
-            await self._shared(place, renewal, is_renewal=True)
+            await self._wait(place, login)
         except AuthorizationFailed as failure:
             place.renew_after = now + _PAUSE_SECONDS
             log.debug("The token for %s was not replaced: %s", urls.shown(place.url), failure)
 
-    async def _shared(self, place: _Place, make: Callable[[], Steps[Token]], *, is_renewal: bool = False) -> None:
-        """Wait for the login that is under way, or begin one."""
-        if place.login is None:
-            place.is_refresh = is_renewal and place.token is not None and place.token.refresh_token is not None
-            place.login = asyncio.create_task(self._log_in(place, make(), is_renewal=is_renewal))
-            place.login.add_done_callback(_heard)
-        await self._wait(place, place.login)
+    def _begin(self, place: _Place, steps: Steps[Token], *, is_renewal: bool = False) -> asyncio.Task[Token]:
+        """Begin a login, for all who want one until it ends."""
+        place.is_refresh = is_renewal and place.token is not None and place.token.refresh_token is not None
+        place.login = asyncio.create_task(self._log_in(place, steps, is_renewal=is_renewal))
+        place.login.add_done_callback(_heard)
+        return place.login
 
     async def _wait(self, place: _Place, task: asyncio.Task[Token]) -> None:
         """Wait for a login. It ends with the last who waits for it.

@@ -15,11 +15,10 @@ __all__ = ["Challenge", "challenges", "header_values", "parse"]
 
 _MOST_BYTES = 16 * 1024
 _TOKEN = r"[A-Za-z0-9!#$%&'*+.^_`|~-]+"  # noqa: S105 - a token of the HTTP grammar, no secret
-# A parameter, else the name of a scheme (with a token68, which nobody here needs), else one character that is neither.
+# A parameter, else the name of a scheme (with a token68, which nobody here needs).
 _PARAM = re.compile(rf'({_TOKEN})[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"|({_TOKEN})(?=[ \t]*(?:,|$)))')
 _SCHEME = re.compile(rf"({_TOKEN})(?:[ \t]+(?=[^ \t,=])|[ \t]*(?=,|$))")
 _SEPARATOR = re.compile(r"[ \t,]+")
-_OTHER = re.compile(r"[^,]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +71,9 @@ def parse(header: str) -> list[Challenge]:
             params = {}
             found.append(Challenge(part[1].lower(), params))
             at = part.end()
-        else:
-            rest = _OTHER.match(header, at)
-            at = max(at + 1, rest.end() if rest else at)
+        else:  # what is neither ends at a comma
+            comma = header.find(",", at)
+            at = comma if comma >= 0 else len(header)
     return found
 
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
+from weft.client.auth.dpop import DpopKey
 from weft.client.auth.steps import Steps, keep, load
 
 __all__ = [
@@ -60,6 +61,11 @@ class Token:
     expires_at: float | None = None
     refresh_token: str | None = field(default=None, repr=False)
     dpop_key: str | None = field(default=None, repr=False)  # PEM; the token is worth nothing without it
+
+    def __post_init__(self) -> None:
+        """ValueError where the key is none: such a record is as good as none."""
+        if self.dpop_key is not None:
+            DpopKey.from_pem(self.dpop_key)
 
     @property
     def scopes(self) -> list[str]:

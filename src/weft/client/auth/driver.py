@@ -109,7 +109,6 @@ class _Hands:
         if self._fetch is None:
             fetcher = self._world.fetcher or Fetcher()
             self._fetch = await self._stack.enter_async_context(fetcher.open(self._server_url))
-        assert self._fetch is not None
         return await self._fetch(request)
 
     async def _listen(self, step: Listen) -> str:

@@ -11,7 +11,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from urllib.parse import urljoin, urlsplit
@@ -44,8 +44,8 @@ class Fetch(Protocol):
 class Fetching(Protocol):
     """A way to do the exchanges of a login."""
 
-    def open(self, server_url: str) -> Any:
-        """An async context manager of a `Fetch`, on behalf of one server."""
+    def open(self, server_url: str) -> AbstractAsyncContextManager[Fetch]:
+        """Be ready to fetch on behalf of one server."""
         ...
 
 
@@ -172,8 +172,7 @@ class Fetcher:
         except TimeoutError:
             raise FetchFailed(f"no answer within {self._seconds:g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            cause = getattr(error, "os_error", None)
-            if isinstance(cause, _PrivateAddress) or isinstance(error, _PrivateAddress):
+            if isinstance(getattr(error, "os_error", error), _PrivateAddress):
                 raise FetchFailed(_PRIVATE) from None
             fault = proxy_fault(error, proxy) or tls_fault(error) or f"it cannot be reached ({type(error).__name__})"
             raise FetchFailed(fault) from None

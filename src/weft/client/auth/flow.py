@@ -119,7 +119,7 @@ class CodeFlow:
         """A new token for the refresh token; None when that is worth nothing any more, a `Refusal` where it may be."""
         if token.refresh_token is None or (self.dpop and token.dpop_key is None):  # it would not be bound either
             return None
-        identity = yield from self._identity_of(token, issuer)
+        identity = yield from self.registration.named(token.client_id, issuer)
         if identity is None:
             return None
         dpop = None if token.dpop_key is None else DpopKey.from_pem(token.dpop_key)
@@ -138,16 +138,6 @@ class CodeFlow:
         renewed.refresh_token = renewed.refresh_token or token.refresh_token  # rotated where the issuer does
         yield from keep_token(situation.server_url, renewed)
         return renewed
-
-    def _identity_of(self, token: Token, issuer: Issuer) -> Steps[Identity | None]:
-        """Who we were when we got a token."""
-        own = self.registration
-        if own.client_id is not None and own.client_id == token.client_id:
-            return Identity(own.client_id, issuer.issuer, own.client_secret, own.auth_method)
-        if own.document_url is not None and own.document_url == token.client_id:
-            return Identity(own.document_url, issuer.issuer, auth_method="none")
-        kept = yield from own.known(issuer)
-        return kept if kept is not None and kept.client_id == token.client_id else None
 
     def _is_fresh(self, token: Token) -> bool:
         now = self.clock()

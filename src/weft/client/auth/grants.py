@@ -46,6 +46,7 @@ class _MachineFlow:
     issuer: str | None = None  # the only one that these credentials are for
     scopes: Sequence[str] = ()
     dpop: bool | None = None
+    key: PrivateKey | None = None  # instead of a secret
     clock: Callable[[], float] = time.time
 
     def login(self, situation: Situation) -> Steps[Token]:
@@ -87,36 +88,28 @@ class _MachineFlow:
             issuer,
             identity,
             situation.tried,
-            key=self._key(),
+            key=self.key,
             dpop=dpop,
             must_bind=bool(self.dpop),
             nonces=situation.nonces,
             clock=self.clock,
         )
 
-    def _key(self) -> PrivateKey | None:
-        return None
-
 
 @dataclass(slots=True)
 class ClientCredentialsFlow(_MachineFlow):
     """The program's own secret, or its own key."""
 
-    key: PrivateKey | None = None
-
     def _form(self, situation: Situation, guarded: Guarded, scopes: list[str]) -> Steps[dict[str, str]]:
         yield from ()
         return {"grant_type": "client_credentials"}
-
-    def _key(self) -> PrivateKey | None:
-        return self.key
 
 
 @dataclass(slots=True)
 class WorkloadFlow(_MachineFlow):
     """A JWT of the platform, shown once."""
 
-    assertion: Secret = field(default="", repr=False)
+    assertion: Secret = field(kw_only=True, repr=False)
 
     def _form(self, situation: Situation, guarded: Guarded, scopes: list[str]) -> Steps[dict[str, str]]:
         assertion = yield from _secret(self.assertion, "assertion", situation.tried)
@@ -138,7 +131,7 @@ class IdentityProvider:
 class EnterpriseFlow(_MachineFlow):
     """The user's id token becomes an ID-JAG for the server's issuer, and that becomes the access token."""
 
-    provider: IdentityProvider = field(default_factory=lambda: IdentityProvider("", ""))
+    provider: IdentityProvider = field(kw_only=True)
 
     def _form(self, situation: Situation, guarded: Guarded, scopes: list[str]) -> Steps[dict[str, str]]:
         profiles = guarded.issuer.authorization_grant_profiles_supported
@@ -160,8 +153,7 @@ class EnterpriseFlow(_MachineFlow):
         }
         if scopes:
             form["scope"] = " ".join(scopes)
-        provider = self.provider
-        identity = Identity(provider.client_id, idp.issuer, provider.client_secret)
+        identity = Identity(self.provider.client_id, idp.issuer, self.provider.client_secret)
         exchange = TokenEndpoint(idp, identity, situation.tried, clock=self.clock)
         document = yield from exchange.exchange(form)
         assertion, kind = document.get("access_token"), document.get("issued_token_type")

@@ -25,10 +25,13 @@ from weft.client.auth.redirect import LoopbackRedirect, Redirect
 from weft.client.auth.registration import Registration, client_document
 from weft.client.auth.storage import MemoryStorage, Storage
 from weft.client.auth.tokens import PrivateKey, is_sendable, readable, without
+from weft.client.transports.reading import printable
 from weft.errors import AuthorizationFailed, UsageError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+
+    from weft.client.transports.base import Refused
 
 __all__ = ["BearerToken", "ClientCredentials", "EnterpriseManaged", "OAuth", "WorkloadIdentity", "as_auth"]
 
@@ -58,7 +61,7 @@ class BearerToken:
             token = _check_token(await given if inspect.isawaitable(given) else given)
         return {"Authorization": f"Bearer {token}"}
 
-    async def refused(self, refusal: Any, given: Mapping[str, str], request: Mapping[str, str]) -> bool:
+    async def refused(self, refusal: Refused, given: Mapping[str, str], request: Mapping[str, str]) -> bool:
         """There is no other: AuthorizationFailed, unless it is not about the token that this is refused."""
         told = challenges(refusal.headers)
         if refusal.status != 401 and not any(one.error for one in told):
@@ -66,7 +69,7 @@ class BearerToken:
         words = [one.params.get("error_description") or one.error for one in told]
         reason = next((word for word in words if word), None) or refusal.reason or "it gave no reason"
         token = given.get("Authorization", "").partition(" ")[2]
-        shown = "".join(char if char.isprintable() else " " for char in without(reason, [token])[:300]).rstrip(". ")
+        shown = printable(without(reason, [token])[:300]).rstrip(". ")
         advice = "Check that it is complete, has not expired, and is meant for this server."
         if lacking := next((one for one in told if one.error == "insufficient_scope"), None):
             wanted = readable(lacking.scopes or ())
@@ -108,7 +111,7 @@ class OAuth(Authorizer):
         self._registration = registration
         super().__init__(
             CodeFlow(registration, _scopes(scopes), dpop, offline),
-            World(fetcher, storage or MemoryStorage(), redirect or LoopbackRedirect()),
+            _world(storage, fetcher, redirect or LoopbackRedirect()),
         )
 
     def client_metadata(self, redirect_uris: Sequence[str]) -> dict[str, Any]:
@@ -211,8 +214,8 @@ def as_auth(auth: Any) -> Any:
     return auth
 
 
-def _world(storage: Storage | None, fetcher: Fetching | None) -> World:
-    return World(fetcher, storage or MemoryStorage())
+def _world(storage: Storage | None, fetcher: Fetching | None, redirect: Redirect | None = None) -> World:
+    return World(fetcher, storage or MemoryStorage(), redirect)
 
 
 def _scopes(scopes: Sequence[str]) -> Sequence[str]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
 from weft.client.auth import urls
 from weft.client.auth.challenge import Challenge
-from weft.client.auth.steps import FetchFailed, Response, Steps, get
+from weft.client.auth.steps import FetchFailed, Steps, get
 from weft.errors import AuthorizationFailed
 
 __all__ = [
@@ -162,7 +162,7 @@ def legacy_issuer(server_url: str) -> Issuer:
 def _document(url: str, kind: type[D], looked: _Looked) -> Steps[D | None]:
     """A document, or None when it is not there. One that is there and cannot be read is remembered."""
     try:
-        response: Response = yield from get(url)
+        response = yield from get(url)
     except FetchFailed as failure:
         looked.tried.append(f"{urls.shown(url)}: {failure}")
         looked.is_broken = True
@@ -172,7 +172,7 @@ def _document(url: str, kind: type[D], looked: _Looked) -> Steps[D | None]:
         looked.is_broken = looked.is_broken or response.status >= 500
         return None
     try:
-        found: Any = msgspec.json.decode(response.body, type=kind)
+        found = msgspec.json.decode(response.body, type=kind)
     except (msgspec.DecodeError, RecursionError):
         looked.tried.append(f"{urls.shown(url)}: a document that cannot be read")
         looked.is_broken = True

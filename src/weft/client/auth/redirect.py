@@ -14,11 +14,12 @@ import inspect
 import sys
 import webbrowser
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 from weft.client.auth import urls
+from weft.client.functions import Functions
 from weft.errors import AuthorizationFailed, UsageError
 
 __all__ = ["FunctionRedirect", "Listener", "LoopbackRedirect", "Redirect"]
@@ -157,20 +158,27 @@ class _Visitor:
     async def visit(self, url: str, state: str) -> str:
         """Open the browser, and wait for its return."""
         self._state = state
-        opened = False
-        try:
-            opened = await asyncio.to_thread(self._open_browser, url)
-        except (OSError, webbrowser.Error):
-            opened = False
-        if opened is False:
-            self._tell(url)
+        opening = asyncio.create_task(self._send_away(url))
         try:
             async with asyncio.timeout(self._seconds):
+                # Some browsers are not started, but run until they are closed: the answer comes before that.
+                await asyncio.wait([opening, self._answer], return_when=asyncio.FIRST_COMPLETED)
+                if not self._answer.done():
+                    opening.result()
                 return await self._answer
         except TimeoutError:
             raise AuthorizationFailed(
                 f"Nobody logged in within {self._seconds:g} s; try again, or give LoopbackRedirect(seconds=...) more."
             ) from None
+        finally:
+            opening.cancel()
+
+    async def _send_away(self, url: str) -> None:
+        opened = False
+        with suppress(OSError, webbrowser.Error):
+            opened = await Functions().call(self._open_browser, url)
+        if opened is False:
+            self._tell(url)
 
     async def finished(self) -> None:
         """Wait until the browser has been told, but not for one that does not listen."""

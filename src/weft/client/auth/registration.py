@@ -16,14 +16,13 @@ from urllib.parse import urlsplit
 from weft.client.auth import urls
 from weft.client.auth.credentials import Identity, binding_key, identity_key, keep_record, load_record
 from weft.client.auth.metadata import Issuer
-from weft.client.auth.steps import FetchFailed, Response, Steps, keep, load, post_json
+from weft.client.auth.steps import FetchFailed, Steps, keep, load, post_json
 from weft.client.auth.tokens import said
 from weft.errors import AuthorizationFailed, UsageError
 from weft.protocol.hosts import is_loopback
 
 __all__ = ["Registration", "application_type", "bind_issuer", "check_document_url", "client_document"]
 
-_GRANTS = ["authorization_code", "refresh_token"]
 _LATEST = 10**12  # no secret expires later: it is said otherwise that it does not
 
 
@@ -49,7 +48,7 @@ def client_document(name: str, redirect_uris: list[str], *, client_id: str | Non
     document: dict[str, Any] = {
         "client_name": name,
         "redirect_uris": redirect_uris,
-        "grant_types": list(_GRANTS),
+        "grant_types": ["authorization_code", "refresh_token"],
         "response_types": ["code"],
         "token_endpoint_auth_method": "none",
         "application_type": application_type(redirect_uris[0]),
@@ -93,6 +92,13 @@ class Registration:
         kept = yield from load_record(identity_key(issuer.issuer), Identity)
         return kept if kept is not None and kept.issuer == issuer.issuer else None
 
+    def named(self, client_id: str, issuer: Issuer) -> Steps[Identity | None]:
+        """The identity that we used with this issuer under an id, if it is ours still."""
+        if client_id in (self.client_id, self.document_url):
+            return self._own(client_id, issuer)
+        kept = yield from self.known(issuer)
+        return kept if kept is not None and kept.client_id == client_id else None
+
     def forget(self, identity: Identity) -> Steps[None]:
         """Its issuer does not know it any more: where it was registered here, it is registered anew next time."""
         key = identity_key(identity.issuer)
@@ -105,9 +111,11 @@ class Registration:
     ) -> Steps[Identity]:
         """An identity for this issuer, by the first way that is open."""
         if self.client_id is not None:
-            return (yield from self._bound(issuer, server_url, tried))
+            if self.issuer is None:  # it was not said whose it is: that of its first use
+                yield from bind_issuer(self.client_id, issuer, server_url, tried)
+            return self._own(self.client_id, issuer)
         if self.document_url is not None and issuer.client_id_metadata_document_supported:
-            return Identity(self.document_url, issuer.issuer, auth_method="none")
+            return self._own(self.document_url, issuer)
         kept = yield from self.known(issuer)
         if kept is not None and _still_fits(kept, redirect_uri, scopes):
             return kept
@@ -123,12 +131,11 @@ class Registration:
         yield from keep_record(identity_key(issuer.issuer), identity)
         return identity
 
-    def _bound(self, issuer: Issuer, server_url: str, tried: list[str]) -> Steps[Identity]:
-        """The pre-registered identity; where it was not said whose it is, the issuer of its first use."""
-        assert self.client_id is not None
-        if self.issuer is None:
-            yield from bind_issuer(self.client_id, issuer, server_url, tried)
-        return Identity(self.client_id, issuer.issuer, self.client_secret, self.auth_method)
+    def _own(self, client_id: str, issuer: Issuer) -> Identity:
+        """The identity that we were given: the pre-registered one, or the URL of the document."""
+        if client_id == self.client_id:
+            return Identity(client_id, issuer.issuer, self.client_secret, self.auth_method)
+        return Identity(client_id, issuer.issuer, auth_method="none")
 
     def _register(
         self, issuer: Issuer, endpoint: str, redirect_uri: str, scopes: list[str], tried: list[str]
@@ -138,7 +145,7 @@ class Registration:
         if scopes:
             document["scope"] = " ".join(scopes)
         try:
-            response: Response = yield from post_json(endpoint, document)
+            response = yield from post_json(endpoint, document)
         except FetchFailed as failure:
             tried.append(f"{urls.shown(endpoint)}: {failure}")
             raise AuthorizationFailed("The client could not be registered; try again later.", tried) from None

@@ -40,7 +40,6 @@ __all__ = [
     "Visit",
     "call",
     "claim",
-    "fetch",
     "get",
     "keep",
     "listen",
@@ -140,30 +139,27 @@ Steps: TypeAlias = Generator[Step, Any, T]
 """A flow that comes to a T."""
 
 
-def fetch(request: Request) -> Steps[Response]:
-    """Do one exchange."""
-    response: Response = yield request
-    return response
-
-
 def get(url: str) -> Steps[Response]:
     """Get a JSON document."""
-    return (yield from fetch(Request("GET", url, {"Accept": "application/json"})))
+    response: Response = yield Request("GET", url, {"Accept": "application/json"})
+    return response
 
 
 def post_form(url: str, form: Mapping[str, str], headers: Mapping[str, str]) -> Steps[Response]:
     """Post a form, and take JSON."""
     sent = {"Accept": "application/json", "Content-Type": "application/x-www-form-urlencoded", **headers}
-    return (yield from fetch(Request("POST", url, sent, urlencode(form).encode())))
+    response: Response = yield Request("POST", url, sent, urlencode(form).encode())
+    return response
 
 
 def post_json(url: str, document: Mapping[str, Any]) -> Steps[Response]:
     """Post JSON, and take JSON."""
     sent = {"Accept": "application/json", "Content-Type": "application/json"}
-    return (yield from fetch(Request("POST", url, sent, msgspec.json.encode(document))))
+    response: Response = yield Request("POST", url, sent, msgspec.json.encode(document))
+    return response
 
 
-def listen(known: Sequence[str] = ()) -> Steps[str]:
+def listen(known: Sequence[str]) -> Steps[str]:
     """Make ready for the browser."""
     uri: str = yield Listen(known)
     return uri

@@ -119,7 +119,7 @@ class FileStorage:
                 found: Any = json.loads(file.read(_MOST_FILE_BYTES))
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             log.warning("%s cannot be read (%s): logging in anew.", self._shown, type(error).__name__)
             return {}
         entries = cast("dict[Any, Any]", found if isinstance(found, dict) else {})

@@ -20,6 +20,7 @@ from weft.client.auth.credentials import Identity, Token
 from weft.client.auth.dpop import DpopKey, Nonces
 from weft.client.auth.metadata import Issuer
 from weft.client.auth.steps import FetchFailed, Response, Steps, post_form
+from weft.client.transports.reading import printable
 from weft.errors import AuthorizationFailed, UsageError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PrivateKey", "Refusal", "TokenEndpoint", "is_sendable", "readable", "said", "without"]
 
-_JWT_BEARER = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
+_ASSERTION_TYPE = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 _ASSERTION_SECONDS = 60
 _LONGEST_TOKEN = 32 * 1024
 _MOST_DIGITS = 12
@@ -135,13 +136,12 @@ def said(document: Mapping[str, Any] | None, status: int, secrets: Iterable[str]
         return f"HTTP {status}"
     texts = [document.get("error"), document.get("error_description")]
     words = ": ".join(without(text, secrets)[:200] for text in texts if isinstance(text, str) and text)
-    shown = "".join(char if char.isprintable() else " " for char in words)
-    return shown.rstrip(". ") or f"HTTP {status}"  # whoever shows it goes on with the sentence
+    return printable(words).rstrip(". ") or f"HTTP {status}"  # whoever shows it goes on with the sentence
 
 
 def readable(scopes: Iterable[str]) -> str:
     """Scopes, which somebody else may have named, fit to be shown."""
-    return "".join(char if char.isprintable() else "?" for char in " ".join(scopes)[:200])
+    return printable(" ".join(scopes)[:200], "?")
 
 
 def without(text: str, secrets: Iterable[str]) -> str:
@@ -188,13 +188,11 @@ class TokenEndpoint:
             raise AuthorizationFailed(
                 f"The authorization server {urls.shown(self.issuer.issuer)} publishes no token endpoint.", self.tried
             )
-        response = yield from self._post(endpoint, form)
+        response, has_new_nonce = yield from self._post(endpoint, form)
         document = response.json()
-        is_new = self.nonces.put(self._place, response.headers.get("dpop-nonce"))
-        if response.status >= 400 and document and document.get("error") == "use_dpop_nonce" and is_new:
-            response = yield from self._post(endpoint, form)
+        if has_new_nonce and response.status >= 400 and document and document.get("error") == "use_dpop_nonce":
+            response, _ = yield from self._post(endpoint, form)
             document = response.json()
-            self.nonces.put(self._place, response.headers.get("dpop-nonce"))
         grant = form.get("grant_type", "").rpartition(":")[2]
         if response.status != 200 or document is None:
             sent = [form[name] for name in _SECRETS if name in form]
@@ -214,26 +212,28 @@ class TokenEndpoint:
     def _place(self) -> str:
         return f"issuer {self.issuer.issuer}"
 
-    def _post(self, endpoint: str, form: Mapping[str, str]) -> Steps[Response]:
+    def _post(self, endpoint: str, form: Mapping[str, str]) -> Steps[tuple[Response, bool]]:
+        """What came back, and whether a nonce that is new was in it."""
         sent = dict(form)
         headers: dict[str, str] = {}
         self._authenticate(sent, headers)
         if self.dpop is not None:
             headers["DPoP"] = self.dpop.proof("POST", endpoint, nonce=self.nonces.get(self._place))
         try:
-            return (yield from post_form(endpoint, sent, headers))
+            response = yield from post_form(endpoint, sent, headers)
         except FetchFailed as failure:
             self.tried.append(f"{urls.shown(endpoint)}: {failure}")
             raise AuthorizationFailed(
                 "The token endpoint cannot be reached; try again, or check the network.", self.tried
             ) from None
+        return response, self.nonces.put(self._place, response.headers.get("dpop-nonce"))
 
     def _authenticate(self, form: dict[str, str], headers: dict[str, str]) -> None:
         identity = self.identity
         method = self._method()
         form["client_id"] = identity.client_id  # also beside a header: servers of other SDKs look for it here
         if method == "private_key_jwt" and self.key is not None:
-            form["client_assertion_type"] = _JWT_BEARER
+            form["client_assertion_type"] = _ASSERTION_TYPE
             form["client_assertion"] = self.key.assertion(identity.client_id, self.issuer.issuer, self.clock())
         elif method == "client_secret_basic" and identity.client_secret is not None:
             pair = f"{quote_plus(identity.client_id)}:{quote_plus(identity.client_secret)}"

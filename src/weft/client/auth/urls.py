@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from urllib.parse import SplitResult, urlsplit
 
+from weft.client.transports.reading import printable
 from weft.errors import WeftError
 from weft.protocol.hosts import is_loopback, is_public_address
 
@@ -23,8 +24,7 @@ class UrlRefused(WeftError):
 
 def shown(url: str) -> str:
     """A URL for error texts: without its query, and with nothing that a terminal would act on."""
-    text = url.partition("?")[0].partition("#")[0][:200]
-    return "".join(char if char.isprintable() else "?" for char in text)
+    return printable(url.partition("?")[0].partition("#")[0][:200], "?")
 
 
 def check(url: str, *, allow_insecure: bool = False) -> SplitResult:

@@ -20,7 +20,7 @@ from typing import Any, Protocol, cast
 import msgspec
 from msgspec import UNSET
 
-from weft.client.transports.reading import as_sent, error_in, split_messages, whom_it_answers
+from weft.client.transports.reading import as_sent, error_in, is_nameless, printable, split_messages, whom_it_answers
 from weft.errors import ConnectionFailed, InvalidAnswer, ProtocolError, WeftError
 from weft.jsonrpc import Frame, decode
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
@@ -76,7 +76,7 @@ class Refused(WeftError):
         inner = cast("dict[str, Any]", error).get("message") if isinstance(error, dict) else error
         for text in (told.error_description, told.message, told.detail, inner):
             if isinstance(text, str) and text.strip():
-                return "".join(char if char.isprintable() else " " for char in text.strip()[:300])
+                return printable(text.strip()[:300])
         return ""
 
 
@@ -168,7 +168,7 @@ class PipeTransport:
         raise NotImplementedError
 
     async def _stop(self) -> None:
-        """End the connection and free what it holds. Called once for every `_start`, also after `_lost`."""
+        """End the connection and free what it holds. Called for every `_start` but one that failed by itself."""
         raise NotImplementedError
 
     # --- what a pipe calls
@@ -301,7 +301,7 @@ class PipeTransport:
         named: Any = frame.id
         waiting = self._waiting.get(named)
         if waiting is None:
-            waiting = self._only_one() if frame.reply_id is None else self._waiting.get(as_sent(named))
+            waiting = self._only_one() if is_nameless(frame) else self._waiting.get(as_sent(named))
         if waiting is None or waiting.outcome is not None:
             log.debug("%s answered a request that does not wait for it.", self.where)
         else:

@@ -14,14 +14,13 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
-from urllib.parse import urljoin, urlsplit
 
-from weft.client.calls import Pulse, pause
+from weft.client.calls import Attempts, Pulse, pause
 from weft.client.transports.base import NO_HEADERS, Answer, Lost, Receive, Refused
 from weft.client.transports.http_auth import Auth, AuthorizedWire, read_refusal
 from weft.client.transports.http_failures import place
-from weft.client.transports.http_wire import HttpReply, Wire, media_type
-from weft.client.transports.reading import as_sent, split_messages, whom_it_answers
+from weft.client.transports.http_wire import HttpReply, Wire, is_event_stream, media_type, resolved
+from weft.client.transports.reading import as_sent, is_nameless, split_messages, whom_it_answers
 from weft.errors import ConnectionFailed, InvalidAnswer, ProtocolError, WeftError
 from weft.jsonrpc import Frame, decode
 from weft.limits import ClientLimits
@@ -106,8 +105,8 @@ class HttpTransport:
             async with asyncio.timeout(self._limits.close_seconds):
                 reply = await self._exchange("DELETE", {**self._gotten, **headers}, None)
                 reply.done()
-        except (WeftError, TimeoutError):
-            log.debug("%s was not told of the end of its session.", self.where)
+        except Exception as error:  # noqa: BLE001 - also whatever the user's own function for tokens raises
+            log.debug("%s was not told of the end of its session (%s).", self.where, type(error).__name__)
 
     # --- exchanges
 
@@ -129,9 +128,8 @@ class HttpTransport:
         raise ConnectionFailed(f"{self.where} redirects again and again; use the URL that the server gives out itself.")
 
     def _redirected(self, reply: HttpReply) -> str:
-        target = urljoin(self.url, reply.headers.get("Location", ""))
-        here, there = urlsplit(self.url), urlsplit(target)
-        if reply.status in _SAME_REQUEST and (here.scheme, here.netloc) == (there.scheme, there.netloc):
+        target, is_within = resolved(self.url, reply.headers.get("Location", ""))
+        if is_within and reply.status in _SAME_REQUEST:
             return target
         raise ConnectionFailed(
             f"{self.where} answered {reply.status}: it sends you to {place(target)[:300]}. If you trust that place, "
@@ -170,7 +168,7 @@ class HttpTransport:
             if not frame.is_response:
                 self._receive(frame, request_id)
             elif request_id is not None and (
-                frame.id == request_id or frame.reply_id is None or as_sent(frame.id) == request_id
+                frame.id == request_id or is_nameless(frame) or as_sent(frame.id) == request_id
             ):
                 answer = frame
             else:
@@ -191,18 +189,18 @@ class HttpTransport:
             failure = ConnectionFailed(
                 f"{self.where} ended the stream before its answer was complete; ask again, or look into its log."
             )
+            frame = None
             try:
-                if (frame := await self._read(reply, events, request_id, faults)) is not None:
-                    reply.finish()
-                    return frame
-                reply.done()
+                frame = await self._read(reply, events, request_id, faults)
             except ConnectionFailed as error:
-                reply.done()
                 faults.clear()  # it broke off: the answer may have been still to come
                 failure = error
-            except BaseException:
-                reply.done()
-                raise
+            finally:
+                if frame is None:
+                    reply.done()
+            if frame is not None:
+                reply.finish()
+                return frame
             attempt = 0 if events.last_event_id != before else attempt + 1
             events = self._anew(events)
             if not resumable or events.last_event_id is None or attempt > self._limits.resumptions:
@@ -222,7 +220,7 @@ class HttpTransport:
             except ConnectionFailed as error:
                 failure = error
                 continue
-            if reply.status == 200 and media_type(reply).startswith("text/event-stream"):
+            if is_event_stream(reply):
                 return reply
             if reply.status == _NO_STREAMS:
                 reply.done()
@@ -232,7 +230,6 @@ class HttpTransport:
                 )
             refusal = await self._refusal(reply)
             refusal.was_seen = True
-            reply.done()
             raise refusal
         raise failure
 
@@ -285,35 +282,42 @@ class HttpTransport:
         ConnectionFailed when it could not be opened again several times in a row.
         """
         events = sse.Decoder(max_event_bytes=self._limits.event_bytes)
-        attempt, stood = 0, False
+        now = asyncio.get_running_loop().time
+        attempts, stood = Attempts(), False
         while True:
+            since: float | None = None
             sent = {**self._gotten, **headers}
             if events.last_event_id is not None:
                 sent["Last-Event-ID"] = events.last_event_id
             try:
                 reply = await self._exchange("GET", sent, None)
                 try:
-                    if reply.status != 200 or not media_type(reply).startswith("text/event-stream"):
-                        if stood and reply.status == _TAKEN:
-                            raise ConnectionFailed(f"{self.where} has not noticed yet that its stream was lost.")
-                        if stood and reply.status >= 500:  # it, or a proxy before it, may be starting anew
-                            raise ConnectionFailed(f"{self.where} answered with the HTTP status {reply.status}.")
-                        if stood:
-                            raise await self._refusal(reply)
-                        opened()  # the server has none, which is its right (L11-09)
-                        return
-                    stood, attempt = True, 0
+                    stands = is_event_stream(reply)
+                    if stood and not stands:
+                        raise await self._not_again(reply)
                     opened()
+                    if not stands:  # the server has none, which is its right (L11-09)
+                        return
+                    stood, since = True, now()
                     await self._read(reply, events, None, [])
                 finally:
                     reply.done()
             except ConnectionFailed as error:
                 log.debug("The standing stream of %s was lost: %s", self.where, error)
-                if attempt >= self._limits.resumptions:
+                if since is None and attempts.failed >= self._limits.resumptions:
                     raise
+            if since is not None:
+                attempts.took(now() - since)
             events = self._anew(events)
-            await asyncio.sleep(pause(attempt, events.retry))
-            attempt += 1
+            await asyncio.sleep(attempts.pause(events.retry))
+
+    async def _not_again(self, reply: HttpReply) -> WeftError:
+        """Why a standing stream is not opened again: a ConnectionFailed if that may still be, else for good."""
+        if reply.status == _TAKEN:
+            return ConnectionFailed(f"{self.where} has not noticed yet that its stream was lost.")
+        if reply.status >= 500:  # it, or a proxy before it, may be starting anew
+            return ConnectionFailed(f"{self.where} answered with the HTTP status {reply.status}.")
+        return await self._refusal(reply)
 
 
 def _ignore(frame: Frame, request_id: RequestId | None) -> None:

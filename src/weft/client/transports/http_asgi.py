@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Mutable
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from multidict import CIMultiDict
+
 from weft.client.transports.http_wire import HttpReply
 from weft.errors import ConnectionFailed, InvalidAnswer
 from weft.limits import ClientLimits
@@ -27,16 +29,6 @@ AsgiApp = Callable[
 ]
 
 _MOST_WAITING = 16  # pieces of a body that the application is ahead of its reader
-
-
-class _AnyCase(dict[str, str]):
-    """Headers, looked up in any case."""
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return super().get(key.lower(), default)
-
-    def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and super().__contains__(key.lower())
 
 
 class _Reply:
@@ -71,8 +63,8 @@ class _Reply:
             return
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            self.headers = _AnyCase(
-                (name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in message.get("headers", ())
+            self.headers = CIMultiDict(
+                (name.decode("latin-1"), value.decode("latin-1")) for name, value in message.get("headers", ())
             )
             self.started.set()
         elif message["type"] == "http.response.body":

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from weft.client.transports.base import Refused
+from weft.client.transports.http_failures import place
 from weft.client.transports.http_wire import HttpReply, Wire
 from weft.errors import ConnectionFailed, InvalidAnswer
 
@@ -71,24 +72,29 @@ class AuthorizedWire:
     async def exchange(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> HttpReply:
         """Send a request, again where a login was worth while; Refused where it was not."""
         auth, whose = self._auth, self._server or url
-        for attempt in range(_MOST_AUTHORIZATIONS + 1):
+        attempt = 0
+        while True:
             given = await auth.headers(whose, method)
             reply = await self._wire.exchange(method, url, {**headers, **given}, body)
             if reply.status not in (401, 403) or attempt == _MOST_AUTHORIZATIONS:
                 return reply
-            refusal = await read_refusal(reply, url, self._seconds)
-            reply.done()
+            attempt += 1
+            refusal = await read_refusal(reply, place(url), self._seconds)
             with self._hold():
                 if not await auth.refused(refusal, given, headers):
                     raise refusal
-        raise AssertionError("the last attempt returns")
 
 
-async def read_refusal(reply: HttpReply, url: str, seconds: float) -> Refused:
-    """A refusal with its body, as far as anybody will want to read it; it decides what the refusal means."""
+async def read_refusal(reply: HttpReply, where: str, seconds: float) -> Refused:
+    """A refusal with its body, as far as anybody will want to read it; it decides what the refusal means.
+
+    Nothing more is read of the reply, also where somebody gives up meanwhile.
+    """
     try:
         async with asyncio.timeout(seconds):
             body = await reply.body(_REFUSAL_BYTES)
     except (ConnectionFailed, InvalidAnswer, TimeoutError):
         body = b""
-    return Refused(url.partition("?")[0], reply.status, reply.headers, body)
+    finally:
+        reply.done()
+    return Refused(where, reply.status, reply.headers, body)

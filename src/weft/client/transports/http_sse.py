@@ -10,13 +10,12 @@ import asyncio
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
-from urllib.parse import urljoin, urlsplit
 
 from weft.client.calls import Pulse
 from weft.client.transports.base import NO_HEADERS, PipeTransport, Refused
 from weft.client.transports.http_auth import Auth, AuthorizedWire
 from weft.client.transports.http_failures import place
-from weft.client.transports.http_wire import HttpReply, Wire, media_type
+from weft.client.transports.http_wire import HttpReply, Wire, is_event_stream, resolved
 from weft.errors import AuthorizationFailed, ConnectionFailed, InvalidAnswer
 from weft.limits import ClientLimits
 from weft.protocol import sse
@@ -55,33 +54,37 @@ class SseTransport(PipeTransport):
         await self._wire.open()
         try:
             async with asyncio.timeout(self.limits.connect_seconds) as self._opening:
-                self._reply = await self._wire.exchange(
-                    "GET", self._url, {"Accept": "text/event-stream", **self._headers}, None
-                )
-                form = media_type(self._reply)
-                if self._reply.status == 401:
-                    raise Refused(self.where, 401, self._reply.headers, b"")
-                if self._reply.status != 200 or not form.startswith("text/event-stream"):
-                    raise ConnectionFailed(f"HTTP {self._reply.status} without a stream of events")
-                named: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-                self._reader = asyncio.create_task(self._read(self._reply, named))
-                self._endpoint = self._checked(await named)
-        except Refused as refused:
+                self._endpoint = await self._find_endpoint()
+        except BaseException as error:
             await self._stop()
-            if refused.status == 401:
-                raise AuthorizationFailed(
-                    f"{self.where} answered with the HTTP status 401: it wants authorization; check the token, or give "
-                    "one by `auth=`."
-                ) from None
-            raise ConnectionFailed(f"HTTP {refused.status}; check the token and its scopes") from None
-        except TimeoutError:
-            await self._stop()
-            raise ConnectionFailed(f"no endpoint was named within {self.limits.connect_seconds:g} s") from None
-        except BaseException:
-            await self._stop()
+            if isinstance(error, TimeoutError):
+                raise ConnectionFailed(f"no endpoint was named within {self.limits.connect_seconds:g} s") from None
             raise
         finally:
             self._opening = None
+
+    async def _find_endpoint(self) -> str:
+        """Open the stream, and wait until it says where to POST."""
+        sent = {"Accept": "text/event-stream", **self._headers}
+        try:
+            reply = self._reply = await self._wire.exchange("GET", self._url, sent, None)
+        except Refused as refused:  # with authorization
+            raise self._unauthorized(refused.status) from None
+        if reply.status == 401:
+            raise self._unauthorized(401)
+        if not is_event_stream(reply):
+            raise ConnectionFailed(f"HTTP {reply.status} without a stream of events")
+        named: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._reader = asyncio.create_task(self._read(reply, named))
+        return self._checked(await named)
+
+    def _unauthorized(self, status: int) -> ConnectionFailed | AuthorizationFailed:
+        if status != 401:
+            return ConnectionFailed(f"HTTP {status}; check the token and its scopes")
+        return AuthorizationFailed(
+            f"{self.where} answered with the HTTP status 401: it wants authorization; check the token, or give one by "
+            "`auth=`."
+        )
 
     @contextmanager
     def _holding(self) -> Generator[None]:
@@ -98,9 +101,8 @@ class SseTransport(PipeTransport):
 
     def _checked(self, named: str) -> str:
         """Where to send: within the origin, for whatever is sent there may be secret (R11)."""
-        target = urljoin(self._url, named)
-        here, there = urlsplit(self._url), urlsplit(target)
-        if (here.scheme, here.netloc) != (there.scheme, there.netloc):
+        target, is_within = resolved(self._url, named)
+        if not is_within:
             raise ConnectionFailed(f"it names an endpoint of another origin, {place(target)[:200]}")
         return target
 

@@ -12,7 +12,7 @@ import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from typing import Protocol
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import aiohttp
 from aiohttp.abc import AbstractCookieJar
@@ -22,7 +22,7 @@ from weft.client.transports.http_failures import broken_off, place, proxy_refusa
 from weft.errors import ConnectionFailed, InvalidAnswer
 from weft.limits import ClientLimits
 
-__all__ = ["AiohttpWire", "HttpReply", "Wire", "media_type"]
+__all__ = ["AiohttpWire", "HttpReply", "Wire", "is_event_stream", "media_type", "resolved"]
 
 _MOST_CONNECTIONS = 100
 _IDLE_SECONDS = 30.0
@@ -166,7 +166,8 @@ class AiohttpWire:
         self._trust_env = trust_env  # where no proxy is named
         self._session: aiohttp.ClientSession | None = None
         self._retired: list[aiohttp.ClientSession] = []  # what is under way there may still end well
-        self._ends: set[asyncio.Task[None]] = set()
+        self._ends: set[asyncio.Task[None]] = set()  # those who wait for the end of a stream
+        self._closings: set[asyncio.Task[None]] = set()  # of pools
         self._found: dict[tuple[str, ...], Proxy | None] = {}  # in the environment, by the origin
         self._was_reached = False  # once: how a failure is explained depends on it
 
@@ -182,7 +183,6 @@ class AiohttpWire:
             ),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._limits.connect_seconds),
             cookie_jar=cookies,
-            auto_decompress=True,
         )
 
     def renew(self) -> None:
@@ -191,9 +191,13 @@ class AiohttpWire:
             self._retired.append(self._session)
             self._session = self._pool(self._session.cookie_jar)
         while len(self._retired) > _MOST_RETIRED:
-            task = asyncio.create_task(self._retired.pop(0).close())
-            self._ends.add(task)
-            task.add_done_callback(self._ends.discard)
+            self._close_pool(self._retired.pop(0))
+
+    def _close_pool(self, pool: aiohttp.ClientSession) -> None:
+        """Close it aside. Nobody stops that."""
+        task = asyncio.create_task(pool.close())
+        self._closings.add(task)
+        task.add_done_callback(self._closings.discard)
 
     async def exchange(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> HttpReply:
         """Send a request."""
@@ -204,7 +208,7 @@ class AiohttpWire:
             headers = {**headers, **proxy.headers_through(url)}
         session = self._session
         if session is None or session.closed:
-            raise ConnectionFailed(f"The connection to {place(url)} was closed.")
+            raise _was_closed(url)
         try:
             response = await session.request(
                 method,
@@ -215,7 +219,13 @@ class AiohttpWire:
                 proxy=None if proxy is None else proxy.url,
                 proxy_headers=None if proxy is None else proxy.headers,
             )
+        except asyncio.CancelledError:
+            if session.closed and not _is_cancelled():  # a pool that is closed cancels those who wait for room in it
+                raise _was_closed(url) from None
+            raise
         except (aiohttp.ClientError, OSError, ValueError) as error:
+            if session.closed:  # by us
+                raise _was_closed(url) from None
             seconds = self._limits.connect_seconds
             raise ConnectionFailed(
                 why_unreached(url, error, proxy=proxy, connect_seconds=seconds, was_reached=self._was_reached)
@@ -241,12 +251,41 @@ class AiohttpWire:
         if self._session is not None:
             self._retired.append(self._session)
             self._session = None
-        closing = [*self._ends, *(asyncio.create_task(session.close()) for session in self._retired)]
-        if closing:  # one who gives up does not stop it
-            await asyncio.wait(closing)
-        self._retired.clear()
+        while self._retired:
+            self._close_pool(self._retired.pop())
+        if under_way := self._ends | self._closings:
+            await asyncio.wait(under_way)
+
+
+def _was_closed(url: str) -> ConnectionFailed:
+    return ConnectionFailed(f"The connection to {place(url)} was closed.")
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody has cancelled the task that asks."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def media_type(reply: HttpReply) -> str:
     """What the body is, in lower case: servers may write it as they like."""
     return reply.headers.get("Content-Type", "").lower()
+
+
+def is_event_stream(reply: HttpReply) -> bool:
+    """Whether what was asked for with GET is there, and comes in events."""
+    return reply.status == 200 and media_type(reply).startswith("text/event-stream")
+
+
+def resolved(url: str, named: str) -> tuple[str, bool]:
+    """Where a server at a URL leads to; and whether that is within its origin, as nothing is that is no URL (R11).
+
+    >>> resolved("https://a.example/mcp", "/post?n=1"), resolved("https://a.example/mcp", "//[")
+    (('https://a.example/post?n=1', True), ('//[', False))
+    """
+    try:
+        target = urljoin(url, named)
+        here, there = urlsplit(url), urlsplit(target)
+    except ValueError:
+        return named, False
+    return target, (here.scheme, here.netloc) == (there.scheme, there.netloc)

@@ -16,7 +16,12 @@ from weft.errors import ProtocolError
 from weft.jsonrpc import Frame, decode
 from weft.types.base import RequestId
 
-__all__ = ["as_sent", "error_in", "split_messages", "whom_it_answers"]
+__all__ = ["as_sent", "error_in", "is_nameless", "printable", "split_messages", "whom_it_answers"]
+
+
+def printable(text: str, instead: str = " ") -> str:
+    """What somebody else says, fit to be shown: in one line, and with nothing that a terminal would act on."""
+    return "".join(char if char.isprintable() else instead for char in text)
 
 
 def split_messages(data: bytes) -> Sequence[bytes]:
@@ -39,6 +44,11 @@ def as_sent(named: Any) -> Any:
 
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,15}")
+
+
+def is_nameless(frame: Frame) -> bool:
+    """Whether an answer is an error that names nobody (JRPC-11). A result always does: one without an id is none."""
+    return frame.reply_id is None and frame.error is not UNSET
 
 
 class _Coded(msgspec.Struct):

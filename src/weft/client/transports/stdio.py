@@ -305,7 +305,7 @@ class _Child(asyncio.SubprocessProtocol):
 
     def _near_the_end(self) -> None:
         """A pipe is closed, or the process is gone: the rest follows within the grace, or never."""
-        if self._is_over or not (self.has_exited or not {0, 1} <= self._open_pipes):
+        if self._is_over or (not self.has_exited and {0, 1} <= self._open_pipes):
             return
         if self.has_exited and not {1, 2} & self._open_pipes:
             self._gone()
@@ -460,6 +460,8 @@ def _not_found(program: str) -> str:
         return f"there is no such program; {interpreter}, with the path of the file."
     if os.sep in program:
         return "there is no such file, or the interpreter that its first line names is missing; check the path."
+    if program.endswith(".json"):
+        return f"it is no program; weft.client.config.read_config({program!r}) has the servers of a configuration."
     return "there is no such program on the PATH; install it, or give its full path."
 
 

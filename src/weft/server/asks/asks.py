@@ -49,6 +49,7 @@ __all__ = [
     "elicit_url",
     "list_roots",
     "notify_complete",
+    "params_of",
     "sample",
 ]
 
@@ -253,12 +254,16 @@ async def _ask(call: Call, request: InputRequest, answer: type[T], key: str | No
     if key is not None:
         check_key(key, f"key={key!r}")
     check_request(call, request)
-    params: Any = None if request.params is msgspec.UNSET else msgspec.to_builtins(request.params)
-    raw = await call.asker.ask(request.method, params, key)
+    raw = await call.asker.ask(request.method, params_of(request), key)
     try:
         return msgspec.json.decode(raw, type=answer)
     except msgspec.ValidationError:
         raise call.asker.unfit(f"the answer to {request.method} does not have its shape.") from None
+
+
+def params_of(request: InputRequest) -> Any:
+    """The params of a question as JSON values; None where it has none."""
+    return None if request.params is msgspec.UNSET else msgspec.to_builtins(request.params)
 
 
 def check_key(key: object, where: str) -> None:

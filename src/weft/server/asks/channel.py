@@ -19,7 +19,7 @@ import msgspec
 
 from weft.errors import NoBackChannelError, ProtocolError, QuestionFailed, RemoteError, RequestTimeout, UsageError
 from weft.protocol.journal import Answer, Journal, Keys, digest
-from weft.server.asks.asks import check_request
+from weft.server.asks.asks import check_request, params_of
 from weft.server.asks.once import Once, to_json
 from weft.server.asks.rounds import InputRequired, UrlElicitationRequired, check_asks, check_number
 from weft.types.interaction import InputRequest
@@ -92,7 +92,7 @@ class Channel:
             )
         self._sent += 1
         check_asks(call, self._sent)
-        fitting = call.era.question(method, params, call.envelope.revision)
+        fitting = self._fitting(method, params)
         try:
             if call.session is not None and call.reply.can_stream:
                 answer = await call.session.outstanding.request(
@@ -143,15 +143,16 @@ class Channel:
 
     async def _put(self, request: InputRequest) -> Answer:
         """Ask what a handler put into an `InputRequired`."""
-        params: Any = None if request.params is msgspec.UNSET else msgspec.to_builtins(request.params)
+        params = params_of(request)
         return Answer(digest(request.method, _unnamed(params)), await self._send(request.method, _named(params)))
 
     def _pages(self, signal: UrlElicitationRequired) -> ProtocolError:
         """The error that lists the pages a user has to visit (L11-41)."""
-        pages: list[Any] = [_named(msgspec.to_builtins(request.params)) for request in signal.requests.values()]
-        fitting = [self._call.era.question("elicitation/create", page, self._call.envelope.revision) for page in pages]
-        message = "The user has to visit a page first."
-        return ProtocolError(message, code=PAGES_REQUIRED, data={"elicitations": fitting})
+        pages = [self._fitting(request.method, _named(params_of(request))) for request in signal.requests.values()]
+        return ProtocolError("The user has to visit a page first.", code=PAGES_REQUIRED, data={"elicitations": pages})
+
+    def _fitting(self, method: str, params: Any) -> Any:
+        return self._call.era.question(method, params, self._call.envelope.revision)
 
 
 def _named(params: Any) -> Any:

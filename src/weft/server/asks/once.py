@@ -71,7 +71,7 @@ class Once:
     async def _make(self, kept: _Kept, fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
         self.began = True
         value = await self._call.server.invoke_plain(fn, args, to_end=bool(self._logical))
-        return bytes(kept.write(value))
+        return kept.write(value)
 
     def check_asking(self) -> None:
         """Refuse a question out of such a function: where a question ends the run, one would wait for the other."""
@@ -92,10 +92,10 @@ class _Kept:
                 f"ctx.once({key!r}) cannot keep a result of the type {_named(type)}, so nothing was called. {_KEEPABLE}"
             ) from error
 
-    def write(self, value: Any) -> msgspec.Raw:
+    def write(self, value: Any) -> bytes:
         """The result as JSON."""
         try:
-            return msgspec.Raw(self._adapter.dump_json(value, warnings=False))  # what does not fit is found by `read`
+            return self._adapter.dump_json(value, warnings=False)  # what does not fit is found by `read`
         except Exception as error:  # also what the user's own serialisers raise
             raise UsageError(
                 f"ctx.once({self.key!r}) has called its function, but cannot keep the {_named(value.__class__)} that "

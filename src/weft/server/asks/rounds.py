@@ -17,14 +17,14 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from weft.errors import InvalidParams, ProtocolError, UsageError
 from weft.protocol.journal import Answer, Journal, Keys, digest
 from weft.protocol.sealing import KeyRing, binding
-from weft.server.asks.asks import check_request
+from weft.server.asks.asks import check_request, params_of
 from weft.server.asks.once import Once, to_json
 from weft.types.interaction import InputRequest, InputRequiredResult
 from weft.types.request import InputParams
@@ -44,8 +44,6 @@ __all__ = [
 ]
 
 log = logging.getLogger("weft.asks")
-
-T = TypeVar("T")
 
 QUIET_TURNS = 3  # turns of the loop without a new question, after which the round is over
 
@@ -95,6 +93,8 @@ class UrlElicitationRequired(InputRequired):
         from weft.server.asks.asks import ask_url
 
         asked = [page if isinstance(page, InputRequest) else ask_url(*page) for page in pages]
+        if any(getattr(page.params, "mode", None) != "url" for page in asked):
+            raise UsageError("UrlElicitationRequired lists pages: pairs of a message and a URL, or ask_url(...).")
         super().__init__({f"page {number}": page for number, page in enumerate(asked, 1)})
 
 
@@ -116,15 +116,16 @@ class Round:
             # MRTR-02: nothing but these three may be answered with questions.
             raise UsageError("Only tools, prompts and reads of resources can ask; this is neither.")
         self._call = call
+        self._params = params
         self._keys = Keys()
         self._asked: dict[str, str] = {}  # all questions of this run, answered or not, by key: their digests
         self._questions: dict[str, InputRequest] = {}  # those without an answer
         self._waiters: list[asyncio.Future[msgspec.Raw]] = []
         self._running = 0  # `once` calls under way
         self._quiet = 0
-        self._over = False
+        self.is_over = False  # whether questions have gone unanswered, so that the call cannot be completed
         self._ticking = False
-        self.journal = self._open(params)
+        self.journal = self._open()
         self._once = Once(call, self.journal.once, self.journal.id)
         self.is_retry = bool(self.journal.answers or self.journal.once or params.request_state)
 
@@ -150,11 +151,6 @@ class Round:
         """The client has to be answered with the questions first."""
         return False
 
-    @property
-    def is_over(self) -> bool:
-        """Whether questions have gone unanswered, so that the call cannot be completed."""
-        return self._over
-
     async def ask(self, method: str, params: Any, key: str | None) -> msgspec.Raw:
         """The answer, from the journal; or the end of the round."""
         self._once.check_asking()
@@ -165,10 +161,9 @@ class Round:
         answer = self.journal.answer(name, question) or self._volunteered(name, question)
         if answer is not None:
             return answer
-        if self._over:
+        if self.is_over:
             raise _RoundOver
-        self._questions[name] = InputRequest(method, params) if params is not None else InputRequest(method)
-        self.journal.pending[name] = question
+        self._put(name, method, params, question)
         waiter: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         self._quiet = 0
@@ -183,7 +178,7 @@ class Round:
 
     async def once(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], type: Any) -> Any:
         """The result of `fn`, called at most once in the life of the journal."""
-        if self._over and key not in self.journal.once:
+        if self.is_over and key not in self.journal.once:
             raise _RoundOver  # what happened now would be forgotten
         self._running += 1
         try:
@@ -201,15 +196,17 @@ class Round:
     def add(self, explicit: InputRequired) -> None:
         """Take over the questions and the state of an `InputRequired` that a handler returned."""
         for name, request in explicit.requests.items():
-            params = self._call.era.question(request.method, _plain(request.params), self._call.envelope.revision)
-            self._questions[name] = (
-                InputRequest(request.method) if params is None else InputRequest(request.method, params)
-            )
-            self.journal.pending[name] = digest(request.method, params)
+            params = self._call.era.question(request.method, params_of(request), self._call.envelope.revision)
+            self._put(name, request.method, params, digest(request.method, params))
             self.journal.by_hand.add(name)
             self.journal.answers.pop(name, None)  # asked anew: what was answered before is no answer to it (MRTR-26)
         if explicit.state is not None:
             self.journal.state = to_json(explicit.state)
+
+    def _put(self, name: str, method: str, params: Any, question: str) -> None:
+        """Have this asked at the end of the round."""
+        self._questions[name] = InputRequest(method) if params is None else InputRequest(method, params)
+        self.journal.pending[name] = question
 
     def result(self) -> InputRequiredResult:
         """The result that asks: the questions, and the journal sealed."""
@@ -239,7 +236,7 @@ class Round:
 
     def _turn(self) -> None:
         self._ticking = False
-        if self._running or self._over:
+        if self._running or self.is_over:
             return  # the end of `once` begins anew
         self._quiet += 1
         if self._quiet <= QUIET_TURNS:
@@ -248,36 +245,32 @@ class Round:
         self._end()
 
     def _end(self) -> None:
-        self._over = True
+        self.is_over = True
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_exception(_RoundOver())
 
     def _volunteered(self, name: str, question: str) -> msgspec.Raw | None:
         """The answer of a client that knows the question before it is asked, and so has no state to send with it."""
-        params = cast("InputParams", self._call.envelope.params)
-        if params.request_state is not None or name not in (params.input_responses or {}):
+        answer = (self._params.input_responses or {}).get(name)
+        if self._params.request_state is not None or answer is None:
             return None
-        answer = cast("dict[str, msgspec.Raw]", params.input_responses)[name]
         self.journal.answers[name] = Answer(question, answer)
         return answer
 
-    def _open(self, params: InputParams) -> Journal:
-        limits = self._call.server.limits
+    def _open(self) -> Journal:
+        state, responses = self._params.request_state, self._params.input_responses or {}
         try:
-            journal = Journal.empty() if params.request_state is None else Journal.decode(self._unseal(params))
-            journal.accept(params.input_responses or {}, limit=limits.input_responses)
+            journal = Journal.empty() if state is None else Journal.decode(self._unsealed(state))
+            journal.accept(responses, limit=self._call.server.limits.input_responses)
         except ValueError as error:
             raise InvalidParams(f"Invalid params: {error}") from None
         return journal
 
-    def _unseal(self, params: InputParams) -> bytes:
+    def _unsealed(self, state: str) -> bytes:
         server = self._call.server
         return server.state_keys.open(
-            cast("str", params.request_state),
-            binding=self._binding(params),
-            now=int(time.time()),
-            max_bytes=server.limits.state_bytes,
+            state, binding=self._binding(), now=int(time.time()), max_bytes=server.limits.state_bytes
         )
 
     def _seal(self) -> str:
@@ -296,20 +289,19 @@ class Round:
             ) from None
 
     def _sealed(self, journal: bytes) -> str:
-        server, params = self._call.server, self._call.envelope.params
-        assert isinstance(params, InputParams)
+        server = self._call.server
         return server.state_keys.seal(
             journal,
-            binding=self._binding(params),
+            binding=self._binding(),
             expires=int(time.time() + server.limits.ask_seconds),
             max_bytes=server.limits.state_bytes,
         )
 
-    def _binding(self, params: InputParams) -> bytes:
+    def _binding(self) -> bytes:
         """State is good for the same server, caller, method, name and arguments only (MRTR-11, MRTR-13)."""
         mirrored = self._call.envelope.method.mirrored
-        name = getattr(params, mirrored) if mirrored else ""
-        arguments = getattr(params, "arguments", None)
+        name = getattr(self._params, mirrored) if mirrored else ""
+        arguments = getattr(self._params, "arguments", None)
         raw = bytes(arguments) if isinstance(arguments, msgspec.Raw) else msgspec.json.encode(arguments or {})
         return binding(self._call.principal, self._call.method, name, raw, server=self._call.server.info.name)
 
@@ -354,7 +346,3 @@ def signal_in(error: BaseException) -> InputRequired | ProtocolError | None:
             if (found := signal_in(inner)) is not None:
                 return found
     return None
-
-
-def _plain(value: Any) -> Any:
-    return None if value is msgspec.UNSET else msgspec.to_builtins(value)

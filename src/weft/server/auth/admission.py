@@ -10,7 +10,7 @@ import asyncio
 import re
 import time
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote_plus
 
 import msgspec
@@ -88,13 +88,12 @@ class Admission:
             until = min(expiry_of(info) or now + self.auth.cache_seconds, now + self.auth.cache_seconds)
         except TokenRefused as error:
             raise asking.refuse(401, "invalid_token", str(error)) from None
-        except VerifierFailed as error:
-            text = report("The verifier of tokens", error, debug=self._server.debug, secret=token)
-            raise _unavailable(text) from None
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - R1: whatever a verifier raises, nobody is let in and all goes on
             text = report("The verifier of tokens", error, debug=self._server.debug, secret=token)
+            if isinstance(error, VerifierFailed):
+                raise _unavailable(text) from None
             raise Refusal(500, text, code=InternalError.code) from None
         if (scopes := self.auth.expand(info.scopes)) is not info.scopes:
             info = msgspec.structs.replace(info, scopes=scopes)
@@ -154,7 +153,7 @@ class _Asking:
         return Refusal(status, text + more, headers=[(b"www-authenticate", value), (b"cache-control", b"no-store")])
 
 
-def _has_token(query: Any) -> bool:
+def _has_token(query: bytes) -> bool:
     """Whether a query has an `access_token` (AUTH-28): however it is spelled, it is in somebody's log already."""
     return any(unquote_plus(part.partition("=")[0]) == "access_token" for part in query.decode("latin-1").split("&"))
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from weft.errors import UsageError, WeftError
 from weft.protocol.sealing import StateRefused
-from weft.server.auth.keys import check_algorithms, fits
+from weft.server.auth.keys import PRIVATE_MEMBERS, check_algorithms, fits
 from weft.server.auth.verifying import as_time
 from weft.server.context import TokenInfo
 
@@ -33,7 +33,6 @@ _MOST_SEEN = 100_000
 _NONCE_SECONDS = 300
 _NONCE = b"dpop nonce"
 _MEMBERS = {"EC": ("crv", "kty", "x", "y"), "OKP": ("crv", "kty", "x"), "RSA": ("e", "kty", "n")}  # RFC 7638, 3.2
-_PRIVATE = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth", "k"})
 _PORTS = {"https": 443, "http": 80}
 
 
@@ -104,7 +103,11 @@ class Proofs:
             algorithm, jwk = str(head.get("alg")), head.get("jwk")
             if head.get("typ") != "dpop+jwt" or algorithm not in self._dpop.algorithms or "crit" in head:
                 raise ProofRefused(f"The proof must be a dpop+jwt signed with {' or '.join(self._dpop.algorithms)}.")
-            if not isinstance(jwk, dict) or _PRIVATE & jwk.keys() or not fits(cast("dict[str, Any]", jwk), algorithm):
+            if (
+                not isinstance(jwk, dict)
+                or PRIVATE_MEMBERS & jwk.keys()
+                or not fits(cast("dict[str, Any]", jwk), algorithm)
+            ):
                 raise ProofRefused("The proof must carry the public key that it is signed with.")
             key = jwt.PyJWK(cast("dict[str, Any]", jwk), algorithm)
             claims = jwt.decode(
@@ -152,6 +155,7 @@ class Proofs:
         known = self._seen.get(mark, 0.0) > now
         if known or not await self._server.backend.store.swap(f"dpop:{mark.hex()}", None, b"1", ttl=keep):
             raise ProofRefused("The proof was used before: make a new one for each request.")
+        self._seen.pop(mark, None)  # an id may come again when its time is over: it is among the newest then
         self._seen[mark] = now + keep
 
 

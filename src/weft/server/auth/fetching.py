@@ -7,19 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import msgspec
 
 from weft.errors import WeftError
 
-if TYPE_CHECKING:
-    from aiohttp import BaseConnector
-
 __all__ = ["FetchFailed", "fetch_document", "fetch_json", "fresh_seconds"]
 
 _MOST = 512 * 1024
 _CHUNK = 64 * 1024
+_SECONDS = 5.0
 _NO_REUSE = ("no-store", "no-cache", "private")
 
 
@@ -28,14 +26,10 @@ class FetchFailed(WeftError):
 
 
 async def fetch_json(
-    url: str,
-    *,
-    form: Mapping[str, str] | None = None,
-    headers: Mapping[str, str] | None = None,
-    seconds: float = 5.0,
+    url: str, *, form: Mapping[str, str] | None = None, headers: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """The JSON object at a URL; with `form`, the answer to that form."""
-    document, _ = await fetch_document(url, form=form, headers=headers, seconds=seconds)
+    document, _ = await fetch_document(url, form=form, headers=headers)
     return document
 
 
@@ -44,7 +38,6 @@ async def fetch_document(
     *,
     form: Mapping[str, str] | None = None,
     headers: Mapping[str, str] | None = None,
-    seconds: float = 5.0,
     public_only: bool = False,
 ) -> tuple[dict[str, Any], Mapping[str, str]]:
     """The same, with the headers that it came with (looked up in any case).
@@ -54,9 +47,13 @@ async def fetch_document(
     import aiohttp  # here, because only who fetches needs it
 
     sent = {"Accept": "application/json", **(headers or {})}
-    timeout = aiohttp.ClientTimeout(total=seconds)
+    timeout = aiohttp.ClientTimeout(total=_SECONDS)
+    connector = None
     try:
-        connector = _public_connector(url) if public_only else None
+        if public_only:
+            from weft.server.auth.public_addresses import public_connector  # which needs aiohttp at once
+
+            connector = public_connector(url)
         async with (
             aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar(), connector=connector) as session,
             session.request(
@@ -102,9 +99,3 @@ def fresh_seconds(headers: Mapping[str, str], *, default: float, most: float) ->
     except (KeyError, TypeError, ValueError):  # what cannot be read is stale (RFC 9111, 4.2.1)
         return 0.0
     return float(max(0, min(fresh, most)))
-
-
-def _public_connector(url: str) -> BaseConnector:
-    from weft.server.auth.public_addresses import public_connector  # which needs aiohttp at once
-
-    return public_connector(url)

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from weft.errors import UsageError
 from weft.server.auth.fetching import FetchFailed, fetch_json
 from weft.server.auth.urls import check_url
-from weft.server.auth.verifying import TokenRefused, VerifierFailed, check_claims, info_of, read_audience
+from weft.server.auth.verifying import LEEWAY, TokenRefused, VerifierFailed, check_claims, info_of, read_audience
 from weft.server.context import TokenInfo
 
 __all__ = ["IntrospectionVerifier"]
@@ -37,7 +37,7 @@ class IntrospectionVerifier:
         issuer: str | None = None,
         audience: str | Sequence[str] | None = None,
         cache_seconds: float = 60.0,
-        leeway: float = 30.0,
+        leeway: float = LEEWAY,
     ) -> None:
         check_url(url, "The URL of the introspection")
         if not client_id or not client_secret:

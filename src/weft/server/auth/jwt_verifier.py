@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
-from typing import Any
 
 from weft.errors import UsageError
-from weft.server.auth.keys import DEFAULT_ALGORITHMS, KeySet, check_algorithms, check_keys, read_keys
+from weft.server.auth.keys import DEFAULT_ALGORITHMS, KeysGiven, check_algorithms, make_key_set
 from weft.server.auth.signed import read_signed
-from weft.server.auth.urls import check_url
-from weft.server.auth.verifying import info_of, read_audience
+from weft.server.auth.verifying import LEEWAY, info_of, read_audience
 from weft.server.context import TokenInfo
 
 __all__ = ["JwtVerifier"]
@@ -36,25 +34,18 @@ class JwtVerifier:
         jwks_uri: str | None = None,
         *,
         issuer: str,
-        keys: Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | None = None,
+        keys: KeysGiven | None = None,
         algorithms: Sequence[str] = DEFAULT_ALGORITHMS,
         audience: str | Sequence[str] | None = None,
-        leeway: float = 30.0,
+        leeway: float = LEEWAY,
     ) -> None:
-        if (jwks_uri is None) == (keys is None):
-            raise UsageError("A JwtVerifier needs either the URL of the keys, or keys=: give exactly one of them.")
-        if jwks_uri is not None:
-            check_url(jwks_uri, "jwks_uri")
         if not 0 <= leeway <= 300:
             raise UsageError(f"leeway={leeway!r} is not possible: clocks differ by seconds; give 0 to 300.")
         self.issuer = issuer
         self.algorithms = check_algorithms(algorithms)
         self.audience = read_audience(audience)
         self.leeway = leeway
-        listed = [] if keys is None else read_keys(keys)
-        if keys is not None:
-            check_keys(listed, self.algorithms)
-        self._keys = KeySet(jwks_uri, listed)
+        self._keys = make_key_set("A JwtVerifier needs either the URL of the keys", jwks_uri, keys, self.algorithms)
 
     def __repr__(self) -> str:
         return f"<JwtVerifier of {self.issuer!r}>"

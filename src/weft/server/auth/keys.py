@@ -11,16 +11,28 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from weft.errors import UsageError
 from weft.server.auth.fetching import FetchFailed, fetch_json
+from weft.server.auth.urls import check_url
 from weft.server.auth.verifying import VerifierFailed
 
 if TYPE_CHECKING:
     from jwt import PyJWK
 
-__all__ = ["ALGORITHMS", "DEFAULT_ALGORITHMS", "KeySet", "check_algorithms", "check_keys", "fits", "read_keys"]
+__all__ = [
+    "ALGORITHMS",
+    "DEFAULT_ALGORITHMS",
+    "PRIVATE_MEMBERS",
+    "KeySet",
+    "KeysGiven",
+    "check_algorithms",
+    "check_keys",
+    "fits",
+    "make_key_set",
+    "read_keys",
+]
 
 log = logging.getLogger("weft.auth")
 
@@ -48,7 +60,10 @@ MOST_KEYS = 64
 MOST_TRIED = 8  # keys that one signature is held against
 LEAST_RSA_BITS = 2048  # RFC 7518, 3.3
 
-_PRIVATE = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth", "k"})  # members that no public key has
+PRIVATE_MEMBERS = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth", "k"})  # no public key has them
+
+KeysGiven: TypeAlias = "Mapping[str, Any] | Sequence[Mapping[str, Any]] | str"  # a JWK set, a list of JWKs, a PEM
+
 _WANTED = f"Give the public key of one that signs with {', '.join(DEFAULT_ALGORITHMS)}."
 
 
@@ -75,7 +90,7 @@ def fits(jwk: Mapping[str, Any], algorithm: str) -> bool:
     return jwk.get("use", "sig") == "sig" and jwk.get("alg", algorithm) == algorithm
 
 
-def read_keys(keys: Mapping[str, Any] | Sequence[Mapping[str, Any]] | str) -> list[Mapping[str, Any]]:
+def read_keys(keys: KeysGiven) -> list[Mapping[str, Any]]:
     """Keys as JWKs: of a JWK set, of a list of JWKs, or of one public key in PEM."""
     if isinstance(keys, str):
         return [_of_pem(keys)]
@@ -95,23 +110,29 @@ def check_keys(keys: Sequence[Mapping[str, Any]], algorithms: Sequence[str]) -> 
 
 
 def _check_key(jwk: Mapping[str, Any]) -> None:
-    from jwt import PyJWK
-    from jwt.exceptions import PyJWTError
-
     if jwk.get("kty") == "oct":
         raise UsageError(f"keys= has a shared secret (`oct`): whoever verifies with it could sign as well. {_WANTED}")
-    if _PRIVATE & jwk.keys():
+    if PRIVATE_MEMBERS & jwk.keys():
         raise UsageError("keys= has a private key. Give the public one; the other is its owner's own.")
     algorithm = next((name for name in ALGORITHMS if fits(jwk, name)), None)
     if algorithm is None:  # of another use: it verifies nothing, and does no harm beside one that does
         return
-    try:
-        key = PyJWK(dict(jwk), algorithm)
-    except (PyJWTError, ValueError, TypeError):
-        raise UsageError(f"keys= has a key of type {jwk['kty']} that cannot be read. {_WANTED}") from None
+    key = _parse(jwk, algorithm)
+    if key is None:
+        raise UsageError(f"keys= has a key of type {jwk['kty']} that cannot be read. {_WANTED}")
     if _is_small(key):
         bits = key.key.key_size
         raise UsageError(f"keys= has an RSA key of {bits} bits; one that is safe has {LEAST_RSA_BITS} or more.")
+
+
+def _parse(jwk: Mapping[str, Any], algorithm: str) -> PyJWK | None:
+    from jwt import PyJWK
+    from jwt.exceptions import PyJWTError
+
+    try:
+        return PyJWK(dict(jwk), algorithm)
+    except (PyJWTError, ValueError, TypeError):
+        return None
 
 
 def _is_small(key: PyJWK) -> bool:
@@ -140,6 +161,18 @@ def _of_pem(pem: str) -> Mapping[str, Any]:
         return OKPAlgorithm.to_jwk(cast("Any", key), as_dict=True)
     except (PyJWTError, ValueError, TypeError):
         raise UsageError(f"keys= is a key of a kind that signs no tokens. {_WANTED}") from None
+
+
+def make_key_set(need: str, jwks_uri: str | None, keys: KeysGiven | None, algorithms: Sequence[str]) -> KeySet:
+    """The keys by what was given: where they are, or themselves. `need` says who needs that, and begins the mistake."""
+    if (jwks_uri is None) == (keys is None):
+        raise UsageError(f"{need}, or keys=: give exactly one of them.")
+    if keys is None:
+        check_url(cast("str", jwks_uri), "jwks_uri")
+        return KeySet(jwks_uri)
+    listed = read_keys(keys)
+    check_keys(listed, algorithms)
+    return KeySet(None, listed)
 
 
 class KeySet:
@@ -175,13 +208,19 @@ class KeySet:
             for place, jwk in enumerate(self._keys)
             if (kid is None or jwk.get("kid", kid) == kid) and fits(jwk, algorithm)
         ]
-        found = [self._parse(place, algorithm) for place in places[:MOST_TRIED]]
+        found = [self._usable(place, algorithm) for place in places[:MOST_TRIED]]
         return [key for key in found if key is not None]
 
-    def _parse(self, place: int, algorithm: str) -> PyJWK | None:
-        if (place, algorithm) not in self._parsed:  # once, whatever comes of it: anybody can send tokens
-            self._parsed[place, algorithm] = _parsed(self._keys[place], algorithm)
-        return self._parsed[place, algorithm]
+    def _usable(self, place: int, algorithm: str) -> PyJWK | None:
+        """A key of the set. One that is malformed or weak does not take the others with it."""
+        if (place, algorithm) in self._parsed:
+            return self._parsed[place, algorithm]
+        key = _parse(self._keys[place], algorithm)
+        if key is not None and _is_small(key):
+            log.warning("A key that signs tokens is not used: RSA keys have %d bits or more.", LEAST_RSA_BITS)
+            key = None
+        self._parsed[place, algorithm] = key  # once, whatever comes of it: anybody can send tokens
+        return key
 
     async def _refresh(self) -> None:
         """Have the set fetched anew, unless that was just tried. Where it fails, the old keys stay good.
@@ -199,28 +238,13 @@ class KeySet:
     async def _fetch(self) -> None:
         assert self._uri is not None
         try:
-            document = await fetch_json(self._uri)
-            keys = [cast("Mapping[str, Any]", key) for key in document["keys"] if isinstance(key, dict)]
+            listed = (await fetch_json(self._uri)).get("keys")
+            if isinstance(listed, list):
+                keys = [cast("Mapping[str, Any]", key) for key in cast("list[Any]", listed) if isinstance(key, dict)]
+                self._keys, self._parsed, self._fetched = keys[:MOST_KEYS], {}, time.monotonic()
+            else:
+                log.warning("The keys that sign tokens could not be read: %s is no JWK set.", self._uri)
         except FetchFailed as error:
             log.warning("The keys that sign tokens could not be fetched: %s", error)
-        except (KeyError, TypeError):
-            log.warning("The keys that sign tokens could not be read: %s is no JWK set.", self._uri)
-        else:
-            self._keys, self._parsed, self._fetched = keys[:MOST_KEYS], {}, time.monotonic()
         finally:
             self._fetching = None
-
-
-def _parsed(jwk: Mapping[str, Any], algorithm: str) -> PyJWK | None:
-    """A key that was fetched. One that is malformed or weak does not take the others with it."""
-    from jwt import PyJWK
-    from jwt.exceptions import PyJWTError
-
-    try:
-        key = PyJWK(dict(jwk), algorithm)
-    except (PyJWTError, ValueError, TypeError):
-        return None
-    if _is_small(key):
-        log.warning("A key that signs tokens is not used: RSA keys have %d bits or more.", LEAST_RSA_BITS)
-        return None
-    return key

@@ -21,7 +21,7 @@ from weft.types.request import PaginatedParams
 if TYPE_CHECKING:
     from weft.server.call import Call
 
-__all__ = ["InsufficientScope", "check_scopes", "granted_to", "page_for", "require_scopes"]
+__all__ = ["InsufficientScope", "check_scopes", "granted_to", "page_for", "require_scopes", "usable"]
 
 
 class _Scoped(Protocol):
@@ -42,8 +42,9 @@ class InsufficientScope(InvalidRequest):
 
 def check_scopes(scopes: Sequence[str], where: str) -> tuple[str, ...]:
     """The scopes of an option, each once; UsageError where one is none."""
-    listed = cast("Sequence[object]", () if isinstance(scopes, str) else scopes)  # callers may be untyped
-    for scope in listed:
+    if isinstance(scopes, str):
+        raise UsageError(f"{where} has scopes={scopes!r}; scopes come as a list: scopes={scopes.split()!r}.")
+    for scope in cast("Sequence[object]", scopes):  # callers may be untyped
         if not isinstance(scope, str) or not _SCOPE.fullmatch(scope):
             raise UsageError(f"{where} has scopes=[{scope!r}], which is no scope: it has no blanks or quotes in it.")
         if scope == "offline_access":  # AUTH-39
@@ -51,8 +52,6 @@ def check_scopes(scopes: Sequence[str], where: str) -> tuple[str, ...]:
                 f"{where} has the scope 'offline_access', which no operation takes: it is between a client and its "
                 "authorization server. Leave it out."
             )
-    if isinstance(scopes, str):
-        raise UsageError(f"{where} has scopes={scopes!r}; scopes come as a list: scopes={scopes.split()!r}.")
     return tuple(dict.fromkeys(scopes))
 
 
@@ -61,6 +60,12 @@ def granted_to(call: Call) -> frozenset[str] | None:
     if call.headers is None:
         return None
     return _NONE if call.token_info is None else call.token_info.scopes
+
+
+def usable(call: Call, items: Iterable[T]) -> list[T]:
+    """What of these the caller may use, and may be told of."""
+    granted = granted_to(call)
+    return [item for item in items if granted is None or granted.issuperset(item.scopes)]
 
 
 def page_for(

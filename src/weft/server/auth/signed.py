@@ -29,8 +29,8 @@ async def read_signed(
     algorithms: Collection[str],
     issuer: str,
     audiences: Sequence[str],
+    leeway: float,
     required: Sequence[str] = ("exp", "aud", "iss"),
-    leeway: float = 30.0,
 ) -> dict[str, Any]:
     """The claims of a JWT of this issuer; `TokenRefused` where it is not good.
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 from weft.errors import InvalidParams, RegistrationError
-from weft.protocol.names import closest
 from weft.protocol.schema import alternatives
 from weft.server.call import Call
 from weft.server.context import Context
 from weft.server.features.content import Unserialisable, check_text
+from weft.server.features.definitions import meant_or_known
 from weft.server.features.prompts import Prompts
 from weft.server.features.resources import Resources
 from weft.server.signature.signature import Signature, read_signature
@@ -121,17 +121,16 @@ class Completions:
                 name = argument
             else:
                 continue
-            near = closest(name, known)
-            hint = f"Did you mean {near!r}?" if near else f"There are: {', '.join(known[:10]) or 'none'}."
             raise RegistrationError(
-                f"The completion of {argument!r} cannot be used ({completion.where}): {missing}. {hint}"
+                f"The completion of {argument!r} cannot be used ({completion.where}): {missing}. "
+                f"{meant_or_known(name, known)}"
             )
 
     async def complete(self, call: Call) -> CompleteResult:
         """`completion/complete`."""
         params = cast("CompleteParams", call.envelope.params)
         if isinstance(params.ref, PromptReference):
-            kind, name, signature = "prompt", params.ref.name, self._prompts.find(params.ref.name).signature
+            kind, name, signature = "prompt", params.ref.name, self._prompts.find(call, params.ref.name).signature
         else:
             kind, name, signature = "template", params.ref.uri, self._signature("template", params.ref.uri)
         if signature is None:
@@ -158,11 +157,8 @@ class Completions:
         return [prompt.definition.name for prompt in self._prompts]
 
     def _signatures(self) -> Iterable[Signature]:
-        for kind in ("prompt", "template"):
-            for name in self._names(kind):
-                signature = self._signature(kind, name)
-                if signature is not None:
-                    yield signature
+        found = (self._signature(kind, name) for kind in ("prompt", "template") for name in self._names(kind))
+        return (signature for signature in found if signature is not None)
 
 
 def _has_choices(signature: Signature) -> bool:

@@ -42,9 +42,9 @@ __all__ = [
     "File",
     "Image",
     "Unserialisable",
+    "base64_of",
     "check_mime_type",
     "check_text",
-    "contents_of",
     "guess_mime_type",
     "is_text",
     "refuse_unawaited",
@@ -55,9 +55,9 @@ __all__ = [
 
 BLOCKS = (TextContent, ImageContent, AudioContent, ResourceLink, EmbeddedResource)
 
-# MIME types that must not depend on the machine; the rest is asked of the standard library.
 _MIME = re.compile(r"[\w!#$&^.+-]{1,127}/[\w!#$&^.+-]{1,127}(?:\s*;\s*[^;\s][^;]*)*", re.ASCII)
 
+# MIME types that must not depend on the machine; the rest is asked of the standard library.
 _BY_SUFFIX = {
     ".avif": "image/avif",
     ".csv": "text/csv",
@@ -121,6 +121,7 @@ _REMEDY = (
     "or convert it yourself."
 )
 _Place = tuple[str | int, ...]
+_WORD = 2**63
 _MAX_DEPTH = 64  # how far down a culprit is looked for, so that its place can be named
 
 
@@ -143,22 +144,23 @@ class _Media:
         meta: Meta | None = None,
     ) -> None:
         self.path, self.data = _load(data)
-        if mime_type is None and format is not None and self.family:
+        if mime_type is None and format is not None:
             mime_type = self.family + format.lower().lstrip(".")
-        guessed = guess_mime_type(self.path, self.data, self.family) if mime_type is None else mime_type
+        if mime_type is None:
+            mime_type = guess_mime_type(self.path, self.data, self.family)
         kind = type(self).__name__
-        if guessed is None:
+        if mime_type is None:
             raise UsageError(
                 f"{kind}(...): the MIME type is not clear from the data. "
                 f"Name it: {kind}(..., mime_type='{self.family}…')."
             )
-        check_mime_type(guessed, f"{kind}(...)")
-        if not guessed.lower().startswith(self.family):
+        check_mime_type(mime_type, f"{kind}(...)")
+        if not mime_type.lower().startswith(self.family):
             raise UsageError(
-                f"{kind}(...): the MIME type must begin with {self.family!r}, not {guessed!r}. "
+                f"{kind}(...): the MIME type must begin with {self.family!r}, not {mime_type!r}. "
                 "Use File(...) for other data."
             )
-        self.mime_type = guessed
+        self.mime_type = mime_type
         self.annotations = annotations
         self.meta = meta
 
@@ -179,7 +181,7 @@ class Image(_Media):
 
     def to_content(self) -> ImageContent:
         """The block for the wire."""
-        return ImageContent(_base64(self.data), self.mime_type, self.annotations, self.meta)
+        return ImageContent(base64_of(self.data), self.mime_type, self.annotations, self.meta)
 
 
 class Audio(_Media):
@@ -193,7 +195,7 @@ class Audio(_Media):
 
     def to_content(self) -> AudioContent:
         """The block for the wire."""
-        return AudioContent(_base64(self.data), self.mime_type, self.annotations, self.meta)
+        return AudioContent(base64_of(self.data), self.mime_type, self.annotations, self.meta)
 
 
 class File(_Media):
@@ -228,8 +230,17 @@ class File(_Media):
         self.uri = uri
 
     def to_contents(self, uri: str | None = None) -> ResourceContents:
-        """What is in the file, as a resource; under another URI than the file's own where one is given."""
-        return contents_of(self.data, uri or self.uri, self.mime_type, self.meta)
+        """What is in the file, as a resource; under another URI than the file's own where one is given.
+
+        Text where the MIME type says text and the bytes agree, else base64 (RES-14).
+        """
+        uri = uri or self.uri
+        if is_text(self.mime_type):
+            try:
+                return ResourceContents(uri, self.mime_type, text=self.data.decode(), meta=self.meta)
+            except UnicodeDecodeError:
+                pass
+        return ResourceContents(uri, self.mime_type, blob=base64_of(self.data), meta=self.meta)
 
     def to_content(self) -> EmbeddedResource:
         """The block for the wire."""
@@ -237,16 +248,6 @@ class File(_Media):
 
 
 HELPERS = (Image, Audio, File)
-
-
-def contents_of(data: bytes, uri: str, mime_type: str | None, meta: Meta | None = None) -> ResourceContents:
-    """Resource contents of some bytes: text where the MIME type says text and the bytes agree, else base64 (RES-14)."""
-    if is_text(mime_type):
-        try:
-            return ResourceContents(uri, mime_type, text=data.decode(), meta=meta)
-        except UnicodeDecodeError:
-            pass
-    return ResourceContents(uri, mime_type, blob=_base64(data), meta=meta)
 
 
 def to_block(value: Any) -> ContentBlock:
@@ -282,15 +283,12 @@ def to_blocks(value: Any) -> list[ContentBlock]:
     return [to_block(value)]
 
 
-_PLAIN = 2**63
-
-
 def to_json_text(value: Any) -> str:
     """A value as JSON: pydantic models, dataclasses, dates, decimals, sets, enums, wire types, and what is JSON.
 
     Raises `Unserialisable` for anything else, and for NaN and infinity, which JSON does not have.
     """
-    if type(value) is int and -_PLAIN < value < _PLAIN:
+    if type(value) is int and -_WORD < value < _WORD:  # the quick way
         return str(value)
     if isinstance(value, bytes | bytearray | memoryview):
         _refuse(value, (), "Wrap it in Image(...), Audio(...) or File(...), or decode it.")
@@ -425,14 +423,12 @@ def check_mime_type(mime_type: str, what: str) -> None:
         raise UsageError(f"{what}: {mime_type!r} is not a MIME type. Write it as type/subtype, such as 'text/plain'.")
 
 
-def is_text(mime_type: str | None) -> bool:
+def is_text(mime_type: str) -> bool:
     """Whether data of this type is text.
 
     >>> is_text("text/csv; charset=utf-8"), is_text("image/svg+xml"), is_text("image/png")
     (True, True, False)
     """
-    if mime_type is None:
-        return False
     bare = mime_type.partition(";")[0].strip().lower()
     return bare.startswith("text/") or bare in _TEXT or bare.endswith(("+json", "+xml", "+yaml"))
 
@@ -451,5 +447,6 @@ def _load(data: bytes | str | os.PathLike[str]) -> tuple[Path | None, bytes]:
     return path, path.read_bytes()
 
 
-def _base64(data: bytes) -> str:
+def base64_of(data: bytes) -> str:
+    """The bytes as the wire has them."""
     return base64.b64encode(data).decode()

@@ -1,7 +1,8 @@
 """Pages: a list of features in a stable order, given out page by page, each page encoded once.
 
-This module owns the order, the cursors and the encoded bytes. It knows nothing of what is listed: a registry hands in
-the function that makes a result of some items. It never calls user code and never awaits.
+This module owns the order, the cursors, the encoded bytes, and what is said of how long they may be kept. It knows
+nothing of what is listed: a registry hands in the function that makes a result of some items. It never calls user code
+and never awaits.
 
 A cursor names the item after which the next page begins, and that item's serial number. It means the same to every
 worker that registered the same features, and goes on at the right place when items came or went in between (PAG-04): as
@@ -12,38 +13,29 @@ went, or went and came again at the end, it goes on by the number.
 from __future__ import annotations
 
 import base64
-import binascii
-import re
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar, cast, get_args
+from typing import Any, Generic, TypeVar, get_args
 
 import msgspec
 
-from weft.errors import InvalidParams, RegistrationError, UsageError
-from weft.protocol.names import check_meta_key, closest
-from weft.server.where import caller
-from weft.types.base import CacheScope, Implementation, Meta, Result, Struct
+from weft.errors import InvalidParams, UsageError
+from weft.protocol.names import closest
+from weft.types.base import CacheScope, Result
 
 __all__ = [
     "DEFAULT_PAGE_SIZE",
     "CachePolicy",
     "Encoded",
     "Pages",
-    "check_definition",
-    "check_info",
-    "nothing_to_remove",
     "read_policies",
 ]
 
 DEFAULT_PAGE_SIZE = 250
 
-_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
-
 _MAX_CURSOR = 16 * 1024  # a URI of the longest kind, escaped and in base64, fits
 _MAX_KEYS = 8  # eras and revisions that have pages of their own; more are served without a cache
-
 _MAX_VIEWS = 64  # kinds of callers whose view of the list is kept; for more it is made each time
 _MAX_WENT = 1000  # names that were taken out and are remembered
 
@@ -153,14 +145,11 @@ class Pages(Generic[T]):
         self._entries: dict[str, tuple[int, T]] = {}
         self._next = 0
         self._went: dict[str, int] = {}  # the serials of what was taken out, for cursors that still name it
-        self._lock = threading.RLock()  # features come and go from worker threads as well
+        self._lock = threading.Lock()  # features come and go from worker threads as well
         self._snapshot: _Snapshot[T] | None = None
 
     def __len__(self) -> int:
         return len(self._entries)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._entries
 
     def __iter__(self) -> Iterator[T]:
         return iter(self._current().items)
@@ -187,18 +176,15 @@ class Pages(Generic[T]):
         """Take an item out and return it; None when there is none."""
         with self._lock:
             entry = self._entries.pop(name, None)
-            if entry is not None:
-                self._went.pop(name, None)
-                self._went[name] = entry[0]
-                if len(self._went) > _MAX_WENT:
-                    del self._went[next(iter(self._went))]
+            if entry is None:
+                return None
+            serial, item = entry
+            self._went.pop(name, None)
+            self._went[name] = serial
+            if len(self._went) > _MAX_WENT:
+                del self._went[next(iter(self._went))]
             self._snapshot = None
-        return None if entry is None else entry[1]
-
-    def invalidate(self) -> None:
-        """Forget the encoded pages: an item says something else than before."""
-        with self._lock:
-            self._snapshot = None
+        return item
 
     def page(
         self,
@@ -257,7 +243,7 @@ class Pages(Generic[T]):
                 raise ValueError("too long")
             payload = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
             kind, name, serial = msgspec.json.decode(payload, type=tuple[str, str, int])
-        except (ValueError, binascii.Error, msgspec.DecodeError):
+        except ValueError:  # also what base64 and msgspec raise
             raise self._unknown() from None
         if kind != self._kind or serial < 0:
             raise self._unknown()
@@ -268,71 +254,6 @@ class Pages(Generic[T]):
             f"Invalid params: `cursor` is not one that the list of {self._kind} gave out. "
             "Leave it out to begin at the first page."
         )
-
-
-def check_definition(definition: Struct, what: str, where: str) -> None:
-    """Refuse at registration what may not be listed: what is not JSON, and malformed keys of `_meta` (META-11)."""
-    try:
-        for key in cast("Meta", getattr(definition, "meta", None) or {}):
-            check_meta_key(str(key))
-    except ValueError as error:
-        raise RegistrationError(f"{what} cannot be registered ({where}): meta= has a wrong key. {error}") from None
-    if fault := _fault(definition):
-        raise RegistrationError(f"{what} cannot be registered ({where}): {fault}")
-
-
-def check_info(info: Implementation) -> None:
-    """Refuse what a server may not say of itself."""
-    if fault := _fault(info):
-        raise UsageError(f"Server({info.name!r}) is not possible ({caller()}): {fault}")
-
-
-def _fault(definition: Struct) -> str | None:
-    """What is wrong with something that is going to be sent: it is not JSON, or not of the type it should be."""
-    try:
-        encoded = _encode(definition)
-    except (TypeError, ValueError, RecursionError) as error:
-        return (
-            f"its definition is not JSON: {_clause(error)}. "
-            "Use strings, numbers, booleans, None, lists and dictionaries with string keys in it."
-        )
-    try:
-        _check_kinds(definition, msgspec.json.decode(encoded, type=type(definition)))
-    except ValueError as error:
-        return f"{_option(error)}."
-    return None
-
-
-def _check_kinds(given: Struct, read: Struct) -> None:
-    """Refuse a dictionary in place of a struct: it reads the same, but nobody would notice a key that is misspelled."""
-    for name in given.__struct_fields__:
-        for part, wanted in zip(_items(getattr(given, name)), _items(getattr(read, name)), strict=True):
-            if isinstance(wanted, Struct) and not isinstance(part, Struct):
-                raise ValueError(f"{name}= takes {type(wanted).__name__}(...), not {type(part).__name__}")  # noqa: TRY004 - told as others
-
-
-def _items(value: Any) -> list[Any]:
-    return cast("list[Any]", value) if isinstance(value, list) else [value]
-
-
-def _option(error: ValueError) -> str:
-    """What is wrong with an option, by its name in Python.
-
-    >>> _option(ValueError("Expected `str | null`, got `int` - at `$.title`"))
-    'title= is wrong: expected `str` or None, got `int`'
-    """
-    text, at, place = str(error).rpartition(" - at ")
-    if not at:
-        return str(error)
-    name = _CAMEL.sub("_", place.strip("`").removeprefix("$.").lstrip("_")).lower()
-    return f"{name}= is wrong: {_clause(text.replace(' | null`', '` or None'))}"
-
-
-def nothing_to_remove(kind: str, name: str, known: Sequence[str]) -> UsageError:
-    """The mistake of removing what is not there."""
-    near = closest(name, known)
-    hint = f"Did you mean {near!r}?" if near else f"There are: {', '.join(known[:10]) or 'none'}."
-    return UsageError(f"There is no {kind} {name!r} to remove. {hint}")
 
 
 def read_policies(
@@ -356,8 +277,3 @@ def read_policies(
             kind = type(value).__name__
             raise UsageError(f"{option} is a CachePolicy, not {kind}. Write CachePolicy(ttl_ms=60_000).")
     return policy, {name: policies.get(name, policy) for name in lists}
-
-
-def _clause(error: object) -> str:
-    sentence = str(error).rstrip(".")
-    return sentence[:1].lower() + sentence[1:]

@@ -16,15 +16,15 @@ import msgspec
 from weft.errors import InvalidParams, ParseError, RegistrationError
 from weft.jsonrpc import check_bounds
 from weft.limits import Limits
-from weft.protocol.names import closest
 from weft.protocol.schema import alternatives
-from weft.server.auth.scopes import check_scopes, page_for
+from weft.server.auth.scopes import check_scopes, page_for, usable
 from weft.server.call import Call
 from weft.server.changes import Change, Changes
 from weft.server.context import Context
 from weft.server.decorating import check_kind
 from weft.server.features.content import BLOCKS, HELPERS, Unserialisable, refuse_unawaited, to_block
-from weft.server.features.pages import CachePolicy, Encoded, Pages, check_definition, nothing_to_remove
+from weft.server.features.definitions import check_definition, nothing_to_remove, unknown
+from weft.server.features.pages import CachePolicy, Encoded, Pages
 from weft.server.needs import check_needs
 from weft.server.signature.signature import ArgumentsError, read_signature
 from weft.server.where import location
@@ -94,7 +94,8 @@ def to_messages(value: Any) -> list[PromptMessage]:
 
 def _message(value: Any) -> PromptMessage:
     if isinstance(value, PromptMessage):
-        return value
+        content = cast("Any", value.content)  # a struct takes whatever it is given
+        return value if isinstance(content, (dict, *BLOCKS)) else PromptMessage(value.role, to_block(content))
     if isinstance(value, (str, dict, *BLOCKS, *HELPERS)):
         return UserMessage(value)
     refuse_unawaited(value)
@@ -119,10 +120,10 @@ class RegisteredPrompt:
         self.signature = read_signature(
             fn, injected=(Context,), opaque=(Struct, *HELPERS), kind="prompt", name=definition.name
         )
-        properties: Mapping[str, Mapping[str, Any]] = self.signature.input_schema.get("properties", {})
-        required = self.signature.input_schema.get("required", ())
         whole = self.signature.input_schema
-        self._spoken = {
+        properties: Mapping[str, Mapping[str, Any]] = whole.get("properties", {})
+        required = whole.get("required", ())
+        self._spoken = {  # parameters that take no text
             name for name, schema in properties.items() if not any(map(_takes_text, alternatives(schema, whole)))
         }
         definition.description = definition.description or self.signature.description or None
@@ -131,7 +132,12 @@ class RegisteredPrompt:
             for name, schema in properties.items()
         ] or None
 
-    def bind(self, arguments: Mapping[str, str]) -> dict[str, Any]:
+    @property
+    def described(self) -> str:
+        """What it is and where, for messages to the developer."""
+        return f"Prompt {self.definition.name!r} ({self.where})"
+
+    def _bind(self, arguments: Mapping[str, str]) -> dict[str, Any]:
         """The function's arguments. A parameter that takes no text is read from its JSON (PRM-08, PRM-12)."""
         values = {name: self._read(text) if name in self._spoken else text for name, text in arguments.items()}
         return self.signature.bind(values)
@@ -148,7 +154,7 @@ class RegisteredPrompt:
     async def fill(self, call: Call, arguments: Mapping[str, str]) -> Result:
         """Call the function and make a fresh result of what it returns."""
         try:
-            kwargs = self.bind(arguments)
+            kwargs = self._bind(arguments)
         except ArgumentsError as error:
             raise InvalidParams(f"Invalid params: {error.tell(self._limits)}") from None
         if self.signature.injected is not None:
@@ -159,7 +165,7 @@ class RegisteredPrompt:
                 return _full(value)
             return GetPromptResult(messages=to_messages(value), description=self.definition.description)
         except BaseException:
-            call.blamed = f"Prompt {self.definition.name!r} ({self.where})"
+            call.blamed = self.described
             raise
 
 
@@ -222,8 +228,8 @@ class Prompts:
         name = _check_name(name or getattr(fn, "__name__", type(fn).__name__), where)
         definition = Prompt(name, title, description, None, icons, meta)
         prompt = RegisteredPrompt(fn, definition, self._limits, where)
-        prompt.scopes = check_scopes(scopes, f"Prompt {name!r} ({where})")
-        prompt.needs = check_needs(needs, f"Prompt {name!r} ({where})")
+        prompt.scopes = check_scopes(scopes, prompt.described)
+        prompt.needs = check_needs(needs, prompt.described)
         check_definition(definition, f"Prompt {name!r}", where)
         with self._lock:
             taken = self._pages.get(name)
@@ -243,19 +249,17 @@ class Prompts:
             raise nothing_to_remove("prompt", name, self._pages.names())
         self._changes.publish(Change("prompts"))
 
-    def find(self, name: str) -> RegisteredPrompt:
-        """The prompt of this name, or the refusal of a request that names it (PRM-07)."""
+    def find(self, call: Call, name: str) -> RegisteredPrompt:
+        """The prompt of this name, or the refusal of a call that names it (PRM-07)."""
         prompt = self._pages.get(name)
         if prompt is None:
-            near = closest(name, self._pages.names())
-            hint = f"Did you mean {near!r}?" if near else "prompts/list names them all."
-            raise InvalidParams(f"Unknown prompt. {hint}")
+            raise unknown("prompt", name, [prompt.definition.name for prompt in usable(call, self._pages)])
         return prompt
 
     async def get_prompt(self, call: Call) -> Result:
         """`prompts/get`."""
         params = cast("GetPromptParams", call.envelope.params)
-        return await self.find(params.name).fill(call, params.arguments or {})
+        return await self.find(call, params.name).fill(call, params.arguments or {})
 
     def _page(self, prompts: list[RegisteredPrompt], next_cursor: str | None) -> ListPromptsResult:
         return ListPromptsResult(

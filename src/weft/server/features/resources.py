@@ -6,10 +6,10 @@ names: only what was registered can be read (RES-13, RES-15).
 
 from __future__ import annotations
 
-import base64
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from base64 import b64decode
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from itertools import chain
 from typing import Any, cast
@@ -22,8 +22,17 @@ from weft.server.call import Call
 from weft.server.changes import Change, Changes
 from weft.server.context import Context
 from weft.server.decorating import check_kind, warn_of_web_uri
-from weft.server.features.content import HELPERS, File, Unserialisable, check_mime_type, check_text, to_json_text
-from weft.server.features.pages import CachePolicy, Encoded, Pages, check_definition, nothing_to_remove
+from weft.server.features.content import (
+    HELPERS,
+    File,
+    Unserialisable,
+    base64_of,
+    check_mime_type,
+    check_text,
+    to_json_text,
+)
+from weft.server.features.definitions import check_definition, nothing_to_remove
+from weft.server.features.pages import CachePolicy, Encoded, Pages
 from weft.server.features.templates import check_no_parameters, check_parameters, parse_template
 from weft.server.needs import check_needs
 from weft.server.signature.signature import ArgumentsError, Signature, read_signature
@@ -75,86 +84,70 @@ def _one(value: Any, uri: str, mime_type: str | None) -> ResourceContents:
     if isinstance(value, str):
         return ResourceContents(uri, mime_type or "text/plain", text=check_text(value))
     if isinstance(value, bytes):
-        return ResourceContents(uri, mime_type or "application/octet-stream", blob=_base64(value))
+        return ResourceContents(uri, mime_type or "application/octet-stream", blob=base64_of(value))
     if isinstance(value, File):
         return value.to_contents(uri)
     if isinstance(value, HELPERS):
-        return ResourceContents(uri, value.mime_type, blob=_base64(value.data), meta=value.meta)
+        return ResourceContents(uri, value.mime_type, blob=base64_of(value.data), meta=value.meta)
     return ResourceContents(uri, mime_type or "application/json", text=to_json_text(value))
 
 
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()
+class _Registered:
+    """What resources and templates have in common."""
 
+    __slots__ = ("cache", "needs", "scopes", "uri", "where")
 
-class RegisteredResource:
-    """A resource with a URI of its own: a function that reads it, or what is in it."""
-
-    __slots__ = ("_contents", "cache", "definition", "fn", "needs", "scopes", "signature", "where")
-
-    def __init__(
-        self, definition: Resource, fn: Callable[..., Any] | None, content: Any, cache: CachePolicy, where: str
-    ) -> None:
-        self.definition = definition
-        self.fn = fn
+    def __init__(self, uri: str, cache: CachePolicy, where: str) -> None:
+        self.uri = uri  # or the text of a template
         self.cache = cache
         self.where = where
         self.scopes: tuple[str, ...] = ()
         self.needs: tuple[str, ...] = ()  # of the client
+
+    @property
+    def described(self) -> str:
+        """What it is and where, for messages to the developer."""
+        return f"Resource {self.uri!r} ({self.where})"
+
+
+class RegisteredResource(_Registered):
+    """A resource with a URI of its own: a function that reads it, or what is in it."""
+
+    __slots__ = ("_contents", "definition", "fn", "signature")
+
+    def __init__(
+        self, definition: Resource, fn: Callable[..., Any] | None, content: Any, cache: CachePolicy, where: str
+    ) -> None:
+        super().__init__(definition.uri, cache, where)
+        self.definition = definition
+        self.fn = fn
         self.signature: Signature | None = None
         self._contents: list[ResourceContents] = []  # of a resource without a function: made once
         if fn is None:
             self._contents = _registered_contents(content, definition, where)
         else:
-            self.signature = read_signature(
-                fn, injected=(Context,), opaque=_OPAQUE, kind="resource", name=definition.name
-            )
+            self.signature = _read_function(fn, definition)
             check_no_parameters(self.signature, definition, where)
-            definition.description = definition.description or self.signature.description or None
 
-    @property
-    def uri(self) -> str:
-        """Its URI."""
-        return self.definition.uri
-
-    @property
-    def described(self) -> str:
-        """What it is and where, for messages to the developer."""
-        return f"Resource {self.uri!r} ({self.where})"
-
-    async def read(self, call: Call) -> Any:
+    async def read(self, call: Call, kwargs: dict[str, Any]) -> Any:
         """What is in it now."""
         if self.fn is None or self.signature is None:
             return [copy(item) for item in self._contents]
-        return await _invoke(call, self.fn, self.signature, {})
+        return await _invoke(call, self.fn, self.signature, kwargs)
 
 
-class RegisteredTemplate:
+class RegisteredTemplate(_Registered):
     """A family of resources: the variables of the template are the parameters of the function."""
 
-    __slots__ = ("cache", "definition", "fn", "needs", "scopes", "signature", "template", "where")
+    __slots__ = ("definition", "fn", "signature", "template")
 
     def __init__(self, definition: ResourceTemplate, fn: Callable[..., Any], cache: CachePolicy, where: str) -> None:
+        super().__init__(definition.uri_template, cache, where)
         self.definition = definition
         self.fn = fn
-        self.cache = cache
-        self.where = where
-        self.scopes: tuple[str, ...] = ()
-        self.needs: tuple[str, ...] = ()  # of the client
         self.template = parse_template(definition.uri_template, where)
-        self.signature = read_signature(fn, injected=(Context,), opaque=_OPAQUE, kind="resource", name=definition.name)
+        self.signature = _read_function(fn, definition)
         check_parameters(self.template, self.signature, where)
-        definition.description = definition.description or self.signature.description or None
-
-    @property
-    def uri(self) -> str:
-        """The text of its template."""
-        return self.definition.uri_template
-
-    @property
-    def described(self) -> str:
-        """What it is and where, for messages to the developer."""
-        return f"Resource {self.uri!r} ({self.where})"
 
     @property
     def takes_any_text(self) -> bool:
@@ -175,6 +168,13 @@ class RegisteredTemplate:
     async def read(self, call: Call, kwargs: dict[str, Any]) -> Any:
         """What is in the resource that these arguments name."""
         return await _invoke(call, self.fn, self.signature, kwargs)
+
+
+def _read_function(fn: Callable[..., Any], definition: Resource | ResourceTemplate) -> Signature:
+    """The signature of a function that reads; its docstring describes what nothing else does."""
+    signature = read_signature(fn, injected=(Context,), opaque=_OPAQUE, kind="resource", name=definition.name)
+    definition.description = definition.description or signature.description or None
+    return signature
 
 
 async def _invoke(call: Call, fn: Callable[..., Any], signature: Signature, kwargs: dict[str, Any]) -> Any:
@@ -250,31 +250,31 @@ class Resources:
         """
         check_kind("uri", uri, str, "'docs://guide'")
         check_kind("mime_type", mime_type or "", str, "'text/plain'")
-        check_kind("cache", cache or self._cache, CachePolicy, "CachePolicy(ttl_ms=60_000)")
+        policy = cache or self._cache
+        check_kind("cache", policy, CachePolicy, "CachePolicy(ttl_ms=60_000)")
         fn = cast("Callable[..., Any]", content) if callable(content) else None
         where = where or (location(fn) if fn is not None else caller())
         name = name or _default_name(uri, fn)
         if mime_type is not None:
             check_mime_type(mime_type, f"Resource {uri!r} cannot be registered ({where})")
-        policy = cache or self._cache
         if "{" in uri:
             self._check_template(uri, fn, size, where)
             template = ResourceTemplate(uri, name, title, description, mime_type, icons, annotations, meta)
             entry = RegisteredTemplate(template, cast("Any", fn), policy, where)
-            self._add(self._templates, uri, entry, needs, scopes)
+            self._add(self._templates, entry, needs, scopes)
         else:
             self._check_uri(uri, where)
             resource = Resource(uri, name, title, description, mime_type, size, icons, annotations, meta)
-            self._add(self._resources, uri, RegisteredResource(resource, fn, content, policy, where), needs, scopes)
+            self._add(self._resources, RegisteredResource(resource, fn, content, policy, where), needs, scopes)
 
     def _add(
         self,
         pages: Pages[Any],
-        uri: str,
         entry: RegisteredResource | RegisteredTemplate,
         needs: Sequence[str],
         scopes: Sequence[str],
     ) -> None:
+        uri = entry.uri
         check_definition(entry.definition, f"Resource {uri!r}", entry.where)
         entry.scopes = check_scopes(scopes, entry.described)
         entry.needs = check_needs(needs, entry.described)
@@ -333,24 +333,26 @@ class Resources:
         """`resources/read`: the resource of this URI, else the first template that fits it."""
         uri = cast("ReadResourceParams", call.envelope.params).uri
         self._check_requested(uri)
-        entry, reading = self._start_reading(call, uri)
+        entry, kwargs = self._match(uri)
+        if entry is None:
+            raise ResourceNotFound(uri)
         try:
-            return _result(await reading, uri, entry)
+            return _result(await entry.read(call, kwargs), uri, entry)
         except BaseException:
             call.blamed = entry.described
             raise
 
-    def _start_reading(
-        self, call: Call, uri: str
-    ) -> tuple[RegisteredResource | RegisteredTemplate, Coroutine[Any, Any, Any]]:
+    def _match(self, uri: str) -> tuple[RegisteredResource | RegisteredTemplate | None, dict[str, Any]]:
+        """What is read under this URI, and with which arguments."""
         resource = self._resources.get(uri)
         if resource is not None:
-            return resource, resource.read(call)
-        for template in self._templates:
-            kwargs = template.match(uri)
-            if kwargs is not None:
-                return template, template.read(call, kwargs)
-        raise ResourceNotFound(uri)
+            return resource, {}
+        if len(uri) <= self._limits.uri_bytes:
+            for template in self._templates:
+                kwargs = template.match(uri)
+                if kwargs is not None:
+                    return template, kwargs
+        return None, {}
 
     def scopes_of(self, uri: str) -> tuple[str, ...]:
         """What it takes to read this URI; nothing where there is nothing to read."""
@@ -359,10 +361,7 @@ class Resources:
 
     def find(self, uri: str) -> RegisteredResource | RegisteredTemplate | None:
         """What would be read under this URI."""
-        resource = self._resources.get(uri)
-        if resource is not None or len(uri) > self._limits.uri_bytes:
-            return resource
-        return next((one for one in self._templates if one.match(uri) is not None), None)
+        return self._match(uri)[0]
 
     def _check_requested(self, uri: str) -> None:
         """RES-12, D7. A URI that is too long is not repeated; one that is none is just not there."""
@@ -400,15 +399,16 @@ class Resources:
 
 def _result(value: Any, uri: str, entry: RegisteredResource | RegisteredTemplate) -> Result:
     """A fresh result of what was read. Nothing read is not found, never empty contents (RES-06)."""
-    if isinstance(value, Result) and not isinstance(value, ReadResourceResult):
-        return copy(value)  # such as a question first (RES-17), which carries no cache hints (CACHE-04)
-    if value is None or (isinstance(value, ReadResourceResult) and not value.contents):
-        raise ResourceNotFound(uri)
+    mime_type = entry.definition.mime_type
     if isinstance(value, ReadResourceResult):
         result = copy(value)
-        result.contents = _several(value.contents, uri, entry.definition.mime_type)
+        result.contents = _several(value.contents, uri, mime_type)
+    elif isinstance(value, Result):
+        return copy(value)  # such as a question first (RES-17), which carries no cache hints (CACHE-04)
     else:
-        result = ReadResourceResult(contents=to_contents(value, uri, entry.definition.mime_type))
+        result = ReadResourceResult(contents=[] if value is None else to_contents(value, uri, mime_type))
+    if not result.contents:
+        raise ResourceNotFound(uri)
     if result.ttl_ms is None:
         result.ttl_ms = entry.cache.ttl_ms
     if result.cache_scope is None:
@@ -426,7 +426,7 @@ def _registered_contents(content: Any, definition: Resource, where: str) -> list
         definition.mime_type = definition.mime_type or contents[0].mime_type
         if definition.size is None:
             text, blob = contents[0].text, contents[0].blob
-            definition.size = len(text.encode()) if text is not None else len(base64.b64decode(blob or ""))
+            definition.size = len(text.encode()) if text is not None else len(b64decode(blob or ""))
     return contents
 
 

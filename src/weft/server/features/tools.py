@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import Any, cast
 
@@ -15,33 +15,32 @@ from msgspec import UNSET, UnsetType
 
 from weft.errors import InvalidParams, ProtocolError, RegistrationError, ToolError
 from weft.protocol.headers import Mirror, check_mirrors, find_mirrors
-from weft.protocol.names import check_tool_name, closest
+from weft.protocol.names import check_tool_name
 from weft.protocol.schema import SchemaError, Validator, check_object_schema, compile_schema
 from weft.server.asks.rounds import InputRequired, signal_in
-from weft.server.auth.scopes import check_scopes, page_for, require_scopes
+from weft.server.auth.scopes import check_scopes, page_for, require_scopes, usable
 from weft.server.call import Call
 from weft.server.changes import Change, Changes
 from weft.server.context import Context
 from weft.server.decorating import check_kind, warn_of_mirrors
 from weft.server.faults import record, report
-from weft.server.features.content import Audio, File, Image, Unserialisable, refuse_unawaited, to_blocks, to_json_text
-from weft.server.features.pages import CachePolicy, Encoded, Pages, check_definition, nothing_to_remove
+from weft.server.features.content import BLOCKS, HELPERS, Unserialisable, refuse_unawaited, to_blocks, to_json_text
+from weft.server.features.definitions import check_definition, nothing_to_remove, unknown
+from weft.server.features.pages import CachePolicy, Encoded, Pages
 from weft.server.needs import check_needs, require_needs
 from weft.server.signature.signature import ArgumentsError, OutputError, Signature, read_signature
 from weft.server.signature.words import type_name
 from weft.server.threads import Threads
 from weft.server.where import location
 from weft.types.base import Icon, Result
-from weft.types.content import AudioContent, EmbeddedResource, ImageContent, ResourceLink, TextContent
+from weft.types.content import TextContent
 from weft.types.tools import CallToolParams, CallToolResult, ListToolsResult, Tool, ToolAnnotations
 
 __all__ = ["RegisteredTool", "ToolOptions", "Tools", "failure_of"]
 
 log = logging.getLogger("weft.tools")
 
-CONTENT_TYPES = (TextContent, ImageContent, AudioContent, ResourceLink, EmbeddedResource, Image, Audio, File)
-OPAQUE_TYPES = (*CONTENT_TYPES, CallToolResult, InputRequired)
-
+OPAQUE_TYPES = (*BLOCKS, *HELPERS, CallToolResult, InputRequired)  # returned, but no JSON values
 NO_ARGUMENTS = b"{}"
 
 
@@ -100,8 +99,8 @@ class RegisteredTool:
         schema = self.signature.input_schema if raw is None else dict(raw)
         self.mirrors: tuple[Mirror, ...] = self._check(lambda: find_mirrors(schema))
         self.timeout = self._check(lambda: _check_timeout(options.timeout))
-        self.needs = check_needs(options.needs, f"Tool {self.name!r} ({self.where})")
-        self.scopes = check_scopes(options.scopes, f"Tool {self.name!r} ({self.where})")
+        self.needs = check_needs(options.needs, self._described)
+        self.scopes = check_scopes(options.scopes, self._described)
         self.single_use = options.single_use
         self._threads = threads
         self.definition = Tool(
@@ -214,11 +213,14 @@ class RegisteredTool:
         if isinstance(value, InputRequired):
             raise value
         refuse_unawaited(value)
-        if self.definition.output_schema is None:
+        if self._output is not None:
+            structured = self._conforming(self._output, value)
+        elif self.signature.dump_output is not None:
+            structured = self.signature.dump_output(value)
+        else:
             if self.signature.require_text is not None:
                 self.signature.require_text(value)
             return CallToolResult(content=to_blocks(value))
-        structured = self.signature.dump_output(value) if self._output is None else self._conforming(value)
         # TOOL-11: clients that do not know structured content read the same as text.
         return CallToolResult(content=[TextContent(to_json_text(structured))], structured_content=structured)
 
@@ -252,11 +254,10 @@ class RegisteredTool:
             )
         return structured
 
-    def _conforming(self, value: Any) -> Any:
+    def _conforming(self, schema: Validator, value: Any) -> Any:
         """TOOL-12: what is declared is what is sent."""
-        assert self._output is not None
         structured = msgspec.json.decode(to_json_text(value))
-        if problems := self._output.problems(structured):
+        if problems := schema.problems(structured):
             raise OutputError(f"{self._described} returned a value that does not fit its output_schema: {problems[0]}")
         return structured
 
@@ -305,7 +306,7 @@ class Tools:
     def __len__(self) -> int:
         return len(self._pages)
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[RegisteredTool]:
         return iter(self._pages)
 
     def get(self, name: str) -> RegisteredTool | None:
@@ -362,11 +363,11 @@ class Tools:
         assert isinstance(params, CallToolParams)
         tool = self._tools.get(params.name)
         if tool is None:
-            raise self._unknown(params.name)
+            raise unknown("tool", params.name, [tool.name for tool in usable(call, self._pages)])
         return tool.invoke(call, params)
 
     def check(self, call: Call) -> None:
-        """What a call must pass before anything runs: headers that repeat its arguments, capabilities it needs."""
+        """What a call must pass before anything runs: scopes, headers that repeat its arguments, what it needs."""
         params = call.envelope.params
         assert isinstance(params, CallToolParams)
         tool = self._guarded.get(params.name)
@@ -379,11 +380,6 @@ class Tools:
         require_needs(call, tool.needs)
         if tool.single_use and call.round is not None:  # where there are no rounds, it is a field that nobody knows
             call.spends = params.request_state
-
-    def _unknown(self, name: str) -> InvalidParams:
-        near = closest(name, self._pages.names())
-        hint = f"Did you mean {near!r}?" if near else "tools/list names them all."
-        return InvalidParams(f"Unknown tool. {hint}")
 
 
 def _decoded(arguments: msgspec.Raw | UnsetType) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
-"""For development: finds calls that block the event loop, and says where they are.
+"""For development: finds calls in tools that block the event loop, and says where they are.
 
 A beat on the loop and a thread that listens to it. When the beat stops, the thread looks at what the loop's own thread
-is doing, and warns once per line of the user's code. Nothing of this runs unless the server's `debug` is on.
+is doing, and warns once per tool and line of the user's code. Nothing of this runs unless the server's `debug` is on.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from types import FrameType
+from weakref import WeakSet
 
 from weft.server.where import is_users, short_path
 
@@ -23,15 +24,14 @@ log = logging.getLogger("weft.development")
 BEAT_SECONDS = 0.05
 BLOCKED_SECONDS = 0.25
 
-_watched: set[int] = set()
+_watched: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 
 
 def watch_for_blocking(loop: asyncio.AbstractEventLoop) -> None:
     """Watch this loop until it is closed. The second time does nothing."""
-    if id(loop) in _watched:
-        return
-    _watched.add(id(loop))
-    _Watch(loop).start()
+    if loop not in _watched:
+        _watched.add(loop)
+        _Watch(loop).start()
 
 
 class _Watch:
@@ -39,7 +39,7 @@ class _Watch:
         self._loop = loop
         self._thread = threading.get_ident()
         self._beat = time.monotonic()
-        self._told: set[tuple[str, int]] = set()
+        self._told: set[tuple[str, str, int]] = set()
 
     def start(self) -> None:
         self._tick()
@@ -55,33 +55,31 @@ class _Watch:
             if time.monotonic() - self._beat > BLOCKED_SECONDS and self._loop.is_running():
                 frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - another thread's stack
                 self._tell(frames.get(self._thread))
-        _watched.discard(id(self._loop))
 
     def _tell(self, frame: FrameType | None) -> None:
-        place, tool = _find(frame)
-        if place is None or place in self._told:
+        found = _find(frame)
+        if found is None or found in self._told:
             return
-        self._told.add(place)
-        file, line = place
-        code = linecache.getline(file, line).strip()
+        self._told.add(found)
+        tool, file, line = found
         log.warning(
-            "%s blocks the event loop at %s:%d: `%s` has not returned for %.2f s, and nobody else is served meanwhile. "
-            "Make it a plain `def` (it then runs in a thread), or await something that does not block.",
-            f"Tool {tool!r}" if tool else "A call",
+            "Tool %r blocks the event loop at %s:%d: `%s` has not returned for %.2f s, and nobody else is served "
+            "meanwhile. Make it a plain `def` (it then runs in a thread), or await something that does not block.",
+            tool,
             short_path(file),
             line,
-            code,
+            linecache.getline(file, line).strip(),
             time.monotonic() - self._beat,
         )
 
 
-def _find(frame: FrameType | None) -> tuple[tuple[str, int] | None, str | None]:
-    """The innermost line of the user's own code, and the tool it belongs to, seen from the frame that blocks."""
+def _find(frame: FrameType | None) -> tuple[str, str, int] | None:
+    """The tool that blocks, and the innermost line of the user's own code in it: file and number."""
     place: tuple[str, int] | None = None
     while frame is not None:
         if place is None and is_users(frame.f_code.co_filename):
             place = (frame.f_code.co_filename, frame.f_lineno)
         if frame.f_code.co_qualname == "RegisteredTool.invoke":
-            return place, str(frame.f_locals["self"].name)
+            return place and (str(frame.f_locals["self"].name), *place)
         frame = frame.f_back
-    return None, None
+    return None

@@ -17,6 +17,7 @@ from typing import Any
 
 from weft.errors import StartError, UsageError
 from weft.server.app import Server
+from weft.server.faults import summary_of
 from weft.server.where import short_path, user_frames
 
 __all__ = ["is_loading", "load", "split_target"]
@@ -56,7 +57,8 @@ def _existing(file: str) -> Path:
     if path.is_file():
         return path.resolve()
     if path.is_dir():
-        raise StartError(f"{file!r} is a directory; name the Python file in it: {_suggest(path, 'server.py')}.")
+        there = _suggest(path, "server.py") or "server.py"
+        raise StartError(f"{file!r} is a directory; name a Python file in it, such as {there}.")
     folder = path.parent
     if not folder.is_dir():
         raise StartError(f"There is no file {file!r}: the directory {str(folder)!r} does not exist.")
@@ -67,9 +69,8 @@ def _existing(file: str) -> Path:
 
 def _suggest(folder: Path, name: str) -> str:
     """Python files in a folder, the most similar to `name` first; empty when there is none."""
-    there = sorted(str(found) if folder != Path() else found.name for found in folder.glob("*.py"))
-    wanted = str(folder / name) if folder != Path() else name
-    similar = difflib.get_close_matches(wanted, there, n=3, cutoff=0.6) or there[:3]
+    there = sorted(map(str, folder.glob("*.py")))
+    similar = difflib.get_close_matches(str(folder / name), there, n=3, cutoff=0.6) or there[:3]
     return " or ".join(similar)
 
 
@@ -104,7 +105,7 @@ def _why(file: str, error: BaseException) -> str:
     if isinstance(error, SystemExit):
         what = f"it ended the process with exit({error.code!r}); do that only under `if __name__ == '__main__'`"
     else:
-        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        what = summary_of(error)
     lines = [f"{file} cannot be loaded: {what}"[:600], *(f"  {frame}" for frame in user_frames(error)[-MOST_FRAMES:])]
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]

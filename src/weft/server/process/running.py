@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from weft.errors import StartError, UsageError
 from weft.server.decorating import check_kind, check_options
+from weft.server.faults import summary_of
 from weft.server.process.listening import (
     BACKLOG,
     HttpOptions,
@@ -47,12 +48,23 @@ if TYPE_CHECKING:
 
     from weft.server.app import Server
 
-__all__ = ["CannotStart", "announce", "run", "say", "serve", "serve_http", "set_up_logging", "start"]
+__all__ = [
+    "INTERRUPTED",
+    "CannotStart",
+    "announce",
+    "on_signals",
+    "run",
+    "say",
+    "serve",
+    "serve_http",
+    "set_up_logging",
+    "start",
+]
 
 log = logging.getLogger("weft.running")
 
 KEEP_ALIVE_SECONDS = 60  # an idle connection; longer than the pauses of a client, shorter than those of a proxy
-INTERRUPTED = 130
+INTERRUPTED = 130  # the exit code of who was asked to end a second time
 MOST_FRAMES = 8
 THREAD_SECONDS = 0.25  # that threads get to end by themselves
 
@@ -291,6 +303,7 @@ def _uvicorn_config(server: Server, options: HttpOptions, lifespan: Literal["on"
         trusted_proxies=options.trusted_proxies,
     )
     app.respond = respond_at_once
+    drain = server.limits.drain_seconds
     return uvicorn.Config(
         app,  # type: ignore[arg-type] - an ASGI app by its own spelling of the types
         http=guarded_protocol(server.limits),
@@ -302,7 +315,7 @@ def _uvicorn_config(server: Server, options: HttpOptions, lifespan: Literal["on"
         server_header=False,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=math.ceil(server.limits.drain_seconds),
+        timeout_graceful_shutdown=None if math.isinf(drain) else math.ceil(drain),
         h11_max_incomplete_event_size=server.limits.header_bytes,
     )
 
@@ -344,12 +357,8 @@ def _run_loop(server: Server, main: Coroutine[Any, Any, None]) -> None:
     """Run `main` to its end, whatever other tasks raise, and leave without waiting for threads that hang."""
     loop = _new_loop()
     task = loop.create_task(main)
-    if server.debug:
-        from weft.server.process.development import watch_for_blocking
-
-        loop.call_soon(watch_for_blocking, loop)
     try:
-        with _cancel_on_signals(task):
+        with on_signals(_canceller(task)):
             _run_to_end(loop, task)
     except asyncio.CancelledError:
         pass  # Ctrl-C
@@ -362,7 +371,7 @@ def _run_loop(server: Server, main: Coroutine[Any, Any, None]) -> None:
     _leave()
 
 
-def _run_to_end(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
+def _run_to_end(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
     while True:
         try:
             return loop.run_until_complete(task)
@@ -381,12 +390,8 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop()
 
 
-@contextlib.contextmanager
-def _cancel_on_signals(task: asyncio.Task[None]) -> Generator[None]:
-    """The first signal cancels the task; the second ends the process."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+def _canceller(task: asyncio.Task[None]) -> Callable[[int, Any], None]:
+    """What to do on signals: the first cancels the task, the second ends the process."""
     asked = False
 
     def stop(_signal: int, _frame: Any) -> None:
@@ -396,6 +401,15 @@ def _cancel_on_signals(task: asyncio.Task[None]) -> Generator[None]:
         asked = True
         task.get_loop().call_soon_threadsafe(task.cancel)
 
+    return stop
+
+
+@contextlib.contextmanager
+def on_signals(stop: Callable[[int, Any], None]) -> Generator[None]:
+    """Have `stop` called when the process is asked to end. Only the main thread can arrange that; others go without."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -410,7 +424,7 @@ def _close(loop: asyncio.AbstractEventLoop) -> None:
     for task in tasks:
         task.cancel()
     if tasks:
-        loop.run_until_complete(asyncio.wait(tasks, timeout=1))
+        _run_to_end(loop, loop.create_task(asyncio.wait(tasks, timeout=1)))
     loop.run_until_complete(loop.shutdown_asyncgens())
     loop.close()
 
@@ -429,6 +443,5 @@ def _leave() -> None:
 
 
 def _failure(server: Server, error: Exception) -> str:
-    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    frames = user_frames(error)
-    return "\n".join([f"{server.name!r} stopped: {what}"[:600], *(f"  {frame}" for frame in frames[-MOST_FRAMES:])])
+    frames = user_frames(error)[-MOST_FRAMES:]
+    return "\n".join([f"{server.name!r} stopped: {summary_of(error)}"[:600], *(f"  {frame}" for frame in frames)])

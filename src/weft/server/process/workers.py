@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,7 +27,7 @@ from weft.backends.memory import MemoryBackend
 from weft.errors import StartError, UsageError
 from weft.server.process.listening import HttpOptions, bind
 from weft.server.process.loading import load
-from weft.server.process.running import announce, say, serve_http, set_up_logging
+from weft.server.process.running import INTERRUPTED, announce, on_signals, say, serve_http, set_up_logging
 
 if TYPE_CHECKING:
     from weft.server.app import Server
@@ -79,7 +80,7 @@ def run_workers(server: Server, options: HttpOptions, target: str) -> None:
 
     with contextlib.closing(bind(options.host, options.port)) as listener:
         order = WorkerOrder(target, settled, listener.fileno(), server.debug)
-        _Crew(order, drain=server.limits.drain_seconds).run(started)
+        _Crew(order, listener, drain=server.limits.drain_seconds).run(started)
 
 
 def settle_sessions(server: Server, options: HttpOptions) -> HttpOptions:
@@ -99,26 +100,25 @@ def settle_sessions(server: Server, options: HttpOptions) -> HttpOptions:
 class _Crew:
     """The workers, and the watch over them."""
 
-    def __init__(self, order: WorkerOrder, drain: float) -> None:
+    def __init__(self, order: WorkerOrder, listener: socket.socket, drain: float) -> None:
         self._order = order
+        self._listener = listener
         self._drain = drain
         self._workers: list[tuple[subprocess.Popen[bytes], float]] = []  # and when each was started
         # A question asked by one worker is answered to any other, so they share a key, if only for their lifetime.
-        self._environment = {"WEFT_STATE_KEY": os.urandom(32).hex(), **os.environ}
+        self._environment = {**os.environ, "WEFT_STATE_KEY": os.environ.get("WEFT_STATE_KEY") or os.urandom(32).hex()}
         self._stopping = False
 
-    def run(self, started: Any) -> None:
-        before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            self._workers = [self._hire() for _ in range(self._order.options.workers)]
-            started()
-            while not self._stopping:
-                time.sleep(WATCH_SECONDS)
-                self._workers = [self._look_after(*worker) for worker in self._workers]
-        finally:
-            self._dismiss()
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def run(self, started: Callable[[], None]) -> None:
+        with on_signals(self._stop):
+            try:
+                self._workers = [self._hire() for _ in range(self._order.options.workers)]
+                started()
+                while not self._stopping:
+                    time.sleep(WATCH_SECONDS)
+                    self._workers = [self._look_after(*worker) for worker in self._workers]
+            finally:
+                self._dismiss()
 
     def _hire(self) -> tuple[subprocess.Popen[bytes], float]:
         command = [sys.executable, "-m", "weft.server.process.workers", msgspec.json.encode(self._order).decode()]
@@ -143,12 +143,13 @@ class _Crew:
         if self._stopping:
             for worker, _ in self._workers:
                 worker.kill()
-            os._exit(130)
+            os._exit(INTERRUPTED)
         self._stopping = True
 
     def _dismiss(self) -> None:
         """Ask the workers to end; they have their own time for that, and a little more."""
         self._stopping = True
+        self._listener.close()  # else who comes now would wait for a worker, and none takes anybody in any more
         for worker, _ in self._workers:
             if worker.poll() is None:
                 worker.terminate()

@@ -130,6 +130,7 @@ class Outstanding:
 
 PROGRESS_SECONDS = 60.0  # that a request gets at least from when its progress was last heard of
 TOTAL_SECONDS = 600.0  # whatever progress there is, unless it was given more from the beginning
+FAREWELL_SECONDS = 1.0  # that the peer gets to take in that a request is given up
 
 
 def _gone() -> RemoteError:
@@ -137,9 +138,11 @@ def _gone() -> RemoteError:
 
 
 async def _give_up(way: Way, request_id: str, reason: str) -> None:
+    """Tell the peer. One that does not read is not waited for: it may be why the request was late."""
     params = CancelledParams(request_id=request_id, reason=reason)
     try:
-        await way(encode_notification("notifications/cancelled", params))
+        async with asyncio.timeout(FAREWELL_SECONDS):
+            await way(encode_notification("notifications/cancelled", params))
     except Exception as error:  # noqa: BLE001 - it is given up in any case
         log.debug("the client could not be told that a request is cancelled: %s", type(error).__name__)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import secrets
 import time
 from collections import OrderedDict
@@ -25,20 +24,17 @@ import msgspec
 from weft.backends.base import Unsubscribe
 from weft.jsonrpc import Frame
 from weft.server.changes import Change, encode_change, note
-from weft.server.connection import Cancellation, Connection
+from weft.server.connection import Cancellation
 from weft.server.faults import report
 from weft.server.sessions.notices import take_notification
-from weft.server.sessions.records import OFTEN, Record, Records
+from weft.server.sessions.records import OFTEN, Records
 from weft.server.sessions.session import Session
-from weft.server.sessions.standalone import StandaloneOutbound
 from weft.server.sessions.streams import STANDALONE, Streams
 
 if TYPE_CHECKING:
     from weft.server.app import Server
 
 __all__ = ["Sessions", "SessionsFull"]
-
-log = logging.getLogger("weft.sessions")
 
 
 class SessionsFull(Exception):
@@ -61,7 +57,7 @@ class Sessions:
         self._per_peer: dict[str, OrderedDict[str, Session]] = {}
         self._sweeping: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._ending: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[object]] = set()  # what nobody waits for
         self._joining = asyncio.Lock()
         self._quit: list[Unsubscribe] = []  # how not to listen any more to what other workers have to tell
         self.loose_calls: set[Cancellation] = set()  # of clients that have no session, where none are kept
@@ -78,11 +74,7 @@ class Sessions:
         return self._new(prefix + secrets.token_urlsafe(24), principal, peer)
 
     def _new(self, id: str, principal: str | None, peer: str) -> Session:
-        outbound = StandaloneOutbound(self.streams, self.limits)
-        connection = Connection.for_loop(outbound, protocol_version_hint="", connection_id=id)
-        session = Session(id, connection, principal, peer, self._worker, outbound.send)
-        outbound.bind(session)
-        return session
+        return Session(id, principal, peer, self._worker, self.streams, self.limits)
 
     async def keep(self, session: Session) -> None:
         """From now on it can be found: its handshake was answered, or has a way to come in."""
@@ -92,7 +84,7 @@ class Sessions:
         self._add(session, self._unused)
         try:
             await self._listen()
-            session.record = self.record_of(session)
+            session.record = session.to_record()
             session.connection.is_changed = False
             await self._records.add(session.id, session.record)
         except BaseException:
@@ -115,53 +107,20 @@ class Sessions:
             session.renewed = now
             if not await self._records.renew(id):  # its time was over
                 self.end_soon(session)
-                return None
-        return session
+        return None if session.ended else session  # it may have been meanwhile
 
     async def save(self, session: Session) -> None:
         """Let other workers know what this one knows of a session. What was under way at its end does not revive it."""
         session.connection.is_changed = False
-        mine = self.record_of(session)
+        mine = session.to_record()
         try:
             merged = None if session.ended else await self._records.change(session.id, session.record, mine)
             if merged is not None:
-                self._learn(session, mine, merged)
+                session.learn(mine, merged)
                 await self._bus.publish(_CHANGED, f"{self._worker} {session.id}".encode())
         except BaseException:
             session.connection.is_changed = True  # whoever saves it next tries again
             raise
-
-    def record_of(self, session: Session) -> Record:
-        """What this worker knows of a session."""
-        connection = session.connection
-        return Record(
-            connection.protocol_version,
-            connection.client_info,
-            connection.client_capabilities,
-            session.principal,
-            session.peer,
-            connection.is_ready,
-            connection.log_level,
-            sorted(connection.subscribed_uris),
-            connection.handshake_done,
-            session.has_listened,
-        )
-
-    def _learn(self, session: Session, before: Record, now: Record) -> None:
-        """Have a session know what other workers have changed. What was changed here meanwhile stays."""
-        connection = session.connection
-        if now.handshake_done and not before.handshake_done:
-            connection.greet(now.protocol_version, now.client_info, now.client_capabilities)
-        if now.log_level != before.log_level:
-            connection.log_level = now.log_level
-        if now.subscribed_uris != before.subscribed_uris:
-            connection.subscribed_uris.update(set(now.subscribed_uris).difference(before.subscribed_uris))
-            connection.subscribed_uris.difference_update(set(before.subscribed_uris).difference(now.subscribed_uris))
-        if now.is_ready and not connection.is_ready:
-            is_changed = connection.is_changed
-            connection.set_initialized()
-            connection.is_changed = is_changed
-        session.record = now
 
     async def listen(self, session: Session, *, takes_over: bool) -> bool:
         """The standalone stream is opened here: from now on any worker may say something there.
@@ -193,8 +152,7 @@ class Sessions:
             await self._records.delete(session.id)
             await self._bus.publish(_ENDED, session.id.encode())
         finally:
-            await self._release(session)
-        await self.streams.forget(session.id)
+            await self._forget(session)
 
     def end_soon(self, session: Session) -> None:
         """End a session without waiting for that."""
@@ -210,15 +168,15 @@ class Sessions:
     def end_streams(self) -> None:
         """The server is about to stop: end the streams that only wait, and those that are opened from now on."""
         self.closing = True
-        for session in chain(self._unused.values(), self._used.values()):
+        for session in self._all():
             session.wake_streams()
 
     async def close(self) -> None:
         """The server stops: end the live part of every session. The records stay, for other workers."""
-        ended = [self._release(session) for session in (*self._unused.values(), *self._used.values())]
+        ended = [self._release(session) for session in self._all()]
         await asyncio.gather(self._give_up_loose_calls(), *ended)
-        if self._ending:
-            await asyncio.wait(self._ending, timeout=self.limits.drain_seconds)
+        if self._background:
+            await asyncio.wait(self._background, timeout=self.limits.drain_seconds)
         await _unsubscribe(self._quit)
         self.closing = False
 
@@ -231,13 +189,13 @@ class Sessions:
 
     # Answers to questions, which may come in at another worker than the one that asked.
 
-    async def answered(self, session: Session, frame: Frame, raw: bytes) -> None:
+    async def answered(self, session: Session, frame: Frame) -> None:
         """Take an answer of the client to the worker that waits for it."""
         worker = frame.id.partition("-")[0] if isinstance(frame.id, str) else ""
         if worker == self._worker:
             session.outstanding.answered(frame)
         elif worker:
-            await self._bus.publish(_answers(worker), session.id.encode() + b" " + raw)
+            await self._bus.publish(_answers(worker), session.id.encode() + b" " + msgspec.json.encode(frame))
 
     def _answer_came(self, message: bytes) -> None:
         id, _, raw = message.partition(b" ")
@@ -270,12 +228,11 @@ class Sessions:
             self._loop.call_soon_threadsafe(self._spread, change)
 
     def _spread(self, change: Change) -> None:
-        for sessions in (self._unused, self._used):
-            for session in sessions.values():
-                if session.pending is not None and session.wants(change):
-                    note(session.pending, change, session.connection.subscribed_uris)
-                    if session.wake is not None:
-                        session.wake.set()
+        for session in self._all():
+            if session.pending is not None and session.wants(change):
+                note(session.pending, change, session.connection.subscribed_uris)
+                if session.wake is not None:
+                    session.wake.set()
 
     async def tell_changes(self, session: Session) -> None:
         """Write changes that a session has not heard of to its standalone stream: as many as a reader can take."""
@@ -295,7 +252,7 @@ class Sessions:
         if mine is not None and len(mine) >= self.limits.sessions_per_peer:
             found.append(_idle(mine.values()))
         if len(self) - len(found) >= self.limits.sessions:
-            found.append(_idle(chain(self._unused.values(), self._used.values())))
+            found.append(_idle(self._all()))
         return found
 
     def _add(self, session: Session, group: OrderedDict[str, Session]) -> None:
@@ -344,12 +301,9 @@ class Sessions:
                     session.last_used = now
                     if now - session.renewed > seconds / OFTEN:
                         session.renewed = now
-                        self._in_background(self._renew(session))
+                        self._in_background(self._records.renew(session.id))
                 elif now - session.last_used >= seconds:
                     self._in_background(self._end_if_over(session))
-
-    async def _renew(self, session: Session) -> None:
-        await self._records.renew(session.id)
 
     async def _end_if_over(self, session: Session) -> None:
         """End a session that was idle here for long, unless another worker has used it."""
@@ -357,6 +311,10 @@ class Sessions:
             self.end_soon(session)
 
     # Other workers.
+
+    def _all(self) -> Iterable[Session]:
+        """Those that are live here, in the order of their last use: the unused ones first."""
+        return chain(self._unused.values(), self._used.values())
 
     def _local(self, id: str) -> Session | None:
         return self._used.get(id) or self._unused.get(id)
@@ -382,11 +340,8 @@ class Sessions:
                 with contextlib.suppress(SessionsFull):  # the others use theirs: nothing ends but what is here of one
                     self._in_background(self._release(_idle(self._used.values())))
             self._add(session, self._used)
-        self._learn(session, session.record, record)
+        session.learn(session.record, record)
         return session
-
-    async def _refresh(self, session: Session) -> None:
-        await self._fetch(session.id, session)
 
     async def _listen(self) -> None:
         """Hear of answers that came in elsewhere, and of sessions that were ended or changed elsewhere."""
@@ -427,15 +382,15 @@ class Sessions:
             if self._unused.pop(id, None) is not None:
                 self._used[id] = session
             if session.in_use or session.has_listened:  # something here goes by what it knows
-                self._in_background(self._refresh(session))
+                self._in_background(self._fetch(id, session))
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work, name="weft-session-end")
-        self._ending.add(task)
-        task.add_done_callback(self._ended)
+    def _in_background(self, work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name="weft-sessions")
+        self._background.add(task)
+        task.add_done_callback(self._background_done)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._ending.discard(task)
+    def _background_done(self, task: asyncio.Task[object]) -> None:
+        self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             report("Keeping sessions in the Backend", error, debug=False)
 

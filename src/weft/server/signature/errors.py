@@ -74,9 +74,16 @@ _SUFFIXES = (
     "_from_datetime_inexact",
     "_required",
 )
-
-
-_TEXTS = {
+_WORDS = {  # by the type that a schema names
+    "array": "an array",
+    "boolean": "true or false",
+    "integer": "an integer",
+    "null": "null",
+    "number": "a number",
+    "object": "an object",
+    "string": "a string",
+}
+_TEXTS = {  # how such a value is written as a text
     "an integer": ", such as '3'",
     "a number": ", such as '1.5'",
     "true or false": ", such as 'true'",
@@ -126,7 +133,7 @@ def explain(
         path = _path(problem["loc"], arguments)
         kind: str = problem["type"]
         if kind in _MISSING:
-            missing.append((*path, problem["loc"][-1]) if not _ends(path, problem["loc"]) else path)
+            missing.append(path if len(path) == len(problem["loc"]) else (*path, problem["loc"][-1]))
         elif kind in {"extra_forbidden", "unexpected_keyword_argument", "no_such_attribute"}:
             extra.append(path)
         else:
@@ -136,9 +143,9 @@ def explain(
             known = wrong.setdefault(path, [])
             if words not in known:
                 known.append(words)
-    issues = [_missing(path, schema, as_text=are_texts and len(path) == 1) for path in _unique(missing)]
+    issues = [_missing(path, schema, as_text=are_texts and len(path) == 1) for path in dict.fromkeys(missing)]
     issues += [_wrong(path, words, arguments, as_text=are_texts and len(path) == 1) for path, words in wrong.items()]
-    issues += [_extra(path, missing, schema) for path in _unique(extra)]
+    issues += [_extra(path, missing, schema) for path in dict.fromkeys(extra)]
     return ArgumentsError(issues, subject=subject)
 
 
@@ -290,20 +297,11 @@ def _schema_words(schema: Mapping[str, Any]) -> str | None:
         return _cut("one of " + ", ".join(repr(value) for value in schema["enum"]), 200)
     if "const" in schema:
         return repr(schema["const"])
-    words = {
-        "array": "an array",
-        "boolean": "true or false",
-        "integer": "an integer",
-        "null": "null",
-        "number": "a number",
-        "object": "an object",
-        "string": "a string",
-    }
     if "anyOf" in schema:
         options = [_schema_words(option) for option in schema["anyOf"]]
         return _either([option for option in options if option]) if all(options) else None
     kind = schema.get("type")
-    return words.get(kind) if isinstance(kind, str) else None
+    return _WORDS.get(kind) if isinstance(kind, str) else None
 
 
 def _path(location: Sequence[str | int], arguments: Any) -> _Path:
@@ -314,10 +312,6 @@ def _path(location: Sequence[str | int], arguments: Any) -> _Path:
         if inside:
             path.append(step)
     return tuple(path)
-
-
-def _ends(path: _Path, location: Sequence[str | int]) -> bool:
-    return bool(path) and path[-1] == location[-1] and len(path) == len(location)
 
 
 def _value(path: _Path, arguments: Any) -> Any:
@@ -369,10 +363,6 @@ def _either(words: list[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
-def _unique(paths: list[_Path]) -> list[_Path]:
-    return list(dict.fromkeys(paths))
-
-
 def _cut(text: str, limit: int) -> str:
     data = text.encode(errors="replace")
-    return text if len(data) <= limit else data[: limit - 3].decode(errors="ignore") + "…"
+    return text if len(data) <= limit else data[: max(limit - 3, 0)].decode(errors="ignore") + "…"

@@ -13,7 +13,6 @@ from inspect import Signature as PythonSignature
 from typing import Annotated, Any, Never, NoReturn, Union, get_args, get_origin
 
 import msgspec
-import pydantic_core
 from pydantic_core import PydanticSerializationError, SchemaSerializer, SchemaValidator, ValidationError
 
 from weft.errors import RegistrationError, WeftError
@@ -33,13 +32,13 @@ class OutputError(WeftError):
 
 
 class Output(msgspec.Struct, frozen=True):
-    """The schema of the return values, if there is one, and the function that turns a value into JSON values.
+    """The schema of the return values, and the function that turns a value into JSON values that conform to it.
 
-    `require_text`, for return types that are text, refuses what is not.
+    Both are None where nothing is promised; `require_text`, for return types that are text, refuses what is not.
     """
 
-    schema: dict[str, Any] | None
-    dump: Callable[[Any], Any]
+    schema: dict[str, Any] | None = None
+    dump: Callable[[Any], Any] | None = None
     require_text: Callable[[Any], None] | None = None
 
 
@@ -47,7 +46,7 @@ def read_output(fn: Callable[..., Any], returns: Any, *, opaque: tuple[type, ...
     """Read a return annotation that is evaluated already; RegistrationError when it cannot be described."""
     subject = f"{kind.capitalize()} {name!r} ({location(fn)})"
     if _is_silent(returns) or _contains(returns, (*opaque, bytes)):
-        return Output(None, _plain_dump(subject), _text_requirement(returns, subject))
+        return Output(require_text=_text_requirement(returns, subject))
     try:
         promised = _promise(returns)
     except Exception as error:  # noqa: BLE001  # whatever a type's own hooks raise, the remedy is the same
@@ -151,18 +150,6 @@ def _text_kinds(annotation: Any) -> tuple[Any, ...]:
     if get_origin(annotation) in (Union, types.UnionType):
         return tuple(kind for part in get_args(annotation) for kind in _text_kinds(part))
     return (annotation,) if isinstance(annotation, type) else (object,)
-
-
-def _plain_dump(subject: str) -> Callable[[Any], Any]:
-    def dump(value: Any) -> Any:
-        """Turn whatever was returned into JSON values."""
-        try:
-            dumped = pydantic_core.to_jsonable_python(value)
-        except (ValueError, RecursionError) as error:
-            raise _not_json(subject, value, error) from None
-        return _finite(dumped, subject, value)
-
-    return dump
 
 
 def _not_json(subject: str, value: object, error: Exception) -> OutputError:

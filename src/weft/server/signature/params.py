@@ -41,13 +41,11 @@ class MirroredHeader(msgspec.Struct, frozen=True):
 
 
 class Params(msgspec.Struct, frozen=True):
-    """The parameters as a whole: see the fields of the same names in `Signature`."""
+    """What clients send; and, as in `Signature`, the parameter that they do not, and the return annotation."""
 
-    schema: dict[str, Any]
+    arguments: Arguments
     injected: str | None
     returns: Any
-    validate_json: Callable[..., dict[str, Any]]
-    validate_large: Callable[..., dict[str, Any]]
 
 
 def read_params(
@@ -82,13 +80,10 @@ class _Reader:
                 context = parameter.name
                 continue
             offered.append(parameter.replace(annotation=annotation))
-        arguments = plain_arguments(offered, doc) or self.compile(offered, doc)
         return Params(
-            schema=arguments.schema,
+            arguments=plain_arguments(offered, doc) or self.compile(offered, doc),
             injected=context,
             returns=self.evaluate("return", signature.return_annotation, "its return type"),
-            validate_json=arguments.validate_json,
-            validate_large=arguments.validate_large,
         )
 
     def compile(self, offered: Sequence[inspect.Parameter], doc: Docstring) -> Arguments:

@@ -22,7 +22,8 @@ from pydantic_core import ValidationError
 from weft.server.signature.docstrings import parse
 from weft.server.signature.errors import ArgumentsError, explain, replace
 from weft.server.signature.output import OutputError, read_output
-from weft.server.signature.params import MirroredHeader, Params, read_params
+from weft.server.signature.params import MirroredHeader, read_params
+from weft.server.signature.plain import Arguments
 from weft.server.where import describe, location, target
 
 __all__ = ["ArgumentsError", "MirroredHeader", "OutputError", "Signature", "read_signature"]
@@ -37,11 +38,11 @@ _NUMERIC = frozenset({"decimal_type", "float_type", "int_type"})
 class Signature(msgspec.Struct, frozen=True):
     """What Weft knows of a registered function.
 
-    `input_schema` and `output_schema` are JSON Schema 2020-12 (`output_schema` is None when the return type promises
-    nothing worth checking), `injected` the name of the parameter
-    that takes the Context, `returns` the evaluated return annotation (`inspect.Signature.empty` when there is none),
-    `description` the docstring without its parameter section; `dump_output` turns a return value into JSON values;
-    `require_text`, there when the return type is text, raises OutputError for anything else.
+    `input_schema` and `output_schema` are JSON Schema 2020-12, `injected` is the name of the parameter that takes the
+    Context, `returns` the evaluated return annotation (`inspect.Signature.empty` when there is none), `description` the
+    docstring without its parameter section. `dump_output` turns a return value into JSON values; it and `output_schema`
+    are None when the return type promises nothing worth checking. `require_text`, there when the return type is text,
+    raises OutputError for anything else.
     """
 
     name: str
@@ -53,20 +54,19 @@ class Signature(msgspec.Struct, frozen=True):
     is_async: bool
     injected: str | None
     returns: Any
-    dump_output: Callable[[Any], Any]
+    dump_output: Callable[[Any], Any] | None
     require_text: Callable[[Any], None] | None
-    _params: Params
+    _arguments: Arguments
 
     def __repr__(self) -> str:
         return f"<Signature of {self.kind} {self.name!r} ({self.where})>"
 
     def bind_json(self, raw: bytes) -> dict[str, Any]:
         """The keyword arguments for a JSON object in bytes; ArgumentsError when they do not fit."""
-        params = self._params
         try:
             if len(raw) <= _LARGE:
-                return params.validate_json(raw, strict=True)
-            return params.validate_large(raw, strict=True)
+                return self._arguments.validate_json(raw, strict=True)
+            return self._arguments.validate_large(raw, strict=True)
         except ValidationError as error:
             problem = error
         return self._bind_leniently(raw, problem)
@@ -88,7 +88,7 @@ class Signature(msgspec.Struct, frozen=True):
                 return self.bind_json(whole)
             problems = [problem for problem in problems if _is_too_far(problem)]
             try:
-                bound = self._params.validate_json(raw)
+                bound = self._arguments.validate_json(raw)
             except ValidationError as error:
                 problems += error.errors(include_url=False)
             else:
@@ -146,14 +146,14 @@ def read_signature(
         kind=kind,
         where=location(fn),
         description=doc.summary,
-        input_schema=params.schema,
+        input_schema=params.arguments.schema,
         output_schema=output.schema,
         is_async=inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__),
         injected=params.injected,
         returns=params.returns,
         dump_output=output.dump,
         require_text=output.require_text,
-        _params=params,
+        _arguments=params.arguments,
     )
 
 

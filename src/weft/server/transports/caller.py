@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from weft.errors import UsageError
+from weft.server.call import peer_of
 from weft.server.context import TokenInfo
 from weft.server.transports.asgi import Scope
 
@@ -28,8 +29,7 @@ class Caller:
     @property
     def peer(self) -> str:
         """Whom limits are counted for."""
-        principal = self.principal
-        return self.address if principal is None else f"principal {principal}"
+        return peer_of(self.address, self.token_info)
 
 
 def read_caller(scope: Scope) -> Caller:

@@ -3,11 +3,15 @@
 uvicorn waits for ever for the end of a head. This ends such a connection, and one that goes on sending after it was
 answered. A connection whose requests come in one piece, as nearly all do, never needs the timer. And uvicorn waits for
 ever for a peer to read what was written, also when it has closed the connection; this cuts it off.
+
+A peer may send its next requests before the first is answered. uvicorn then reads no further, so it would not notice
+that the peer has gone; this goes on reading, within bounds, and tells the request that is being served.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from http import HTTPStatus
 from importlib.util import find_spec
 from typing import Any, cast
@@ -21,11 +25,12 @@ __all__ = ["guarded_protocol", "respond_at_once"]
 def guarded_protocol(limits: Limits) -> type[asyncio.Protocol]:
     """uvicorn's protocol class, the quickest that is installed, with the guard in front."""
     if find_spec("httptools") is not None:
-        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as Plain
-    else:
-        from uvicorn.protocols.http.h11_impl import H11Protocol as Plain
+        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-    return type("GuardedProtocol", (_HeadGuard, Plain), {"limits": limits})
+        return type("GuardedProtocol", (_HttptoolsGuard, HttpToolsProtocol), {"limits": limits})
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    return type("GuardedProtocol", (_HeadGuard, H11Protocol), {"limits": limits})
 
 
 def respond_at_once(send: Send, status: int, body: bytes) -> bool:
@@ -99,14 +104,15 @@ class _Outlet:
         """Keep a head; write anything else, after the head that was kept."""
         if self._head is not None:
             data, self._head = self._head + data, None
-        elif data[:5] == b"HTTP/" and data[-4:] == b"\r\n\r\n":
+        elif data[:5] == b"HTTP/" and data[-4:] == b"\r\n\r\n" and data[9:10] != b"1":  # "100 Continue" is waited for
             self._head = data
             return
         self._put(data)
 
     def close(self) -> None:
         """Close, once everything is written."""
-        self._flush()
+        if self._head is not None:
+            self.write(b"")
         self._transport.close()
 
     def lost(self) -> None:
@@ -114,11 +120,6 @@ class _Outlet:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    def _flush(self) -> None:
-        if self._head is not None:
-            data, self._head = self._head, None
-            self._put(data)
 
     def _put(self, data: bytes) -> None:
         self._transport.write(data)
@@ -150,10 +151,9 @@ class _HeadGuard(asyncio.Protocol):
     loop: asyncio.AbstractEventLoop
     transport: Any
     cycle: Any
-    headers: Any
 
     _timer: asyncio.TimerHandle | None = None
-    _head_bytes = 0  # received of a head that is not complete
+    _head_bytes = 0  # received of a head that is not complete, or ahead of its turn
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         outlet = _Outlet(transport, self.loop, self.limits.write_seconds)
@@ -169,7 +169,6 @@ class _HeadGuard(asyncio.Protocol):
         super().data_received(data)
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:  # a head is complete, and its request is being served
-            self.headers = _TRAILERS
             if self._timer is not None:
                 self._stop_timer()
         elif not self.transport.is_closing():
@@ -195,6 +194,83 @@ class _HeadGuard(asyncio.Protocol):
             self._timer = None
 
 
+class _HttptoolsGuard(_HeadGuard):
+    """What is amiss with httptools alone: trailers, requests that come ahead of their turn, and wishes to upgrade."""
+
+    flow: Any
+    headers: Any
+    parser: Any
+    scope: Any
+    url: bytes
+
+    _served: Any = None  # the request whose turn it is; `cycle` may be one behind it
+    _whole: Any = None  # the same, once all of it has come
+    _upgrade_at: int | None = None  # where the bytes begin that httptools left to another protocol
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        served = self._served
+        if served is not None and not served.response_complete:
+            served.disconnected = True
+            served.message_event.set()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        while self._upgrade_at is not None:
+            data = self._without_upgrade(data[self._upgrade_at :])
+            super().data_received(data)
+        cycle = self.cycle
+        if cycle is self._served and cycle is not self._whole and cycle is not None and not cycle.more_body:
+            self._whole = cycle
+            self._head_bytes = 0
+        elif cycle is not None and not cycle.response_complete:
+            self._hold(len(data))
+
+    def _hold(self, size: int) -> None:
+        """A body that is not complete, or what comes ahead of its turn: uvicorn and httptools would keep it all."""
+        self._head_bytes += size
+        if self._head_bytes > self.limits.header_bytes + self.limits.body_bytes:
+            self.transport.abort()
+        elif self.cycle is not self._served:
+            self.flow.resume_reading()
+
+    def on_chunk_header(self) -> None:
+        """The next chunk: what one may have is counted anew. Whoever reads the body counts them all."""
+        self._head_bytes = 0
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()  # type: ignore[misc] - of the class that this is mixed in before
+        self.headers = _TRAILERS
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._served = cycle
+        super()._start_asgi_task(cycle, app)  # type: ignore[misc] - as above
+
+    # An upgrade may be ignored (RFC 9110, 7.8), and Java's HttpClient asks for one by default. httptools takes the body
+    # for the other protocol. So the head is read once more, without the wish.
+
+    def _should_upgrade(self) -> bool:
+        return True  # uvicorn then leaves the request to the next method
+
+    def handle_websocket_upgrade(self) -> None:
+        if self.scope["method"] == "CONNECT":  # it asks for a tunnel, with or without the header
+            self.transport.write(_NO_TUNNEL)
+            self.transport.close()
+        else:
+            left: Any = sys.exception()
+            self._upgrade_at = left.args[0]
+
+    def _without_upgrade(self, rest: bytes) -> bytes:
+        """The request that came last, and what follows it, for a parser that begins anew."""
+        from httptools import HttpRequestParser
+
+        self._upgrade_at = None
+        self.parser = HttpRequestParser(self)
+        fields = [b"%b: %b\r\n" % field for field in self.scope["headers"] if field[0] != b"upgrade"]
+        method, version = self.scope["method"].encode(), self.scope["http_version"].encode()
+        return b"%b %b HTTP/%b\r\n%b\r\n%b" % (method, self.url, version, b"".join(fields), rest)
+
+
 def _response(status: str, text: str) -> bytes:
     body = text.encode()
     fields = f"content-type: text/plain; charset=utf-8\r\nconnection: close\r\ncontent-length: {len(body)}\r\n"
@@ -202,3 +278,4 @@ def _response(status: str, text: str) -> bytes:
 
 
 _TOO_LARGE = _response("431 Request Header Fields Too Large", "The head of the request is too large.\n")
+_NO_TUNNEL = _response("405 Method Not Allowed", "This server opens no tunnels.\n")

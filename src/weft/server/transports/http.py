@@ -164,7 +164,7 @@ class HttpApp:
             frame = decode(body, server.limits) if len(body) < _LARGE else await self._decode_large(body)
             if server.lifespan.started or await self._start(frame.reply_id, reply):
                 try:
-                    await self._choose(frame, headers).serve(frame, body, headers, scope, receive, reply)
+                    await self._choose(frame, headers).serve(frame, headers, scope, receive, reply)
                 except (Refusal, ProtocolError):
                     raise
                 except Exception as error:  # noqa: BLE001 - see `_blame`
@@ -174,7 +174,7 @@ class HttpApp:
 
     def _takes_arrays(self, headers: Headers) -> bool:
         """Whether an array of messages may be of the era that has them; what is not is told so (ledger 0.2, 2)."""
-        return self._session is not None and self._choose(Frame(), headers) is self._session
+        return self._choose(Frame(), headers) is self._session
 
     async def _decode_large(self, body: bytes) -> Frame:
         """Reading a large message takes long enough that others would notice: it is done beside the loop."""
@@ -345,10 +345,10 @@ class HttpApp:
         deadline.start()
         try:
             message = await first if isinstance(first, Suspended) else first
-            body: bytes = message.get("body", b"")
+            body = bytearray(message.get("body", b""))  # it may come byte by byte: bytes would be copied with each
             while message.get("more_body", False) and len(body) <= limits.body_bytes:
                 message = await receive()
-                body += message.get("body", b"")
+                body.extend(message.get("body", b""))
         except asyncio.CancelledError:
             if deadline.absorb():
                 raise Refusal(408, f"The body did not arrive within {limits.body_seconds:g} s.") from None
@@ -359,7 +359,7 @@ class HttpApp:
             raise Refusal(400, "The body ended before it was complete.")
         if len(body) > limits.body_bytes:
             raise Refusal(413, f"A request body has at most {limits.body_bytes} bytes.")
-        return body
+        return bytes(body)
 
     async def _serve_other(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from weft.eras.session import HANDSHAKE
 from weft.errors import InvalidRequest, ParseError, ProtocolError
 from weft.jsonrpc import Frame, check_bounds, decode, encode_error
 from weft.limits import Limits
@@ -21,7 +22,7 @@ class Batch:
         self._answers: list[bytes] = []
 
     @staticmethod
-    def read(body: bytes, limits: Limits, *, forbidden: str) -> list[Frame | bytes]:
+    def read(body: bytes, limits: Limits) -> list[Frame | bytes]:
         """The messages of an array; in place of one that is none, the refusal of it."""
         check_bounds(body, limits)
         try:
@@ -30,7 +31,7 @@ class Batch:
             raise ParseError("Parse error: the message is not valid JSON in UTF-8.") from None
         if not parts or len(parts) > limits.batch:
             raise InvalidRequest(f"Invalid request: a batch has at least one message and at most {limits.batch}.")
-        return [_read(bytes(part), limits, forbidden) for part in parts]
+        return [_read(bytes(part), limits) for part in parts]
 
     @property
     def can_stream(self) -> bool:
@@ -81,18 +82,14 @@ class _Part:
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
-        self._told = False
+        self.answered = False
 
     @property
     def can_stream(self) -> bool:
         return self._batch.can_stream
 
-    @property
-    def answered(self) -> bool:
-        return self._told
-
     async def notify(self, message: bytes) -> None:
-        if not self._told:
+        if not self.answered:
             await self._batch.notify(message)
 
     def epilogue(self, message: bytes) -> None:
@@ -102,24 +99,26 @@ class _Part:
         """The stream is not this request's alone."""
 
     async def answer(self, status: int, body: bytes) -> None:
-        self._told = True
+        self.answered = True
         await self._batch.add(body)
 
     async def give_up(self) -> None:
-        self._told = True
+        self.answered = True
         await self._batch.add(None)
 
     def drop(self) -> None:
-        if not self._told:
-            self._told = True
+        if not self.answered:
+            self.answered = True
             self._batch.drop()
 
 
-def _read(part: bytes, limits: Limits, forbidden: str) -> Frame | bytes:
+def _read(part: bytes, limits: Limits) -> Frame | bytes:
     try:
         frame = decode(part, limits)
-        if frame.method == forbidden:  # L03-02
-            raise InvalidRequest("Invalid request: the handshake is not part of a batch.")
     except ProtocolError as error:
         return encode_error(error.request_id, error.code, error.message)
+    if frame.method == HANDSHAKE and frame.is_request:  # L03-02
+        return encode_error(
+            frame.reply_id, InvalidRequest.code, "Invalid request: the handshake is not part of a batch."
+        )
     return frame

@@ -97,11 +97,16 @@ class HttpReply:
         """Send a notification; a client that takes no stream goes without."""
         if self.finished or Accepts.STREAM not in self.accepts:
             return
-        if self._lock is None:
-            self._lock = asyncio.Lock()
-        async with self._lock:
+        async with self._held:
             if not self.finished:
                 await self._event(encode_event(message), last=False)
+
+    @property
+    def _held(self) -> asyncio.Lock:
+        """One writes at a time."""
+        if self._lock is None:
+            self._lock = asyncio.Lock()
+        return self._lock
 
     async def _give_sign(self) -> None:
         """A comment on an open stream: proxies and clients see that it lives (HTTP-20)."""
@@ -128,7 +133,7 @@ class HttpReply:
             return
         self.close()
         if self.streaming or (self.accepts is Accepts.STREAM and status == 200):
-            async with self._lock or asyncio.Lock():
+            async with self._held:
                 await self._event(encode_event(body), last=True)
             return
         await self._answer_json(status, body)
@@ -152,7 +157,7 @@ class HttpReply:
         """End a stream without an answer."""
         if self.streaming and not self.finished:
             self.close()
-            async with self._lock or asyncio.Lock():  # a sign of life may be on its way
+            async with self._held:  # a sign of life may be on its way
                 await self._event(b"", last=True)
 
     async def close_stream(self, retry_seconds: float) -> None:

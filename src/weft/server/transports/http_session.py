@@ -10,11 +10,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from weft.eras.base import Envelope, Peer, ServerEra, choose
 from weft.eras.session import HANDSHAKE, SESSION, Unacquainted
-from weft.errors import InvalidRequest, ProtocolError
+from weft.errors import ProtocolError
 from weft.jsonrpc import Frame, decode, encode_error
 from weft.protocol.headers import Headers
 from weft.server.call import Call
@@ -29,8 +27,8 @@ from weft.server.transports.caller import Caller, read_caller
 from weft.server.transports.http_batch import Batch
 from weft.server.transports.http_reply import HttpReply, Refusal
 from weft.server.transports.http_session_reply import Answering, SessionReply
-from weft.server.transports.http_session_streams import SessionStreams
-from weft.server.transports.load import busy, is_full
+from weft.server.transports.http_session_streams import SessionStreams, check_takes_stream
+from weft.server.transports.load import busy, is_full, still_served
 
 if TYPE_CHECKING:
     from weft.server.app import Server
@@ -61,35 +59,26 @@ class SessionExchange:
 
     # POST: one message, or several at once.
 
-    async def serve(
-        self, frame: Frame, body: bytes, headers: Headers, scope: Scope, receive: Receive, reply: HttpReply
-    ) -> None:
+    async def serve(self, frame: Frame, headers: Headers, scope: Scope, receive: Receive, reply: HttpReply) -> None:
         """Serve one message."""
         caller = read_caller(scope)
         if frame.method == HANDSHAKE and SESSION_HEADER not in headers.known:
             await self._greet(frame, headers, caller, reply)
             return
         session = await self._find(headers, caller)
-        if not frame.is_request:  # those are checked when they are opened
-            self.era.check_version(headers)
-        if not isinstance(frame.method, str):
-            if session is not None:
-                await self._sessions.answered(session, frame, body)
-            await reply.accept()
-        elif not isinstance(frame.id, int | str):
-            await self._notified(session, frame)
-            await reply.accept()
-        else:
+        if frame.is_request:
             await self._request(session, frame, headers, caller, reply)
+            return
+        self.era.check_version(headers)  # of a request, that is checked when it is opened
+        await self._hear(session, frame)
+        await reply.accept()
 
     async def take(self, session: Session, frame: Frame, headers: Headers, caller: Caller, reply: Answering) -> None:
         """Take one message whose answer goes another way than the HTTP response."""
-        if frame.is_response:
-            await self._sessions.answered(session, frame, msgspec.json.encode(frame))
-        elif frame.is_notification:
-            await self._notified(session, frame)
-        else:
+        if frame.is_request:
             await self._take_next(session, frame, headers, caller, reply)
+        else:
+            await self._hear(session, frame)
 
     async def _take_next(
         self, session: Session | None, frame: Frame, headers: Headers, caller: Caller, reply: Answering
@@ -112,14 +101,15 @@ class SessionExchange:
         peer: Peer = Unacquainted(headers) if session is None else session.connection
         if not self.era.takes_batches(peer):
             decode(body, self._server.limits)  # says why
-        frames = Batch.read(body, self._server.limits, forbidden=HANDSHAKE)
-        requests = [frame for frame in frames if isinstance(frame, Frame) and frame.is_request]
-        for frame in frames:
-            if isinstance(frame, Frame) and frame.is_notification:
-                await self._notified(session, frame)
-            elif isinstance(frame, Frame) and frame.is_response and session is not None:
-                await self._sessions.answered(session, frame, msgspec.json.encode(frame))
-        wrong = [frame for frame in frames if isinstance(frame, bytes)]
+        requests: list[Frame] = []
+        wrong: list[bytes] = []
+        for one in Batch.read(body, self._server.limits):
+            if isinstance(one, bytes):
+                wrong.append(one)
+            elif one.is_request:
+                requests.append(one)
+            else:
+                await self._hear(session, one)
         if not requests and not wrong:
             await reply.accept()  # L03-03
             return
@@ -138,10 +128,7 @@ class SessionExchange:
         if not self._keeps_sessions:
             await self._request(None, frame, headers, caller, reply)
             return
-        try:
-            session = self._sessions.new(caller.principal, caller.peer)
-        except SessionsFull:
-            raise Refusal(503, "There are as many sessions as there may be, and all are in use. Try later.") from None
+        session = self.new_session(caller)
         answer = self._reply(None, reply)
         try:
             envelope = self.era.open(frame, headers, self._server.offer, session.connection)
@@ -158,6 +145,13 @@ class SessionExchange:
             if not answer.extra:
                 await session.connection.close()
         await answer.answer(status, response)
+
+    def new_session(self, caller: Caller, *, prefix: str = "") -> Session:
+        """A session for who begins one, if there is room."""
+        try:
+            return self._sessions.new(caller.principal, caller.peer, prefix=prefix)
+        except SessionsFull:
+            raise Refusal(503, "There are as many sessions as there may be, and all are in use. Try later.") from None
 
     async def _request(
         self, session: Session | None, frame: Frame, headers: Headers, caller: Caller, reply: HttpReply
@@ -243,7 +237,7 @@ class SessionExchange:
         """The answer to a call; None if it was given up."""
         unsaved = None  # what is remembered, where another call has changed that and could not save it
         if session is not None and session.connection.is_changed:
-            unsaved = self._sessions.record_of(session)
+            unsaved = session.to_record()
         try:
             answer = await self._server.dispatcher.run(call)
         except asyncio.CancelledError as error:
@@ -253,7 +247,7 @@ class SessionExchange:
             if session is not None and session.connection.is_changed:
                 await self._sessions.save(session)
         except Exception as error:  # noqa: BLE001 - whatever a Backend raises
-            if session is not None and unsaved != self._sessions.record_of(session):
+            if session is not None and unsaved != session.to_record():
                 return self._server.dispatcher.fail(call, error)
             report("Remembering a session", error, debug=self._server.debug)
         return answer
@@ -262,8 +256,7 @@ class SessionExchange:
 
     async def listen(self, headers: Headers, caller: Caller, receive: Receive, reply: HttpReply) -> None:
         """Open the standalone stream, or go on with any stream after an event."""
-        if not reply.can_stream:
-            raise Refusal(406, "A stream is all there is to GET: accept text/event-stream.")
+        check_takes_stream(reply)
         session = await self._find(headers, caller)
         assert session is not None
         self.era.check_version(headers)
@@ -302,8 +295,8 @@ class SessionExchange:
 
     def _check_in_flight(self, session: Session, request_id: int | str) -> None:
         in_flight = session.connection.in_flight
-        if request_id in in_flight:  # D9, L11-07
-            raise InvalidRequest("Invalid request: a request with this id is still being served.")
+        if request_id in in_flight:  # L11-07
+            raise still_served()
         most = self._server.limits.in_flight_per_connection
         if len(in_flight) >= most:
             raise busy(most)
@@ -338,9 +331,14 @@ class SessionExchange:
         call.session = session if era.remembers else None
         return call
 
-    async def _notified(self, session: Session | None, frame: Frame) -> None:
-        if session is not None:
+    async def _hear(self, session: Session | None, frame: Frame) -> None:
+        """Take a message that is not answered: a notification, or the answer to a question."""
+        if session is None:
+            return
+        if frame.is_notification:
             await self._sessions.notified(session, frame)
+        else:
+            await self._sessions.answered(session, frame)
 
     async def _refuse(self, error: ProtocolError, frame: Frame, reply: Answering, era: ServerEra = SESSION) -> None:
         note_refusal(error)

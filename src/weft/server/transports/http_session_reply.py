@@ -39,28 +39,20 @@ class Answering(Reply, Protocol):
 class SessionReply(HttpReply):
     """Writes the response of one request, and lets go of it when the client does."""
 
-    def __init__(
-        self,
-        origin: HttpReply,
-        session: Session | None = None,
-        streams: Streams | None = None,
-        *,
-        polling: bool = False,
-    ) -> None:
+    def __init__(self, origin: HttpReply, session: Session | None, streams: Streams, *, polling: bool) -> None:
         super().__init__(origin.send, origin.limits)  # takes over from the one made before the era was known
         self.respond = origin.respond
         self.accepts = origin.accepts
         self.metadata_url = origin.metadata_url
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the HTTP response is
         self._session = session
-        self._streams = streams if session is not None else None
-        self._polling = polling
+        self._streams = streams
+        self._polling = polling  # clients of its revision come back when they are sent away; never without a session
         self.last_event: str | None = None  # the id of what was written last
-        self._stream: str | None = None  # its name, once there is one
+        self._stream: str | None = None  # its name, once there is one; never without a session
         self._answered = False
         self._handed_over = False
         self._lost = False  # something could not be kept, and that is in the log
-        self._lock = asyncio.Lock()
 
     @property
     def is_stream(self) -> bool:
@@ -94,7 +86,7 @@ class SessionReply(HttpReply):
         """The call was cancelled: nothing more is said (CAN-09), but the response has to end."""
         async with self._held:
             self._answered = True
-            if self._stream is not None and self._streams is not None and self._session is not None and self._is_kept:
+            if self._stream is not None and self._session is not None and not self._session.ended:
                 await self._keep(b"", last=True)
             if self.streaming and not self.finished:
                 await self._event(b"", last=True)
@@ -104,7 +96,7 @@ class SessionReply(HttpReply):
 
     async def close_stream(self, retry_seconds: float) -> None:
         """Send the client away for a while: it comes back for the rest (L11-16). Where it would not, do nothing."""
-        if not self._polling or self._streams is None or not self.can_stream:
+        if not self._polling or not self.can_stream:
             return
         async with self._held:
             retry = round(retry_seconds * 1000)
@@ -156,18 +148,9 @@ class SessionReply(HttpReply):
             if self._lost and (taken_up := self._session.resumed.pop(self._stream, None)) is not None:
                 taken_up.end()  # it may wait for an end that is not kept
 
-    @property
-    def _held(self) -> asyncio.Lock:
-        assert self._lock is not None
-        return self._lock
-
-    @property
-    def _is_kept(self) -> bool:
-        """Whether there is a session for which to keep what is written; after its end nobody would come for it."""
-        return self._session is not None and not self._session.ended
-
     async def _write(self, message: bytes, *, last: bool) -> None:
-        if self._streams is None or self._session is None or not self._is_kept:  # nothing is remembered: a plain stream
+        session = self._session
+        if session is None or session.ended:  # nobody would come for what was kept: a plain stream
             if not self.finished:
                 await self._event(encode_event(message), last=last)
             return
@@ -176,7 +159,7 @@ class SessionReply(HttpReply):
         assert self._stream is not None
         kept = await self._keep(message, last=last)
         if self.finished:  # the client may read it elsewhere, at its own pace
-            await self._streams.room(self._session.id, self._stream)
+            await self._streams.room(session.id, self._stream)
         else:
             await self._event(encode_event(message, id=kept), last=last)
 
@@ -186,7 +169,6 @@ class SessionReply(HttpReply):
         None where that failed: the call has not, and who is still there hears of it all the same.
         """
         assert self._session is not None
-        assert self._streams is not None
         assert self._stream is not None
         try:
             self.last_event = await self._streams.append(self._session.id, self._stream, message, is_last=last)
@@ -200,7 +182,6 @@ class SessionReply(HttpReply):
     async def _prime(self, retry: int | None) -> None:
         """Begin a stream. Where clients know of it, with an event that holds nothing but an id to come back with."""
         assert self._session is not None
-        assert self._streams is not None
         self._stream = self._session.name_stream()
         self._session.open_streams[self._stream] = self
         if self._polling:

@@ -23,7 +23,7 @@ from weft.server.transports.http_reply import HttpReply, Refusal
 if TYPE_CHECKING:
     from weft.server.app import Server
 
-__all__ = ["SessionStreams", "StreamForm"]
+__all__ = ["SessionStreams", "StreamForm", "check_takes_stream"]
 
 _TAKEN = "This session has its stream open already."
 
@@ -192,6 +192,12 @@ class SessionStreams:
         finally:
             gone.cancel()
             await reply.end_stream()
+
+
+def check_takes_stream(reply: HttpReply) -> None:
+    """Refuse a GET of who takes no stream."""
+    if not reply.can_stream:
+        raise Refusal(406, "A stream is all there is to GET: accept text/event-stream.")
 
 
 async def _gone(receive: Receive, news: asyncio.Event) -> None:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote
 
-from weft.eras.session import HANDSHAKE, SESSION
+from weft.eras.session import SESSION
 from weft.errors import UsageError
 from weft.jsonrpc import Frame, decode
 from weft.limits import Limits
@@ -25,14 +25,14 @@ from weft.protocol.headers import Headers
 from weft.protocol.sse import encode as encode_event
 from weft.server.auth.expiry import Show, at_expiry
 from weft.server.sessions.session import Session
-from weft.server.sessions.sessions import Sessions, SessionsFull
-from weft.server.sessions.streams import STANDALONE, Event
+from weft.server.sessions.sessions import Sessions
+from weft.server.sessions.streams import Event
 from weft.server.transports.asgi import Receive, Scope
 from weft.server.transports.caller import read_caller
 from weft.server.transports.http_batch import Batch
 from weft.server.transports.http_reply import HttpReply, Refusal
 from weft.server.transports.http_session import SSE_PREFIX, SessionExchange
-from weft.server.transports.http_session_streams import StreamForm
+from weft.server.transports.http_session_streams import StreamForm, check_takes_stream
 
 if TYPE_CHECKING:
     from weft.server.app import Server
@@ -44,7 +44,7 @@ MESSAGES = "messages"  # the last part of the path to POST to
 _MOST_QUERY_BYTES = 1024
 
 
-class _OpenStream:
+class _Opened:
     """A stream that is open here, and what keeps it open."""
 
     def __init__(self, show: Show) -> None:
@@ -57,27 +57,22 @@ class _StreamReply:
 
     can_stream = True
 
-    def __init__(self, sessions: Sessions, session: Session, stream: _OpenStream | None) -> None:
+    def __init__(self, sessions: Sessions, session: Session, stream: _Opened | None) -> None:
         self._sessions = sessions
-        self._streams = sessions.streams
         self._session = session
         self._stream = stream  # which waits for the answer, where it is open here
-        self._over = False
+        self.answered = False
         if stream is not None:
             stream.unanswered += 1
 
-    @property
-    def answered(self) -> bool:
-        return self._over
-
     async def notify(self, message: bytes) -> None:
-        if not self._over:
-            await self._write(message)
+        if not self.answered:
+            await self._session.send(message)
 
     async def answer(self, status: int, body: bytes) -> None:
-        self._over = True
+        self.answered = True
         try:
-            await self._write(body)
+            await self._session.send(body)
         except BaseException:
             self._sessions.end_soon(self._session)  # a client that sees its stream end need not wait for the answer
             raise
@@ -85,7 +80,7 @@ class _StreamReply:
             self.drop()
 
     async def give_up(self) -> None:
-        self._over = True
+        self.answered = True
         self.drop()
 
     def drop(self) -> None:
@@ -101,11 +96,6 @@ class _StreamReply:
 
     def epilogue(self, message: bytes) -> None:
         """Not needed: nothing that has one is asked for in sessions."""
-
-    async def _write(self, message: bytes) -> None:
-        if not self._session.ended:
-            await self._streams.append(self._session.id, STANDALONE, message)
-            await self._streams.room(self._session.id, STANDALONE)
 
 
 class SseExchange:
@@ -123,19 +113,15 @@ class SseExchange:
         self._server = server
         self._sessions = server.sessions
         self._exchange = exchange
-        self._open: dict[str, _OpenStream] = {}  # by session
+        self._open: dict[str, _Opened] = {}  # by session
 
     # GET: a stream, and a session for as long as it is open.
 
     async def open(self, scope: Scope, receive: Receive, reply: HttpReply) -> None:
         """Open a session and send everything that is to be said in it."""
-        if not reply.can_stream:
-            raise Refusal(406, "A stream is all there is to GET: accept text/event-stream.")
+        check_takes_stream(reply)
         caller = read_caller(scope)
-        try:
-            session = self._sessions.new(caller.principal, caller.peer, prefix=SSE_PREFIX)
-        except SessionsFull:
-            raise Refusal(503, "There are as many sessions as there may be, and all are in use. Try later.") from None
+        session = self._exchange.new_session(caller, prefix=SSE_PREFIX)
         session.in_use += 1  # by the stream
         await self._sessions.keep(session)
         unused = asyncio.get_running_loop().call_later(
@@ -143,7 +129,7 @@ class SseExchange:
         )
         try:
             with at_expiry(self._server, caller.token_info, partial(self._expire, session)) as show:
-                stream = self._open[session.id] = _OpenStream(show)
+                stream = self._open[session.id] = _Opened(show)
                 form = StreamForm(self._address(scope, session), _encode, lambda: stream.unanswered > 0)
                 await self._exchange.streams.standalone(session, 0, receive, reply, form)
         finally:
@@ -208,7 +194,7 @@ class SseExchange:
 def _read(body: bytes, limits: Limits, *, batches: bool) -> list[Frame | bytes]:
     """The messages of a body; in place of one in an array that is none, the refusal of it."""
     if batches and body.lstrip()[:1] == b"[":
-        return Batch.read(body, limits, forbidden=HANDSHAKE)
+        return Batch.read(body, limits)
     return [decode(body, limits)]
 
 

@@ -38,9 +38,7 @@ class StatelessExchange:
         self._server = server
         self.era = era
 
-    async def serve(
-        self, frame: Frame, body: bytes, headers: Headers, scope: Scope, receive: Receive, reply: HttpReply
-    ) -> None:
+    async def serve(self, frame: Frame, headers: Headers, scope: Scope, receive: Receive, reply: HttpReply) -> None:
         """Serve one message. Where it comes from, and from whom, is in the scope."""
         server, era, request_id = self._server, self.era, frame.id
         if frame.method is UNSET or not isinstance(request_id, (int, str)):

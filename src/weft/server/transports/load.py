@@ -1,4 +1,4 @@
-"""How much is served at once, on whatever transport: the count, and the sentence for one request too many (D9).
+"""How much is served at once, on whatever transport: the count, and the sentences for one request too many (D9).
 
 The same answer everywhere; only how it is sent differs.
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weft.errors import InternalError
+from weft.errors import InternalError, InvalidRequest
 
 if TYPE_CHECKING:
     from weft.server.app import Server
 
-__all__ = ["busy", "is_full"]
+__all__ = ["busy", "is_full", "still_served"]
 
 
 def is_full(server: Server, *, own: int = 0) -> bool:
@@ -27,3 +27,8 @@ def is_full(server: Server, *, own: int = 0) -> bool:
 def busy(most: int) -> InternalError:
     """The refusal of one request more than `most`."""
     return InternalError(f"The server is busy with {most} requests. Send this one again when one of them is answered.")
+
+
+def still_served() -> InvalidRequest:
+    """The refusal of a request that has the id of another."""
+    return InvalidRequest("Invalid request: a request with this id is still being served.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,13 +17,13 @@ import msgspec
 from msgspec import UNSET
 
 from weft.eras.base import recognise
-from weft.errors import InternalError, InvalidRequest, ParseError, ProtocolError
+from weft.errors import InternalError, ParseError, ProtocolError
 from weft.jsonrpc import Frame, decode, encode_error
 from weft.server.call import Call
 from weft.server.connection import Cancellation
 from weft.server.faults import note_refusal, report
 from weft.server.inline import Starter
-from weft.server.transports.load import busy, is_full
+from weft.server.transports.load import busy, is_full, still_served
 from weft.server.transports.pipe_session import PipeSession
 from weft.types.base import RequestId
 from weft.types.lifecycle import CancelledParams
@@ -30,7 +31,7 @@ from weft.types.lifecycle import CancelledParams
 if TYPE_CHECKING:
     from weft.server.app import Server
 
-__all__ = ["Pipe", "Writer", "one_line"]
+__all__ = ["Pipe", "Writer"]
 
 log = logging.getLogger("weft.pipe")
 
@@ -65,22 +66,17 @@ class _LineReply:
 
     __slots__ = ("_writer", "answered", "cancellation", "last_words")
 
+    can_stream = True
+
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self.answered = False
         self.last_words: bytes | None = None
         self.cancellation: Cancellation | None = None  # set when there is a call
 
-    @property
-    def can_stream(self) -> bool:
-        return True
-
     async def notify(self, message: bytes) -> None:
-        if self.answered or (self.cancellation is not None and self.cancellation.cancelled):
-            return
-        self._writer.send(one_line(message))
-        if self._writer.congested:
-            await self._writer.drained()
+        if not self.answered and not (self.cancellation is not None and self.cancellation.cancelled):
+            await _send(self._writer, message)
 
     async def close_stream(self, retry_seconds: float) -> None:
         """Not possible: there is one stream, and it is the connection."""
@@ -103,7 +99,7 @@ class Pipe:
         self._eras = server.eras
         self._session: PipeSession | None = None  # the one that a pipe can have, where eras are served that know them
         if any(era.remembers for era in server.eras):
-            self._session = PipeSession(server, writer, self._in_flight)
+            self._session = PipeSession(server, partial(_send, writer), self._in_flight)
 
     # What whoever owns the lines asks.
 
@@ -191,8 +187,8 @@ class Pipe:
         session = self._session if era.remembers else None
         connection = None if session is None else session.connection
         try:
-            if request_id in self._in_flight:  # D9, JRPC-05
-                raise InvalidRequest("Invalid request: a request with this id is still being served.")
+            if request_id in self._in_flight:  # JRPC-05
+                raise still_served()
             if full:
                 raise busy(full)
             if envelope is None:
@@ -243,7 +239,7 @@ class Pipe:
         reply.answered = True
         if not cancellation.cancelled:  # CAN-09: a cancellation may come while the last line is being made
             del self._in_flight[call.id]
-            line = one_line(body)
+            line = _one_line(body)
             if not self._in_flight and reply.last_words is None:  # nothing else will be there to write with it
                 self._writer.send_now(line)
             else:
@@ -271,6 +267,13 @@ class Pipe:
         task.add_done_callback(self._unwinding.discard)
 
 
-def one_line(message: bytes) -> bytes:
+async def _send(writer: Writer, message: bytes) -> None:
+    """One message out, at the pace of who reads."""
+    writer.send(_one_line(message))
+    if writer.congested:
+        await writer.drained()
+
+
+def _one_line(message: bytes) -> bytes:
     """JSON has newlines only between its tokens, where a space means the same (STDIO-01)."""
     return message.replace(b"\n", b" ")

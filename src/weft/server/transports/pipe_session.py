@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
-from weft.eras.session import HANDSHAKE, SESSION
+from weft.eras.session import SESSION
 from weft.jsonrpc import Frame, encode_notification
 from weft.server.changes import Change, encode_change, note
 from weft.server.connection import Cancellation, Connection
 from weft.server.sessions.notices import take_notification
-from weft.server.sessions.outstanding import OnProgress, Outstanding
+from weft.server.sessions.outstanding import OnProgress, Outstanding, Way
 from weft.types.base import RequestId
 
 if TYPE_CHECKING:
@@ -22,23 +21,22 @@ if TYPE_CHECKING:
 
 __all__ = ["PipeSession"]
 
-log = logging.getLogger("weft.pipe")
 
+class PipeSession:
+    """The connection of a pipe's client, its unanswered questions, and the changes it has to be told.
 
-class _Lines(Protocol):
-    def send(self, line: bytes) -> None: ...
+    It is the `Outbound` too: what the server says on its own is a line like any other.
+    """
 
-    @property
-    def congested(self) -> bool: ...
-
-    async def drained(self) -> None: ...
-
-
-class _PipeOutbound:
-    """What the server says on its own is a line like any other."""
-
-    def __init__(self, session: PipeSession) -> None:
-        self._session = session
+    def __init__(self, server: Server, send: Way, in_flight: dict[RequestId, Cancellation]) -> None:
+        self._server = server
+        self._send = send
+        self._loop = asyncio.get_running_loop()
+        self._pending: dict[Change, None] = {}  # changes not yet told; told once, however often they happened
+        self._telling: asyncio.Task[None] | None = None
+        self.outstanding = Outstanding("s", send)
+        self.connection = Connection.for_loop(self, protocol_version_hint="", in_flight=in_flight)
+        self._unsubscribe = server.changes.subscribe(self._heard)
 
     async def send_raw_request(
         self,
@@ -48,37 +46,13 @@ class _PipeOutbound:
         timeout: float | None = None,
         on_progress: OnProgress | None = None,
     ) -> Any:
-        return await self._session.request(method, params, timeout=timeout, on_progress=on_progress)
-
-    async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
-        await self._session.send(encode_notification(method, UNSET if params is None else params))
-
-
-class PipeSession:
-    """The connection of a pipe's client, its unanswered questions, and the changes it has to be told."""
-
-    def __init__(self, server: Server, writer: _Lines, in_flight: dict[RequestId, Cancellation]) -> None:
-        self._server = server
-        self._writer = writer
-        self._loop = asyncio.get_running_loop()
-        self._pending: dict[Change, None] = {}  # changes not yet told; told once, however often they happened
-        self._telling: asyncio.Task[None] | None = None
-        self.outstanding = Outstanding("s", self.send)
-        self.connection = Connection.for_loop(_PipeOutbound(self), protocol_version_hint="", in_flight=in_flight)
-        self._unsubscribe = server.changes.subscribe(self._heard)
-
-    async def send(self, message: bytes) -> None:
-        """One message out."""
-        self._writer.send(message)
-        if self._writer.congested:
-            await self._writer.drained()
-
-    async def request(
-        self, method: str, params: Mapping[str, Any] | None, *, timeout: float | None, on_progress: OnProgress | None
-    ) -> Any:
         """Ask the client, outside any call."""
         limit = self._server.limits.ask_seconds if timeout is None else timeout
-        return await self.outstanding.request(self.send, method, params, timeout=limit, on_progress=on_progress)
+        return await self.outstanding.request(self._send, method, params, timeout=limit, on_progress=on_progress)
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
+        """Tell the client something, outside any call."""
+        await self._send(encode_notification(method, UNSET if params is None else params))
 
     def take(self, frame: Frame) -> None:
         """A notification, or the answer to a question."""
@@ -95,7 +69,7 @@ class PipeSession:
         """The messages of an array; in place of one that is none, the refusal of it."""
         from weft.server.transports.http_batch import Batch  # here, because nearly no client sends one
 
-        return Batch.read(line, self._server.limits, forbidden=HANDSHAKE)
+        return Batch.read(line, self._server.limits)
 
     async def close(self) -> None:
         """The client is gone: release everything."""
@@ -125,4 +99,4 @@ class PipeSession:
         while self._pending:
             change = next(iter(self._pending))
             del self._pending[change]
-            await self.send(encode_change(change))
+            await self._send(encode_change(change))

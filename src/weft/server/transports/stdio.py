@@ -74,6 +74,8 @@ class _Process:
     async def _stop(self) -> None:
         """Nobody waits for what is still running (STDIO-12)."""
         self._reader.stop()
+        if self._waiting is not None:
+            self._waiting.cancel()
         if self._pipe.end_streams() and not self._output_broken and (tasks := self._pipe.tasks):
             await asyncio.wait(tasks, timeout=LAST_WORDS)
         self._pipe.cancel()

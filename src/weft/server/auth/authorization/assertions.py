@@ -21,14 +21,12 @@ from weft.errors import UsageError
 from weft.server.auth.authorization.clients import digest
 from weft.server.auth.authorization.users import ask_function
 from weft.server.auth.authorization.web import OAuthError
-from weft.server.auth.keys import DEFAULT_ALGORITHMS, KeySet, check_algorithms, check_keys, read_keys
+from weft.server.auth.keys import DEFAULT_ALGORITHMS, KeySet, KeysGiven, check_algorithms, make_key_set
 from weft.server.auth.signed import read_signed
-from weft.server.auth.urls import check_url
-from weft.server.auth.verifying import TokenRefused, VerifierFailed, is_async
+from weft.server.auth.verifying import LEEWAY, TokenRefused, VerifierFailed, is_async
 
 __all__ = ["CLIENT_ASSERTION", "ID_JAG", "WORKLOAD_TOKEN", "Assertions", "Kind", "TrustedIssuer"]
 
-_LEEWAY = 30.0
 _MOST_TEXT = 512  # characters of a `jti` or a `sub`
 
 
@@ -72,26 +70,19 @@ class TrustedIssuer:
         issuer: str,
         jwks_uri: str | None = None,
         *,
-        keys: Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | None = None,
+        keys: KeysGiven | None = None,
         algorithms: Sequence[str] = DEFAULT_ALGORITHMS,
         workloads: Mapping[str, str] | None = None,
         subject: Callable[[Mapping[str, Any]], Awaitable[str | None]] | None = None,
     ) -> None:
-        if (jwks_uri is None) == (keys is None):
-            raise UsageError("A TrustedIssuer needs either the URL of its keys, or keys=: give exactly one of them.")
-        if jwks_uri is not None:
-            check_url(jwks_uri, "jwks_uri")
         if workloads is not None and (not workloads or subject is not None):
             raise UsageError("workloads= is a dictionary from the `sub` of each program to its client id; no subject=.")
         if subject is not None and not is_async(subject):
             raise UsageError("subject= is an async function from the claims of an ID-JAG to a subject, or None.")
         self.issuer = issuer
         self.algorithms = check_algorithms(algorithms)
-        listed = [] if keys is None else read_keys(keys)
-        if keys is not None:
-            check_keys(listed, self.algorithms)
+        self.keys = make_key_set("A TrustedIssuer needs either the URL of its keys", jwks_uri, keys, self.algorithms)
         self.workloads = None if workloads is None else dict(workloads)
-        self.keys = KeySet(jwks_uri, listed)
         self._subject = subject
 
     def __repr__(self) -> str:
@@ -124,13 +115,13 @@ class Assertions:
                 issuer=issuer,
                 audiences=[self._audience, *([f"{self._audience}/token"] if kind.is_for_endpoint else [])],
                 required=["iss", "sub", "aud", "exp", *kind.required],
-                leeway=_LEEWAY,
+                leeway=LEEWAY,
             )
         except VerifierFailed as error:
             raise OAuthError("temporarily_unavailable", str(error), status=503) from None
         if isinstance(claims["aud"], list) and len(cast("list[Any]", claims["aud"])) != 1:
             raise TokenRefused(f"The {kind.name} is for others as well, who could show it here.")
-        if int(claims["exp"]) - time.time() > kind.most_seconds + _LEEWAY:
+        if int(claims["exp"]) - time.time() > kind.most_seconds + LEEWAY:
             raise TokenRefused(f"The {kind.name} does not expire within {kind.most_seconds:g} s, as it should.")
         if not all(map(_is_text, (claims["sub"], claims.get("jti", "x")))):
             raise TokenRefused(f"The `sub` and `jti` of a {kind.name} are texts of 1 to {_MOST_TEXT} whole characters.")
@@ -139,7 +130,7 @@ class Assertions:
     async def use(self, claims: Mapping[str, Any], kind: Kind) -> None:
         """Use an assertion up, on all workers together; `TokenRefused` if that was done before."""
         # Longer than it could be shown again: by the clock of another worker it may end later than by this one's.
-        seconds = max(int(claims["exp"]) - time.time(), 0.0) + 2 * _LEEWAY
+        seconds = max(int(claims["exp"]) - time.time(), 0.0) + 2 * LEEWAY
         mark = digest(msgspec.json.encode([kind.name, claims["iss"], claims["jti"]]).decode())
         if not await self._store.swap(f"assertion:{mark}", None, b"1", ttl=seconds):
             raise TokenRefused(f"The {kind.name} was used before: each is good once.")

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Authorizing"]
 
-_CHALLENGE = re.compile(r"[A-Za-z0-9_-]{43}")  # of S256 there is no other
-_COOKIE = re.compile(r"[A-Za-z0-9_-]{43}")
+_32_BYTES = re.compile(r"[A-Za-z0-9_-]{43}")  # in base64: a cookie; a challenge of S256, of which there is no other
 _MOST_STATE = 2048
 
 
@@ -55,7 +54,7 @@ class Authorizing:
         if not client.takes(uri):
             return error_page("The client asks to send you to a place that is not its own.")
         cookie = request.cookie(self._cookie)
-        browser = cookie if cookie is not None and _COOKIE.fullmatch(cookie) else secrets.token_urlsafe(32)
+        browser = cookie if cookie is not None and _32_BYTES.fullmatch(cookie) else secrets.token_urlsafe(32)
         try:
             pending = self._read(fields, client, uri)
         except OAuthError as error:
@@ -70,7 +69,7 @@ class Authorizing:
             raise OAuthError("invalid_request", f"state has at most {_MOST_STATE} characters.")
         if fields.get("response_type") != "code":
             raise OAuthError("unsupported_response_type", "response_type is code.")
-        if fields.get("code_challenge_method") != "S256" or not _CHALLENGE.fullmatch(fields.get("code_challenge", "")):
+        if fields.get("code_challenge_method") != "S256" or not _32_BYTES.fullmatch(fields.get("code_challenge", "")):
             raise OAuthError("invalid_request", "PKCE is required: send a code_challenge with method S256.")
         return Pending(
             client_id=client.client_id,

@@ -18,7 +18,7 @@ from weft.errors import UsageError
 from weft.protocol.hosts import is_loopback
 from weft.server.auth.authorization.web import OAuthError
 from weft.server.auth.fetching import FetchFailed, fetch_document, fresh_seconds
-from weft.server.auth.keys import DEFAULT_ALGORITHMS, check_keys, fits, read_keys
+from weft.server.auth.keys import DEFAULT_ALGORITHMS, KeysGiven, check_keys, fits, read_keys
 from weft.server.auth.urls import is_safe_url
 
 __all__ = ["CLIENT_CREDENTIALS", "JWT_BEARER", "Clients", "RegisteredClient", "digest"]
@@ -69,7 +69,7 @@ class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
             raise UsageError(f"The client {self.client_id!r} has an empty secret, which everybody knows: give it one.")
         return msgspec.structs.replace(self, secret_digest=digest(secret))
 
-    def with_keys(self, keys: Mapping[str, Any] | Sequence[Mapping[str, Any]] | str) -> RegisteredClient:
+    def with_keys(self, keys: KeysGiven) -> RegisteredClient:
         """The same client, confidential by a private key of its own: here are its public ones, as JWKs or in PEM."""
         found = tuple(dict(key) for key in read_keys(keys))
         check_keys(found, DEFAULT_ALGORITHMS)

@@ -28,7 +28,8 @@ __all__ = ["Tokening"]
 _VERIFIER = re.compile(r"[A-Za-z0-9._~-]{43,128}")  # RFC 7636, 4.1
 
 _Fields = Mapping[str, str]
-_Redeem = Callable[[RegisteredClient, _Fields], Awaitable[tuple[Grant, tuple[str, ...]]]]
+_Redeemed = tuple[Grant, tuple[str, ...]]  # what was granted, and the scopes of it that this token has
+_Redeem = Callable[[RegisteredClient, _Fields], Awaitable[_Redeemed]]
 
 
 class Tokening:
@@ -57,7 +58,7 @@ class Tokening:
         grant, scopes = await self._ways[kind](client, fields)
         return await self._issue(client, grant, scopes)
 
-    async def _redeem_code(self, client: RegisteredClient, fields: _Fields) -> tuple[Grant, tuple[str, ...]]:
+    async def _redeem_code(self, client: RegisteredClient, fields: _Fields) -> _Redeemed:
         verifier = fields.get("code_verifier", "")
         grant = await self._server.grants.redeem_code(fields.get("code", ""))
         made = base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=")
@@ -71,7 +72,7 @@ class Tokening:
             raise OAuthError("invalid_grant", "The code was given to another request.")
         return grant, self._scopes_asked_for(client, grant, fields)
 
-    async def _redeem_refresh(self, client: RegisteredClient, fields: _Fields) -> tuple[Grant, tuple[str, ...]]:
+    async def _redeem_refresh(self, client: RegisteredClient, fields: _Fields) -> _Redeemed:
         """Looked at before it is used up: a client that asks for too much may ask again."""
         token = fields.get("refresh_token", "")
         grant = await self._server.grants.read_refresh(token)
@@ -81,11 +82,11 @@ class Tokening:
         scopes = self._scopes_asked_for(client, grant, fields)
         return await self._server.grants.redeem_refresh(token), scopes
 
-    async def _redeem_credentials(self, client: RegisteredClient, fields: _Fields) -> tuple[Grant, tuple[str, ...]]:
+    async def _redeem_credentials(self, client: RegisteredClient, fields: _Fields) -> _Redeemed:
         """A program, which has proven who it is: only confidential clients have this grant."""
-        return self._grant(client, client.client_id, fields.get("resource"), fields.get("scope"))
+        return self._grant_client(client, fields)
 
-    async def _redeem_assertion(self, client: RegisteredClient, fields: _Fields) -> tuple[Grant, tuple[str, ...]]:
+    async def _redeem_assertion(self, client: RegisteredClient, fields: _Fields) -> _Redeemed:
         """Somebody vouches: a platform for the client itself, an identity provider for its user."""
         assertion = fields.get("assertion", "")
         issuer = self._server.trusted_issuers.get(read_issuer(assertion) or "")
@@ -99,14 +100,14 @@ class Tokening:
             if issuer.workloads is None:
                 return await self._grant_user(client, issuer, claims, fields)
             if issuer.workloads.get(claims["sub"]) == client.client_id:
-                return self._grant(client, client.client_id, fields.get("resource"), fields.get("scope"))
+                return self._grant_client(client, fields)
             raise TokenRefused("The token is about another client.")
         except TokenRefused as error:
             raise OAuthError("invalid_grant", str(error)) from None
 
     async def _grant_user(
         self, client: RegisteredClient, issuer: TrustedIssuer, claims: Mapping[str, Any], fields: _Fields
-    ) -> tuple[Grant, tuple[str, ...]]:
+    ) -> _Redeemed:
         """What an ID-JAG is good for (XAUTH-06). Only one that is right in all is used up, and only then its user is
         looked for: that may take its time, and must not be done again for the same one.
         """
@@ -137,13 +138,11 @@ class Tokening:
             raise TokenRefused("The token has no scope that can be had here.")
         return resource, self._server.choose_scopes(client, scope, fields.get("scope"))
 
-    def _grant(
-        self, client: RegisteredClient, subject: str, resource: str | None, *asked: str | None
-    ) -> tuple[Grant, tuple[str, ...]]:
-        """What nobody was asked for, within what the client may have."""
-        scopes = self._server.choose_scopes(client, *asked)
-        target = self._server.choose_resource(resource)
-        return Grant(client_id=client.client_id, subject=subject, scopes=scopes, resource=target), scopes
+    def _grant_client(self, client: RegisteredClient, fields: _Fields) -> _Redeemed:
+        """What a client that acts for itself may have: nobody is asked."""
+        scopes = self._server.choose_scopes(client, fields.get("scope"))
+        resource = self._server.choose_resource(fields.get("resource"))
+        return Grant(client_id=client.client_id, subject=client.client_id, scopes=scopes, resource=resource), scopes
 
     async def _issue(self, client: RegisteredClient, grant: Grant, scopes: tuple[str, ...]) -> Answer:
         """An access token with these scopes; the refresh token stays good for all that was granted (RFC 6749, 6)."""

@@ -27,7 +27,7 @@ Login: TypeAlias = Callable[[str, str], Awaitable[str | None]]  # name and passw
 
 _PREFIX = "scrypt$"
 _COST = {"n": 2**14, "r": 8, "p": 1, "dklen": 32, "maxmem": 64 * 1024 * 1024}
-_NOBODY = "scrypt$AAAAAAAAAAAAAAAAAAAAAA==$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="
+_NOBODY = bytes(16), bytes(32)  # of which no password is the one
 _MOST = 1024  # characters of a name or a password
 _MOST_TRIES = 10  # wrong passwords for one name within a minute
 _TRIES_SECONDS = 60.0
@@ -48,6 +48,23 @@ def hash_password(password: str) -> str:
     """
     salt = os.urandom(16)
     return _PREFIX + "$".join(base64.b64encode(part).decode() for part in (salt, _derive(password, salt)))
+
+
+def _read_password(name: str, word: str) -> tuple[bytes, bytes]:
+    """Salt and hash of a password, however it was written down."""
+    if not word.startswith(_PREFIX):
+        salt = os.urandom(16)
+        return salt, _derive(word, salt)
+    try:
+        salt, known = (base64.b64decode(part, validate=True) for part in word.removeprefix(_PREFIX).split("$"))
+    except ValueError:
+        salt, known = b"", b""
+    if not salt or len(known) != _COST["dklen"]:
+        raise UsageError(
+            f"users= has for {name!r} a text that begins with {_PREFIX} and is nothing that hash_password made; "
+            "was it cut off?"
+        )
+    return salt, known
 
 
 def _derive(password: str, salt: bytes) -> bytes:
@@ -88,7 +105,7 @@ class Users:
         self._at_once = asyncio.Semaphore(_AT_ONCE)
         self._waiting = 0
         self._login: Login | None = None
-        self._hashes: dict[str, str] = {}
+        self._hashes: dict[str, tuple[bytes, bytes]] = {}  # salt and what was derived; no password
         if users is None:
             return
         if isinstance(users, Mapping):
@@ -98,10 +115,7 @@ class Users:
                     "users= is a dictionary from names to passwords (or hash_password(...) of them). Leave it out "
                     "where nobody logs in."
                 )
-            # Only the hash is kept, however it was written.
-            self._hashes = {
-                name: word if word.startswith(_PREFIX) else hash_password(word) for name, word in passwords.items()
-            }
+            self._hashes = {name: _read_password(name, word) for name, word in passwords.items()}
         elif is_async(users):
             self._login = users
         else:
@@ -118,7 +132,10 @@ class Users:
         try:
             await self._count_try(key)  # before it is known whether it is a wrong one: many come at once
             async with self._at_once:
-                subject = await (self._ask_function if self._login else self._compare)(name, password)
+                if self._login is not None:
+                    subject = await ask_function("checks passwords", self._login, name, password)
+                else:
+                    subject = await self._compare(name, password)
         finally:
             self._waiting -= 1
         if subject is not None:
@@ -135,12 +152,7 @@ class Users:
             if await self._store.swap(key, found, b"%d" % (tries + 1), ttl=_TRIES_SECONDS):
                 return
 
-    async def _ask_function(self, name: str, password: str) -> str | None:
-        assert self._login is not None
-        return await ask_function("checks passwords", self._login, name, password)
-
     async def _compare(self, name: str, password: str) -> str | None:
-        _, salt, known = self._hashes.get(name, _NOBODY).split("$")  # as much work for a name that there is not
-        derived = await asyncio.to_thread(_derive, password, base64.b64decode(salt))
-        same = hmac.compare_digest(derived, base64.b64decode(known))
-        return name if same and name in self._hashes else None
+        salt, known = self._hashes.get(name, _NOBODY)  # as much work for a name that there is not
+        derived = await asyncio.to_thread(_derive, password, salt)
+        return name if hmac.compare_digest(derived, known) and name in self._hashes else None

@@ -51,9 +51,9 @@ def json_answer(document: object, status: int = 200, headers: RawHeaders = ()) -
     return Answer(status, msgspec.json.encode(document), [(b"content-type", b"application/json"), _NO_STORE, *headers])
 
 
-def redirect(url: str, headers: RawHeaders = ()) -> Answer:
+def redirect(url: str) -> Answer:
     """Send the browser elsewhere, by GET whatever it came with."""
-    return Answer(303, b"", [(b"location", url.encode("ascii")), _NO_STORE, *headers])
+    return Answer(303, b"", [(b"location", url.encode("ascii")), _NO_STORE])
 
 
 def read_fields(data: bytes) -> dict[str, str]:
@@ -72,7 +72,6 @@ class Request:
     """One request, with its body not read yet."""
 
     def __init__(self, scope: Scope, headers: Headers, receive: Receive) -> None:
-        self.method: str = scope["method"]
         self.headers = headers
         self._query: bytes = scope.get("query_string", b"")
         self._receive = receive
@@ -84,13 +83,8 @@ class Request:
 
     def cookie(self, name: str) -> str | None:
         """A cookie of the browser."""
-        found = [
-            value
-            for key, _, value in (
-                part.strip().partition("=") for part in (self.headers.get(b"cookie") or "").split(";")
-            )
-            if key == name
-        ]
+        cookies = (part.strip().partition("=") for part in (self.headers.get(b"cookie") or "").split(";"))
+        found = [value for key, _, value in cookies if key == name]
         return found[0] if len(found) == 1 else None
 
     async def form(self) -> dict[str, str]:
