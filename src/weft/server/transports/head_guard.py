@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections import deque
 from http import HTTPStatus
 from importlib.util import find_spec
 from typing import Any, cast
@@ -153,7 +154,7 @@ class _HeadGuard(asyncio.Protocol):
     cycle: Any
 
     _timer: asyncio.TimerHandle | None = None
-    _head_bytes = 0  # received of a head that is not complete, or ahead of its turn
+    _head_bytes = 0  # received of a head that is not complete
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         outlet = _Outlet(transport, self.loop, self.limits.write_seconds)
@@ -167,6 +168,10 @@ class _HeadGuard(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        self._look_at(data)
+
+    def _look_at(self, data: bytes) -> None:
+        """How far has the peer got with its request, now that there is more of it?"""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:  # a head is complete, and its request is being served
             if self._timer is not None:
@@ -203,48 +208,47 @@ class _HttptoolsGuard(_HeadGuard):
     scope: Any
     url: bytes
 
-    _served: Any = None  # the request whose turn it is; `cycle` may be one behind it
-    _whole: Any = None  # the same, once all of it has come
+    _received = 0  # bytes, in all
     _upgrade_at: int | None = None  # where the bytes begin that httptools left to another protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Requests that are not answered yet, in their order, each with what had been received before it.
+        self._waiting = deque[tuple[Any, int]]()
+        super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        served = self._served
-        if served is not None and not served.response_complete:
-            served.disconnected = True
-            served.message_event.set()
+        for cycle, _ in self._waiting:  # uvicorn tells only the last one
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
 
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+    def _look_at(self, data: bytes) -> None:
         while self._upgrade_at is not None:
             data = self._without_upgrade(data[self._upgrade_at :])
-            super().data_received(data)
-        cycle = self.cycle
-        if cycle is self._served and cycle is not self._whole and cycle is not None and not cycle.more_body:
-            self._whole = cycle
-            self._head_bytes = 0
-        elif cycle is not None and not cycle.response_complete:
-            self._hold(len(data))
-
-    def _hold(self, size: int) -> None:
-        """A body that is not complete, or what comes ahead of its turn: uvicorn and httptools would keep it all."""
-        self._head_bytes += size
-        if self._head_bytes > self.limits.header_bytes + self.limits.body_bytes:
+            super(_HeadGuard, self).data_received(data)
+        super()._look_at(data)
+        self._received += len(data)
+        waiting = self._waiting
+        while waiting and waiting[0][0].response_complete:
+            waiting.popleft()
+        # A body that does not end, or requests ahead of their turn: uvicorn and httptools would keep it all.
+        if waiting and self._received - waiting[0][1] > self.limits.header_bytes + self.limits.body_bytes:
             self.transport.abort()
-        elif self.cycle is not self._served:
+        elif len(waiting) > 1:
             self.flow.resume_reading()
 
     def on_chunk_header(self) -> None:
         """The next chunk: what one may have is counted anew. Whoever reads the body counts them all."""
-        self._head_bytes = 0
+        if self._waiting and self._waiting[-1][0] is self.cycle:
+            self._waiting[-1] = (self.cycle, self._received)
 
     def on_headers_complete(self) -> None:
+        before = self.cycle
         super().on_headers_complete()  # type: ignore[misc] - of the class that this is mixed in before
         self.headers = _TRAILERS
-
-    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        self._served = cycle
-        super()._start_asgi_task(cycle, app)  # type: ignore[misc] - as above
+        if self.cycle is not before:
+            self._waiting.append((self.cycle, self._received))
 
     # An upgrade may be ignored (RFC 9110, 7.8), and Java's HttpClient asks for one by default. httptools takes the body
     # for the other protocol. So the head is read once more, without the wish.
