@@ -160,6 +160,25 @@ async def test_who_listens_is_told_when_the_standing_stream_is_refused_for_good(
             await asyncio.wait_for(anext(client.listen()), 30)
 
 
+async def test_who_wants_no_stream_opened_again_is_told_that_it_is_lost() -> None:
+    streams = 0
+
+    async def handle(exchange: Exchange) -> None:
+        nonlocal streams
+        if exchange.rpc != "subscriptions/listen":
+            await exchange.result(DISCOVERED)
+            return
+        streams += 1
+        params = {"_meta": {SUBSCRIPTION: exchange.message["id"]}, "notifications": {"toolsListChanged": True}}
+        message = {"jsonrpc": "2.0", "method": "notifications/subscriptions/acknowledged", "params": params}
+        await exchange.stream(sse(json.dumps(message)))
+
+    async with http_server(handle) as url, Client(url, limits=ClientLimits(resumptions=0)) as client:
+        with pytest.raises(ConnectionFailed):
+            await asyncio.wait_for(anext(client.listen(tools=True)), 30)
+    assert streams == 1
+
+
 BAD_EVENTS = [
     sse("not json"),
     sse('{"jsonrpc":"2.0","method":5}'),

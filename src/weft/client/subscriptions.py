@@ -327,7 +327,7 @@ class Listening:
             self._patience = None
             if self.honoured is not None:
                 attempts.took(now() - since)
-            elif attempts.failed >= most or not self._ready.is_set():
+            if attempts.failed >= most or not self._ready.is_set():
                 self.end(failure)
                 return
             await asyncio.sleep(attempts.pause())

@@ -286,6 +286,7 @@ class HttpTransport:
         attempts, stood = Attempts(), False
         while True:
             since: float | None = None
+            lost: ConnectionFailed | None = None
             sent = {**self._gotten, **headers}
             if events.last_event_id is not None:
                 sent["Last-Event-ID"] = events.last_event_id
@@ -304,10 +305,11 @@ class HttpTransport:
                     reply.done()
             except ConnectionFailed as error:
                 log.debug("The standing stream of %s was lost: %s", self.where, error)
-                if since is None and attempts.failed >= self._limits.resumptions:
-                    raise
+                lost = error
             if since is not None:
                 attempts.took(now() - since)
+            if lost is not None and attempts.failed >= self._limits.resumptions:
+                raise lost
             events = self._anew(events)
             await asyncio.sleep(attempts.pause(events.retry))
 
