@@ -5,11 +5,8 @@ allow unknown fields almost everywhere, so they are made strict here: what a rev
 """
 
 import json
-import shutil
-import subprocess
 from collections.abc import Iterator
 from copy import deepcopy
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin
 
@@ -18,6 +15,7 @@ import msgspec
 import pytest
 
 from support import Live
+from support.official_schemas import official_schemas
 from weft.eras.session_fields import fit, fit_capabilities, fit_question
 from weft.errors import MissingCapability
 from weft.protocol.names import check_uri
@@ -515,27 +513,10 @@ def test_roots_are_asked_for_in_the_same_way_everywhere(revision: Revision) -> N
 
 # --- the official schemas
 
-SUITE = Path(__file__).parents[2] / ".cache/node/node_modules/@modelcontextprotocol/conformance/dist/index.js"
-
-# The suite has the schemas as literals, `a={$schema:…},b={$schema:…};const t={"2025-03-26":a,…}`.
-READ_SCHEMAS = r"""
-const text = require("fs").readFileSync(process.argv[1], "utf8");
-const table = text.match(/;const \w+=\{("\d{4}-\d\d-\d\d":\w+,)+/);
-const names = [...table[0].matchAll(/"([\d-]+)":(\w+)/g)].map(([, version, name]) => `"${version}":${name}`);
-const start = text.indexOf(names[0].split(":")[1] + "={$schema:");
-console.log(JSON.stringify(eval(`var ${text.slice(start, table.index)};({${names}})`)));
-"""
-
 
 @pytest.fixture(scope="module")
 def schemas() -> dict[str, Any]:
-    if not SUITE.exists():
-        pytest.skip("The official schemas are in the conformance suite, which is not in .cache; run `make setup`.")
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("The official schemas are read from the conformance suite with node, which is not installed.")
-    done = subprocess.run([node, "-e", READ_SCHEMAS, str(SUITE)], capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    return official_schemas()
 
 
 OPEN = {"inputSchema", "outputSchema"}  # JSON Schemas, of which only the first words are listed

@@ -88,7 +88,9 @@ def _keep_running(command: Sequence[str], passed: Sequence[int], folder: Path, w
     """Run a command, again whenever a Python file changes, until interrupted."""
 
     def begin() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(command, pass_fds=passed)  # noqa: S603 - our own interpreter and module, no shell (R11)
+        # Compiled code is kept by the second of the change and the size: a quick change could be missed.
+        environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+        return subprocess.Popen(command, pass_fds=passed, env=environment)  # noqa: S603 - ourselves, no shell (R11)
 
     interrupted = False
 
