@@ -39,6 +39,7 @@ from weft.errors import (
     WeftError,
 )
 from weft.limits import ClientLimits
+from weft.protocol.logs import printable
 from weft.types.base import Implementation
 from weft.types.capabilities import ClientCapabilities
 
@@ -347,7 +348,7 @@ def _busy(refused: Refused) -> _Refusal:
 
 def _start(body: bytes) -> str:
     """The beginning of a body that is no message, for a person to recognise it by."""
-    text = "".join(char if char.isprintable() else " " for char in body[:80].decode("utf-8", "replace")).strip()
+    text = printable(body[:80].decode("utf-8", "replace")).strip()
     return f"({text}{'…' if len(body) > 80 else ''})" if text else "(empty)"
 
 

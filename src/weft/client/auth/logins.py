@@ -25,8 +25,8 @@ from weft.client.auth.redirect import LoopbackRedirect, Redirect
 from weft.client.auth.registration import Registration, client_document
 from weft.client.auth.storage import MemoryStorage, Storage
 from weft.client.auth.tokens import PrivateKey, is_sendable, readable, without
-from weft.client.transports.reading import printable
 from weft.errors import AuthorizationFailed, UsageError
+from weft.protocol.logs import printable
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes

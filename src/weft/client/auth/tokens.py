@@ -20,8 +20,8 @@ from weft.client.auth.credentials import Identity, Token
 from weft.client.auth.dpop import DpopKey, Nonces
 from weft.client.auth.metadata import Issuer
 from weft.client.auth.steps import FetchFailed, Response, Steps, post_form
-from weft.client.transports.reading import printable
 from weft.errors import AuthorizationFailed, UsageError
+from weft.protocol.logs import printable
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes

@@ -20,10 +20,11 @@ from typing import Any, Protocol, cast
 import msgspec
 from msgspec import UNSET
 
-from weft.client.transports.reading import as_sent, error_in, is_nameless, printable, split_messages, whom_it_answers
+from weft.client.transports.reading import as_sent, error_in, is_nameless, split_messages, whom_it_answers
 from weft.errors import ConnectionFailed, InvalidAnswer, ProtocolError, WeftError
 from weft.jsonrpc import Frame, decode
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
+from weft.protocol.logs import printable
 from weft.types.base import RequestId
 
 __all__ = ["NO_HEADERS", "Answer", "Lost", "PipeTransport", "Receive", "Refused", "Transport"]

@@ -16,12 +16,7 @@ from weft.errors import ProtocolError
 from weft.jsonrpc import Frame, decode
 from weft.types.base import RequestId
 
-__all__ = ["as_sent", "error_in", "is_nameless", "printable", "split_messages", "whom_it_answers"]
-
-
-def printable(text: str, instead: str = " ") -> str:
-    """What somebody else says, fit to be shown: in one line, and with nothing that a terminal would act on."""
-    return "".join(char if char.isprintable() else instead for char in text)
+__all__ = ["as_sent", "error_in", "is_nameless", "split_messages", "whom_it_answers"]
 
 
 def split_messages(data: bytes) -> Sequence[bytes]:

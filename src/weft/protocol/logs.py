@@ -1,0 +1,227 @@
+"""What goes into a log: one line for each call, the wire with its secrets masked, and warnings that do not flood it.
+
+Used by the server and by the client, so that both write the same. A caller asks `isEnabledFor` first: nothing here is
+cheap enough for a log that is off. Nothing here raises, whatever it is given.
+
+Masking works by names. A header is shown if it is known to be harmless; every other header is masked. In a body, the
+value of a name that says "password", "token" and the like is masked, and so is whatever follows `Bearer`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
+from urllib.parse import parse_qsl, urlencode
+
+import msgspec
+
+__all__ = ["MASK", "Seldom", "call_line", "masked_body", "masked_headers", "masked_url", "printable"]
+
+MASK = "***"
+
+_MOST_SHOWN = 4000  # characters of one body
+_MOST_READ = 64 * 1024  # bytes of a body that is read as JSON; a longer one is masked as text
+_DEEPEST = 64  # levels of a body that are looked through
+_MOST_NAME = 128  # characters of a name
+
+_PLAIN_HEADERS = frozenset(
+    [
+        "accept",
+        "accept-encoding",
+        "access-control-allow-headers",
+        "access-control-allow-methods",
+        "access-control-allow-origin",
+        "access-control-expose-headers",
+        "access-control-request-headers",
+        "access-control-request-method",
+        "allow",
+        "cache-control",
+        "connection",
+        "content-encoding",
+        "content-length",
+        "content-type",
+        "date",
+        "host",
+        "keep-alive",
+        "last-event-id",
+        "mcp-method",
+        "mcp-name",
+        "mcp-protocol-version",
+        "origin",
+        "retry-after",
+        "server",
+        "traceparent",
+        "transfer-encoding",
+        "user-agent",
+        "vary",
+        "via",
+        "www-authenticate",
+        "x-accel-buffering",
+    ]
+)
+_SECRET_NAME = re.compile(
+    r"(?i)(password|passwd|passphrase|secret|authorization|credential|cookie|assertion|verifier|api_?-?key|private_?-?key"
+    r"|requeststate|session_?-?id|(?<!progress)(?<!progress_)token$|^dpop$|^jwt$)"
+)
+_BEARER = re.compile(r"(?i)\b(bearer|basic|dpop)(\s+)[A-Za-z0-9._~+/=-]{8,}")
+# The same for a text that cannot be read as JSON: `"token": "…"`, cut off or not.
+_SECRET_MEMBER = re.compile(r'"([^"\\]{1,64})"(\s*:\s*)("(?:[^"\\]|\\.)*(?:"|\Z)|[^\s,}\]"]+)')
+
+
+def printable(text: str, instead: str = " ") -> str:
+    r"""Return a foreign text as one line, without anything that a terminal would act on.
+
+    >>> printable("a\nb\x1b[2J", "?")
+    'a?b?[2J'
+    """
+    return "".join(char if char.isprintable() else instead for char in text)
+
+
+def call_line(method: str, name: str | None, era: str, status: object, seconds: float, principal: str = "") -> str:
+    """Return the line of one call. It has no arguments, which may be anything.
+
+    `status` is the HTTP status, or "ok" where there is none; of a JSON-RPC error its code; of a call that was not
+    answered a word such as "timeout".
+
+    >>> call_line("tools/call", "add", "stateless", 200, 0.0012)
+    'tools/call add stateless 200 1.2 ms'
+    >>> call_line("tools/list", None, "session", -32603, 2, "alice")
+    'tools/list - session -32603 2000.0 ms alice'
+    """
+    line = f"{_word(method)} {_word(name)} {era} {status} {seconds * 1000:.1f} ms"
+    return f"{line} {_word(principal)}" if principal else line
+
+
+def _word(text: str | None) -> str:
+    """Return a name as one word: a peer must not be able to write other fields with it."""
+    if not text:
+        return "-"
+    return printable(text[:_MOST_NAME], "?").replace(" ", "_")
+
+
+def masked_headers(headers: Mapping[str, str] | Iterable[tuple[bytes | str, bytes | str]]) -> str:
+    """Return headers as one line, with every value masked that may be a secret.
+
+    >>> masked_headers({"Content-Type": "application/json", "Authorization": "Bearer abc", "X-Api-Key": "123"})
+    'Content-Type: application/json, Authorization: ***, X-Api-Key: ***'
+    """
+    pairs: Iterable[Any] = cast("Any", headers.items()) if isinstance(headers, Mapping) else headers
+    shown: list[str] = []
+    for name, value in pairs:
+        name, value = _text(name), _text(value)
+        is_plain = name.lower() in _PLAIN_HEADERS or name.lower().startswith("mcp-param-")
+        shown.append(f"{printable(name, '?')}: {printable(value[:500], '?') if is_plain else MASK}")
+    return ", ".join(shown)
+
+
+def _text(value: bytes | str) -> str:
+    return value if isinstance(value, str) else value.decode("latin-1")
+
+
+def masked_url(url: str) -> str:
+    """Return a URL without its query and its credentials, either of which may be a key.
+
+    >>> masked_url("https://me:pass@a.example/mcp?key=1")
+    'https://***@a.example/mcp?***'
+    """
+    place, mark, _ = url.partition("?")
+    place = re.sub(r"(?<=://)[^/@]*@", f"{MASK}@", place)
+    return printable(f"{place}{mark}{MASK if mark else ''}"[:500], "?")
+
+
+def masked_body(body: bytes | str) -> str:
+    """Return a body as one line, bounded, with the values of secret names masked.
+
+    >>> masked_body(b'{"a": 1, "refresh_token": "r", "b": [{"password": 7}]}')
+    '{"a":1,"refresh_token":"***","b":[{"password":"***"}]}'
+    >>> masked_body("grant_type=refresh_token&refresh_token=r&code=c")
+    'grant_type=refresh_token&refresh_token=***&code=***'
+    """
+    data = body.encode("utf-8", "replace") if isinstance(body, str) else body
+    text = _read(data) if len(data) <= _MOST_READ else None
+    if text is None:
+        text = _masked_text(data[:_MOST_READ].decode("utf-8", "replace"))
+    shown = printable(_BEARER.sub(rf"\1\2{MASK}", text), "?")
+    return shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}… ({len(data)} bytes)"
+
+
+def _read(data: bytes) -> str | None:
+    """Return a JSON body or a form, masked; None where it is neither."""
+    try:
+        return msgspec.json.encode(_masked("", msgspec.json.decode(data), _DEEPEST)).decode()
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        pass
+    if b"=" not in data or b" " in data or data[:1] in (b"{", b"["):
+        return None
+    try:
+        pairs = parse_qsl(data.decode(), keep_blank_values=True, strict_parsing=True)
+    except ValueError:
+        return None
+    return urlencode([(name, MASK if _is_secret(name, value) else value) for name, value in pairs], safe="*")
+
+
+def _masked(name: str, value: Any, depth: int) -> Any:
+    if _is_secret(name, value):
+        return MASK
+    if depth and isinstance(value, dict):
+        return {key: _masked(key, part, depth - 1) for key, part in cast("dict[str, Any]", value).items()}
+    if depth and isinstance(value, list):
+        return [_masked("", part, depth - 1) for part in cast("list[Any]", value)]
+    return value if depth or not isinstance(value, dict | list) else MASK
+
+
+def _is_secret(name: str, value: object) -> bool:
+    """Return whether a member is masked. `code` is one of OAuth where it is text; JSON-RPC has numbers there."""
+    if name == "code":
+        return isinstance(value, str)
+    return value is not None and _SECRET_NAME.search(name) is not None
+
+
+def _masked_text(text: str) -> str:
+    def member(found: re.Match[str]) -> str:
+        return f'"{found[1]}"{found[2]}"{MASK}"' if _is_secret(found[1], found[3]) else found[0]
+
+    return _SECRET_MEMBER.sub(member, text)
+
+
+class Seldom:
+    """A log for what a peer can cause as often as it likes: the first is written, then the 10th, the 100th, …
+
+    After a minute the count begins again. `about` tells peers apart, so that one does not hide another.
+
+        seldom = Seldom(logging.getLogger("weft.client"))
+        seldom.warning("%s sent a request, which is ignored.", where, about=where)
+    """
+
+    _SECONDS = 60.0  # in which occurrences are counted together
+    _MOST_KINDS = 1000  # then the oldest count is forgotten
+
+    def __init__(self, log: logging.Logger, now: Callable[[], float] = time.monotonic) -> None:
+        self._log = log
+        self._now = now
+        self._counts: dict[tuple[str, str], tuple[float, int]] = {}  # since when, and how often since then
+
+    def warning(self, text: str, *args: object, about: str = "") -> None:
+        """Log a warning, or count it."""
+        self._write(logging.WARNING, text, args, about, exc_info=False)
+
+    def exception(self, text: str, *args: object, about: str = "") -> None:
+        """Log the exception that is being handled, or count it."""
+        self._write(logging.ERROR, text, args, about, exc_info=True)
+
+    def _write(self, level: int, text: str, args: tuple[object, ...], about: str, *, exc_info: bool) -> None:
+        if not self._log.isEnabledFor(level):
+            return
+        now, kind = self._now(), (text, about)
+        since, count = self._counts.pop(kind, (now, 0))
+        since, count = (now, 1) if now - since >= self._SECONDS else (since, count + 1)
+        self._counts[kind] = (since, count)
+        if len(self._counts) > self._MOST_KINDS:
+            del self._counts[next(iter(self._counts))]
+        if count == 1:
+            self._log.log(level, text, *args, exc_info=exc_info, stacklevel=3)
+        elif str(count).strip("0") == "1":
+            self._log.log(level, f"{text} (%d times by now)", *args, count, exc_info=exc_info, stacklevel=3)
