@@ -143,7 +143,7 @@ def _blocking(
             plainly(error)
             raise
 
-    return call
+    return call  # type: ignore[return-value] # mypy: `self` could be given by its name
 
 
 def _like(

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = _parser().parse_args(given)
     parsed.given = given
     try:
-        code = parsed.command(parsed)
+        code: int = parsed.command(parsed)
         print(end="", flush=True)  # later it would be too late to notice that nobody reads it
     except WeftError as error:
         print(f"weft: {plain(str(error))}", file=sys.stderr)

@@ -90,15 +90,18 @@ class Peer:
 
     def call_tool(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Call a tool."""
-        return self._run("tools/call", lambda client: client.call_tool(tool, arguments))
+        result: dict[str, Any] = self._run("tools/call", lambda client: client.call_tool(tool, arguments))
+        return result
 
     def get_prompt(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Get a prompt."""
-        return self._run("prompts/get", lambda client: client.get_prompt(name, arguments))
+        result: dict[str, Any] = self._run("prompts/get", lambda client: client.get_prompt(name, arguments))
+        return result
 
     def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         """Send one request; returns its result."""
-        return self._run(method, lambda client: client.request(method, params))
+        result: dict[str, Any] = self._run(method, lambda client: client.request(method, params))
+        return result
 
     def lists(self, wanted: Sequence[tuple[str, str, str]]) -> list[list[dict[str, Any]]]:
         """All items of some lists, each named by its capability, its method, and where its items are."""
@@ -110,7 +113,8 @@ class Peer:
                 for capability, method, key in wanted
             ]
 
-        return self._run("the lists", fetch)
+        result: list[list[dict[str, Any]]] = self._run("the lists", fetch)
+        return result
 
     async def _pages(self, client: Client, method: str, key: str) -> list[dict[str, Any]]:
         self._asking = method

@@ -40,7 +40,7 @@ def pause(attempt: int, asked: int | None = None) -> float:
     """
     if asked is not None:
         return min(max(asked / 1000, _SHORTEST_PAUSE), _LONGEST_ASKED)
-    return min(0.25 * 2**attempt, _LONGEST_PAUSE) * random.uniform(0.75, 1.25)  # noqa: S311 - spreads load, guards nothing
+    return min(0.25 * 2.0**attempt, _LONGEST_PAUSE) * random.uniform(0.75, 1.25)  # noqa: S311 - spreads load, guards nothing
 
 
 class Attempts:

@@ -108,7 +108,7 @@ class Client:
         self._is_pinned = mode != "auto" or version is not None
         self._info = info or Implementation("weft", sys.modules["weft"].__version__)  # it imports this, not vice versa
         self._http = HttpOptions(headers or {}, auth, proxy, tls, trust_env, allow_insecure, path)
-        self._dial = lambda: dial(target, limits, self._http, server=server, on_stderr=on_stderr)
+        self._dial: Callable[[], Dialled] = lambda: dial(target, limits, self._http, server=server, on_stderr=on_stderr)
         self._dialled: Dialled | None = self._dial()  # for the next connection
         self._duties = Duties(
             elicit=elicit,

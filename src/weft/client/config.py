@@ -276,9 +276,9 @@ def _from_command(entry: Mapping[str, Any], what: str) -> CommandTarget:
     written = _words(command, f"The command of {what[:1].lower()}{what[1:]}")
     variables = Variables(what, env)
     words = tuple(variables.fill(word) for word in written)
-    cwd = cwd and variables.fill(str(cwd))
+    folder = None if cwd is None else variables.fill(str(cwd))
     taken = tuple(dict.fromkeys(of_env.taken + variables.taken))
-    return CommandTarget(words, env, cwd, () if words == written else written, taken)
+    return CommandTarget(words, env, folder, () if words == written else written, taken)
 
 
 # --- parts of them

@@ -64,7 +64,8 @@ class Confirming:
             log.info("The call of the tool %r of %s was declined.", name, server)
             raise CallDeclined(f"The call of the tool {name!r} was declined by confirm=; nothing was sent.")
         log.info("The call of the tool %r of %s was confirmed.", name, server)
-        return msgspec.json.decode(as_sent)
+        confirmed: Mapping[str, Any] = msgspec.json.decode(as_sent)
+        return confirmed
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ def command_question(target: CommandTarget) -> CommandQuestion:
         warnings += [f"{name!r} {what}." for name in dict.fromkeys(names) if name in known]
     warnings += [f"{word!r} is a place of secrets, or of the system." for word in words if _PRIVATE.search(word)]
     assigned = [word.partition("=")[0] for word in words if "=" in word]  # as for `env`
-    names = dict.fromkeys(name for name in (*target.env, *assigned) if changes_code(name))
+    names = list(dict.fromkeys(name for name in (*target.env, *assigned) if changes_code(name)))
     warnings += [f"The variable {name!r} changes which code is run." for name in names]
     return CommandQuestion(visible(target.line), tuple(warnings))
 

@@ -213,13 +213,17 @@ class Duties:
         fault = fault_of_answer(params, answer)
         if fault is not None:
             raise UsageError(f"sample= returned what cannot be sent: {fault}")
-        return msgspec.to_builtins(answer)
+        plain: dict[str, Any] = msgspec.to_builtins(answer)
+        return plain
 
     # --- roots
 
     async def _answer_roots(self, _: Any) -> dict[str, Any]:
         found = await self._call(self._roots) if callable(self._roots) else self._roots
-        return msgspec.to_builtins(ListRootsResult(await asyncio.to_thread(reachable, read_roots(found))))
+        plain: dict[str, Any] = msgspec.to_builtins(
+            ListRootsResult(await asyncio.to_thread(reachable, read_roots(found)))
+        )
+        return plain
 
 
 _OPTIONS = {  # of a client, by what each declares

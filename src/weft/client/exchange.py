@@ -273,7 +273,7 @@ def _read(raw: bytes, type: type[R], method: str) -> R | InputRequiredResult:
         result: R = decoder.decode(raw)
         if result.result_type in _COMPLETE:
             return result
-        kind = result.result_type
+        kind: str | None = result.result_type
     except (msgspec.DecodeError, RecursionError) as error:
         kind = _kind(raw)
         if kind != _ASKS:

@@ -62,7 +62,8 @@ class Functions:
                 answer.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
         def run() -> None:
-            value, failure = None, None
+            value: Any = None
+            failure: BaseException | None = None
             try:
                 value = context.run(function, *args)
             except StopIteration as error:

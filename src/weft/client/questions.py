@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 import msgspec
@@ -147,9 +147,10 @@ class Form:
 
         if self._validator is None:
             try:
-                return parse_form(self._schema, content)
+                filled: dict[str, Any] = parse_form(self._schema, content)
             except ValueError as error:
                 raise UsageError(f"elicit= returned an answer that cannot be sent: {error}") from None
+            return filled
         asked = {name: value for name, value in content.items() if name in self._schema["properties"]}
         problems = [str(problem) for problem in self._validator.problems(asked)]
         if not problems and not all(_is_plain(value) for value in asked.values()):
@@ -207,8 +208,8 @@ def read_action(answer: Any) -> tuple[Action, Mapping[str, Any] | None]:
         return ("accept" if answer else "decline"), None
     if answer is None:
         return "cancel", None
-    if isinstance(answer, str) and answer in ("accept", "decline", "cancel"):
-        return answer, None
+    if isinstance(answer, str) and answer in get_args(Action):
+        return cast("Action", answer), None
     raise UsageError(
         f"The function that asks the user returned {kind_of(answer)}; return a dict with the answers, True, 'accept', "
         "'decline' or 'cancel'."

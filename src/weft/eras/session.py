@@ -191,9 +191,10 @@ class SessionServer:
 
 def _decode(method: Method, frame: Frame) -> RequestParams:
     try:
-        return method.decode(b"{}" if frame.params is UNSET else frame.params)
+        params: RequestParams = method.decode(b"{}" if frame.params is UNSET else frame.params)
     except msgspec.DecodeError as error:
         raise InvalidParams(f"Invalid params: {fault_of_params(error)}") from None
+    return params
 
 
 SESSION = SessionServer()

@@ -101,12 +101,13 @@ def fit(message: S, revision: Revision) -> S:
     >>> fit(EmptyResult(result_type="complete"), SESSION_2025_11_25)
     EmptyResult(result_type=None, meta=None)
     """
-    return _FITTINGS[revision.version].fit(message)
+    fitted: S = _FITTINGS[revision.version].fit(message)
+    return fitted
 
 
 def fit_capabilities(client: ClientCapabilities, revision: Revision) -> ClientCapabilities:
     """What a client declared, as far as the revision agreed on has it: nothing else may be used (L11-06)."""
-    return _FITTINGS[revision.version].fit(client)
+    return fit(client, revision)
 
 
 def fit_question(method: str, params: dict[str, Any] | None, revision: Revision) -> dict[str, Any] | None:

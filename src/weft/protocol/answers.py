@@ -58,7 +58,8 @@ def check_answer(form: Mapping[str, Any], answer: Mapping[str, Any]) -> list[Iss
 def options_of(field: Mapping[str, Any]) -> Sequence[Any]:
     """The values that a field, or the items of a list, may have; empty where they are not given one by one."""
     titled: Sequence[Any] = field.get("oneOf", field.get("anyOf", ()))
-    return field.get("enum", [option["const"] for option in titled])
+    options: Sequence[Any] = field.get("enum", [option["const"] for option in titled])
+    return options
 
 
 # --- kinds of field: each says what is wrong, or None

@@ -129,7 +129,7 @@ def form_schema(model: type | Mapping[str, Any]) -> dict[str, Any]:
     """
     if isinstance(model, Mapping):
         return check_form(model)
-    return msgspec.json.decode(_form(model).encoded)  # a copy of its own, and cheap
+    return msgspec.json.decode(_form(model).encoded, type=dict[str, Any])  # a copy of its own, and cheap
 
 
 def check_form(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -441,9 +441,10 @@ def _wrong_default(field: dict[str, Any]) -> str | None:
 def _plain(schema: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of plain JSON types."""
     try:
-        return json.loads(json.dumps(dict(schema), allow_nan=False))
+        copy: dict[str, Any] = json.loads(json.dumps(dict(schema), allow_nan=False))
     except (TypeError, ValueError, RecursionError):
         raise SchemaError("The schema of a form is made of dicts, lists, text and numbers only.") from None
+    return copy
 
 
 @lru_cache(maxsize=512)  # the same form is asked again and again

@@ -200,7 +200,8 @@ def referred(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str,
     """
     if "$ref" not in schema:
         return schema
-    return root.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {})
+    found: Mapping[str, Any] = root.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {})
+    return found
 
 
 def alternatives(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -319,7 +319,8 @@ class Server:
 
         `await connection.send_raw_request("roots/list")` asks for the new ones.
         """
-        return decorate(fn, self._roots_changed.append, "on_roots_changed")
+        decorate(fn, self._roots_changed.append, "on_roots_changed")
+        return fn
 
     def roots_changed(self, connection: Connection) -> None:
         """The client at the other end of `connection` says that its roots changed."""

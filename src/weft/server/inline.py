@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import tasks
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
 from contextvars import Context, copy_context
 from functools import partial
@@ -58,9 +58,11 @@ class Suspended(Generic[T]):
     def __await__(self) -> Generator[Any, Any, T]:
         coroutine, awaited, context, task = self._coroutine, self._awaited, self._context, self._task
         cancelling = 0
-        send, throw = coroutine.send, coroutine.throw
+        send: Callable[[Any], Any] = coroutine.send
+        throw: Callable[[BaseException], Any] = coroutine.throw
         if context is not None:
-            send, throw = partial(context.run, send), partial(context.run, throw)
+            run: Callable[..., Any] = context.run
+            send, throw = partial(run, send), partial(run, throw)
         try:
             while True:
                 if task is not None:
@@ -76,7 +78,8 @@ class Suspended(Generic[T]):
                 else:
                     awaited = send(value)
         except StopIteration as done:
-            return done.value
+            result: T = done.value
+            return result
 
 
 async def take_back(task: asyncio.Task[Any]) -> None:

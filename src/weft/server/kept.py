@@ -48,7 +48,8 @@ class Kept(Generic[T]):
             kept = owner.__dict__  # where Python looks first: what is kept costs no call
             if self._name not in kept:
                 kept[self._name] = self._make(owner)
-            return kept[self._name]
+            value: T = kept[self._name]
+            return value
 
     def forget(self, owner: object) -> None:
         """Have it made anew when it is next asked for."""

@@ -123,7 +123,7 @@ class Subscriptions:
     def close_soon(self) -> None:
         """The same for all streams, from anywhere: a signal handler, another thread."""
         try:
-            loop = asyncio.get_running_loop()
+            loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
         except RuntimeError:  # another thread: the loop is that of the streams, if there are any
             loop = self._loop
         if loop is not None and not loop.is_closed():

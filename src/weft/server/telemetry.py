@@ -23,7 +23,7 @@ async def _trace(ctx: Context, next: Any) -> Result:
     from opentelemetry import propagate, trace
 
     if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-        return await next()  # installed, but nobody listens
+        return await next()  # type: ignore[no-any-return] # installed, but nobody listens
     meta = ctx.params.meta
     carrier = {
         key: value
@@ -43,7 +43,7 @@ async def _trace(ctx: Context, next: Any) -> Result:
     with tracer.start_as_current_span(
         title, context=propagate.extract(carrier), kind=trace.SpanKind.SERVER, attributes=attributes
     ) as span:
-        result = await next()
+        result: Result = await next()
         if getattr(result, "is_error", False):
             span.set_status(trace.StatusCode.ERROR, "the tool failed")
         return result

@@ -30,7 +30,7 @@ def target(fn: Callable[..., Any]) -> Callable[..., Any]:
         elif not inspect.isroutine(found) and not inspect.isclass(found) and hasattr(type(found).__call__, "__code__"):
             found = type(found).__call__
         else:
-            return found
+            return cast("Callable[..., Any]", found)
 
 
 def location(fn: Callable[..., Any]) -> str:

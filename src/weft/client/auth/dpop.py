@@ -52,7 +52,8 @@ class DpopKey:
         """The key for keeping. It is a secret."""
         from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-        return self._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+        pem: bytes = self._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        return pem.decode()
 
     def proof(self, method: str, url: str, *, nonce: str | None = None, access_token: str | None = None) -> str:
         """A proof for one request: a fresh id, the method, the URL without its query, and what else is demanded."""

@@ -65,7 +65,8 @@ async def run(steps: Steps[T], world: World, server_url: str) -> T:
                 except FetchFailed as failed:
                     failure = failed
         except StopIteration as end:
-            return end.value
+            result: T = end.value
+            return result
         finally:
             steps.close()
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from weft.client.auth.authorizer import Authorizer
 from weft.client.auth.challenge import challenges
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
     from weft.client.transports.base import Refused
+    from weft.client.transports.http_auth import Auth
 
 __all__ = ["BearerToken", "ClientCredentials", "EnterpriseManaged", "OAuth", "WorkloadIdentity", "as_auth"]
 
@@ -202,7 +203,7 @@ class WorkloadIdentity(Authorizer):
         super().__init__(flow, _world(storage, fetcher))
 
 
-def as_auth(auth: Any) -> Any:
+def as_auth(auth: Any) -> Auth | None:
     """What a transport asks, made of what a user gave: a text is a token."""
     if isinstance(auth, str):
         return BearerToken(auth)
@@ -211,7 +212,7 @@ def as_auth(auth: Any) -> Any:
             f"auth= was given something of the type {type(auth).__name__!r}; give a token as text, or OAuth(), "
             "ClientCredentials(...) or the like."
         )
-    return auth
+    return cast("Auth | None", auth)
 
 
 def _world(storage: Storage | None, fetcher: Fetching | None, redirect: Redirect | None = None) -> World:
@@ -227,4 +228,4 @@ def _scopes(scopes: Sequence[str]) -> Sequence[str]:
 def _check_token(token: Any) -> str:
     if not is_sendable(token):
         raise UsageError("The token cannot be sent: it is empty, or has spaces or other characters that no token has.")
-    return token
+    return str(token)

@@ -162,7 +162,8 @@ class _Visitor:
         try:
             async with asyncio.timeout(self._seconds):
                 # Some browsers are not started, but run until they are closed: the answer comes before that.
-                await asyncio.wait([opening, self._answer], return_when=asyncio.FIRST_COMPLETED)
+                either: list[asyncio.Future[Any]] = [opening, self._answer]
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 if not self._answer.done():
                     opening.result()
                 return await self._answer

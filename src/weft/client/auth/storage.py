@@ -209,7 +209,7 @@ class KeyringStorage:
 
     def __init__(self, service: str = "weft") -> None:
         try:
-            import keyring  # pyright: ignore[reportMissingImports] - installed by those who want it
+            import keyring  # type: ignore[import-not-found, unused-ignore] # pyright: ignore[reportMissingImports] - installed by those who want it
         except ImportError:
             raise UsageError("KeyringStorage needs the package `keyring`: run `pip install keyring`.") from None
         self._keyring: Any = keyring

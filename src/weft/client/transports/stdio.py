@@ -99,7 +99,7 @@ class StdioTransport(PipeTransport):
         return "" if self._child is None else self._child.stderr.text
 
     @property
-    def has_read(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride] - nobody sets it
+    def has_read(self) -> bool:  # type: ignore[override] # pyright: ignore[reportIncompatibleVariableOverride] - nobody sets it
         """False where the child has ended, and is known to have read nothing of what it was sent."""
         return self._child is None or not self._child.left_unread
 

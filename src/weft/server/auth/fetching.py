@@ -90,7 +90,7 @@ def fresh_seconds(headers: Mapping[str, str], *, default: float, most: float) ->
         return 0.0
     try:
         if "max-age" in said or "s-maxage" in said:
-            fresh = int(said.get("s-maxage", said.get("max-age", ""))) - int(headers.get("Age", "0"))
+            fresh: float = int(said.get("s-maxage", said.get("max-age", ""))) - int(headers.get("Age", "0"))
         elif "Expires" in headers:
             expires, date = (parsedate_to_datetime(headers[name]) for name in ("Expires", "Date"))
             fresh = (expires - date).total_seconds()

@@ -87,7 +87,7 @@ def fits(jwk: Mapping[str, Any], algorithm: str) -> bool:
     operations = jwk.get("key_ops")
     if isinstance(operations, list) and "verify" not in operations:
         return False
-    return jwk.get("use", "sig") == "sig" and jwk.get("alg", algorithm) == algorithm
+    return bool(jwk.get("use", "sig") == "sig" and jwk.get("alg", algorithm) == algorithm)
 
 
 def read_keys(keys: KeysGiven) -> list[Mapping[str, Any]]:

@@ -129,6 +129,7 @@ class Completions:
     async def complete(self, call: Call) -> CompleteResult:
         """`completion/complete`."""
         params = cast("CompleteParams", call.envelope.params)
+        signature: Signature | None
         if isinstance(params.ref, PromptReference):
             kind, name, signature = "prompt", params.ref.name, self._prompts.find(call, params.ref.name).signature
         else:

@@ -225,7 +225,7 @@ class Prompts:
         """Register a prompt; listeners hear of it."""
         where = where or location(fn)
         check_kind("name", name or "", str, "'order_tea'")
-        name = _check_name(name or getattr(fn, "__name__", type(fn).__name__), where)
+        name = _check_name(name or str(getattr(fn, "__name__", type(fn).__name__)), where)
         definition = Prompt(name, title, description, None, icons, meta)
         prompt = RegisteredPrompt(fn, definition, self._limits, where)
         prompt.scopes = check_scopes(scopes, prompt.described)

@@ -86,7 +86,7 @@ class RegisteredTool:
         self.fn = fn
         self.where = location(fn)
         check_kind("name", options.name or "", str, "'buy_tea'")
-        self.name = options.name or getattr(fn, "__name__", type(fn).__name__)
+        self.name: str = options.name or str(getattr(fn, "__name__", type(fn).__name__))
         self._check(lambda: check_tool_name(self.name))
         raw = options.input_schema
         self.signature: Signature = read_signature(
@@ -349,7 +349,7 @@ class Tools:
         """`tools/list`."""
         return page_for(call, self._pages, self._page, self._scopes)
 
-    def _page(self, tools: list[RegisteredTool], next_cursor: str | None) -> ListToolsResult:
+    def _page(self, tools: Sequence[RegisteredTool], next_cursor: str | None) -> ListToolsResult:
         return ListToolsResult(
             tools=[tool.definition for tool in tools],
             next_cursor=next_cursor,

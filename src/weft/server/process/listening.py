@@ -152,7 +152,7 @@ def _free_port(host: str, taken: int) -> int:
     for port in (*range(taken + 1, min(taken + 20, 65536)), 0):
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.bind((host.strip("[]"), port))
-            return probe.getsockname()[1]
+            return int(probe.getsockname()[1])
     return 0
 
 
@@ -261,13 +261,14 @@ def _of_type(schema: dict[str, Any], root: Mapping[str, Any], depth: int) -> Any
 def _number(schema: dict[str, Any], *, whole: bool) -> float:
     """A number at a bound, or a step within a bound that is itself left out; else one step."""
     step: float = schema.get("multipleOf", 1 if whole else 0.5)
-    if "minimum" in schema:
-        return schema["minimum"]
-    if "exclusiveMinimum" in schema:
-        return schema["exclusiveMinimum"] + step
-    if "maximum" in schema:
-        return schema["maximum"]
-    return schema["exclusiveMaximum"] - step if "exclusiveMaximum" in schema else step
+    bounds: dict[str, float] = schema
+    if "minimum" in bounds:
+        return bounds["minimum"]
+    if "exclusiveMinimum" in bounds:
+        return bounds["exclusiveMinimum"] + step
+    if "maximum" in bounds:
+        return bounds["maximum"]
+    return bounds["exclusiveMaximum"] - step if "exclusiveMaximum" in bounds else step
 
 
 def _referred(reference: str, root: Mapping[str, Any]) -> Any:

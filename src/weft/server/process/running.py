@@ -305,7 +305,7 @@ def _uvicorn_config(server: Server, options: HttpOptions, lifespan: Literal["on"
     app.respond = respond_at_once
     drain = server.limits.drain_seconds
     return uvicorn.Config(
-        app,  # type: ignore[arg-type] - an ASGI app by its own spelling of the types
+        app,  # an ASGI app by its own spelling of the types
         http=guarded_protocol(server.limits),
         ws="none",
         lifespan=lifespan,
@@ -374,7 +374,7 @@ def _run_loop(server: Server, main: Coroutine[Any, Any, None]) -> None:
 def _run_to_end(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
     while True:
         try:
-            return loop.run_until_complete(task)
+            return loop.run_until_complete(task)  # type: ignore[no-any-return] # of no use
         except (SystemExit, KeyboardInterrupt) as error:
             if task.done():
                 raise

@@ -158,7 +158,7 @@ class Streams:
     async def _ends_with(self, key: str, number: int) -> bool:
         """Whether the stream ended with this event: then nothing comes after it, ever."""
         entries = await self._backend.log.read(key, number - 1)
-        return bool(entries) and entries[0][0] == number and entries[0][1][:1] == _ENDS
+        return entries is not None and bool(entries) and entries[0][0] == number and entries[0][1][:1] == _ENDS
 
     async def newest(self, session: str, stream: str) -> int:
         """The number of the newest event; 0 if there is none."""

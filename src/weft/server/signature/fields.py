@@ -148,7 +148,8 @@ class _Fields:
 
 
 def _typed_dict(fields: Mapping[str, Any], *, allow_inf_nan: bool = True) -> TypeAdapter[Any]:
-    holder: Any = TypedDict("Arguments", dict(fields))  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]  # fields known at run time
+    make: Any = TypedDict  # by way of Any: type checkers want to read the fields, which are known at run time
+    holder = make("Arguments", dict(fields))
     holder.__pydantic_config__ = ConfigDict(allow_inf_nan=allow_inf_nan)
     return TypeAdapter(holder)
 

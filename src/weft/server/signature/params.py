@@ -66,7 +66,7 @@ class _Reader:
         self.locals = enclosing_locals(fn)
 
     def read(self, injected: tuple[type, ...], doc: Docstring) -> Params:
-        signature = self.inspect()
+        signature = self.read_signature()
         context: str | None = None
         offered: list[inspect.Parameter] = []
         for parameter in signature.parameters.values():
@@ -95,7 +95,7 @@ class _Reader:
         because = f"\n  Why: {why}" if why else ""
         return RegistrationError(f"{self.subject}: {what}{because}\n  What to do: {remedy}")
 
-    def inspect(self) -> inspect.Signature:
+    def read_signature(self) -> inspect.Signature:
         fn = self.fn
         if inspect.isclass(fn) or not callable(fn):
             raise self.refuse(

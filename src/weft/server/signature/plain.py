@@ -68,7 +68,7 @@ def plain_type(annotation: Any) -> PlainType | None:
         known = [PlainType(core, dict(shown)) for scalar, core, shown in _SCALARS if annotation is scalar]
         return known[0] if known else None
     if origin is list:
-        make = _list
+        make: Callable[[PlainType], PlainType] = _list
     elif origin is dict and parts[0] is str:
         make = _dict
     elif origin in (Union, types.UnionType) and len(parts) == 2 and type(None) in parts:

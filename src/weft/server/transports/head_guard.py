@@ -245,7 +245,7 @@ class _HttptoolsGuard(_HeadGuard):
 
     def on_headers_complete(self) -> None:
         before = self.cycle
-        super().on_headers_complete()  # type: ignore[misc] - of the class that this is mixed in before
+        super().on_headers_complete()  # type: ignore[misc] # of the class that this is mixed in before
         self.headers = _TRAILERS
         if self.cycle is not before:
             self._waiting.append((self.cycle, self._received))

@@ -157,7 +157,7 @@ class Pipe:
             self._writer.send(encode_error(request_id, error.code, error.message, error.data))
         except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the pipe
             text = report("Reading a message", error, debug=self._server.debug)
-            self._writer.send(encode_error(frame and frame.reply_id, InternalError.code, text))
+            self._writer.send(encode_error(None if frame is None else frame.reply_id, InternalError.code, text))
 
     # Messages in.
 

@@ -113,7 +113,7 @@ class Request:
             raise OAuthError("invalid_request", text, status=408) from None
 
     async def _whole_body(self) -> bytes:
-        body = b""
+        body: bytes = b""
         while True:
             message = await self._receive()
             body += message.get("body", b"")
