@@ -112,29 +112,10 @@ class Response:
         return self.status, self.error["code"]
 
 
-class Live:
-    """A server that runs under uvicorn in a thread, and a client of it."""
+class RawClient:
+    """Sends requests to a server at a port of this machine, exactly as a test wants them."""
 
-    def __init__(self, app: Any, server: Any = None) -> None:
-        self.server = server
-        self.faults: list[str] = []  # what uvicorn had to say of exceptions that left the app
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._socket.getsockname()[1]
-        config = uvicorn.Config(app, log_config=None, log_level="error", ws="none", timeout_graceful_shutdown=1)
-        self._uvicorn = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._uvicorn.run, args=([self._socket],), daemon=True)
-        self._log = _Recorder(self.faults)
-
-    def start(self) -> None:
-        logging.getLogger("uvicorn.error").addHandler(self._log)
-        self._thread.start()
-        until(lambda: self._uvicorn.started or not self._thread.is_alive())
-
-    def stop(self) -> None:
-        self._uvicorn.should_exit = True
-        self._thread.join(30)
-        self._socket.close()
-        logging.getLogger("uvicorn.error").removeHandler(self._log)
+    port: int
 
     def connect(self, timeout: float = 10) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
@@ -185,6 +166,31 @@ class Live:
         """A `tools/call`."""
         params = {"name": name} if arguments is None else {"name": name, "arguments": arguments}
         return self.call("tools/call", params, **options)
+
+
+class Live(RawClient):
+    """A server that runs under uvicorn in a thread, and a client of it."""
+
+    def __init__(self, app: Any, server: Any = None) -> None:
+        self.server = server
+        self.faults: list[str] = []  # what uvicorn had to say of exceptions that left the app
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+        config = uvicorn.Config(app, log_config=None, log_level="error", ws="none", timeout_graceful_shutdown=1)
+        self._uvicorn = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._uvicorn.run, args=([self._socket],), daemon=True)
+        self._log = _Recorder(self.faults)
+
+    def start(self) -> None:
+        logging.getLogger("uvicorn.error").addHandler(self._log)
+        self._thread.start()
+        until(lambda: self._uvicorn.started or not self._thread.is_alive())
+
+    def stop(self) -> None:
+        self._uvicorn.should_exit = True
+        self._thread.join(30)
+        self._socket.close()
+        logging.getLogger("uvicorn.error").removeHandler(self._log)
 
     def healthy(self) -> bool:
         """Whether the server still answers, and nothing ever left the app."""
