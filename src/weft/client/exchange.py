@@ -161,7 +161,10 @@ class Exchange:
             if isinstance(failure, RemoteError) and not options.is_manual and era.pages(code, data) is not None:
                 return await self.errands.run(failure, lambda: self._again(method, params, options))
             if not era.is_over(status, code, data):
-                raise failure from None
+                try:
+                    raise failure from None
+                finally:
+                    del failure  # else it and this frame hold each other, and the whole answer with them
             was_seen = isinstance(error, Refused) and error.was_seen
         except ConnectionFailed as error:
             if method not in _REPEATABLE or not link.transport.stream_per_request:

@@ -235,6 +235,7 @@ class Link:
             raise RequestTimeout(self._timed_out(method, clock)) from None
         finally:
             self._clocks.stop(request_id)
+            del clock  # it knows the task, which would know of its cancellation, which knows this frame: a cycle
             if courier is not None:
                 await courier.drain(limits.close_seconds)
 

@@ -216,6 +216,10 @@ class Call:
         """Whom limits are counted for."""
         return peer_of(self._address, self.token_info)
 
+    def end(self) -> None:
+        """Let go of what knows the call in turn: such a cycle keeps the whole request until a collection finds it."""
+        self._context = self.asked = None
+
     def seal(self, result: Result) -> Result:
         """A fresh result as it goes on the wire of this call."""
         return self.era.seal(result, self.server.offer, self.envelope.revision)

@@ -97,6 +97,7 @@ class Dispatcher:
         except BaseException as error:  # noqa: BLE001 - R1: nothing a handler raises ends the process
             return await self._end(call, error)
         finally:
+            call.end()
             if call.own_connection is not None:
                 await call.own_connection.close()
 

@@ -55,8 +55,12 @@ class Threads:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait([ended])
         outcome = await ended
-        if outcome.error is not None:
-            raise outcome.error
+        error, outcome.error = outcome.error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # a frame that holds it, here or in the thread, would be a cycle with the arguments
         if inspect.isawaitable(outcome.value):  # a plain function around an async one
             return await outcome.value
         return outcome.value

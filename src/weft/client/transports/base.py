@@ -224,9 +224,13 @@ class PipeTransport:
                 await waiting.woken
         finally:
             self._waiting.pop(request_id, None)
+            waiting.woken = None  # once cancelled it holds the cancellation, which holds this frame
         if isinstance(waiting.outcome, Answer):
             return waiting.outcome
-        raise waiting.outcome
+        try:
+            raise waiting.outcome
+        finally:
+            del waiting  # else the exception and this frame hold each other
 
     async def send(self, message: bytes, headers: Mapping[str, str] = NO_HEADERS) -> None:
         """Send a notification or a response."""

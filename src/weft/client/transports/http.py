@@ -204,7 +204,10 @@ class HttpTransport:
             attempt = 0 if events.last_event_id != before else attempt + 1
             events = self._anew(events)
             if not resumable or events.last_event_id is None or attempt > self._limits.resumptions:
-                raise faults[0] if faults else failure
+                try:
+                    raise faults[0] if faults else failure
+                finally:
+                    del faults, failure  # else they and this frame hold each other, and what came in
             reply = await self._resume(events, headers, attempt, failure)
 
     async def _resume(
@@ -230,8 +233,14 @@ class HttpTransport:
                 )
             refusal = await self._refusal(reply)
             refusal.was_seen = True
-            raise refusal
-        raise failure
+            try:
+                raise refusal
+            finally:
+                del refusal, failure
+        try:
+            raise failure
+        finally:
+            del failure
 
     def _anew(self, events: sse.Decoder) -> sse.Decoder:
         """A decoder for the next connection, which remembers where the last one ended."""
@@ -309,7 +318,10 @@ class HttpTransport:
             if since is not None:
                 attempts.took(now() - since)
             if lost is not None and attempts.failed >= self._limits.resumptions:
-                raise lost
+                try:
+                    raise lost
+                finally:
+                    del lost
             events = self._anew(events)
             await asyncio.sleep(attempts.pause(events.retry))
 

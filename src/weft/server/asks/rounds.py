@@ -120,7 +120,7 @@ class Round:
         self._keys = Keys()
         self._asked: dict[str, str] = {}  # all questions of this run, answered or not, by key: their digests
         self._questions: dict[str, InputRequest] = {}  # those without an answer
-        self._waiters: list[asyncio.Future[msgspec.Raw]] = []
+        self._waiters: list[asyncio.Future[None]] = []
         self._running = 0  # `once` calls under way
         self._quiet = 0
         self.is_over = False  # whether questions have gone unanswered, so that the call cannot be completed
@@ -164,17 +164,18 @@ class Round:
         if self.is_over:
             raise _RoundOver
         self._put(name, method, params, question)
-        waiter: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         self._quiet = 0
         self._tick()
         try:
-            return await waiter
+            await waiter
         except asyncio.CancelledError:  # the handler gave the question up, and goes on without the answer
             self._waiters.remove(waiter)
             self._questions.pop(name, None)
             self.journal.pending.pop(name, None)
             raise
+        raise _RoundOver  # here, not by the future: a future with its exception and this frame would be a cycle
 
     async def once(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], type: Any) -> Any:
         """The result of `fn`, called at most once in the life of the journal."""
@@ -248,7 +249,7 @@ class Round:
         self.is_over = True
         for waiter in self._waiters:
             if not waiter.done():
-                waiter.set_exception(_RoundOver())
+                waiter.set_result(None)
 
     def _volunteered(self, name: str, question: str) -> msgspec.Raw | None:
         """The answer of a client that knows the question before it is asked, and so has no state to send with it."""
