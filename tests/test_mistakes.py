@@ -18,7 +18,6 @@ from fastapi import FastAPI
 
 from support import VERSION, encode, headers_for, message, serve
 from weft import Limits, Server
-from weft.errors import UsageError
 
 MOST_LINES = 15
 NOBODYS_BUSINESS = ("pydantic", "msgspec", "jsonschema", "ExceptionGroup", "site-packages", "weft/server")
@@ -506,16 +505,35 @@ def test_a_resource_or_prompt_that_cannot_be_sent(folder: Folder, decorator: str
     assert "raised" not in session.terminal
 
 
-async def test_a_server_that_is_mounted_in_place_of_its_app():
-    async def receive() -> Any: ...
+NO_APP = "A Server is no ASGI app itself. Give server.asgi() in its place: app.mount('/', server.asgi('/mcp'))."
 
-    async def send(_: Any) -> None: ...
 
+@pytest.mark.mistake("a server mounted in place of its app")
+async def test_a_server_that_is_mounted_in_place_of_its_app(caplog: pytest.LogCaptureFixture):
     app = FastAPI()
     app.mount("/", Server("shop"))  # type: ignore[arg-type] - the mistake
-    scope = {"type": "http", "method": "POST", "path": "/mcp", "headers": [], "query_string": b""}
-    with pytest.raises(UsageError, match=r"no ASGI app itself.*app\.mount\('/', server\.asgi\('/mcp'\)\)"):
-        await app(scope, receive, send)
+    with serve(app) as live:
+        answer = live.post(message("tools/list"))
+        assert live.faults == []  # no traceback, but a sentence
+    assert answer.status == 500
+    assert answer.error["message"] == NO_APP
+    assert NO_APP in caplog.messages
+
+
+@pytest.mark.mistake("a server mounted in place of its app")
+def test_a_server_that_is_given_to_uvicorn_in_place_of_its_app(tmp_path: Path):
+    (tmp_path / "shop.py").write_text("from weft import Server\nserver = Server('shop')\n")
+    ended = subprocess.run(
+        [sys.executable, "-m", "uvicorn", "shop:server", "--port", "0"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 3
+    assert NO_APP in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.mistake("a tool that raises")

@@ -458,6 +458,10 @@ class Server:
         self.subscriptions.close_soon()
         self.sessions.close_soon()
 
+    async def start(self) -> None:
+        """Enter the lifespan now, and raise what it raises. Without this, the first request enters it."""
+        await self.lifespan.start()
+
     async def stop(self) -> None:
         """Release everything, at the end of the process: sessions, what runs beside calls, threads, the lifespan."""
         self.subscriptions.close()
@@ -483,8 +487,8 @@ class Server:
 
     if not TYPE_CHECKING:  # a type checker knows that a Server is no ASGI app; whoever uses none is told
 
-        async def __call__(self, *_: Any) -> None:
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
             """Refuse to be mounted in place of what `asgi` returns."""
-            raise UsageError(
-                "A Server is no ASGI app itself. Give server.asgi() in its place: app.mount('/', server.asgi('/mcp'))."
-            )
+            from weft.server.transports.http import refuse_in_place_of_app
+
+            await refuse_in_place_of_app(scope, receive, send)

@@ -1,8 +1,8 @@
 """The server's lifespan: what is set up once per process and handed to every handler.
 
-It runs in a task of its own. So it is entered and left in one and the same task, whoever asks first and whoever asks
-last; and when nobody asks — the app is mounted somewhere that tells it nothing — it is left when the event loop shuts
-down, which cancels all tasks.
+It runs in a task of its own, so that it is entered and left in the same task, whichever request comes first or last. An
+app that is mounted in another is not told of the end: then the lifespan is left when the event loop shuts down, which
+cancels all tasks (`weft.server.process.host_signals` sees to it that the process lives that long).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from weft.errors import UsageError
+from weft.server.faults import report, summary_of
 
 __all__ = ["Lifespan", "LifespanFactory"]
 
@@ -32,6 +33,21 @@ class Lifespan:
         self._stop: asyncio.Event | None = None
         self.started = factory is None  # nothing to start
         self.value: Any = None  # what the context manager yielded
+        self._told: tuple[str, str] | None = None  # the last failure that was logged, and what callers read of it
+
+    @property
+    def task(self) -> asyncio.Task[None] | None:
+        """The task that has entered the context manager and will leave it; None where it was not entered."""
+        return self._task
+
+    def report(self, error: Exception) -> str:
+        """Log that the start failed, once however many requests wait for it; return the text for the caller."""
+        summary = summary_of(error)
+        if self._told is None or self._told[0] != summary:
+            text = report(f"The lifespan of {self._server.name!r}", error, debug=self._server.debug)
+            said = text.removeprefix("Internal error. ")
+            self._told = summary, f"The server's lifespan failed when it started, so nothing can be served. {said}"
+        return self._told[1]
 
     async def start(self) -> None:
         """Enter the context manager, if nobody has yet. Raises what it raises."""
@@ -65,6 +81,7 @@ class Lifespan:
                 raise _no_lifespan(f"one that returns {type(manager).__name__}")
             async with manager as self.value:
                 self.started = self._ready is ready  # else it was stopped meanwhile
+                self._told = None
                 ready.set_result(None)
                 cancelled = await _cancelled_before(stop)
             if cancelled is not None:

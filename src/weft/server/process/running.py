@@ -303,6 +303,7 @@ def _uvicorn_config(server: Server, options: HttpOptions, lifespan: Literal["on"
         trusted_proxies=options.trusted_proxies,
     )
     app.respond = respond_at_once
+    app.follows_host = False  # we are the host
     drain = server.limits.drain_seconds
     return uvicorn.Config(
         app,  # an ASGI app by its own spelling of the types

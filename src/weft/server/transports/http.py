@@ -8,17 +8,20 @@ the body.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import InternalError, ProtocolError, UsageError
 from weft.jsonrpc import Frame, decode, encode_error
+from weft.limits import DEFAULT_LIMITS
 from weft.protocol.headers import HeaderFault, Headers, read
 from weft.protocol.hosts import HostPolicy
 from weft.protocol.hosts import refusal as refused
 from weft.server.auth.gate import Gate
 from weft.server.faults import report
 from weft.server.inline import Deadline, Suspended
+from weft.server.process.host_signals import follow_host_signals
 from weft.server.transports.asgi import Message, Receive, Respond, Scope, Send
 from weft.server.transports.caller import read_caller
 from weft.server.transports.forwarded import TrustedProxies
@@ -32,7 +35,11 @@ from weft.types.base import RequestId
 if TYPE_CHECKING:
     from weft.server.app import Server
 
-__all__ = ["HttpApp"]
+__all__ = ["HttpApp", "refuse_in_place_of_app"]
+
+log = logging.getLogger("weft.http")
+
+_NO_APP = "A Server is no ASGI app itself. Give server.asgi() in its place: app.mount('/', server.asgi('/mcp'))."
 
 _LARGE = 256 * 1024
 _MOST_PASSES = 1024
@@ -78,6 +85,9 @@ class HttpApp:
         self._sse = None if sse_path is None else self._old_transport(sse_path, keeps_sessions=sessions)
         self._verbs = ("POST",) if self._session is None else self._session.verbs
         self.respond: Respond | None = None  # a quicker way out, set by whoever runs us and has one
+        self.follows_host = (
+            True  # whether the end of the process has to be heard of by its signals; our runner knows it
+        )
         # What the guards found of headers that came before. Clients repeat themselves: the next check is one look-up.
         self._passes: dict[tuple[bytes | None, ...], Accepts] = {}
 
@@ -237,8 +247,8 @@ class HttpApp:
         try:
             await self.server.lifespan.start()
         except Exception as error:  # noqa: BLE001 - R1: whatever a lifespan raises, the app goes on
-            text = report("The lifespan", error, debug=self.server.debug)
-            await reply.answer(503, encode_error(reply_id, InternalError.code, text))
+            text = self.server.lifespan.report(error)
+            await reply.answer(500, encode_error(reply_id, InternalError.code, text))
             return False
         return True
 
@@ -264,6 +274,9 @@ class HttpApp:
 
     def _check_place(self, scope: Scope, headers: Headers) -> Sequence[str]:
         """Where a request goes to and comes from; what can be done there."""
+        if self.follows_host:  # here, where few requests come by, but the first one does
+            self.follows_host = False
+            follow_host_signals(self.server)
         verbs = self._verbs_at(scope)
         if not verbs:
             raise Refusal(404, "There is nothing at this path.")
@@ -384,6 +397,17 @@ class HttpApp:
             await send({"type": "lifespan.shutdown.failed", "message": f"{type(error).__name__}: {error}"})
             return
         await send({"type": "lifespan.shutdown.complete"})
+
+
+async def refuse_in_place_of_app(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer for a `Server` that was mounted, or given to an ASGI server, in place of what its `asgi()` returns."""
+    if scope["type"] == "lifespan":  # given to an ASGI server, which then does not start
+        await receive()
+        await send({"type": "lifespan.startup.failed", "message": _NO_APP})
+        return
+    log.error("%s", _NO_APP)
+    if scope["type"] == "http":
+        await HttpReply(send, DEFAULT_LIMITS).refuse(Refusal(500, _NO_APP, code=InternalError.code))
 
 
 def _inner_path(scope: Scope) -> str:

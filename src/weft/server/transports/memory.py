@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from weft.errors import InternalError, ProtocolError
 from weft.jsonrpc import decode, encode_error
-from weft.server.faults import report
 from weft.server.transports.pipe import Pipe
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ class MemoryPipe:
         try:
             await self._server.lifespan.start()
         except Exception as error:  # noqa: BLE001 - R1: whatever a lifespan raises, it is told to who waits
-            text = report("The lifespan", error, debug=self._server.debug)
+            text = self._server.lifespan.report(error)
             self._refuse_waiting(text)
             return
         finally:

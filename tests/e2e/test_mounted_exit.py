@@ -1,0 +1,258 @@
+"""The end of a process that somebody else runs: what is mounted there is closed like what `weft run` serves."""
+
+import contextlib
+import http.client
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import encode, headers_for, message, start_request
+from support.ports import find_port, until_listening
+from weft.sync import Client
+
+API = """
+import asyncio
+import os
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from weft import Server
+
+
+def note(text: str) -> None:
+    with open("events.txt", "a") as file:
+        file.write(f"{os.getpid()} {text}\\n")
+
+
+@asynccontextmanager
+async def lifespan(server):
+    note("entered")
+    yield
+    note("leaving")
+    await asyncio.sleep(0.5)  # a pool of connections that takes its time
+    note("left")
+
+
+server = Server("shop", lifespan=lifespan)
+
+
+@server.tool
+async def who() -> int:
+    return os.getpid()
+
+
+@server.tool
+async def wait() -> str:
+    note("waiting")
+    await asyncio.sleep(1)
+    note("waited")
+    return "done"
+
+
+app = FastAPI()
+app.mount("/", server.asgi("/mcp"))
+"""
+
+
+class Hosted:
+    """`uvicorn api:app` in a process of its own."""
+
+    def __init__(self, folder: Path, source: str, *options: str) -> None:
+        (folder / "api.py").write_text(source)
+        self.events_file = folder / "events.txt"
+        self.port = find_port()
+        self.url = f"http://127.0.0.1:{self.port}/mcp"
+        self._log = folder / "log.txt"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "uvicorn", "api:app", "--port", str(self.port), *options],
+                cwd=folder,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+        until_listening(self.process, self.port)
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    @property
+    def events(self) -> list[tuple[int, str]]:
+        """Which process did what."""
+        lines = self.events_file.read_text().splitlines() if self.events_file.exists() else []
+        return [(int(line.split()[0]), line.split()[1]) for line in lines]
+
+    def of(self, process: int) -> list[str]:
+        return [event for who, event in self.events if who == process]
+
+    def call(self, tool: str) -> Any:
+        with Client(self.url) as client:
+            return client.call_tool(tool).text
+
+    def end(self, number: int) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(20)
+
+
+Host = Callable[..., Hosted]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    started: list[Hosted] = []
+
+    def run(source: str = API, *options: str) -> Hosted:
+        started.append(Hosted(tmp_path, source, *options))
+        return started[-1]
+
+    yield run
+    for hosted in started:
+        hosted.process.kill()
+        hosted.process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_mounted_lifespan_is_left_when_the_process_is_asked_to_end(host: Host, number: int, loop: str) -> None:
+    hosted = host(API, "--loop", loop)
+    hosted.call("who")
+    hosted.end(number)
+    assert hosted.of(hosted.process.pid) == ["entered", "leaving", "left"]
+    assert "Traceback" not in hosted.log
+
+
+def test_the_process_still_ends_by_the_signal(host: Host) -> None:
+    hosted = host()
+    hosted.call("who")
+    assert hosted.end(signal.SIGTERM) == -signal.SIGTERM  # as uvicorn has it
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_every_worker_leaves_its_lifespan(host: Host, number: int) -> None:
+    hosted = host(API, "--workers", "2")
+    workers: set[int] = set()
+    until = time.monotonic() + 30
+    while len(workers) < 2 and time.monotonic() < until:
+        workers.add(int(hosted.call("who")))
+    assert len(workers) == 2
+    hosted.end(number)
+    for worker in workers:
+        assert hosted.of(worker) == ["entered", "leaving", "left"]
+
+
+def test_calls_that_are_open_end_before_the_lifespan_does(host: Host) -> None:
+    hosted = host()
+    hosted.call("who")
+    results: list[Any] = []
+    calling = threading.Thread(target=lambda: results.append(hosted.call("wait")))
+    calling.start()
+    while "waiting" not in hosted.of(hosted.process.pid):
+        time.sleep(0.02)
+    hosted.end(signal.SIGTERM)
+    calling.join()
+    assert results == ["done"]
+    assert hosted.of(hosted.process.pid) == ["entered", "waiting", "waited", "leaving", "left"]
+
+
+def test_two_mounted_servers_are_both_closed(host: Host) -> None:
+    second = """
+other = Server("other", lifespan=lifespan)
+
+@other.tool
+async def who() -> int:
+    return os.getpid()
+
+app = FastAPI()
+app.mount("/other", other.asgi("/mcp"))
+app.mount("/", server.asgi("/mcp"))
+"""
+    hosted = host(API + second)
+    hosted.call("who")
+    with Client(hosted.url.replace("/mcp", "/other/mcp")) as client:
+        client.call_tool("who")
+    hosted.end(signal.SIGTERM)
+    assert sorted(hosted.of(hosted.process.pid)) == ["entered"] * 2 + ["leaving"] * 2 + ["left"] * 2
+
+
+@pytest.mark.parametrize("app", ["", "app = server.asgi('/mcp')"], ids=["mounted", "alone"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_open_listen_streams_do_not_hold_the_process(host: Host, app: str, number: int) -> None:
+    hosted = host(f"{API}\n{app}\n")
+    body = message("subscriptions/listen", {"notifications": {"toolsListChanged": True}})
+    connection = http.client.HTTPConnection("127.0.0.1", hosted.port)
+    with contextlib.closing(connection):
+        start_request(connection, encode(body), headers_for(body))
+        response = connection.getresponse()
+        response.readline()
+        begun = time.monotonic()
+        hosted.end(number)
+        assert time.monotonic() - begun < 5
+        assert b'"result"' in response.read()  # ended, and not cut
+    assert hosted.of(hosted.process.pid)[-1:] == ["left"]
+
+
+def test_a_host_with_a_signal_handler_of_its_own_keeps_it(host: Host) -> None:
+    source = """
+import signal
+
+@asynccontextmanager
+async def host_lifespan(app):
+    before = signal.getsignal(signal.SIGTERM)
+    def stop(number, frame):
+        note("host-was-asked")
+        before(number, frame)
+    signal.signal(signal.SIGTERM, stop)
+    yield
+    note("host-left")
+
+app = FastAPI(lifespan=host_lifespan)
+app.mount("/", server.asgi("/mcp"))
+"""
+    hosted = host(API + source)
+    hosted.call("who")
+    hosted.end(signal.SIGTERM)
+    assert hosted.of(hosted.process.pid) == ["entered", "host-was-asked", "host-left", "leaving", "left"]
+
+
+FAILING = API.replace('    note("entered")\n', '    note("entered")\n    raise OSError("no database at db.internal")\n')
+
+
+@pytest.mark.mistake("a mounted lifespan that raises")
+def test_a_mounted_lifespan_that_raises_is_told_as_what_it_is(host: Host) -> None:
+    hosted = host(FAILING)
+    said = ""
+    for _ in range(3):
+        with pytest.raises(Exception, match="lifespan") as caught:
+            hosted.call("who")
+        said = str(caught.value)
+        assert "The server's lifespan failed when it started, so nothing can be served." in said
+        assert "busy" not in said
+        assert "just starting" not in said
+        assert "db.internal" not in said  # the peer's text is masked
+    (logged,) = re.findall(r".*OSError: no database at db\.internal.*", hosted.log)  # once, for all that were told
+    reference = re.search(r"\[error (\w+)\]", logged)
+    assert reference
+    assert f"The server's log has it under error {reference[1]}." in said
+    assert "api.py:" in hosted.log
+
+
+def test_a_mounted_lifespan_that_recovers_is_served(host: Host) -> None:
+    source = API.replace(
+        '    note("entered")\n',
+        '    note("entered")\n    if not os.path.exists("db"):\n        raise OSError("no database")\n',
+    )
+    hosted = host(source)
+    with pytest.raises(Exception, match="lifespan failed"):
+        hosted.call("who")
+    (hosted.events_file.parent / "db").touch()
+    assert hosted.call("who") == str(hosted.process.pid)
