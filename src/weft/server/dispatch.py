@@ -14,6 +14,7 @@ from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from weft.eras.base import CORE_TYPES
 from weft.errors import (
     InternalError,
     InvalidParams,
@@ -49,8 +50,6 @@ Handler: TypeAlias = Callable[[Call], Awaitable[Result | Encoded]]
 Check: TypeAlias = Callable[[Call], None]
 Next: TypeAlias = Callable[[], Awaitable[Result]]
 Middleware: TypeAlias = Callable[[Context, Next], Awaitable[Result]]
-
-CORE_TYPES = frozenset({"complete", "input_required"})
 
 
 class Dispatcher:
