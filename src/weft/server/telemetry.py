@@ -67,7 +67,7 @@ class Tracing:
         with tracer.start_as_current_span(
             title, context=propagate.extract(carrier), kind=trace.SpanKind.SERVER, attributes=attributes
         ) as span:
-            result = await next()
+            result: Result = await next()
             if getattr(result, "is_error", False):
                 span.set_status(trace.StatusCode.ERROR, "the tool failed")
             return result
