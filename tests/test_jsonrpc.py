@@ -130,9 +130,34 @@ def test_digits(where: str) -> None:
         assert decode(message(50), limits).is_request
 
 
+FRAME = 10 + 4 * 10 + 3  # an object with four names, and three commas
+
+
+@pytest.mark.security("D3")
+@pytest.mark.parametrize(
+    ("most", "fits", "does_not"),
+    [
+        (FRAME + 10 + 3, "[1,1,1,1]", "[1,1,1,1,1]"),
+        (FRAME + 10 + 21, "[[],[]]", "[[],[],1]"),
+        (FRAME + 10 + 10, '{"a":1}', '{"a":1,"b":1}'),
+        (FRAME + 10 + 2, '["","",""]', '["","","",""]'),
+    ],
+)
+def test_values(most: int, fits: str, does_not: str) -> None:
+    def message(params: str) -> bytes:
+        return f'{{"jsonrpc":"2.0","id":1,"method":"x","params":{params}}}'.encode()
+
+    limits = Limits(json_values=most, number_digits=10)  # (shorter messages are not looked at)
+    assert decode(message(fits), limits).is_request
+    with pytest.raises(ParseError, match=f"at most {most} values"):
+        decode(message(does_not), limits)
+
+
 @pytest.mark.security("D2", "D3")
 def test_bounds_do_not_count_inside_strings() -> None:
     limits = Limits(json_depth=5, number_digits=5)
+    with_marks = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "x", "params": {"a": '[,:{"\\' * 1000}})
+    assert decode(with_marks.encode(), Limits(json_values=80)).is_request
     text = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "x", "params": {"a": '[[[[[["\\{{{{' + "9" * 100}})
     assert decode(text.encode(), limits).is_request
 

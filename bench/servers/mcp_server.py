@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from mcp.server.mcpserver import MCPServer
 
@@ -14,11 +13,6 @@ server = MCPServer("bench", log_level="WARNING")
 async def add(a: int, b: int) -> int:
     """Add two numbers."""
     return a + b
-
-
-def make_app() -> Any:
-    """The app that `uvicorn --factory` serves."""
-    return server.streamable_http_app(stateless_http=True)
 
 
 def main() -> None:

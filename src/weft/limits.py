@@ -24,6 +24,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     body_bytes: int = 4 * MIB  # a request body: 413 before it is buffered
     line_bytes: int = 4 * MIB  # a line on stdin
     json_depth: int = 128  # nesting of arrays and objects
+    json_values: int = 500_000  # values in a message; an array, an object and a value with a name count ten times
     number_digits: int = 1000  # digits of one number; CPython refuses to print more than 4,300
     id_bytes: int = 256  # a string id; integer ids stay within ±2**53
     uri_bytes: int = 8 * 1024
@@ -37,7 +38,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     drain_seconds: float = 5.0  # in-flight requests at shutdown
     ask_seconds: float = 600.0  # a question to the user
     keep_alive_seconds: float = 15.0  # between two signs of life on an open stream
-    stdio_linger_seconds: float = 50e-6  # how long stdio looks for the next line before it falls asleep; 0: not at all
 
     # How much at once.
     in_flight: int = 1000  # requests in the process
@@ -94,6 +94,7 @@ class ClientLimits(msgspec.Struct, frozen=True, kw_only=True):
     # What one message may be.
     message_bytes: int = 64 * MIB  # an answer, unpacked; a line of a child process
     event_bytes: int = 16 * MIB  # one server-sent event
+    json_values: int = 5_000_000  # values in a message; an array, an object and a value with a name count ten times
 
     # How many.
     pages: int = 250  # of one list

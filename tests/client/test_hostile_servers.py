@@ -9,7 +9,7 @@ import gzip
 import json
 import sys
 import time
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,30 @@ async def test_what_never_ends_is_ended(attack: Any) -> None:
     async with http_server(hostile(attack)) as url, Client(url, limits=limits) as client:
         with pytest.raises((InvalidAnswer, ConnectionFailed)):
             await asyncio.wait_for(client.call_tool("bad"), 30)
+        assert (await client.call_tool("good")).text == "done"
+
+
+@pytest.mark.security("D12")
+@pytest.mark.parametrize("over", ["http", "pipe"])
+async def test_more_values_than_a_message_may_have(over: str) -> None:
+    """64 MB of `[]` would be a gigabyte of lists, and seconds in which nothing else happens."""
+    limits = ClientLimits(json_values=20_000)
+    many = {"content": [], "structuredContent": [[]] * 2_000}
+
+    async def call(exchange: Exchange) -> None:
+        await exchange.result(many)
+
+    def answer(pipe: FakePipe, request: dict[str, Any]) -> None:
+        if request["method"] == "server/discover":
+            pipe.say(reply(request, DISCOVERED))
+        else:
+            pipe.say(reply(request, many if request["params"]["name"] == "bad" else TEXT))
+
+    async with AsyncExitStack() as stack:
+        target = await stack.enter_async_context(http_server(hostile(call))) if over == "http" else FakePipe(answer)
+        client = await stack.enter_async_context(Client(target, limits=limits))
+        with pytest.raises(InvalidAnswer, match="at most 20000 values"):
+            await client.call_tool("bad")
         assert (await client.call_tool("good")).text == "done"
 
 

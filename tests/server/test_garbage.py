@@ -20,7 +20,7 @@ LONG = "x" * 100
 FORM = {"type": "object", "properties": {"sure": {"type": "boolean"}}}
 
 
-def make_server() -> Server:  # noqa: C901 - one tool for every way to end
+def make_server() -> Server:
     server = Server("garbage")
 
     @server.tool
@@ -39,6 +39,11 @@ def make_server() -> Server:  # noqa: C901 - one tool for every way to end
     async def asks(ctx: Context, text: str) -> str:
         return (await ctx.elicit("Sure?", FORM)).action
 
+    add_failing(server)
+    return server
+
+
+def add_failing(server: Server) -> None:
     @server.tool
     async def raises(text: str) -> str:
         raise ValueError(text)
@@ -79,8 +84,6 @@ def make_server() -> Server:  # noqa: C901 - one tool for every way to end
     @server.completion(prompt="greet", argument="n")
     def suggest(value: str) -> list[str]:
         raise ValueError(value)
-
-    return server
 
 
 async def given_up(client: Client) -> None:
@@ -126,7 +129,7 @@ def no_collector() -> Iterator[None]:
 
 
 async def attempt(way: Awaitable[Any]) -> None:
-    with contextlib.suppress(Exception):  # how it ends is not what is looked at
+    with contextlib.suppress(Exception):
         await way
     await asyncio.sleep(0.02)  # what is left to do is done
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol, cast
 import msgspec
 from msgspec import UNSET
 
-from weft.client.transports.reading import as_sent, error_in, is_nameless, split_messages, whom_it_answers
+from weft.client.transports.reading import as_sent, bounds_of, error_in, is_nameless, split_messages, whom_it_answers
 from weft.errors import ConnectionFailed, InvalidAnswer, ProtocolError, WeftError
 from weft.jsonrpc import Frame, decode
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
@@ -147,6 +147,7 @@ class PipeTransport:
     def __init__(self, where: str, limits: ClientLimits = DEFAULT_CLIENT_LIMITS) -> None:
         self.where = where
         self.limits = limits
+        self._bounds = bounds_of(limits)
         self._waiting: dict[RequestId, _Waiting] = {}  # requests that are not answered yet
         self._receive: Receive = _ignore
         self._tell_lost: Lost = _ignore
@@ -178,9 +179,9 @@ class PipeTransport:
         """Take one message as it arrived. Whatever cannot be read is logged and left out (R1)."""
         if not self._open:
             return
-        for part in (data,) if data[:1] == b"{" else split_messages(data):
+        for part in (data,) if data[:1] == b"{" else split_messages(data, self._bounds):
             try:
-                frame = decode(part)
+                frame = decode(part, self._bounds)
             except ProtocolError as error:
                 self._unreadable(part, error)
                 continue

@@ -20,7 +20,7 @@ from weft.client.transports.base import NO_HEADERS, Answer, Lost, Receive, Refus
 from weft.client.transports.http_auth import Auth, AuthorizedWire, read_refusal
 from weft.client.transports.http_failures import place
 from weft.client.transports.http_wire import HttpReply, Wire, is_event_stream, media_type, resolved
-from weft.client.transports.reading import as_sent, is_nameless, split_messages, whom_it_answers
+from weft.client.transports.reading import as_sent, bounds_of, is_nameless, split_messages, whom_it_answers
 from weft.errors import ConnectionFailed, InvalidAnswer, ProtocolError, WeftError
 from weft.jsonrpc import Frame, decode
 from weft.limits import ClientLimits
@@ -56,6 +56,7 @@ class HttpTransport:
         self.where = place(url)
         self.url = url  # where a redirect within the origin has led to
         self._limits = limits
+        self._bounds = bounds_of(limits)
         self.hold: Callable[[], AbstractContextManager[Any]] = nullcontext  # stops the clocks while somebody logs in
         self._wire = wire if auth is None else AuthorizedWire(wire, auth, limits.connect_seconds, self._holding)
         self._posted = {**_POST, **headers}  # what goes along with every POST
@@ -154,9 +155,9 @@ class HttpTransport:
         What cannot be read is an InvalidAnswer; but on a stream, which has a list for these, only the answer is.
         """
         answer: Frame | None = None
-        for part in split_messages(data):
+        for part in split_messages(data, self._bounds):
             try:
-                frame = decode(part)
+                frame = decode(part, self._bounds)
             except ProtocolError as error:
                 fault = InvalidAnswer(f"{self.where} sent something that is no message: {error}")
                 is_answer, named = whom_it_answers(part)

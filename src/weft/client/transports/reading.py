@@ -13,18 +13,25 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from weft.errors import ProtocolError
-from weft.jsonrpc import Frame, decode
+from weft.jsonrpc import Frame, check_bounds, decode
+from weft.limits import ClientLimits, Limits
 from weft.types.base import RequestId
 
-__all__ = ["as_sent", "error_in", "is_nameless", "split_messages", "whom_it_answers"]
+__all__ = ["as_sent", "bounds_of", "error_in", "is_nameless", "split_messages", "whom_it_answers"]
 
 
-def split_messages(data: bytes) -> Sequence[bytes]:
+def bounds_of(limits: ClientLimits) -> Limits:
+    """What one message to a client may be."""
+    return Limits(json_values=limits.json_values)
+
+
+def split_messages(data: bytes, bounds: Limits) -> Sequence[bytes]:
     """The messages in a body, an event or a line, not read yet: one, or in one revision an array of them (L03-01)."""
     if data[:1] != b"{" and data.lstrip()[:1] == b"[":
         try:
+            check_bounds(data, bounds)
             return [bytes(raw) for raw in msgspec.json.decode(data, type=list[msgspec.Raw])]
-        except (msgspec.DecodeError, RecursionError):
+        except (ProtocolError, msgspec.DecodeError, RecursionError):
             pass  # whoever reads it finds out
     return (data,)
 
@@ -78,7 +85,7 @@ class _Parts(msgspec.Struct):
     """The members by which an answer is known, whatever they hold."""
 
     jsonrpc: msgspec.Raw | UnsetType = UNSET
-    id: Any = UNSET
+    id: msgspec.Raw | UnsetType = UNSET
     method: msgspec.Raw | UnsetType = UNSET
     result: msgspec.Raw | UnsetType = UNSET
     error: msgspec.Raw | UnsetType = UNSET
@@ -86,6 +93,7 @@ class _Parts(msgspec.Struct):
 
 # The same, by how an answer begins and ends, where a parser does not get through what lies between.
 _WINDOW = 512
+_NULL = msgspec.Raw(b"null")
 _VERSION = rb'"jsonrpc"\s*:\s*"[^"\\]{0,16}"'
 _ID = rb'"id"\s*:\s*(-?[0-9]{1,16}|"[^"\\]{0,256}")'
 _BEGINNING = re.compile(rb'\s*\{\s*(?:(?:%b|%b)\s*,\s*){0,2}"(?:result|error)"\s*:' % (_VERSION, _ID))
@@ -104,13 +112,19 @@ def whom_it_answers(data: bytes) -> tuple[bool, RequestId | None]:
         parts = msgspec.json.decode(data, type=_Parts)
     except (msgspec.DecodeError, RecursionError):
         return _by_its_ends(data)
-    named: RequestId | None = as_sent(parts.id) if type(parts.id) in (int, str) else None
-    has_outcome = parts.result is not UNSET or parts.error is not UNSET
-    if parts.method is not UNSET or parts.id is None or parts.id is UNSET:
+    if parts.method is not UNSET or parts.id is UNSET or parts.id == _NULL:
         return False, None
+    named = _id_in(parts.id)
+    has_outcome = parts.result is not UNSET or parts.error is not UNSET
     if parts.jsonrpc is UNSET:  # a line of a log may have an id, or an error; hardly ever both
         return has_outcome and named is not None, named
     return True, named
+
+
+def _id_in(raw: msgspec.Raw) -> RequestId | None:
+    """The id that stands there; None where it is none, or too long to be one of ours."""
+    value: Any = msgspec.json.decode(raw) if len(raw) <= _WINDOW else None
+    return as_sent(value) if type(value) in (int, str) else None
 
 
 def _by_its_ends(data: bytes) -> tuple[bool, RequestId | None]:

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any
 
 from weft.errors import WeftError
 from weft.limits import DEFAULT_LIMITS, Limits
+from weft.protocol.names import closest
 from weft.protocol.schema import is_array, is_object, json_type, referred
 
 __all__ = ["ArgumentsError", "expectation", "explain", "place_of", "replace"]
 
 _MAX_ISSUE = 350
+_MAX_ISSUES = 50  # sentences that are made at all: each unknown name is compared with those that there are
 _MAX_DEPTH = 64  # schemas refer to themselves
 _DIGITS = frozenset("-0123456789")
 _MISSING = frozenset({"missing", "missing_argument", "missing_keyword_only_argument"})
@@ -98,8 +101,9 @@ class ArgumentsError(WeftError):
     No more issues and bytes of text reach the peer than the limits allow, whatever it sent (default D4).
     """
 
-    def __init__(self, issues: Sequence[str], *, subject: str = "The arguments") -> None:
+    def __init__(self, issues: Sequence[str], *, subject: str = "The arguments", unsaid: int = 0) -> None:
         self._every = [_cut(issue, _MAX_ISSUE) for issue in issues]
+        self._unsaid = unsaid  # further problems, for which nobody made a sentence
         self._subject = subject
         self.issues = self._every[: DEFAULT_LIMITS.error_issues]
         super().__init__(self.tell(DEFAULT_LIMITS))
@@ -108,7 +112,7 @@ class ArgumentsError(WeftError):
         """The text for the peer."""
         told = self._every[: limits.error_issues]
         lines = [f"{self._subject} do not fit:", *(f"- {issue}" for issue in told)]
-        if more := len(self._every) - len(told):
+        if more := len(self._every) - len(told) + self._unsaid:
             lines.append(f"- and {more} more.")
         return _cut("\n".join(lines), limits.error_bytes)
 
@@ -143,10 +147,14 @@ def explain(
             known = wrong.setdefault(path, [])
             if words not in known:
                 known.append(words)
-    issues = [_missing(path, schema, as_text=are_texts and len(path) == 1) for path in dict.fromkeys(missing)]
-    issues += [_wrong(path, words, arguments, as_text=are_texts and len(path) == 1) for path, words in wrong.items()]
-    issues += [_extra(path, missing, schema) for path in dict.fromkeys(extra)]
-    return ArgumentsError(issues, subject=subject)
+    sentences = chain(
+        (_missing(path, schema, as_text=are_texts and len(path) == 1) for path in dict.fromkeys(missing)),
+        (_wrong(path, words, arguments, as_text=are_texts and len(path) == 1) for path, words in wrong.items()),
+        (_extra(path, missing, schema) for path in dict.fromkeys(extra)),
+    )
+    issues = list(islice(sentences, _MAX_ISSUES))
+    in_all = len(set(missing)) + len(wrong) + len(set(extra))
+    return ArgumentsError(issues, subject=subject, unsaid=in_all - len(issues))
 
 
 def _likeliest(problems: Sequence[Mapping[str, Any]], arguments: Any, start: int = 0) -> Sequence[Mapping[str, Any]]:
@@ -212,11 +220,9 @@ def _extra(path: _Path, missing: list[_Path], schema: Mapping[str, Any]) -> str:
     siblings = [str(other[-1]) for other in missing if other[:-1] == path[:-1]]
     if len(path) == 1:
         siblings += [name for name in schema.get("properties", {}) if name not in siblings]
-    import difflib  # only needed for a mistake
-
-    close = difflib.get_close_matches(str(path[-1])[:64], siblings[:500], n=1)
-    if close:
-        return f"{_name(path)} is not known; did you mean {close[0]!r}?"
+    close = closest(str(path[-1]), siblings)
+    if close is not None:
+        return f"{_name(path)} is not known; did you mean {close!r}?"
     if len(path) > 1:
         return f"{_name(path)} is not known; remove it."
     if not siblings:

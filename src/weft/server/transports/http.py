@@ -29,7 +29,7 @@ from weft.server.transports.http_reply import Accepts, HttpReply, Refusal, read_
 from weft.server.transports.http_session import SessionExchange
 from weft.server.transports.http_sse import SseExchange
 from weft.server.transports.http_stateless import StatelessExchange
-from weft.server.transports.load import busy, is_full
+from weft.server.transports.load import Turns, busy, is_full
 from weft.types.base import RequestId
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ log = logging.getLogger("weft.http")
 
 _NO_APP = "A Server is no ASGI app itself. Give server.asgi() in its place: app.mount('/', server.asgi('/mcp'))."
 
-_LARGE = 256 * 1024
+_LARGE = 64 * 1024  # from here on messages take turns
 _MOST_PASSES = 1024
 _MOST_BYTES = 512  # of the headers in one of them
 
@@ -67,6 +67,7 @@ class HttpApp:
         if not path.startswith("/"):
             raise UsageError(f"path={path!r} is not possible: a path begins with a slash, like '/mcp'.")
         self.server = server
+        self._turns = Turns()
         self.path = path
         self._paths = frozenset({path, path.rstrip("/"), path.rstrip("/") + "/"})
         public = None if server.auth is None else server.auth.host
@@ -166,12 +167,14 @@ class HttpApp:
             body = self._take_body(receive, headers)
             if not isinstance(body, bytes):
                 body = await body
+            if len(body) >= _LARGE:
+                await self._turns.wait()
             if body[:1] != b"{" and body.lstrip()[:1] == b"[" and self._takes_arrays(headers):
                 if server.lifespan.started or await self._start(None, reply):
                     assert self._session is not None
                     await self._session.serve_batch(body, headers, read_caller(scope), reply)
                 return
-            frame = decode(body, server.limits) if len(body) < _LARGE else await self._decode_large(body)
+            frame = decode(body, server.limits)
             if server.lifespan.started or await self._start(frame.reply_id, reply):
                 try:
                     await self._choose(frame, headers).serve(frame, headers, scope, receive, reply)
@@ -185,10 +188,6 @@ class HttpApp:
     def _takes_arrays(self, headers: Headers) -> bool:
         """Whether an array of messages may be of the era that has them; what is not is told so (ledger 0.2, 2)."""
         return self._choose(Frame(), headers) is self._session
-
-    async def _decode_large(self, body: bytes) -> Frame:
-        """Reading a large message takes long enough that others would notice: it is done beside the loop."""
-        return await asyncio.to_thread(decode, body, self.server.limits)
 
     def _choose(self, frame: Frame, headers: Headers) -> StatelessExchange | SessionExchange:
         """The exchange of a message: the first whose era it speaks, else the last, which refuses it."""
@@ -230,7 +229,9 @@ class HttpApp:
             body = self._take_body(receive, headers)
             if not isinstance(body, bytes):
                 body = await body
-            await sse.take(session, body, headers, scope, reply, in_thread=len(body) >= _LARGE)
+            if len(body) >= _LARGE:
+                await self._turns.wait()
+            await sse.take(session, body, headers, scope, reply)
         finally:
             server.in_flight -= 1
 

@@ -168,14 +168,11 @@ class SseExchange:
             raise _unknown()
         return session
 
-    async def take(
-        self, session: Session, body: bytes, headers: Headers, scope: Scope, reply: HttpReply, *, in_thread: bool
-    ) -> None:
+    async def take(self, session: Session, body: bytes, headers: Headers, scope: Scope, reply: HttpReply) -> None:
         """Take one message, or an array of them of a client whose revision has that (L03-01)."""
         caller = read_caller(scope)
         batches = SESSION.takes_batches(session.connection)
-        read = partial(_read, body, self._server.limits, batches=batches)
-        frames = await asyncio.to_thread(read) if in_thread else read()
+        frames = _read(body, self._server.limits, batches=batches)
         if session.ended:  # meanwhile
             raise _unknown()
         stream = self._open.get(session.id)
