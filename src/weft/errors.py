@@ -211,6 +211,8 @@ class RequestTimeout(WeftError):
 class ConnectionFailed(WeftError):
     """The peer cannot be reached, does not speak the protocol, or is gone. The message says what was tried."""
 
+    is_unanswered = False  # a connection stood, and was closed without a byte of an answer: it may have been read
+
 
 class InvalidAnswer(WeftError):
     """The peer answered, but not as the protocol, or the schema it published itself, demands."""

@@ -89,6 +89,7 @@ class ClientLimits(msgspec.Struct, frozen=True, kw_only=True):
     total_seconds: float = 600.0  # one request, whatever progress there is
     ask_seconds: float = 600.0  # a question of the server, answered by your function
     silence_seconds: float = 60.0  # a stream that gave signs of life, and gives none any more: it is taken for lost
+    idle_seconds: float = 4.0  # a kept HTTP connection that is not used; Node's servers close theirs after 5
     close_seconds: float = 2.0  # a farewell at the end; also each step of ending a child process
 
     # What one message may be.

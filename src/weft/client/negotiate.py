@@ -150,10 +150,19 @@ class Negotiator:
             return
         method, params = era.greeting(self._info, self._capabilities())
         try:
-            answer = await self._link.roundtrip(method, params)
+            answer = await self._ask(method, params)
         except (Refused, RemoteError) as error:
             raise explained(error) from None
         welcome.capabilities = era.read_welcome(answer.result).capabilities
+
+    async def _ask(self, method: str, params: Mapping[str, Any], **options: Any) -> Answer:
+        """Send a greeting; again where the connection was closed without an answer, for it does no harm twice."""
+        try:
+            return await self._link.roundtrip(method, params, **options)
+        except ConnectionFailed as error:
+            if not error.is_unanswered:
+                raise
+            return await self._link.roundtrip(method, params, **options)
 
     async def _negotiate(self) -> Welcome:
         self._tried, self._doubted = [], set()
@@ -220,7 +229,7 @@ class Negotiator:
         method, params = era.greeting(self._info, self._capabilities())
         seconds = limits.probe_seconds if may_be_silent else limits.request_seconds
         try:
-            answer = await link.roundtrip(method, params, seconds=seconds, is_greeting=True)
+            answer = await self._ask(method, params, seconds=seconds, is_greeting=True)
             return await self._welcomed(era, answer)
         except Refused as refused:
             return self._refused(era, method, refused)

@@ -22,6 +22,10 @@ from weft.errors import UsageError
 
 TEXT = {"content": [{"type": "text", "text": "done"}]}
 V12, V13 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
+CLOSED = (
+    "closed the connection without an answer: whether it did what was asked is not known. Look into its log, or that "
+    "of a proxy before it."
+)
 LOAD = "load one with load_cert_chain() into an ssl.SSLContext, and give that as `tls`."
 
 
@@ -227,7 +231,7 @@ async def test_a_certificate_that_the_server_does_not_know(
     ("version", "said"),
     [
         (V12, "cannot be reached: it broke off the TLS handshake without a word."),
-        (V13, "closed the connection without an answer; look into its log, or that of a proxy before it."),
+        (V13, CLOSED),
     ],
 )
 async def test_a_server_that_wants_a_certificate_and_does_not_say_so(
@@ -247,7 +251,7 @@ async def test_a_server_that_answered_before_wants_no_certificate(certificate: P
 
     async with http_server(handle, tls=serving(certificate)) as url:
         said = await refused(url, tls=authority.trusted())
-    assert said == "closed the connection without an answer; look into its log, or that of a proxy before it."
+    assert said == CLOSED
 
 
 # --- what travels

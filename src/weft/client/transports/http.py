@@ -93,7 +93,13 @@ class HttpTransport:
 
     async def send(self, message: bytes, headers: Mapping[str, str] = NO_HEADERS) -> None:
         """Send a notification or a response; any 2xx means that it was taken (HTTP-11)."""
-        reply = await self._exchange("POST", {**self._posted, **headers}, message)
+        sent = {**self._posted, **headers}
+        try:
+            reply = await self._exchange("POST", sent, message)
+        except ConnectionFailed as error:
+            if not error.is_unanswered:
+                raise  # else neither does harm when it comes twice (RFC 9110, 9.2.2)
+            reply = await self._exchange("POST", sent, message)
         try:
             if not 200 <= reply.status < 300:
                 raise await self._refusal(reply)

@@ -15,7 +15,7 @@ import aiohttp
 
 from weft.client.proxies import PROXY_REFUSES, Proxy
 
-__all__ = ["broken_off", "place", "proxy_fault", "proxy_refusal", "tls_fault", "why_unreached"]
+__all__ = ["broken_off", "is_unanswered", "place", "proxy_fault", "proxy_refusal", "tls_fault", "why_unreached"]
 
 _PORTS = {"http": 80, "https": 443}
 
@@ -55,11 +55,19 @@ def why_unreached(
         is_guess = parts.scheme == "https" and not was_reached
         guess = f" If it wants a client certificate, {_GIVE_CLIENT_CERTIFICATE}." if is_guess else ""
         return (
-            f"{where} closed the connection without an answer; look into its log, or that of a proxy before it.{guess}"
+            f"{where} closed the connection without an answer: whether it did what was asked is not known. Look into "
+            f"its log, or that of a proxy before it.{guess}"
         )
     if isinstance(error, aiohttp.ClientResponseError):  # its own text has the whole URL
         return f"{where} answered with something that is no HTTP; check the address, and what runs there."
     return f"{where} cannot be reached: {type(error).__name__}: {error}."
+
+
+def is_unanswered(error: Exception) -> bool:
+    """Return whether a connection stood and then ended, without a byte of an answer."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return False
+    return isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
 
 
 def _cause(error: BaseException) -> BaseException:

@@ -7,25 +7,36 @@ follows no redirect, and reads no more than it is told to. What a failed connect
 from __future__ import annotations
 
 import asyncio
+import re
+import select
 import socket
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import urljoin, urlsplit
+from weakref import WeakSet
 
 import aiohttp
 from aiohttp.abc import AbstractCookieJar
 
 from weft.client.proxies import PROXY_REFUSES, Proxy, environment_proxy
-from weft.client.transports.http_failures import broken_off, place, proxy_refusal, why_unreached
+from weft.client.transports.http_failures import (
+    broken_off,
+    is_unanswered,
+    place,
+    proxy_refusal,
+    why_unreached,
+)
 from weft.errors import ConnectionFailed, InvalidAnswer
 from weft.limits import ClientLimits
 
 __all__ = ["AiohttpWire", "HttpReply", "Wire", "is_event_stream", "media_type", "resolved"]
 
 _MOST_CONNECTIONS = 100
-_IDLE_SECONDS = 30.0
+# Readable to the end, or broken: how a kept connection looks that the server has closed.
+_HUNG_UP = getattr(select, "POLLRDHUP", 0) | getattr(select, "POLLHUP", 0) | getattr(select, "POLLERR", 0)
+_LEAST_IDLE = 0.1  # seconds, whatever a server says
 _MOST_RETIRED = 3  # pools that are not used any more
 _END_SECONDS = 1.0  # for the end of a stream whose answer was read
 # When the system asks whether the other end of a silent stream is still there, how often (s), and when it gives up.
@@ -149,6 +160,43 @@ class _Reply:
             self._response.release()
 
 
+class _Connector(aiohttp.TCPConnector):
+    """A pool that does not hand out a kept connection which the server has closed.
+
+    The loop may not have noticed: it was busy, or the end has only just arrived. What is sent on such a connection was
+    read by nobody, but afterwards that cannot be told from a server that read it and then failed (RFC 9110, 9.2.2). So
+    it is looked at before.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)  # pyright: ignore[reportUnknownMemberType] - of a type of sockets
+        self._used: WeakSet[Any] = WeakSet()  # those that were handed out before
+
+    async def connect(self, *args: Any, **kwargs: Any) -> aiohttp.connector.Connection:
+        """Get a connection, kept or new."""
+        while True:
+            connection = await super().connect(*args, **kwargs)
+            protocol = connection.protocol
+            if protocol not in self._used:
+                self._used.add(protocol)
+                return connection
+            if not _is_over(protocol):
+                return connection
+            connection.close()
+
+
+def _is_over(protocol: Any) -> bool:
+    """Return whether a kept connection has ended, or has bytes of an answer that nobody asked for."""
+    if protocol.should_close:
+        return True
+    end = protocol.transport.get_extra_info("socket")
+    if end is None or not hasattr(select, "poll"):
+        return False
+    poll = select.poll()
+    poll.register(end.fileno(), _HUNG_UP)
+    return bool(poll.poll(0))
+
+
 class AiohttpWire:
     """Exchanges over the network. Connections are kept and used again."""
 
@@ -170,6 +218,7 @@ class AiohttpWire:
         self._closings: set[asyncio.Task[None]] = set()  # of pools
         self._found: dict[tuple[str, ...], Proxy | None] = {}  # in the environment, by the origin
         self._was_reached = False  # once: how a failure is explained depends on it
+        self._idle_seconds = limits.idle_seconds  # how long connections are kept; less where the server says so
 
     async def open(self) -> None:
         """Make the pool; connections come with the requests."""
@@ -178,9 +227,7 @@ class AiohttpWire:
 
     def _pool(self, cookies: AbstractCookieJar) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=_MOST_CONNECTIONS, keepalive_timeout=_IDLE_SECONDS, ssl=self._tls or True
-            ),
+            connector=_Connector(limit=_MOST_CONNECTIONS, keepalive_timeout=self._idle_seconds, ssl=self._tls or True),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._limits.connect_seconds),
             cookie_jar=cookies,
         )
@@ -227,15 +274,28 @@ class AiohttpWire:
             if session.closed:  # by us
                 raise _was_closed(url) from None
             seconds = self._limits.connect_seconds
-            raise ConnectionFailed(
+            failure = ConnectionFailed(
                 why_unreached(url, error, proxy=proxy, connect_seconds=seconds, was_reached=self._was_reached)
-            ) from None
+            )
+            failure.is_unanswered = is_unanswered(error)
+            raise failure from None
         if proxy is not None and response.status == PROXY_REFUSES:
             response.release()
             refusal = proxy_refusal(response.status, response.headers, proxy)
             raise ConnectionFailed(f"{place(url)} cannot be reached: {refusal}.")
         self._was_reached = True
+        if (kept := response.headers.get("Keep-Alive")) is not None:
+            self._obey(kept)
         return _Reply(response, place(url), self._ends)
+
+    def _obey(self, kept: str) -> None:
+        """Keep connections for less time than the server does, so that neither closes one that the other uses."""
+        said = _KEPT_FOR.search(kept)
+        if said is not None:
+            seconds = max(int(said[1]) - 1.0, int(said[1]) / 2, _LEAST_IDLE)
+            if seconds < self._idle_seconds:
+                self._idle_seconds = seconds
+                self.renew()
 
     async def _find_proxy(self, url: str) -> Proxy | None:
         """The proxy of the environment, looked up once for an origin: some systems take their time."""
@@ -255,6 +315,9 @@ class AiohttpWire:
             self._close_pool(self._retired.pop())
         if under_way := self._ends | self._closings:
             await asyncio.wait(under_way)
+
+
+_KEPT_FOR = re.compile(r"(?i)\btimeout\s*=\s*([0-9]{1,9})\b")  # RFC 2068, 19.7.1
 
 
 def _was_closed(url: str) -> ConnectionFailed:
