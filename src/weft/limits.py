@@ -84,7 +84,7 @@ class ClientLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     # How long things may take, in seconds.
     connect_seconds: float = 10.0  # a connection, TLS included
-    probe_seconds: float = 5.0  # the first question to a server that may know nothing of it
+    probe_seconds: float = 5.0  # the first question to a program that may know nothing of it; not over HTTP
     request_seconds: float = 60.0  # one request; progress starts it anew
     total_seconds: float = 600.0  # one request, whatever progress there is
     ask_seconds: float = 600.0  # a question of the server, answered by your function

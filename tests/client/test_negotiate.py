@@ -90,7 +90,6 @@ async def test_a_server_that_answers_the_first_question_speaks_the_stateless_era
         refusing(400, -32602),
         refusing(200, -32000, {"why": "no session"}),
         lambda exchange: exchange.result({}),
-        silent,
     ],
     ids=lambda _: "",
 )
@@ -181,15 +180,27 @@ async def test_a_server_that_hangs_after_the_first_question_is_not_waited_for() 
         assert url in str(caught.value)
 
 
-async def test_a_server_that_was_only_slow_is_asked_again_once_it_refuses_the_handshake() -> None:
+@pytest.mark.spec("COMPAT-08", "COMPAT-12")
+async def test_a_slow_server_is_waited_for() -> None:
+    """Only over stdio does silence mean that a server does not know the question."""
+
     async def slow(exchange: Exchange) -> None:
-        await asyncio.sleep(2)
+        await asyncio.sleep(1.5)
         await exchange.result(DISCOVERED)
 
-    server = Server(slow, refusing(400, -32020))
-    async with http_server(server) as url, Client(url, limits=QUICK) as client:
+    server = Server(slow, legacy)
+    async with http_server(server) as url, Client(url, limits=ClientLimits(probe_seconds=0.5)) as client:
         assert client.era == "stateless"
-    assert server.asked == ["server/discover", "initialize", "server/discover"]
+    assert server.asked == ["server/discover"]
+
+
+async def test_a_server_that_stays_silent_is_not_asked_in_another_era() -> None:
+    server = Server(silent, legacy)
+    async with http_server(server) as url:
+        limits = ClientLimits(probe_seconds=0.2, request_seconds=0.5)
+        with pytest.raises(RequestTimeout, match=r"server/discover within 0\.5 s.*mode='session'"):
+            await Client(url, limits=limits).connect()
+    assert server.asked == ["server/discover"]
 
 
 async def test_sentences_among_what_was_tried_end_once() -> None:
@@ -334,14 +345,13 @@ async def test_what_was_found_out_is_remembered_and_found_out_anew_when_it_is_no
 @pytest.mark.parametrize(
     "probe",
     [
-        silent,
         answering(500, b"oops"),
         answering(200, b"<html>Welcome</html>"),
         refusing(400, -32602),
         refusing(200, -32603),
         lambda exchange: exchange.result({}),
     ],
-    ids=["silence", "500", "no message", "-32602", "-32603", "no welcome"],
+    ids=["500", "no message", "-32602", "-32603", "no welcome"],
 )
 async def test_what_need_not_be_about_the_era_is_not_remembered(probe: Any) -> None:
     server = Server(probe, legacy)

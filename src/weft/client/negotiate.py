@@ -8,8 +8,9 @@ first revision, where the client has one to offer.
 
 What was found out is remembered per URL in this process: it is tried first the next time, and found out anew when it
 does not hold any more. What a client was told to speak is no finding, and is not remembered. Nor is what followed over
-HTTP upon an answer that need not be about the era: silence, a failure of the server, params that it does not like. A
-server that has no time to look says nothing at all: it is asked once more, and then it is an error.
+HTTP upon an answer that need not be about the era: a failure of the server, params that it does not like. A server
+that has no time to look says nothing at all: it is asked once more, and then it is an error. Silence is a refusal over
+pipes, where programs may leave out what they do not know; over HTTP it is waited for, as for any request.
 """
 
 from __future__ import annotations
@@ -223,10 +224,14 @@ class Negotiator:
         return await self._greet(era, may_be_silent=may_be_silent, is_again=True)
 
     async def _greet_once(self, era: ClientEra, *, may_be_silent: bool) -> Welcome | _Refusal:
-        """Silence counts as a refusal where another era is still to be tried (COMPAT-08)."""
+        """Silence counts as a refusal where another era is still to be tried, but over a pipe alone (COMPAT-08).
+
+        Over HTTP a server that knows nothing of a method says so; one that says nothing yet is slow.
+        """
         link, limits = self._link, self._limits
         link.era = era
         method, params = era.greeting(self._info, self._capabilities())
+        may_be_silent = may_be_silent and not link.transport.stream_per_request
         seconds = limits.probe_seconds if may_be_silent else limits.request_seconds
         try:
             answer = await self._ask(method, params, seconds=seconds, is_greeting=True)
@@ -236,17 +241,25 @@ class Negotiator:
         except RemoteError as error:
             return self._judged(era, method, error, None)
         except RequestTimeout as error:
+            if link.transport.stream_per_request:
+                raise self._unanswered(era, error) from None
             self._tried.append(f"{method}: no answer within {seconds:g} s")
             return _Refusal(error, is_silence=True, is_doubtful=True)
         except InvalidAnswer as error:
             self._tried.append(f"{method}: {error}")
             return _Refusal(error, is_doubtful=True)
         except ConnectionFailed as error:
-            if link.transport.stream_per_request or not may_be_silent or not getattr(link.transport, "has_read", True):
+            if not may_be_silent or not getattr(link.transport, "has_read", True):
                 raise  # one that ended before it read the greeting would end again
             self._tried.append(f"{method}: {error}")
             await link.reopen()  # the greeting was too much for it
             return _Refusal(error)
+
+    def _unanswered(self, era: ClientEra, error: RequestTimeout) -> RequestTimeout:
+        others = [f"mode={other.name!r}" for other in self._eras if other.name != era.name]
+        if not others:
+            return error
+        return RequestTimeout(f"{error} If the server is known to speak the other era alone, give {others[0]}.")
 
     async def _welcomed(self, era: ClientEra, answer: Answer) -> Welcome | _Refusal:
         welcome = era.read_welcome(answer.result)
