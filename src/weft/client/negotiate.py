@@ -242,7 +242,7 @@ class Negotiator:
             return self._judged(era, method, error, None)
         except RequestTimeout as error:
             if link.transport.stream_per_request:
-                raise self._unanswered(era, error) from None
+                raise self._unanswered(error) from None
             self._tried.append(f"{method}: no answer within {seconds:g} s")
             return _Refusal(error, is_silence=True, is_doubtful=True)
         except InvalidAnswer as error:
@@ -255,11 +255,12 @@ class Negotiator:
             await link.reopen()  # the greeting was too much for it
             return _Refusal(error)
 
-    def _unanswered(self, era: ClientEra, error: RequestTimeout) -> RequestTimeout:
-        others = [f"mode={other.name!r}" for other in self._eras if other.name != era.name]
-        if not others:
+    def _unanswered(self, error: RequestTimeout) -> RequestTimeout:
+        """Return a timeout of a greeting, with what to do if the server answers in one era alone."""
+        if len(self._eras) == 1:
             return error
-        return RequestTimeout(f"{error} If the server is known to speak the other era alone, give {others[0]}.")
+        modes = " or ".join(f"mode={era.name!r}" for era in self._eras)
+        return RequestTimeout(f"{error} If it answers in one era alone, name that: {modes}.")
 
     async def _welcomed(self, era: ClientEra, answer: Answer) -> Welcome | _Refusal:
         welcome = era.read_welcome(answer.result)
