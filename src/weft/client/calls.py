@@ -17,6 +17,7 @@ from typing import Any
 
 from weft.client.functions import settled
 from weft.client.mistakes import check_function, other_loop
+from weft.errors import WeftError
 from weft.types.base import RequestId
 
 __all__ = ["Attempts", "Clock", "Clocks", "Courier", "Pulse", "courier", "pause"]
@@ -101,7 +102,18 @@ class Clock:
     that waits for the request is cancelled; `has_run_out` then tells it why.
     """
 
-    __slots__ = ("_cancelling", "_clocks", "_end", "_holds", "_is_over", "_task", "courier", "deadline", "seconds")
+    __slots__ = (
+        "_cancelling",
+        "_clocks",
+        "_end",
+        "_holds",
+        "_is_over",
+        "_task",
+        "courier",
+        "deadline",
+        "failure",
+        "seconds",
+    )
 
     def __init__(
         self, clocks: Clocks, task: asyncio.Task[Any], now: float, seconds: float, most: float, courier: Courier | None
@@ -115,6 +127,7 @@ class Clock:
         self._is_over = False
         self.deadline = now + min(seconds, most)
         self.courier = courier  # of progress
+        self.failure: WeftError | None = None  # why its request is given up before its time
 
     def wind(self) -> None:
         """There was progress."""
@@ -142,6 +155,12 @@ class Clock:
         if not self._is_over:
             self._is_over = True
             self._task.cancel()
+
+    def fail(self, failure: WeftError) -> None:
+        """Give up the request: no answer can come any more."""
+        if not self._is_over:
+            self.failure = failure
+            self.ring()
 
     def has_run_out(self) -> bool:
         """Whether a cancellation that has just come is the clock's own, and no one else's as well."""

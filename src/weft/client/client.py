@@ -24,7 +24,7 @@ from weft.client.dial import Dialled, HttpOptions, dial
 from weft.client.duties import Duties, FormFunction, LogFunction, RootsFunction, SampleFunction, UrlFunction
 from weft.client.exchange import Exchange, Options, with_rounds
 from weft.client.lifetime import Lifetime, closed
-from weft.client.link import Link, ProgressCallback
+from weft.client.link import Link, ProgressCallback, code_and_data
 from weft.client.mistakes import check_limits, check_texts, plainly, read_level, resource_missing
 from weft.client.negotiate import Memory, Negotiator, eras_for, explained
 from weft.client.paging import Pages
@@ -474,8 +474,16 @@ class Client:
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
         """Any notification."""
+        link = self._connected()
+        era, generation = link.era, link.generation
         try:
-            await self._connected().notify(method, params)
+            try:
+                await link.notify(method, params)
+            except Refused as refused:
+                if not era.is_over(refused.status, *code_and_data(refused)):
+                    raise
+                await self._renew(link, generation)
+                await link.notify(method, params)
         except Refused as refused:
             raise explained(refused) from None
 

@@ -17,9 +17,9 @@ import msgspec
 from weft.client.cache import CACHEABLE, CacheView
 from weft.client.duties import options_for
 from weft.client.errands import Errands
-from weft.client.link import Duties, Link, ProgressCallback
+from weft.client.link import Duties, Link, ProgressCallback, code_and_data
 from weft.client.mistakes import plainly
-from weft.client.negotiate import code_and_data, explained
+from weft.client.negotiate import explained, session_gone
 from weft.client.results import InputNeeded
 from weft.client.transports.base import NO_HEADERS, Answer, Refused
 from weft.errors import (
@@ -165,15 +165,15 @@ class Exchange:
                     raise failure from None
                 finally:
                     del failure  # else it and this frame hold each other, and the whole answer with them
-            was_seen = isinstance(error, Refused) and error.was_seen
+            refused = error
         except ConnectionFailed as error:
             if method not in _REPEATABLE or not link.transport.stream_per_request:
                 raise
             log.debug("%s is asked again: %s", method, error)
             return await self._again(method, params, options)
         await self._renew(generation)
-        if was_seen and method not in _REPEATABLE:
-            raise ConnectionFailed(f"{failure} The session is gone; whether {method} was done is not known.")
+        if isinstance(refused, Refused) and refused.was_seen and method not in _REPEATABLE:
+            raise session_gone(refused, method)
         return await self._again(method, params, options)
 
     async def _again(self, method: str, params: Mapping[str, Any], options: Options) -> bytes:

@@ -37,7 +37,7 @@ from weft.types.base import Implementation, LogLevel, RequestId
 from weft.types.capabilities import ClientCapabilities
 from weft.types.lifecycle import CancelledParams, ProgressParams
 
-__all__ = ["Duties", "Link", "ProgressCallback", "remote_error"]
+__all__ = ["Duties", "Link", "ProgressCallback", "code_and_data", "remote_error"]
 
 log = logging.getLogger("weft.client")
 
@@ -76,6 +76,18 @@ def remote_error(frame: Frame) -> RemoteError:
     except msgspec.DecodeError:
         raise InvalidAnswer("The server answered with an error that cannot be read.") from None
     return RemoteError(error.code, error.message, error.data)
+
+
+def code_and_data(error: Refused | RemoteError) -> tuple[int | None, Any]:
+    """The code and data of an error as it came, however it came; nothing where it was no JSON-RPC error."""
+    if isinstance(error, Refused):
+        if error.frame is None:
+            return None, None
+        try:
+            error = remote_error(error.frame)
+        except InvalidAnswer:
+            return None, None
+    return error.code, error.data
 
 
 class Link:
@@ -232,6 +244,8 @@ class Link:
                 await courier.stop()
             if not is_late:
                 raise
+            if clock.failure is not None:
+                raise clock.failure from None
             raise RequestTimeout(self._timed_out(method, clock)) from None
         finally:
             self._clocks.stop(request_id)
@@ -275,11 +289,20 @@ class Link:
             self.spawn(self._tell_cancelled({"requestId": request_id, "reason": reason}))
 
     async def _tell_cancelled(self, params: Mapping[str, Any]) -> None:
+        era, generation = self.era, self.generation
         try:
             async with asyncio.timeout(self._limits.close_seconds):
                 await self.notify("notifications/cancelled", params)
         except (WeftError, TimeoutError) as error:
             log.debug("notifications/cancelled could not be sent: %s", error)
+            self._note_end(error, era, generation)
+
+    def _note_end(self, error: Exception, era: ClientEra, generation: int) -> bool:
+        """Agree with the server again, if it refused something because the agreement that it was sent in is over."""
+        is_over = isinstance(error, Refused) and era.is_over(error.status, *code_and_data(error))
+        if is_over:
+            self.spawn(self.on_over(generation))
+        return is_over
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
         """Send a notification; RequestTimeout when the server does not take it."""
@@ -412,6 +435,7 @@ class Link:
             task.add_done_callback(lambda _: self._asks.pop(request_id, None))
 
     async def _answer(self, request_id: RequestId, method: str, params: bytes, origin: RequestId | None) -> None:
+        era, generation = self.era, self.generation  # in which it is asked: there may be others when it is answered
         try:
             result: Any = {} if method == "ping" else await self._perform(method, params, origin)
             message = encode_result(request_id, result)
@@ -424,9 +448,27 @@ class Link:
             message = encode_error(request_id, InternalError.code, "Internal error")
         try:
             async with asyncio.timeout(self._limits.request_seconds):
-                await self.transport.send(message, self.era.headers())
+                await self.transport.send(message, era.headers())
         except (WeftError, TimeoutError) as error:
             log.warning("The answer to a %s could not be sent: %s", method, error)
+            is_over = self._note_end(error, era, generation)
+            if method == "ping":
+                return
+            clocks = self._clocks.all() if (own := self._clocks.get(origin)) is None else [own]
+            if is_over or len(clocks) == 1:  # else it is not known which of them asked
+                for clock in clocks:
+                    clock.fail(self._undelivered(method, error))
+
+    def _undelivered(self, method: str, error: WeftError | TimeoutError) -> WeftError:
+        """Return why a request is given up: the server asked something for it, and did not take the answer."""
+        if isinstance(error, Refused):
+            refused = Refused(error.where, error.status, error.headers, error.body)  # each task raises its own
+            refused.was_seen, refused.what = True, f"the answer to its {method}"
+            return refused
+        if isinstance(error, ConnectionFailed | TimeoutError):
+            why = str(error) or f"It was not taken within {self._limits.request_seconds:g} s."
+            return ConnectionFailed(f"The answer to {method} could not be sent to {self.transport.where}. {why}")
+        return error
 
     async def _perform(self, method: str, params: bytes, origin: RequestId | None) -> Any:
         async with self._gate, asyncio.timeout(self._limits.ask_seconds):

@@ -44,7 +44,7 @@ from weft.protocol.logs import printable
 from weft.types.base import Implementation
 from weft.types.capabilities import ClientCapabilities
 
-__all__ = ["Memory", "Negotiator", "code_and_data", "eras_for", "explained", "refusal_sentence"]
+__all__ = ["Memory", "Negotiator", "eras_for", "explained", "refusal_sentence", "session_gone"]
 
 _ERAS: Mapping[str, ClientEra] = {era.name: era for era in (StatelessClient(), SessionClient())}
 _MOST_GREETINGS = 5
@@ -231,6 +231,7 @@ class Negotiator:
         link, limits = self._link, self._limits
         link.era = era
         method, params = era.greeting(self._info, self._capabilities())
+        generation = link.generation
         may_be_silent = may_be_silent and not link.transport.stream_per_request
         seconds = limits.probe_seconds if may_be_silent else limits.request_seconds
         try:
@@ -242,7 +243,7 @@ class Negotiator:
             return self._judged(era, method, error, None)
         except RequestTimeout as error:
             if link.transport.stream_per_request:
-                raise self._unanswered(error) from None
+                raise self._unanswered(error) if link.generation == generation else error from None
             self._tried.append(f"{method}: no answer within {seconds:g} s")
             return _Refusal(error, is_silence=True, is_doubtful=True)
         except InvalidAnswer as error:
@@ -401,7 +402,17 @@ def refusal_sentence(refused: Refused) -> str:
         failed = refused.status >= 500
         remedy = "look into its log, and into that of a proxy before it" if failed else "check the address"
     said = f"({refused.reason})" if refused.reason else _start(refused.body)
-    return f"{refused.where} answered with the HTTP status {refused.status} {said}: {remedy}."
+    did = f"refused {refused.what}" if refused.what else "answered"
+    return f"{refused.where} {did} with the HTTP status {refused.status} {said}: {remedy}."
+
+
+def session_gone(refused: Refused, method: str) -> ConnectionFailed:
+    """Return what is said where a session ended in the middle of a request."""
+    refusal = f"HTTP {refused.status} to {refused.what or 'the rest of its answer'}"
+    return ConnectionFailed(
+        f"{refused.where} does not know the session any more ({refusal}): it was restarted, or another of its workers "
+        f"was reached. Whether {method} was done is not known. There is a new session: call again if that does no harm."
+    )
 
 
 def explained(error: Refused | RemoteError) -> WeftError:
@@ -410,19 +421,9 @@ def explained(error: Refused | RemoteError) -> WeftError:
         return error
     if error.status == 401 or _is_miswritten(error):
         return AuthorizationFailed(refusal_sentence(error))
+    if error.what or error.frame is None:
+        return ConnectionFailed(refusal_sentence(error))
     try:
-        return ConnectionFailed(refusal_sentence(error)) if error.frame is None else remote_error(error.frame)
+        return remote_error(error.frame)
     except InvalidAnswer as invalid:
         return invalid
-
-
-def code_and_data(error: Any) -> tuple[int | None, Any]:
-    """The code and data of an error as it came, however it came; nothing where it was no JSON-RPC error."""
-    if isinstance(error, Refused):
-        if error.frame is None:
-            return None, None
-        try:
-            error = remote_error(error.frame)
-        except InvalidAnswer:
-            return None, None
-    return (error.code, error.data) if isinstance(error, RemoteError) else (None, None)

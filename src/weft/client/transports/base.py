@@ -64,7 +64,8 @@ class Refused(WeftError):
         self.headers = headers
         self.body = body
         self.frame = error_in(body)
-        self.was_seen = False  # it came while a stream was taken up again: the request itself had been accepted
+        self.was_seen = False  # the request itself had been accepted: something that came later was refused
+        self.what = ""  # that other thing
 
     @property
     def reason(self) -> str:
