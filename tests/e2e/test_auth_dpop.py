@@ -1,6 +1,7 @@
 """Tokens that are bound to a client's key, over a socket, in both eras."""
 
 import time
+import uuid
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +12,12 @@ from jwt.algorithms import ECAlgorithm
 
 from support import Live, encode, headers_for, message, serve
 from support.protected import ERAS, Peer, challenge_of, make_protected, protect
-from support.tokens import METADATA, RESOURCE, bound_to, ec_jwk, ec_key, proof_for, rsa_key, token_for
+from support.tokens import METADATA, RESOURCE, bound_to, ec_jwk, ec_key, proof_for, rsa_jwk, rsa_key, token_for
 from weft.errors import UsageError
 from weft.server.auth import Dpop
 from weft.server.auth import dpop as module
 from weft.server.auth.admission import Admission
+from weft.server.auth.dpop import thumbprint
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +63,6 @@ def with_private_key(good: str) -> str:
     return proof_for(good, head={"jwk": {name: value for name, value in whole.items() if name != "key_ops"}})
 
 
-def unwanted(good: str) -> str:
-    claims = jwt.decode(proof_for(good), options={"verify_signature": False})
-    return jwt.encode(claims, rsa_key("first"), "RS256", headers={"typ": "dpop+jwt", "jwk": {"kty": "RSA"}})
-
-
 def ago(seconds: float) -> int:
     return int(time.time() - seconds)
 
@@ -93,7 +90,6 @@ BAD: dict[str, tuple[Any, str]] = {
     "type": (lambda t: proof_for(t, head={"typ": "JWT"}), "invalid_dpop_proof"),
     "signature": (confused, "invalid_dpop_proof"),
     "private key": (with_private_key, "invalid_dpop_proof"),
-    "algorithm": (unwanted, "invalid_dpop_proof"),
     "other key": (lambda t: proof_for(t, key="other"), "invalid_token"),
 }
 
@@ -109,6 +105,24 @@ def test_a_bad_proof(live: Live, era: str, make: Any, error: str) -> None:
     assert (scheme, told["error"], told["algs"]) == ("DPoP", error, "ES256 EdDSA")
     assert told["resource_metadata"] == METADATA
     assert good not in response.body.decode()
+
+
+def test_a_proof_with_another_algorithm_than_those_taken(live: Live) -> None:
+    """All but the algorithm is right: the key is whole, made for it, the one of the token, and signed with."""
+    public = {name: value for name, value in rsa_jwk().items() if name in ("kty", "n", "e")}
+    bound = token_for("ann", cnf={"jkt": thumbprint(public)})
+    claims = jwt.decode(proof_for(bound), options={"verify_signature": False})
+
+    def proof() -> dict[str, str]:
+        head = {"typ": "dpop+jwt", "jwk": public}
+        return {"DPoP": jwt.encode({**claims, "jti": uuid.uuid4().hex}, rsa_key("first"), "RS256", headers=head)}
+
+    with serve(make_protected(protect(dpop=Dpop(algorithms=["RS256"])))) as other:
+        taken = Peer(other, "stateless", bound, scheme="DPoP").tool("who", proof())
+    assert taken.status == 200
+    refused = Peer(live, "stateless", bound, scheme="DPoP").tool("who", proof())
+    assert (refused.status, challenge_of(refused)[1]["error"]) == (401, "invalid_dpop_proof")
+    assert "signed with ES256 or EdDSA" in challenge_of(refused)[1]["error_description"]
 
 
 @pytest.mark.parametrize("era", ERAS)
@@ -236,10 +250,10 @@ async def test_a_proof_id_that_comes_again_does_not_keep_older_ones_in_memory(mo
     server: Any = SimpleNamespace(backend=SimpleNamespace(store=Forgetful()))
     proofs = module.Proofs(Dpop(window=1), server)
     for name in "abcdef":
-        await proofs._remember("key", name)
+        await proofs.use(module.Proof("key", name))
     clock.now += 3  # all are over
     for name in "deg":
-        await proofs._remember("key", name)
+        await proofs.use(module.Proof("key", name))
     assert len(proofs._seen) == 3
 
 

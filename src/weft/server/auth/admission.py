@@ -1,7 +1,8 @@
 """Admission: whether a request is let in, decided on its raw headers before anything else is read of it.
 
 What a verifier said of a token is remembered under a digest of the token, until it expires: the next request with the
-same token costs one look-up. The token itself is kept nowhere.
+same token costs one look-up. The token itself is kept nowhere. A verifier whose tokens can end before they expire has
+`recheck`, an async function of the `TokenInfo`: it is asked with every request, and raises `TokenRefused`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Awaitable, Callable
 from hashlib import sha256
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_plus
@@ -42,10 +44,13 @@ class Admission:
         self.auth = auth
         self._server = server
         self._proofs = Proofs(auth.dpop, server)
+        self._recheck: Callable[[TokenInfo], Awaitable[None]] | None = getattr(auth.verifier, "recheck", None)
         self._known: dict[bytes, tuple[TokenInfo, float]] = {}  # by digest of scheme and token, until when
 
     def recall(self, authorization: bytes) -> TokenInfo | None:
         """Who bears a token that was let in before and needs nothing besides; None where that is to be found out."""
+        if self._recheck is not None:
+            return None
         known = self._known.get(sha256(authorization).digest())
         return known[0] if known is not None and known[1] > time.time() else None
 
@@ -79,9 +84,11 @@ class Admission:
         if asking.is_dpop:  # no digest: whatever a header says, `recall` finds no token that needs a proof besides
             key = b"DPoP " + key
         known, now = self._known.get(key), time.time()
-        if known is not None and known[1] > now:
-            return known[0]
         try:
+            if known is not None and known[1] > now:
+                if self._recheck is not None:
+                    await self._recheck(known[0])
+                return known[0]
             info = read_info(await self.auth.verifier(token))
             if not hasattr(self.auth.verifier, "bind"):  # those that have it have done so themselves
                 check_claims(info.claims, audiences=self.auth.audiences, leeway=LEEWAY)

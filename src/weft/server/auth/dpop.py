@@ -1,7 +1,8 @@
 """DPoP (RFC 9449): tokens that are good only together with a proof that the client has the key they are bound to.
 
-A proof is a JWT about one request: its method, its URL, its token, when it was made. It is good once, for a minute.
-Which proofs were seen is kept in the Backend's store, which workers share, and counted here, so that it is bounded.
+A proof is a JWT about one request: its method, its URL, its token, when it was made. It is good once, for a minute. At
+the token endpoint there is no token yet: what is issued there is bound to the key of the proof. Which proofs were seen
+is kept in the Backend's store, which workers share, and counted here, so that it is bounded.
 """
 
 from __future__ import annotations
@@ -13,19 +14,17 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
 
+from weft.backends.base import Backend
 from weft.errors import UsageError, WeftError
-from weft.protocol.sealing import StateRefused
+from weft.protocol.sealing import KeyRing, StateRefused
 from weft.server.auth.keys import PRIVATE_MEMBERS, check_algorithms, fits
 from weft.server.auth.verifying import as_time
 from weft.server.context import TokenInfo
 
-if TYPE_CHECKING:
-    from weft.server.app import Server
-
-__all__ = ["Dpop", "ProofRefused", "Proofs", "thumbprint"]
+__all__ = ["Dpop", "Proof", "ProofRefused", "Proofs", "bound_key", "thumbprint"]
 
 _MOST_BYTES = 8 * 1024
 _MOST_ID = 256
@@ -68,10 +67,26 @@ class ProofRefused(WeftError):
         self.nonce = nonce
 
 
+class Proof(NamedTuple):
+    """What a proof that is good says: which key made it, and its id."""
+
+    key: str  # its thumbprint
+    id: str
+
+
+class _Keeper(Protocol):
+    """What proofs need of the server that they are shown to: its store, and the keys of its nonces."""
+
+    @property
+    def backend(self) -> Backend: ...
+    @property
+    def state_keys(self) -> KeyRing: ...
+
+
 class Proofs:
     """Checks proofs, and remembers which were seen."""
 
-    def __init__(self, dpop: Dpop, server: Server) -> None:
+    def __init__(self, dpop: Dpop, server: _Keeper) -> None:
         self._dpop = dpop
         self._server = server
         self._seen: dict[bytes, float] = {}  # until when each is remembered, the oldest first
@@ -80,21 +95,41 @@ class Proofs:
         self, proofs: Sequence[bytes], *, method: str, urls: Sequence[str], token: str, info: TokenInfo
     ) -> None:
         """Refuse a request whose token is not bound to a key, or that has no good proof of that key."""
-        cnf = info.claims.get("cnf")
-        bound = cast("Mapping[str, Any]", cnf).get("jkt") if isinstance(cnf, Mapping) else None
-        if not isinstance(bound, str):
+        bound = bound_key(info.claims)
+        if bound is None:
             raise ProofRefused("The token is not bound to a key: send it as Bearer.", error="invalid_token")
+        proof = self.read(proofs, method=method, urls=urls, token=token, bound=bound)
+        await self.use(proof)
+
+    def read(
+        self,
+        proofs: Sequence[bytes],
+        *,
+        method: str,
+        urls: Sequence[str],
+        token: str | None = None,
+        bound: str | None = None,
+    ) -> Proof:
+        """Read the one proof of a request; `ProofRefused` where it is not good. It is not used up yet.
+
+        With a `token`, the proof must be about that token, and made with the key that it is `bound` to.
+        """
         if len(proofs) != 1 or len(proofs[0]) > _MOST_BYTES:
-            raise ProofRefused("A token that is bound to a key needs exactly one proof, in the DPoP header.")
-        jwk, claims = self._read(proofs[0].decode("latin-1"))
-        if not hmac.compare_digest(thumbprint(jwk).encode(), bound.encode()):
+            raise ProofRefused("What is bound to a key needs exactly one proof, in the DPoP header.")
+        jwk, claims = self._read(proofs[0].decode("latin-1"), needs_token=token is not None)
+        key = thumbprint(jwk)
+        if bound is not None and not hmac.compare_digest(key.encode(), bound.encode()):
             raise ProofRefused("The proof is made with another key than the token's.", error="invalid_token")
-        self._check_claims(claims, method, urls, token)
+        self._check_claims(claims, method, urls)
+        if token is not None:
+            digest = base64.urlsafe_b64encode(hashlib.sha256(token.encode()).digest()).rstrip(b"=")
+            if not hmac.compare_digest(str(claims["ath"]).encode(errors="replace"), digest):
+                raise ProofRefused("The proof is for another token.")
         if self._dpop.nonces:
             self._check_nonce(claims.get("nonce"))
-        await self._remember(bound, claims["jti"])
+        return Proof(key, claims["jti"])
 
-    def _read(self, proof: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    def _read(self, proof: str, *, needs_token: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         """The key and the claims of a proof that is signed with that key."""
         import jwt
 
@@ -110,27 +145,25 @@ class Proofs:
             ):
                 raise ProofRefused("The proof must carry the public key that it is signed with.")
             key = jwt.PyJWK(cast("dict[str, Any]", jwk), algorithm)
+            required = ["jti", "htm", "htu", "iat", *(["ath"] if needs_token else [])]
             claims = jwt.decode(
                 proof,
                 key,
                 algorithms=[algorithm],
-                options={"require": ["jti", "htm", "htu", "iat", "ath"], "verify_iat": False, "verify_aud": False},
+                options={"require": required, "verify_iat": False, "verify_aud": False},
             )
         except (jwt.PyJWTError, ValueError, TypeError, ArithmeticError, RecursionError):  # older releases of PyJWT
             raise ProofRefused("The proof cannot be read, or is not signed with the key that it carries.") from None
         return cast("dict[str, Any]", jwk), claims
 
-    def _check_claims(self, claims: Mapping[str, Any], method: str, urls: Sequence[str], token: str) -> None:
+    def _check_claims(self, claims: Mapping[str, Any], method: str, urls: Sequence[str]) -> None:
         jti, htu = claims["jti"], claims["htu"]
         if not isinstance(jti, str) or not 0 < len(jti) <= _MOST_ID:
-            raise ProofRefused("The `jti` of the proof must be a text of 1 to 256 characters.")
+            raise ProofRefused(f"The `jti` of the proof must be a text of 1 to {_MOST_ID} characters.")
         if claims["htm"] != method:
             raise ProofRefused("The proof is for another method.")
         if not isinstance(htu, str) or _plain(htu) not in {_plain(url) for url in urls}:
             raise ProofRefused("The proof is for another URL.")
-        digest = base64.urlsafe_b64encode(hashlib.sha256(token.encode()).digest()).rstrip(b"=")
-        if not hmac.compare_digest(str(claims["ath"]).encode(errors="replace"), digest):
-            raise ProofRefused("The proof is for another token.")
         made = as_time(claims["iat"])
         if made is None or abs(time.time() - made) > self._dpop.window:
             raise ProofRefused(f"The proof must be made within {self._dpop.window:g} s of its use. Check the clock.")
@@ -144,12 +177,12 @@ class Proofs:
             text = "The proof must repeat the nonce of the DPoP-Nonce header."
             raise ProofRefused(text, error="use_dpop_nonce", nonce=fresh) from None
 
-    async def _remember(self, key: str, jti: str) -> None:
-        """A proof is good once, on all workers together."""
+    async def use(self, proof: Proof) -> None:
+        """Use a proof up, on all workers together; `ProofRefused` if that was done before."""
         now, keep = time.monotonic(), 2 * self._dpop.window  # as early as it may be made, as late as it may come
         for old in [mark for mark, until in islice(self._seen.items(), 2) if until <= now]:
             del self._seen[old]
-        mark = hashlib.sha256(f"{key} {jti}".encode(errors="surrogatepass")).digest()
+        mark = hashlib.sha256(f"{proof.key} {proof.id}".encode(errors="surrogatepass")).digest()
         if len(self._seen) >= _MOST_SEEN:
             raise ProofRefused("Too many proofs are being used at the moment. Try again in a minute.")
         known = self._seen.get(mark, 0.0) > now
@@ -157,6 +190,13 @@ class Proofs:
             raise ProofRefused("The proof was used before: make a new one for each request.")
         self._seen.pop(mark, None)  # an id may come again when its time is over: it is among the newest then
         self._seen[mark] = now + keep
+
+
+def bound_key(claims: Mapping[str, Any]) -> str | None:
+    """The thumbprint of the key that a token is bound to; None if to none, or to what cannot be read."""
+    cnf = claims.get("cnf")
+    bound = cast("Mapping[str, Any]", cnf).get("jkt") if isinstance(cnf, Mapping) else None
+    return bound if isinstance(bound, str) else None
 
 
 def thumbprint(jwk: Mapping[str, Any]) -> str:

@@ -14,24 +14,30 @@ from weft.protocol.headers import HeaderFault, read
 from weft.protocol.hosts import HostPolicy, is_loopback, refusal
 from weft.protocol.sealing import KeyRing
 from weft.server.auth.authorization.assertions import Assertions, TrustedIssuer
+from weft.server.auth.authorization.authenticating import Authenticating
 from weft.server.auth.authorization.authorizing import Authorizing
 from weft.server.auth.authorization.clients import CLIENT_CREDENTIALS, JWT_BEARER, Clients, RegisteredClient
 from weft.server.auth.authorization.grants import Grants
-from weft.server.auth.authorization.signing import Signer
+from weft.server.auth.authorization.introspecting import Introspecting
+from weft.server.auth.authorization.signing import IssuedTokens, Signer
 from weft.server.auth.authorization.tokening import Tokening
 from weft.server.auth.authorization.users import Login, Users
 from weft.server.auth.authorization.web import Answer, OAuthError, Request, json_answer
-from weft.server.auth.jwt_verifier import JwtVerifier
+from weft.server.auth.dpop import Dpop
 from weft.server.auth.keys import DEFAULT_ALGORITHMS
 from weft.server.auth.scopes import check_scopes
 from weft.server.auth.urls import check_url, origin_of, same_url, spell
+from weft.server.auth.verifying import LEEWAY
 from weft.server.faults import report
 from weft.server.transports.asgi import Receive, Scope, Send
+from weft.server.transports.forwarded import TrustedProxies
 
 __all__ = ["AuthorizationServer"]
 
 _Endpoint = Callable[[Request], Awaitable[Answer]]
 _T = TypeVar("_T")
+
+_MOST_GRACE_SECONDS = 60.0
 
 
 class AuthorizationServer:
@@ -54,6 +60,10 @@ class AuthorizationServer:
         backend: Where codes, refresh tokens and registrations are kept; a memory of this process's own if not said.
         access_seconds: How long an access token is good.
         refresh_seconds: How long a refresh token is good that nobody uses.
+        grace_seconds: How long a refresh token that was used gives the same answer again, because the first may have
+            been lost. After that a second use ends all tokens of the login.
+        dpop: How tokens are bound to a client's key; they are where the client sends a proof. `required` issues no
+            others.
     """
 
     def __init__(
@@ -71,6 +81,8 @@ class AuthorizationServer:
         backend: Backend | None = None,
         access_seconds: float = 600.0,
         refresh_seconds: float = 30 * 86_400.0,
+        grace_seconds: float = 30.0,
+        dpop: Dpop | None = None,
     ) -> None:
         parts = check_url(issuer, "issuer")
         if parts.query or issuer.endswith("/"):
@@ -81,24 +93,36 @@ class AuthorizationServer:
             check_url(resource, "An entry of resources")
         if not 1 <= access_seconds <= 3600:
             raise UsageError(
-                "access_seconds= is 1 to 3600: an access token cannot be taken back, so it is short-lived."
+                "access_seconds= is 1 to 3600: other servers cannot be told that a token was taken back, so it is "
+                "short-lived."
+            )
+        if not 0 <= grace_seconds <= _MOST_GRACE_SECONDS:
+            raise UsageError(
+                f"grace_seconds= is 0 to {_MOST_GRACE_SECONDS:g}: as long as a client may take to ask again."
             )
         _check_list("clients", clients, RegisteredClient, lambda client: client.client_id)
         _check_list("trusted_issuers", trusted_issuers, TrustedIssuer, lambda trusted: trusted.issuer)
-        store = (backend or MemoryBackend()).store
+        self.backend: Backend = backend or MemoryBackend()
+        store = self.backend.store
         self.issuer = issuer
         self.origin = origin_of(issuer)
         self.resources = tuple(map(spell, resources))  # as a `ResourceServer` spells the audience of its tokens
         self.scopes = check_scopes(scopes, "AuthorizationServer")
         self.access_seconds = access_seconds
+        self.dpop = dpop or Dpop()
         self.users = Users(users, store)
         self.has_users = users is not None
-        ring = KeyRing.ephemeral() if key is None else KeyRing([hashlib.sha256(b"consent" + key.encode()).digest()])
-        self.grants = Grants(store, ring, refresh_seconds)
+        self.state_keys = (
+            KeyRing.ephemeral() if key is None else KeyRing([hashlib.sha256(b"consent" + key.encode()).digest()])
+        )
+        self.grants = Grants(
+            store, self.state_keys, refresh_seconds, grace_seconds=grace_seconds, access_seconds=access_seconds
+        )
         self.clients = Clients(store, clients, documents=documents, local=is_loopback(parts.hostname or ""))
         self.assertions = Assertions(store, issuer)
         self.trusted_issuers = {trusted.issuer: trusted for trusted in trusted_issuers}
         _check_clients(clients, self.scopes, users, trusted_issuers)
+        _check_introspects(clients, self)
         self.signer = Signer(key)
         self._registration = registration
         self._documents = documents
@@ -108,9 +132,12 @@ class AuthorizationServer:
     def __repr__(self) -> str:
         return f"<AuthorizationServer {self.issuer!r}>"
 
-    def verifier(self) -> JwtVerifier:
-        """A verifier of the tokens that are issued here, for a `ResourceServer` in the same process."""
-        return JwtVerifier(keys=self.signer.jwks, issuer=self.issuer, algorithms=["ES256"])
+    def verifier(self, *, leeway: float = LEEWAY) -> IssuedTokens:
+        """A verifier of the tokens that are issued here, for a `ResourceServer` in the same process.
+
+        It knows when a login was ended before its tokens have expired, on all workers that share the `backend`.
+        """
+        return IssuedTokens(self.signer, self.grants, self.issuer, leeway)
 
     @property
     def grant_types(self) -> tuple[str, ...]:
@@ -142,6 +169,11 @@ class AuthorizationServer:
             *(["private_key_jwt"] if any(client.keys for client in known) else []),  # XAUTH-03
         ]
 
+    @property
+    def introspects(self) -> bool:
+        """Whether there is a resource server that may ask about tokens."""
+        return any(client.introspects for client in self.clients.known)
+
     def metadata(self) -> dict[str, Any]:
         """What clients find out about it (RFC 8414, OpenID Connect Discovery)."""
         document: dict[str, Any] = {
@@ -158,7 +190,13 @@ class AuthorizationServer:
             "client_id_metadata_document_supported": self._documents and self.has_users,
             "subject_types_supported": ["public"],
             "id_token_signing_alg_values_supported": ["ES256"],
+            "dpop_signing_alg_values_supported": self.dpop.algorithms,  # RFC 9449, 5.1
         }
+        if self.introspects:  # RFC 8414, 2
+            document["introspection_endpoint"] = f"{self.issuer}/introspect"
+            document["introspection_endpoint_auth_methods_supported"] = [
+                method for method in self._auth_methods if method != "none"
+            ]
         if self._registration:
             document["registration_endpoint"] = f"{self.issuer}/register"
         if self.scopes:
@@ -198,9 +236,13 @@ class AuthorizationServer:
             return None
         return next((resource for resource in self.resources if same_url(resource, named)), None)
 
-    def asgi(self, *, allowed_hosts: Sequence[str] | None = None) -> _App:
-        """An ASGI app, to run under any ASGI server. It serves the issuer's host and this machine, or those named."""
-        return _App(self, registration=self._registration, allowed_hosts=allowed_hosts)
+    def asgi(self, *, allowed_hosts: Sequence[str] | None = None, trusted_proxies: Sequence[str] = ()) -> _App:
+        """An ASGI app, to run under any ASGI server. It serves the issuer's host and this machine, or those named.
+
+        Registrations and wrong passwords are counted by address. Of requests that come from one of `trusted_proxies`
+        (addresses or networks), that is the address that the proxy names.
+        """
+        return _App(self, registration=self._registration, allowed_hosts=allowed_hosts, trusted_proxies=trusted_proxies)
 
 
 def _check_clients(
@@ -221,6 +263,18 @@ def _check_clients(
         is_program = CLIENT_CREDENTIALS in client.grant_types or client.client_id in workloads
         if is_program and isinstance(users, Mapping) and client.client_id in users:
             raise UsageError(f"{client.client_id!r} is a program and a user: tokens could not tell them apart.")
+
+
+def _check_introspects(clients: Sequence[RegisteredClient], server: AuthorizationServer) -> None:
+    """UsageError where a client asks about the tokens of a resource that is not served."""
+    for client in clients:
+        if isinstance(client.introspects, str):
+            raise UsageError(f"introspects= is a tuple of URLs; write introspects=({client.introspects!r},).")
+        for url in client.introspects:
+            if server.find_resource(url) is None:
+                raise UsageError(
+                    f"The client {client.client_id!r} has introspects=({url!r},): name that resource in resources= too."
+                )
 
 
 def _check_vouching(clients: Sequence[RegisteredClient], workloads: set[str], *, has_providers: bool) -> None:
@@ -248,10 +302,18 @@ def _check_list(option: str, given: object, kind: type[_T], name_of: Callable[[_
 class _App:
     """Finds the endpoint of a request, after a look at where it comes from."""
 
-    def __init__(self, server: AuthorizationServer, *, registration: bool, allowed_hosts: Sequence[str] | None) -> None:
+    def __init__(
+        self,
+        server: AuthorizationServer,
+        *,
+        registration: bool,
+        allowed_hosts: Sequence[str] | None,
+        trusted_proxies: Sequence[str],
+    ) -> None:
         parts = urlsplit(server.issuer)
         base, metadata = parts.path, server.metadata()
-        authorizing, tokening = Authorizing(server, f"{base}/authorize"), Tokening(server)
+        authenticating = Authenticating(server.clients, server.assertions)
+        authorizing, tokening = Authorizing(server, f"{base}/authorize"), Tokening(server, authenticating)
 
         async def describe(_: Request) -> Answer:
             return json_answer(metadata)
@@ -260,7 +322,7 @@ class _App:
             return json_answer(server.signer.jwks)
 
         async def register(request: Request) -> Answer:
-            return json_answer(await server.clients.register(await request.json()), 201)
+            return json_answer(await server.clients.register(await request.json(), request.address), 201)
 
         self._routes: dict[str, dict[str, _Endpoint]] = {
             f"/.well-known/oauth-authorization-server{base}": {"GET": describe, "HEAD": describe},
@@ -272,6 +334,9 @@ class _App:
         }
         if registration:
             self._routes[f"{base}/register"] = {"POST": register}
+        if server.introspects:
+            self._routes[f"{base}/introspect"] = {"POST": Introspecting(server, authenticating).answer}
+        self._proxies = TrustedProxies(trusted_proxies) if trusted_proxies else None
         self._policy = HostPolicy(allowed_hosts, None, parts.hostname)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -290,6 +355,8 @@ class _App:
             host = headers.known.get(b"host")
             if not self._policy.host_ok(host):
                 raise OAuthError("invalid_request", refusal("host", host), status=421)
+            if self._proxies is not None:
+                self._proxies.resolve(scope, headers)
             endpoints = self._routes.get(scope["path"])
             if endpoints is None:
                 raise OAuthError("invalid_request", "There is nothing at this path.", status=404)

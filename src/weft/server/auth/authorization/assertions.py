@@ -18,9 +18,8 @@ import msgspec
 
 from weft.backends.base import Store
 from weft.errors import UsageError
-from weft.server.auth.authorization.clients import digest
 from weft.server.auth.authorization.users import ask_function
-from weft.server.auth.authorization.web import OAuthError
+from weft.server.auth.authorization.web import OAuthError, digest
 from weft.server.auth.keys import DEFAULT_ALGORITHMS, KeySet, KeysGiven, check_algorithms, make_key_set
 from weft.server.auth.signed import read_signed
 from weft.server.auth.verifying import LEEWAY, TokenRefused, VerifierFailed, is_async

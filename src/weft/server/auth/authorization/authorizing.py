@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Authorizing"]
 
-_32_BYTES = re.compile(r"[A-Za-z0-9_-]{43}")  # in base64: a cookie; a challenge of S256, of which there is no other
+_32_BYTES = re.compile(
+    r"[A-Za-z0-9_-]{43}"
+)  # in base64: a cookie; a challenge of S256, of which there is no other; a thumbprint
 _MOST_STATE = 2048
 
 
@@ -67,10 +69,15 @@ class Authorizing:
         state = fields.get("state")
         if state is not None and len(state) > _MOST_STATE:
             raise OAuthError("invalid_request", f"state has at most {_MOST_STATE} characters.")
-        if fields.get("response_type") != "code":
+        if not fields.get("response_type"):
+            raise OAuthError("invalid_request", "The parameter response_type is missing.")
+        if fields["response_type"] != "code":
             raise OAuthError("unsupported_response_type", "response_type is code.")
         if fields.get("code_challenge_method") != "S256" or not _32_BYTES.fullmatch(fields.get("code_challenge", "")):
             raise OAuthError("invalid_request", "PKCE is required: send a code_challenge with method S256.")
+        key = fields.get("dpop_jkt", "")
+        if key and not _32_BYTES.fullmatch(key):
+            raise OAuthError("invalid_request", "dpop_jkt is the thumbprint of a key (RFC 7638).")
         return Pending(
             client_id=client.client_id,
             client_name=client.client_name,
@@ -79,6 +86,7 @@ class Authorizing:
             challenge=fields["code_challenge"],
             scopes=self._server.choose_scopes(client, fields.get("scope")),
             resource=self._server.choose_resource(fields.get("resource")),
+            jkt=key,
         )
 
     def _set_cookie(self, browser: str) -> bytes:
@@ -104,7 +112,8 @@ class Authorizing:
             text = "The user did not allow it."
             return self._send_back(pending.redirect_uri, pending.state, error="access_denied", error_description=text)
         try:
-            subject = await self._server.users.check(fields.get("username", ""), fields.get("password", ""))
+            name, password = fields.get("username", ""), fields.get("password", "")
+            subject = await self._server.users.check(name, password, request.address)
         except TooManyTries as error:
             return consent_page(pending, sealed, self._path, str(error), 429)
         if subject is None:

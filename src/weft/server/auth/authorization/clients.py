@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import secrets
 import time
@@ -16,20 +15,19 @@ import msgspec
 from weft.backends.base import Store
 from weft.errors import UsageError
 from weft.protocol.hosts import is_loopback
-from weft.server.auth.authorization.web import OAuthError
+from weft.server.auth.authorization.registering import Registrations
+from weft.server.auth.authorization.web import OAuthError, digest
 from weft.server.auth.fetching import FetchFailed, fetch_document, fresh_seconds
 from weft.server.auth.keys import DEFAULT_ALGORITHMS, KeysGiven, check_keys, fits, read_keys
 from weft.server.auth.urls import is_safe_url
 
-__all__ = ["CLIENT_CREDENTIALS", "JWT_BEARER", "Clients", "RegisteredClient", "digest"]
+__all__ = ["CLIENT_CREDENTIALS", "JWT_BEARER", "Clients", "RegisteredClient"]
 
 CLIENT_CREDENTIALS = "client_credentials"  # the grant of programs, which act for nobody but themselves
 JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"  # that of clients for which somebody else vouches
 
 _GRANTS = ("authorization_code", "refresh_token")  # those that a client can register for by itself
 _METHODS = ("none", "client_secret_basic", "client_secret_post")
-_UNUSED_SECONDS = 86_400.0  # a registration that no token came of: anybody can make them
-_KEEP_SECONDS = 90 * 86_400.0  # one that nobody uses any more
 _DOCUMENT_SECONDS = 300.0  # a document is used again, if it does not say how long …
 _MOST_DOCUMENT_SECONDS = 86_400.0  # … and at most, whatever it says
 _MOST_DOCUMENTS = 1000
@@ -37,12 +35,6 @@ _FETCHED_AT_ONCE = 8
 _MOST_WAITING = 64  # for a document; anybody can name one that is slow
 _MOST_URIS = 16
 _MOST_TEXT = 200
-_MOST_PER_HOUR = 1000  # registrations that one process takes
-
-
-def digest(secret: str) -> str:
-    """What is kept of a secret: enough to know it again."""
-    return hashlib.sha256(secret.encode(errors="surrogatepass")).hexdigest()
 
 
 class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -53,6 +45,11 @@ class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     `CLIENT_CREDENTIALS`:
 
     >>> program = RegisteredClient(client_id="reporter", grant_types=(CLIENT_CREDENTIALS,)).with_secret("…")
+
+    A resource server that asks about the tokens it is shown has no grant at all:
+
+    >>> url = "https://mcp.example.com/mcp"
+    >>> server = RegisteredClient(client_id="notes", grant_types=(), introspects=(url,)).with_secret("…")
     """
 
     client_id: str
@@ -62,6 +59,8 @@ class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     keys: tuple[dict[str, Any], ...] = ()  # made by `with_keys`
     grant_types: tuple[str, ...] = _GRANTS
     scopes: tuple[str, ...] | None = None
+    dpop_bound_access_tokens: bool = False  # its tokens are always bound to a key (RFC 9449, 5.2)
+    introspects: tuple[str, ...] = ()  # the resources that it is, whose tokens it may ask about (RFC 7662)
 
     def with_secret(self, secret: str) -> RegisteredClient:
         """The same client, confidential."""
@@ -100,6 +99,8 @@ class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
                     "URL without user and fragment; http:// is for the user's own machine, such as "
                     "http://127.0.0.1/callback."
                 )
+        if self.introspects and not self.is_confidential:
+            raise UsageError(f"{what} asks about tokens: let it prove who it is, .with_secret(...) or .with_keys(...).")
         if CLIENT_CREDENTIALS not in grants:
             return
         if not self.is_confidential:
@@ -139,7 +140,6 @@ class Clients:
     """All clients. Those that register themselves are in the store; documents are fetched, and kept as they say."""
 
     def __init__(self, store: Store, known: Sequence[RegisteredClient], *, documents: bool, local: bool) -> None:
-        self._store = store
         for client in known:
             client.check()
         self.known = tuple(known)
@@ -149,7 +149,7 @@ class Clients:
         self._at_once = asyncio.Semaphore(_FETCHED_AT_ONCE)
         self._waiting = 0
         self._documents: dict[str, tuple[RegisteredClient, float]] = {}
-        self._registered: list[float] = []  # when, within the last hour
+        self._registrations = Registrations(store)
 
     def is_known(self, client: RegisteredClient) -> bool:
         """Whether somebody here has vouched for a client; of others there is only what they say of themselves."""
@@ -162,13 +162,12 @@ class Clients:
             return known
         if "://" in client_id:
             return await self._read_document(client_id) if self._reads_documents else None
-        record = await self._store.get(f"client:{digest(client_id)}")
-        return None if record is None else msgspec.json.decode(record, type=RegisteredClient)
+        return await self._registrations.find(client_id, RegisteredClient)
 
     async def keep(self, client: RegisteredClient) -> None:
         """Keep the registration of a client that was given a token."""
         if not self.is_known(client) and "://" not in client.client_id:
-            await self._store.touch(f"client:{digest(client.client_id)}", ttl=_KEEP_SECONDS)
+            await self._registrations.keep(client.client_id)
 
     async def _read_document(self, url: str) -> RegisteredClient | None:
         """A client whose id is the URL of what describes it (CREG-03, CREG-05, ASEC-12)."""
@@ -212,12 +211,8 @@ class Clients:
             del self._documents[next(iter(self._documents))]
         self._documents[url] = client, time.monotonic() + seconds
 
-    async def register(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        """Register a client (RFC 7591), and what it is told."""
-        now = time.monotonic()
-        self._registered = [when for when in self._registered if when > now - 3600]
-        if len(self._registered) >= _MOST_PER_HOUR:
-            raise OAuthError("temporarily_unavailable", "Too many clients have registered. Try later.", status=429)
+    async def register(self, metadata: Mapping[str, Any], address: str = "") -> dict[str, Any]:
+        """Register a client (RFC 7591) that asks from this address, and return what it is told."""
         method = metadata.get("token_endpoint_auth_method", "client_secret_basic")
         if method not in _METHODS:
             raise OAuthError("invalid_client_metadata", f"token_endpoint_auth_method is one of {', '.join(_METHODS)}.")
@@ -237,8 +232,9 @@ class Clients:
             told |= {"client_secret": secret, "client_secret_expires_at": 0}
         if "application_type" in metadata:
             told["application_type"] = metadata["application_type"]
-        self._registered.append(now)
-        await self._store.put(f"client:{digest(client.client_id)}", msgspec.json.encode(client), ttl=_UNUSED_SECONDS)
+        if client.dpop_bound_access_tokens:
+            told["dpop_bound_access_tokens"] = True
+        await self._registrations.add(client.client_id, client, address)
         return told
 
 
@@ -255,7 +251,16 @@ def _describe(metadata: Mapping[str, Any], client_id: str) -> RegisteredClient:
     if not grants or "authorization_code" not in grants:
         raise OAuthError("invalid_client_metadata", f"grant_types are of {', '.join(_GRANTS)}.")
     served = tuple(grant for grant in _GRANTS if grant in grants)
-    return RegisteredClient(client_id=client_id, redirect_uris=tuple(uris), client_name=name, grant_types=served)
+    bound = metadata.get("dpop_bound_access_tokens", False)
+    if not isinstance(bound, bool):
+        raise OAuthError("invalid_client_metadata", "dpop_bound_access_tokens is true or false.")
+    return RegisteredClient(
+        client_id=client_id,
+        redirect_uris=tuple(uris),
+        client_name=name,
+        grant_types=served,
+        dpop_bound_access_tokens=bound,
+    )
 
 
 def _texts(value: object) -> list[str] | None:

@@ -4,25 +4,32 @@ A request that its user has not decided yet is kept nowhere: it is sealed into i
 shown in. So nobody fills the store by asking, and nobody else's browser can decide (R10).
 
 Everything is kept under a digest: who reads the store cannot use what is in it. A code or token that comes a second
-time was stolen, or its successor was: its whole family ends (ASEC-04).
+time was stolen, or its successor was: its whole family ends (ASEC-04), the access tokens included. A refresh token has
+a grace of seconds, because an answer can be lost on its way: the same request gets the same answer again.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
 
 import msgspec
 
 from weft.backends.base import Store
 from weft.protocol.sealing import KeyRing, StateRefused
-from weft.server.auth.authorization.clients import digest
-from weft.server.auth.authorization.web import OAuthError
+from weft.server.auth.authorization.web import OAuthError, digest
+from weft.server.auth.verifying import LEEWAY
 
-__all__ = ["Grant", "Grants", "Pending"]
+__all__ = ["Grant", "Grants", "Pending", "Told"]
 
 CODE_SECONDS = 60.0
 _WAIT_SECONDS = 600.0
+_SEAL_SECONDS = 3600  # longer than any grace, which is what counts
+_SEAL_BYTES = 64 * 1024
+
+Told: TypeAlias = dict[str, object]  # the answer of the token endpoint
 
 
 class Pending(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +42,7 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
     challenge: str
     scopes: tuple[str, ...]
     resource: str
+    jkt: str = ""  # the key that the code is bound to (RFC 9449, 10), if any
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,15 +55,35 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
     family: str = ""
     redirect_uri: str = ""
     challenge: str = ""  # of the code; refresh tokens have none
+    jkt: str = ""  # the key that the code, or the refresh token of a public client, is bound to
+
+
+class _Kept(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A code or a refresh token as it is kept."""
+
+    grant: Grant
+    used_at: float = 0.0  # in Unix seconds; 0: not yet
+    asked: str = ""  # a digest of the request that used it
+    answer: str = ""  # what that request was told, sealed with the token itself
 
 
 class Grants:
     """The grants that are kept in a store."""
 
-    def __init__(self, store: Store, ring: KeyRing, refresh_seconds: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        ring: KeyRing,
+        refresh_seconds: float,
+        *,
+        grace_seconds: float = 0.0,
+        access_seconds: float = 3600.0,
+    ) -> None:
         self._store = store
         self._ring = ring
         self._refresh_seconds = refresh_seconds
+        self._grace_seconds = grace_seconds
+        self._ended_seconds = access_seconds + 2 * LEEWAY  # by then no access token of a family is good anyway
 
     # Requests that wait for their user.
 
@@ -90,62 +118,100 @@ class Grants:
             resource=pending.resource,
             redirect_uri=pending.redirect_uri,
             challenge=pending.challenge,
+            jkt=pending.jkt,
         )
         return await self._issue("code", grant, CODE_SECONDS)
 
     async def redeem_code(self, code: str) -> Grant:
-        """What a code stands for; it is used up."""
-        return await self._redeem("code", code)
+        """Return what a code stands for, and use it up. A second use ends the family."""
+        key, record, kept = await self._find("code", code)
+        used = msgspec.json.encode(msgspec.structs.replace(kept, used_at=time.time()))
+        if kept.used_at or not await self._store.swap(key, record, used, ttl=self._refresh_seconds):
+            await self.end(kept.grant.family)
+            raise _refusal("code")
+        await self._check_family("code", kept.grant)  # it may have ended meanwhile
+        return kept.grant
 
     async def refresh(self, grant: Grant) -> str:
-        """A refresh token for a grant."""
+        """Issue a refresh token for a grant."""
         return await self._issue("refresh", msgspec.structs.replace(grant, challenge=""), self._refresh_seconds)
 
     async def read_refresh(self, token: str) -> Grant:
-        """What a refresh token stands for; it stays good."""
-        return (await self._find("refresh", token))[1]
+        """Return what a refresh token stands for, used up or not; it stays as it is."""
+        return (await self._find("refresh", token))[2].grant
 
-    async def redeem_refresh(self, token: str) -> Grant:
-        """What a refresh token stands for; it is used up."""
-        grant = await self._redeem("refresh", token)
-        await self._store.touch(f"family:{grant.family}", ttl=self._refresh_seconds)
-        return grant
+    async def redeem_refresh(self, token: str, asked: str, make: Callable[[], Awaitable[Told]]) -> Told:
+        """Use a refresh token up, and return what `make` says for it.
+
+        `asked` stands for all that the request says: the same request within the grace gets the same answer. The answer
+        is made before the token is used up, so that of several requests at once all get that of the first.
+        """
+        key, record, kept = await self._find("refresh", token)
+        if not kept.used_at:
+            answer = await make()
+            used = _Kept(grant=kept.grant, used_at=time.time(), asked=asked, answer=_seal(token, asked, answer))
+            if await self._store.swap(key, record, msgspec.json.encode(used), ttl=self._refresh_seconds):
+                await self._store.touch(f"family:{kept.grant.family}", ttl=self._refresh_seconds)
+                await self._check_family("refresh", kept.grant)  # it may have ended meanwhile
+                return answer
+            await self._forget(answer)
+            _, _, kept = await self._find("refresh", token)
+        if time.time() - kept.used_at >= self._grace_seconds:
+            await self.end(kept.grant.family)
+            raise _refusal("refresh")
+        answer = _unseal(token, asked, kept.answer) if kept.asked == asked else None
+        if answer is None:  # its holder asks for two things at once: one of them is too late
+            raise _refusal("refresh")
+        return answer
 
     async def end(self, family: str) -> None:
-        """Nothing of this family is good any more."""
+        """End a family: its codes, refresh tokens and access tokens are not good any more."""
+        await self._store.put(f"ended:{family}", b"1", ttl=self._ended_seconds)
         await self._store.delete(f"family:{family}")
+
+    async def has_ended(self, family: str) -> bool:
+        """Whether a family was ended while an access token of it could still be good."""
+        return await self._store.get(f"ended:{family}") is not None
 
     async def _issue(self, kind: str, grant: Grant, seconds: float) -> str:
         secret = secrets.token_urlsafe(32)
-        await self._store.put(f"{kind}:{digest(secret)}", msgspec.json.encode(grant), ttl=seconds)
+        await self._store.put(f"{kind}:{digest(secret)}", msgspec.json.encode(_Kept(grant=grant)), ttl=seconds)
         return secret
 
-    async def _find(self, kind: str, secret: str) -> tuple[str, Grant]:
-        """What a code or a token stands for, and where that is kept. One that was used up ends its family."""
+    async def _forget(self, answer: Told) -> None:
+        """Forget the refresh token of an answer that is not given."""
+        token = answer.get("refresh_token")
+        if isinstance(token, str):
+            await self._store.delete(f"refresh:{digest(token)}")
+
+    async def _find(self, kind: str, secret: str) -> tuple[str, bytes, _Kept]:
+        """Return what is kept of a code or a token: under which key, as it is there, and decoded."""
         key = f"{kind}:{digest(secret)}"
         record = await self._store.get(key)
         if record is None:
-            used = await self._store.get(f"used:{key}")
-            if used is not None:
-                await self.end(used.decode())
             raise _refusal(kind)
-        grant = msgspec.json.decode(record, type=Grant)
-        await self._check_family(kind, grant)
-        return key, grant
+        kept = msgspec.json.decode(record, type=_Kept)
+        await self._check_family(kind, kept.grant)
+        return key, record, kept
 
     async def _check_family(self, kind: str, grant: Grant) -> None:
         if await self._store.get(f"family:{grant.family}") is None:
             raise _refusal(kind)
 
-    async def _redeem(self, kind: str, secret: str) -> Grant:
-        key, grant = await self._find(kind, secret)
-        # Written down as used before it is taken away: whoever comes second finds one of the two.
-        await self._store.put(f"used:{key}", grant.family.encode(), ttl=self._refresh_seconds)
-        if not await self._store.delete(key):
-            await self.end(grant.family)
-            raise _refusal(kind)
-        await self._check_family(kind, grant)  # it may have ended meanwhile
-        return grant
+
+def _seal(token: str, asked: str, answer: Told) -> str:
+    """Seal an answer with the token that it was given for: who reads the store has only the token's digest."""
+    ring = KeyRing([token])
+    expires = int(time.time()) + _SEAL_SECONDS
+    return ring.seal(msgspec.json.encode(answer), binding=asked.encode(), expires=expires, max_bytes=_SEAL_BYTES)
+
+
+def _unseal(token: str, asked: str, sealed: str) -> Told | None:
+    try:
+        payload = KeyRing([token]).open(sealed, binding=asked.encode(), now=int(time.time()), max_bytes=_SEAL_BYTES)
+    except StateRefused:
+        return None
+    return msgspec.json.decode(payload, type=dict[str, object])
 
 
 def _refusal(kind: str) -> OAuthError:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Sequence
+from ipaddress import IPv6Address, ip_address
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -12,12 +14,18 @@ from weft.errors import WeftError
 from weft.protocol.headers import Headers
 from weft.server.transports.asgi import RawHeaders, Receive, Scope, Send
 
-__all__ = ["Answer", "OAuthError", "Request", "json_answer", "read_fields", "redirect"]
+__all__ = ["Answer", "OAuthError", "Request", "digest", "json_answer", "read_fields", "redirect"]
 
 _MOST_BYTES = 64 * 1024
 _MOST_FIELDS = 64
 _BODY_SECONDS = 30.0  # D6
 _NO_STORE = (b"cache-control", b"no-store")
+_SITE_BITS = 64  # of an IPv6 address: who has one has all that begin with the same
+
+
+def digest(secret: str) -> str:
+    """What is kept of a secret: enough to know it again."""
+    return hashlib.sha256(secret.encode(errors="surrogatepass")).hexdigest()
 
 
 class OAuthError(WeftError):
@@ -64,8 +72,22 @@ def read_fields(data: bytes) -> dict[str, str]:
         raise OAuthError("invalid_request", "The parameters cannot be read.") from None
     fields = dict(pairs)
     if len(fields) != len(pairs):
+        names = [name for name, _ in pairs]
+        if {name for name in names if names.count(name) > 1} == {"resource"}:  # RFC 8707 has several, we have one
+            raise OAuthError("invalid_target", "A token is for one resource: name one at a time.")
         raise OAuthError("invalid_request", "A parameter is there more than once.")
     return fields
+
+
+def _place_of(address: str) -> str:
+    """The address that limits are counted for; of IPv6 the network, of which one machine may use every address."""
+    try:
+        found = ip_address(address)
+    except ValueError:
+        return address
+    if not isinstance(found, IPv6Address) or found.ipv4_mapped is not None:
+        return str(getattr(found, "ipv4_mapped", None) or found)
+    return str(IPv6Address(int(found) >> _SITE_BITS << _SITE_BITS))
 
 
 class Request:
@@ -73,6 +95,7 @@ class Request:
 
     def __init__(self, scope: Scope, headers: Headers, receive: Receive) -> None:
         self.headers = headers
+        self.address = _place_of((scope.get("client") or ("",))[0])  # whom limits are counted for
         self._query: bytes = scope.get("query_string", b"")
         self._receive = receive
 
