@@ -425,9 +425,9 @@ def test_the_app_for_browsers_answers_browsers(page: Page):
     page.read()
     with serve(page.module.for_browsers) as live:
         allowed = preflight(live, "https://app.example.com")
-        assert allowed.status == 200
+        assert allowed.status == 204
         assert allowed.headers["Access-Control-Allow-Origin"] == "https://app.example.com"
-        assert "mcp-method" in allowed.headers["Access-Control-Allow-Headers"]
+        assert "Mcp-Method" in allowed.headers["Access-Control-Allow-Headers"]
         assert preflight(live, "https://evil.example.com").headers["Access-Control-Allow-Origin"] is None
         request = message("tools/list", {})
         for origin, status in [("https://app.example.com", 200), ("https://evil.example.com", 403)]:

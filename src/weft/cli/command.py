@@ -87,6 +87,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-origin", action="append", metavar="ORIGIN", help="an Origin that is served; repeatable"
     )
+    parser.add_argument("--cors", action="append", metavar="ORIGIN", help="web pages that may call; repeatable")
     parser.add_argument("--reload", action="store_true", help="start again when a Python file changes")
     parser.add_argument("--listener", type=int, help=argparse.SUPPRESS)  # the socket that --reload keeps open
     parser.add_argument("--debug", action="store_true", help="tell clients what goes wrong, warn of blocking calls")
@@ -165,6 +166,7 @@ def _run(parsed: argparse.Namespace) -> int:
         "sessions": False if parsed.no_sessions else None,
         "allowed_hosts": parsed.allow_host,
         "allowed_origins": parsed.allow_origin,
+        "cors": parsed.cors,
     }
     options = {name: value for name, value in given.items() if value is not None}
     if not parsed.http and (options or parsed.reload):

@@ -14,7 +14,7 @@ from typing import Literal
 
 from weft.errors import UsageError
 
-__all__ = ["HostPolicy", "is_loopback", "is_public_address", "refusal"]
+__all__ = ["HostPolicy", "is_loopback", "is_public_address", "refusal", "shown"]
 
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]+)(?::([0-9]{1,5}))?")
 _ORIGIN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#@]+)")
@@ -123,6 +123,9 @@ class HostPolicy:
     port when none is written), `"https://*.example.com"`, `"null"`, or `"*"` (any). None means any http(s) origin
     whose host is allowed as a Host. A request without an Origin does not come from a web page and is served.
 
+    `cors`: origins, written in the same way, whose pages may also read the answers. They are served besides those that
+    `allowed_origins` names.
+
     >>> policy = HostPolicy(None, None)
     >>> policy.host_ok(b"localhost:8000"), policy.host_ok(b"localhost.evil.example")
     (True, False)
@@ -130,29 +133,30 @@ class HostPolicy:
 
     __slots__ = (
         "_any_host",
-        "_any_origin",
+        "_cors",
         "_host_rules",
         "_is_local",
-        "_null_origin",
-        "_origin_rules",
+        "_origins",
         "_served_hosts",
         "_served_origins",
     )
 
     def __init__(
-        self, allowed_hosts: Sequence[str] | None, allowed_origins: Sequence[str] | None, own: str | None = None
+        self,
+        allowed_hosts: Sequence[str] | None,
+        allowed_origins: Sequence[str] | None,
+        own: str | None = None,
+        *,
+        cors: Sequence[str] = (),
     ) -> None:
         hosts = _entries("allowed_hosts", allowed_hosts)
         origins = _entries("allowed_origins", allowed_origins)
         self._any_host = "*" in (hosts or ())
-        self._any_origin = "*" in (origins or ())
-        self._null_origin = "null" in (origins or ())
         self._is_local = hosts is None
         named = [own] if hosts is None and own is not None else hosts or []
         self._host_rules = [_host_rule(entry) for entry in named if entry != "*"]
-        self._origin_rules = (
-            None if origins is None else [_origin_rule(entry) for entry in origins if entry not in ("*", "null")]
-        )
+        self._origins = None if origins is None else _Origins("allowed_origins", origins)
+        self._cors = _Origins("cors", _entries("cors", cors) or [])
         # Only what was served is remembered, so that refused junk cannot crowd out the values that matter.
         self._served_hosts: set[bytes] = set()
         self._served_origins: set[bytes] = set()
@@ -170,12 +174,18 @@ class HostPolicy:
         """Whether a request with this Origin header is served; one without is."""
         if value is None or value in self._served_origins:
             return True
-        if value == b"null":
-            return self._any_origin or self._null_origin
+        if self.shares_with(value):
+            return _remember(self._served_origins, value)
+        if self._origins is not None:
+            return self._origins.have(value) and _remember(self._served_origins, value)
         origin = _parse_origin(value.decode("latin-1")) if len(value) <= _MAX_BYTES else None
-        if origin is None or not self._allows_origin(*origin):
+        if origin is None or not self._is_own(*origin):
             return False
         return _remember(self._served_origins, value)
+
+    def shares_with(self, value: bytes | None) -> bool:
+        """Whether pages of this origin may read the answers."""
+        return value is not None and self._cors.have(value)
 
     def _allows(self, authority: _Authority, port: int | None = None) -> bool:
         if self._any_host:
@@ -187,15 +197,9 @@ class HostPolicy:
         ports = tuple(_DEFAULT_PORTS.values()) if port is None else (port,)
         return any(rule.allows(authority, ports) for rule in self._host_rules)
 
-    def _allows_origin(self, scheme: str, authority: _Authority, port: int | None) -> bool:
-        if self._any_origin:
-            return True
-        if self._origin_rules is None:
-            return scheme in _DEFAULT_PORTS and self._allows(authority, port)
-        return any(
-            rule.scheme == scheme and rule.port == port and rule.allows(authority, (port,))
-            for rule in self._origin_rules
-        )
+    def _is_own(self, scheme: str, authority: _Authority, port: int | None) -> bool:
+        """Whether an origin is a page of a host that is served."""
+        return scheme in _DEFAULT_PORTS and self._allows(authority, port)
 
 
 def _remember(served: set[bytes], value: bytes) -> Literal[True]:
@@ -224,12 +228,35 @@ def _host_rule(entry: str) -> _Rule:
     return _Rule(authority.host, authority.port, subdomains)
 
 
-def _origin_rule(entry: str) -> _Rule:
+class _Origins:
+    """The origins that a setting names."""
+
+    __slots__ = ("_any", "_null", "_rules")
+
+    def __init__(self, setting: str, entries: Sequence[str]) -> None:
+        self._any = "*" in entries
+        self._null = "null" in entries
+        self._rules = [_origin_rule(entry, setting) for entry in entries if entry not in ("*", "null")]
+
+    def have(self, value: bytes) -> bool:
+        """Whether an Origin header is one of them."""
+        if value == b"null":
+            return self._any or self._null
+        origin = _parse_origin(value.decode("latin-1")) if len(value) <= _MAX_BYTES else None
+        if origin is None:
+            return False
+        scheme, authority, port = origin
+        return self._any or any(
+            rule.scheme == scheme and rule.port == port and rule.allows(authority, (port,)) for rule in self._rules
+        )
+
+
+def _origin_rule(entry: str, setting: str) -> _Rule:
     subdomains = "://*." in entry
     origin = _parse_origin(entry.replace("://*.", "://", 1))
     if origin is None:
         raise UsageError(
-            f"allowed_origins= has the entry {entry!r}, which is not an origin; write scheme and host without a "
+            f"{setting}= has the entry {entry!r}, which is not an origin; write scheme and host without a "
             "path, such as 'https://app.example.com' or 'http://localhost:3000'."
         )
     scheme, authority, port = origin
@@ -245,5 +272,10 @@ def refusal(kind: Literal["host", "origin"], value: bytes | None) -> str:
     header, setting = ("Host", "allowed_hosts") if kind == "host" else ("Origin", "allowed_origins")
     if value is None:
         return f"The request has no {header} header; send one that is listed in {setting}=."
-    shown = "".join(char if " " <= char <= "~" else "?" for char in value[:100].decode("latin-1"))
-    return f"The {header} {shown!r} is not served here; if it should be, add it to {setting}=."
+    more = "" if kind == "host" else ", or to cors= if its pages read the answers"
+    return f"The {header} {shown(value)!r} is not served here; if it should be, add it to {setting}={more}."
+
+
+def shown(value: bytes) -> str:
+    """A header's value as it can be shown: printable, and not long."""
+    return "".join(char if " " <= char <= "~" else "?" for char in value[:100].decode("latin-1"))

@@ -19,7 +19,8 @@ from weft.limits import DEFAULT_LIMITS, Limits
 from weft.server import telemetry
 from weft.server.asks.claims import Claims
 from weft.server.asks.rounds import InputRequired, key_ring
-from weft.server.auth.resource import ResourceServer
+from weft.server.auth.resource import ResourceServer, read_auth
+from weft.server.auth.verifying import Verifier
 from weft.server.background import Background
 from weft.server.call import Call
 from weft.server.changes import Change, Changes
@@ -94,7 +95,7 @@ class Server:
         eras: Sequence[EraName] = ("stateless", "session"),
         require_initialized: bool = False,
         backend: Backend | None = None,
-        auth: ResourceServer | None = None,
+        auth: ResourceServer | Verifier | None = None,
         debug: bool | None = None,
     ) -> None:
         """Make a server without features.
@@ -123,7 +124,8 @@ class Server:
                 with a handshake ("session"), or both.
             require_initialized: Serve a session only from when its client has confirmed the handshake.
             backend: What workers share; a memory of this process's own if not said.
-            auth: What protects it over HTTP: who issues tokens, and who verifies them. Everybody is served if not said.
+            auth: What protects it over HTTP. A `ResourceServer` says who issues tokens and who verifies them; a
+                verifier alone, such as `StaticTokens({...})`, lets those in who have one. Default: everybody is served.
             debug: Tell clients what went wrong inside, and watch for blocking calls. The environment variable
                 WEFT_DEBUG=1 is the default.
         """
@@ -131,8 +133,6 @@ class Server:
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
             raise UsageError("A server needs a name: Server('my-server').")
         check_limits(limits)
-        if auth is not None:
-            check_kind("auth", auth, ResourceServer, "ResourceServer(...)")
         check_kind("instructions", instructions or "", str, "'Search before you answer.'")
         check_list("middleware", middleware, callable, "functions", "timing")
         self.info = Implementation(name, version, title, description, website_url, icons)
@@ -147,7 +147,7 @@ class Server:
         self.guests = 0  # how many `serve` are under way
         self.eras = read_eras(eras)
         self.backend: Backend = backend or MemoryBackend()
-        self.auth = auth
+        self.auth = read_auth(auth)
         self._require_initialized = require_initialized
         policy, policies = read_policies(cache, list_cache, get_args(CacheList))
         self._discover_cache = policies["discover"]
@@ -424,6 +424,7 @@ class Server:
         sessions: bool = True,
         sse_path: str | None = None,
         trusted_proxies: Sequence[str] = (),
+        cors: Sequence[str] = (),
     ) -> HttpApp:
         """An ASGI app, to run under any ASGI server or to mount in another app.
 
@@ -432,7 +433,8 @@ class Server:
         `sessions=False` serves clients that open with a handshake without remembering them: they can be asked nothing
         and told nothing on its own, but any worker serves them. `sse_path="/sse"` also serves clients of the oldest
         revision's transport, which was replaced by this endpoint. Of requests that come from one of `trusted_proxies`
-        (addresses or networks), the sender is the one that the proxy names.
+        (addresses or networks), the sender is the one that the proxy names. Web pages of the origins in `cors` may call
+        and read the answers.
         """
         from weft.server.transports.http import HttpApp
 
@@ -445,6 +447,7 @@ class Server:
             sessions=sessions,
             sse_path=sse_path,
             trusted_proxies=trusted_proxies,
+            cors=cors,
         )
 
     def pipe(self, deliver: Callable[[bytes], None]) -> MemoryPipe:

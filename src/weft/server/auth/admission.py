@@ -21,7 +21,7 @@ from weft.errors import InternalError
 from weft.protocol.headers import Headers
 from weft.server.auth.challenge import challenge
 from weft.server.auth.dpop import ProofRefused, Proofs
-from weft.server.auth.resource import ResourceServer
+from weft.server.auth.resource import Protection
 from weft.server.auth.verifying import LEEWAY, TokenRefused, VerifierFailed, check_claims, expiry_of, read_info
 from weft.server.context import TokenInfo
 from weft.server.faults import report
@@ -40,7 +40,7 @@ _MOST_KNOWN = 10_000
 class Admission:
     """Lets requests in to one server, or turns them away with what it takes."""
 
-    def __init__(self, auth: ResourceServer, server: Server) -> None:
+    def __init__(self, auth: Protection, server: Server) -> None:
         self.auth = auth
         self._server = server
         self._proofs = Proofs(auth.dpop, server)
@@ -54,9 +54,9 @@ class Admission:
         known = self._known.get(sha256(authorization).digest())
         return known[0] if known is not None and known[1] > time.time() else None
 
-    async def admit(self, scope: Scope, headers: Headers, metadata_url: str) -> TokenInfo:
+    async def admit(self, scope: Scope, headers: Headers, metadata_url: str | None) -> TokenInfo:
         """Who sends a request. A `Refusal` with a challenge where that does not suffice (AUTH-34)."""
-        asking = _Asking(self.auth, metadata_url)
+        asking = _Asking(self.auth, metadata_url, self._server.name)
         if _has_token(scope.get("query_string", b"")):
             raise asking.refuse(400, "invalid_request", "A token is sent in the Authorization header, never in a URL.")
         value = headers.known.get(b"authorization")
@@ -68,6 +68,9 @@ class Admission:
         asking.is_dpop = found[1].lower() == b"dpop"
         token = found[2].decode("ascii")
         info = await self._verify(token, asking)
+        if not self.auth.resource and (asking.is_dpop or "cnf" in info.claims):  # a proof is about a URL
+            asking.is_dpop = False
+            raise asking.refuse(401, "invalid_token", "Tokens that are bound to a key are not taken here.")
         if asking.is_dpop:
             await self._check_proof(scope, headers, token, info, asking)
         elif "cnf" in info.claims or self.auth.dpop.required:
@@ -139,9 +142,10 @@ class Admission:
 class _Asking:
     """What a challenge to one request says."""
 
-    def __init__(self, auth: ResourceServer, metadata_url: str) -> None:
+    def __init__(self, auth: Protection, metadata_url: str | None, name: str) -> None:
         self.auth = auth
         self.metadata_url = metadata_url
+        self.realm = name if metadata_url is None else None  # RFC 6750, 3: a challenge says something
         self.is_dpop = auth.dpop.required
 
     def refuse(self, status: int, error: str | None, text: str, more: str = "") -> Refusal:
@@ -151,6 +155,7 @@ class _Asking:
         """
         value = challenge(
             "DPoP" if self.is_dpop else "Bearer",
+            realm=self.realm,
             error=error,
             error_description=None if error is None else text,
             scope=" ".join(self.auth.scopes) or None,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from weft.protocol.headers import Headers
 from weft.server.auth.admission import Admission
-from weft.server.auth.resource import WELL_KNOWN, ResourceServer
+from weft.server.auth.resource import WELL_KNOWN, Protection
 from weft.server.transports.asgi import Scope
 from weft.server.transports.caller import TOKEN_INFO
 from weft.server.transports.http_reply import HttpReply, Refusal
@@ -22,7 +22,7 @@ _KEEP = (b"cache-control", b"public, max-age=300")
 class Gate:
     """Stands before every route of an app, the metadata excepted, which says how to get past it."""
 
-    def __init__(self, auth: ResourceServer, server: Server) -> None:
+    def __init__(self, auth: Protection, server: Server) -> None:
         self._auth = auth
         self._admission = Admission(auth, server)
         self._metadata = auth.metadata(server.info)
@@ -42,7 +42,9 @@ class Gate:
     async def let_in(self, scope: Scope, headers: Headers, reply: HttpReply) -> None:
         """Write down in the scope who sends a request. A `Refusal` where that is nobody."""
         root: str = scope.get("root_path", "")
-        if root:  # what is at the root of the host is not ours to serve: the metadata is below the mount
+        if (
+            root and self._auth.resource
+        ):  # what is at the root of the host is not ours to serve: the metadata is below the mount
             reply.metadata_url = f"{self._auth.origin}{root}{WELL_KNOWN}"
         if not self.knows(scope, headers):
             metadata_url = reply.metadata_url or self._auth.metadata_url

@@ -1,9 +1,13 @@
-"""ResourceServer: what a server protects, who issues the tokens for it, and who verifies them. Settings; no state."""
+"""Protection: who verifies the tokens of a server, and what every request takes. Settings; no state.
+
+A verifier alone is enough where clients have their tokens already. A `ResourceServer` says besides under which URL the
+server is reached and who issues the tokens for it, so that clients can get one by themselves (RFC 9728).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -12,14 +16,93 @@ from weft.server.auth.dpop import Dpop
 from weft.server.auth.scopes import check_scopes
 from weft.server.auth.urls import check_url, origin_of
 from weft.server.auth.verifying import LEEWAY, Verifier, is_async
+from weft.server.where import caller
 from weft.types.base import Implementation
 
-__all__ = ["WELL_KNOWN", "ResourceServer"]
+__all__ = ["WELL_KNOWN", "Protection", "ResourceServer", "read_auth"]
 
 WELL_KNOWN = "/.well-known/oauth-protected-resource"
 
 
-class ResourceServer:
+class Protection:
+    """Protects a server by a verifier: every request needs a token that it lets in.
+
+    Nothing is published: a request without a token is answered with a plain 401.
+    """
+
+    # What only a `ResourceServer` has.
+    resource: str = ""  # the URL of the endpoint
+    origin: str = ""
+    host: str | None = None
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        *,
+        scopes: Sequence[str] = (),
+        implied_scopes: Mapping[str, Sequence[str]] | None = None,
+        dpop: Dpop | None = None,
+        cache_seconds: float | None = None,
+    ) -> None:
+        bind = getattr(verifier, "bind", None)
+        audiences = self.audiences
+        if bind is not None and audiences is None and not getattr(verifier, "audience", None):
+            raise UsageError(
+                f"auth={type(verifier).__name__}(...) alone does not say for whom tokens are: give it audience=, or "
+                "write auth=ResourceServer(url, authorization_servers=[...], verifier=...)."
+            )
+        self.verifier: Verifier = verifier if bind is None else bind(audiences or ())
+        # For how long a token is let in that has expired.
+        self.leeway: float = LEEWAY if bind is None else getattr(verifier, "leeway", LEEWAY)
+        self.scopes = check_scopes(scopes, type(self).__name__)
+        self.dpop = dpop or Dpop()
+        self.cache_seconds: float = getattr(verifier, "cache_seconds", 0.0) if cache_seconds is None else cache_seconds
+        self._implied = _closure(implied_scopes or {})
+
+    def __repr__(self) -> str:
+        return f"<Protection by {self.verifier!r}>"
+
+    @property
+    def audiences(self) -> tuple[str, ...] | None:
+        """What a token may name as its audience; None where only the verifier knows."""
+        return None
+
+    @property
+    def metadata_url(self) -> str | None:
+        """Where clients find who issues tokens; None where they are told nothing."""
+        return None
+
+    @property
+    def metadata_paths(self) -> frozenset[str]:
+        """The paths of the metadata."""
+        return frozenset()
+
+    def metadata(self, info: Implementation) -> bytes:
+        """The metadata document, where there is one."""
+        return b""
+
+    def expand(self, scopes: frozenset[str]) -> frozenset[str]:
+        """Scopes together with those that they imply (AUTH-42)."""
+        if not self._implied:
+            return scopes
+        return scopes.union(*(self._implied.get(scope, frozenset[str]()) for scope in scopes))
+
+
+def read_auth(auth: object) -> Protection | None:
+    """The protection that an option says: a `ResourceServer`, or a verifier alone. The mistake names no token."""
+    if auth is None or isinstance(auth, Protection):
+        return auth
+    if is_async(auth):
+        return Protection(cast("Verifier", auth))
+    kind = type(auth).__name__
+    what = "StaticTokens({...})" if kind == "dict" else "StaticTokens({'a-long-random-text': 'ann'})"
+    raise UsageError(
+        f"auth= is a ResourceServer, or what verifies tokens: StaticTokens, JwtVerifier or an async function; not "
+        f"{kind} ({caller()}). Write auth={what}."
+    )
+
+
+class ResourceServer(Protection):
     """Protects a server: every request needs a token that was issued for it.
 
     Args:
@@ -67,15 +150,8 @@ class ResourceServer:
         self.resource = self.origin + parts.path
         self.path = parts.path.rstrip("/")
         self.authorization_servers = tuple(authorization_servers)
-        bind = getattr(verifier, "bind", None)
-        self.verifier: Verifier = verifier if bind is None else bind(self.audiences)
-        # For how long a token is let in that has expired.
-        self.leeway: float = LEEWAY if bind is None else getattr(verifier, "leeway", LEEWAY)
-        self.scopes = check_scopes(scopes, "ResourceServer")
-        self.dpop = dpop or Dpop()
-        self.cache_seconds: float = getattr(verifier, "cache_seconds", 0.0) if cache_seconds is None else cache_seconds
         self.documentation = documentation
-        self._implied = _closure(implied_scopes or {})
+        super().__init__(verifier, scopes=scopes, implied_scopes=implied_scopes, dpop=dpop, cache_seconds=cache_seconds)
 
     def __repr__(self) -> str:
         return f"<ResourceServer {self.resource!r}>"
@@ -111,12 +187,6 @@ class ResourceServer:
         if self.dpop.required:
             document["dpop_bound_access_tokens_required"] = True
         return msgspec.json.encode(document)
-
-    def expand(self, scopes: frozenset[str]) -> frozenset[str]:
-        """Scopes together with those that they imply (AUTH-42)."""
-        if not self._implied:
-            return scopes
-        return scopes.union(*(self._implied.get(scope, frozenset[str]()) for scope in scopes))
 
 
 def _closure(implied: Mapping[str, Sequence[str]]) -> dict[str, frozenset[str]]:

@@ -76,8 +76,11 @@ def read_info(said: object) -> TokenInfo:
     return said
 
 
-def check_claims(claims: Mapping[str, Any], *, audiences: Sequence[str], leeway: float) -> None:
-    """Refuse claims of another audience (AUTH-30), or of another time. What is absent is for the verifier to demand."""
+def check_claims(claims: Mapping[str, Any], *, audiences: Sequence[str] | None, leeway: float) -> None:
+    """Refuse claims of another audience (AUTH-30), or of another time. What is absent is for the verifier to demand.
+
+    Where `audiences` is None, so is the audience: nobody else knows it.
+    """
     now = time.time()
     exp, nbf = read_time(claims, "exp"), read_time(claims, "nbf")
     if exp is not None and exp + leeway <= now:
@@ -85,7 +88,7 @@ def check_claims(claims: Mapping[str, Any], *, audiences: Sequence[str], leeway:
     if nbf is not None and nbf - leeway > now:
         raise TokenRefused("The token is not valid yet.")
     named = claims.get("aud")
-    if named is None:
+    if named is None or audiences is None:
         return
     for_whom = cast("list[Any]", named) if isinstance(named, list) else [named]
     if not any(audience in audiences for audience in for_whom):

@@ -69,6 +69,7 @@ class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
     allowed_hosts: Sequence[str] | None = None
     allowed_origins: Sequence[str] | None = None
     trusted_proxies: Sequence[str] = ()
+    cors: Sequence[str] = ()
     log_level: str = "info"
 
 

@@ -301,6 +301,7 @@ def _uvicorn_config(server: Server, options: HttpOptions, lifespan: Literal["on"
         sessions=options.sessions is not False,
         sse_path=options.sse_path,
         trusted_proxies=options.trusted_proxies,
+        cors=options.cors,
     )
     app.respond = respond_at_once
     app.follows_host = False  # we are the host

@@ -24,6 +24,7 @@ from weft.server.inline import Deadline, Suspended
 from weft.server.process.host_signals import follow_host_signals
 from weft.server.transports.asgi import Message, Receive, Respond, Scope, Send
 from weft.server.transports.caller import read_caller
+from weft.server.transports.cors import Cors, is_preflight, preflight_refusal
 from weft.server.transports.forwarded import TrustedProxies
 from weft.server.transports.http_reply import Accepts, HttpReply, Refusal, read_accept
 from weft.server.transports.http_session import SessionExchange
@@ -63,6 +64,7 @@ class HttpApp:
         sessions: bool = True,
         sse_path: str | None = None,
         trusted_proxies: Sequence[str] = (),
+        cors: Sequence[str] = (),
     ) -> None:
         if not path.startswith("/"):
             raise UsageError(f"path={path!r} is not possible: a path begins with a slash, like '/mcp'.")
@@ -71,7 +73,8 @@ class HttpApp:
         self.path = path
         self._paths = frozenset({path, path.rstrip("/"), path.rstrip("/") + "/"})
         public = None if server.auth is None else server.auth.host
-        self._policy = HostPolicy(allowed_hosts, allowed_origins, public)
+        self._policy = HostPolicy(allowed_hosts, allowed_origins, public, cors=cors)
+        self._cors = Cors(self._policy) if cors else None
         self._proxies = TrustedProxies(trusted_proxies) if trusted_proxies else None
         self._gate = None if server.auth is None else Gate(server.auth, server)
         self._is_plain = self._proxies is None and self._gate is None
@@ -106,14 +109,14 @@ class HttpApp:
             await self._serve_other(scope, receive, send)
             return
         server = self.server
-        reply = HttpReply(send, server.limits)
+        reply = HttpReply(send if self._cors is None else self._cors.share(scope, send), server.limits)
         if self.respond is not None:
             reply.respond = self.respond
         try:
             headers = read(
                 scope["headers"], max_fields=server.limits.header_fields, max_bytes=server.limits.header_bytes
             )
-            if self._is_plain:
+            if self._is_plain and scope["method"] != "OPTIONS":
                 reply.accepts = self._guard(scope, headers)
             elif await self._answers_openly(scope, headers, reply):
                 return
@@ -138,8 +141,22 @@ class HttpApp:
         except Exception as error:  # noqa: BLE001 - see `_blame`
             await self._blame(error, None, reply)
 
+    async def _answer_preflight(self, scope: Scope, headers: Headers, send: Send) -> None:
+        """Tell a browser whether its page may call, before anybody is asked who they are: it sends no token yet."""
+        is_metadata = self._gate is not None and self._gate.is_metadata(_inner_path(scope))
+        verbs = ("GET", "HEAD") if is_metadata else self._verbs_at(scope)
+        host, origin = headers.known.get(b"host"), headers.known.get(b"origin")
+        if not self._policy.host_ok(host):
+            raise Refusal(421, refused("host", host))
+        if self._cors is None or not self._policy.shares_with(origin):
+            raise Refusal(403, preflight_refusal(origin))
+        await self._cors.answer_preflight(headers, verbs, send)
+
     async def _answers_openly(self, scope: Scope, headers: Headers, reply: HttpReply) -> bool:
         """Guard a request whose sender matters; True if it was for what everybody may have, and is answered."""
+        if scope["method"] == "OPTIONS" and is_preflight(headers):
+            await self._answer_preflight(scope, headers, reply.send)
+            return True
         if self._proxies is not None:
             self._proxies.resolve(scope, headers)
         gate = self._gate
@@ -279,8 +296,6 @@ class HttpApp:
             self.follows_host = False
             follow_host_signals(self.server)
         verbs = self._verbs_at(scope)
-        if not verbs:
-            raise Refusal(404, "There is nothing at this path.")
         self._check_source(headers)
         return verbs
 
@@ -308,11 +323,13 @@ class HttpApp:
         return accepts
 
     def _verbs_at(self, scope: Scope) -> Sequence[str]:
-        """What can be done at a path; nothing where there is nothing."""
+        """What can be done at a path; a `Refusal` where there is nothing."""
         inner = _inner_path(scope)
         if self._sse is not None and inner in self._sse.verbs:
             return self._sse.verbs[inner]
-        return self._verbs if self._is_endpoint(scope, inner) else ()
+        if not self._is_endpoint(scope, inner):
+            raise Refusal(404, "There is nothing at this path.")
+        return self._verbs
 
     def _is_endpoint(self, scope: Scope, inner: str) -> bool:
         """Whether the request is for us: by path, by the place we are mounted at, or because a router said so."""

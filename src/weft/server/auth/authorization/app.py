@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from weft.backends.base import Backend
 from weft.backends.memory import MemoryBackend
 from weft.errors import UsageError
-from weft.protocol.headers import HeaderFault, read
+from weft.protocol.headers import HeaderFault, Headers, read
 from weft.protocol.hosts import HostPolicy, is_loopback, refusal
 from weft.protocol.sealing import KeyRing
 from weft.server.auth.authorization.assertions import Assertions, TrustedIssuer
@@ -30,6 +30,7 @@ from weft.server.auth.urls import check_url, origin_of, same_url, spell
 from weft.server.auth.verifying import LEEWAY
 from weft.server.faults import report
 from weft.server.transports.asgi import Receive, Scope, Send
+from weft.server.transports.cors import Cors, is_preflight, preflight_refusal
 from weft.server.transports.forwarded import TrustedProxies
 
 __all__ = ["AuthorizationServer"]
@@ -124,7 +125,7 @@ class AuthorizationServer:
         _check_clients(clients, self.scopes, users, trusted_issuers)
         _check_introspects(clients, self)
         self.signer = Signer(key)
-        self._registration = registration
+        self.registration = registration
         self._documents = documents
         if users is None and (registration or not self.grant_types):
             raise UsageError("users= is missing: without it there are only clients= that nobody logs in to.")
@@ -161,8 +162,8 @@ class AuthorizationServer:
     @property
     def _auth_methods(self) -> list[str]:
         """How clients authenticate: each way where there is, or can be, a client that does it so."""
-        known, others = self.clients.known, self.has_users and (self._registration or self._documents)
-        secrets = self._registration or any(client.secret_digest is not None for client in known)
+        known, others = self.clients.known, self.has_users and (self.registration or self._documents)
+        secrets = self.registration or any(client.secret_digest is not None for client in known)
         return [
             *(["none"] if others or not all(client.is_confidential for client in known) else []),
             *(["client_secret_basic", "client_secret_post"] if secrets else []),
@@ -197,7 +198,7 @@ class AuthorizationServer:
             document["introspection_endpoint_auth_methods_supported"] = [
                 method for method in self._auth_methods if method != "none"
             ]
-        if self._registration:
+        if self.registration:
             document["registration_endpoint"] = f"{self.issuer}/register"
         if self.scopes:
             document["scopes_supported"] = self.scopes
@@ -236,13 +237,22 @@ class AuthorizationServer:
             return None
         return next((resource for resource in self.resources if same_url(resource, named)), None)
 
-    def asgi(self, *, allowed_hosts: Sequence[str] | None = None, trusted_proxies: Sequence[str] = ()) -> _App:
+    def asgi(
+        self,
+        *,
+        allowed_hosts: Sequence[str] | None = None,
+        trusted_proxies: Sequence[str] = (),
+        cors: Sequence[str] = (),
+    ) -> _App:
         """An ASGI app, to run under any ASGI server. It serves the issuer's host and this machine, or those named.
 
         Registrations and wrong passwords are counted by address. Of requests that come from one of `trusted_proxies`
-        (addresses or networks), that is the address that the proxy names.
+        (addresses or networks), that is the address that the proxy names. Clients that are web pages of the origins in
+        `cors` may log in; the page on which a user consents stays its own.
         """
-        return _App(self, registration=self._registration, allowed_hosts=allowed_hosts, trusted_proxies=trusted_proxies)
+        policy = HostPolicy(allowed_hosts, None, urlsplit(self.issuer).hostname, cors=cors)
+        proxies = TrustedProxies(trusted_proxies) if trusted_proxies else None
+        return _App(self, policy, Cors(policy) if cors else None, proxies)
 
 
 def _check_clients(
@@ -303,15 +313,9 @@ class _App:
     """Finds the endpoint of a request, after a look at where it comes from."""
 
     def __init__(
-        self,
-        server: AuthorizationServer,
-        *,
-        registration: bool,
-        allowed_hosts: Sequence[str] | None,
-        trusted_proxies: Sequence[str],
+        self, server: AuthorizationServer, policy: HostPolicy, cors: Cors | None, proxies: TrustedProxies | None
     ) -> None:
-        parts = urlsplit(server.issuer)
-        base, metadata = parts.path, server.metadata()
+        base, metadata = urlsplit(server.issuer).path, server.metadata()
         authenticating = Authenticating(server.clients, server.assertions)
         authorizing, tokening = Authorizing(server, f"{base}/authorize"), Tokening(server, authenticating)
 
@@ -332,12 +336,12 @@ class _App:
             f"{base}/authorize": {"GET": authorizing.ask, "POST": authorizing.decide},
             f"{base}/token": {"POST": tokening.answer},
         }
-        if registration:
+        if server.registration:
             self._routes[f"{base}/register"] = {"POST": register}
         if server.introspects:
             self._routes[f"{base}/introspect"] = {"POST": Introspecting(server, authenticating).answer}
-        self._proxies = TrustedProxies(trusted_proxies) if trusted_proxies else None
-        self._policy = HostPolicy(allowed_hosts, None, parts.hostname)
+        self._own_page = f"{base}/authorize"  # of which no other page is told anything
+        self._policy, self._cors, self._proxies = policy, cors, proxies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
@@ -346,10 +350,14 @@ class _App:
                 await receive()
                 await send({"type": done})
         elif scope["type"] == "http":
-            answer = await self._answer(scope, receive)
-            await answer.send(send)
+            if self._cors is not None and scope["path"] != self._own_page:
+                send = self._cors.share(scope, send)
+            answer = await self._answer(scope, receive, send)
+            if answer is not None:
+                await answer.send(send)
 
-    async def _answer(self, scope: Scope, receive: Receive) -> Answer:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> Answer | None:
+        """The answer to one request; None if it is sent already."""
         try:
             headers = read(scope["headers"])
             host = headers.known.get(b"host")
@@ -360,6 +368,9 @@ class _App:
             endpoints = self._routes.get(scope["path"])
             if endpoints is None:
                 raise OAuthError("invalid_request", "There is nothing at this path.", status=404)
+            if scope["method"] == "OPTIONS" and is_preflight(headers):
+                await self._answer_preflight(scope, headers, endpoints, send)
+                return None
             endpoint = endpoints.get(scope["method"])
             if endpoint is None:
                 allow = ", ".join(endpoints).encode()
@@ -375,3 +386,10 @@ class _App:
         except Exception as error:  # noqa: BLE001 - R1: a login function may raise anything
             text = report("The authorization server", error, debug=False)
             return json_answer({"error": "server_error", "error_description": text}, 500)
+
+    async def _answer_preflight(self, scope: Scope, headers: Headers, verbs: Iterable[str], send: Send) -> None:
+        """Tell a browser whether its page may ask here; nobody but its own page may at that of the consent."""
+        origin = headers.known.get(b"origin")
+        if self._cors is None or scope["path"] == self._own_page or not self._policy.shares_with(origin):
+            raise OAuthError("invalid_request", preflight_refusal(origin), status=403)
+        await self._cors.answer_preflight(headers, tuple(verbs), send)
