@@ -159,10 +159,10 @@ class Grants:
         if time.time() - kept.used_at >= self._grace_seconds:
             await self.end(kept.grant.family)
             raise _refusal("refresh")
-        answer = _unseal(token, asked, kept.answer) if kept.asked == asked else None
-        if answer is None:  # its holder asks for two things at once: one of them is too late
+        told = _unseal(token, asked, kept.answer) if kept.asked == asked else None
+        if told is None:  # its holder asks for two things at once: one of them is too late
             raise _refusal("refresh")
-        return answer
+        return told
 
     async def end(self, family: str) -> None:
         """End a family: its codes, refresh tokens and access tokens are not good any more."""
