@@ -49,7 +49,7 @@ peers-conformance: $(VENV)/.dev
 	@$(BIN)/python tools/setup_peers.py --required node
 
 peers-bench: $(VENV)/.dev
-	@$(BIN)/python tools/setup_peers.py --required wrk weft mcp fastmcp engine
+	@$(BIN)/python tools/setup_peers.py --required wrk weft weft_fastapi mcp fastmcp engine
 
 $(BIN)/python:
 	@sh tools/make_venv.sh $(VENV)

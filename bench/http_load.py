@@ -44,9 +44,12 @@ def wrk(port: int, name: str, script: str, seconds: float, *, connections: int =
 
 
 def throughput(port: int, seconds: float, headers: dict[str, str] = HEADERS) -> dict[str, float]:
-    """Requests per second that were answered with 2xx, the latencies, and what went wrong."""
+    """Calls per second that were answered rightly, by their ids and what they say; the latencies, and what failed."""
     facts = wrk(port, "call", call_lua(headers), seconds)
-    facts["per_second"] = (facts["requests"] - facts["refused"]) / facts["seconds"]
+    wrong = facts["requests"] - facts["refused"] - facts["completed"]
+    if wrong > 0:
+        raise RuntimeError(f"{wrong:g} of {facts['requests']:g} answers had another id or another text.")
+    facts["per_second"] = facts["completed"] / facts["seconds"]
     return facts
 
 

@@ -4,7 +4,8 @@
 
 BENCH_SECONDS (2) is the length of one sample, BENCH_ROUNDS (5) how often each is taken. In every round all servers
 are measured one after the other, and ratios are taken within a round: absolute numbers wander, ratios hold.
-The exit code is 1 when a target was missed.
+The exit code is 1 when a target was missed. On a machine that is busy nothing is measured; BENCH_ANYWAY=1 measures,
+prints, and writes nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import shutil
 import sys
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -33,7 +35,22 @@ from processes import (
 from report import write_markdown, write_picture
 from session_load import IDLE, SESSIONS, idle_kib, openings, sessions_of, throughput_of
 from stdio_load import WINDOW, first_answer_seconds, one_by_one, pipelined
-from subjects import BARE, BARE_STDIO, FASTMCP, MCP, WEFT, Subject, asking, keeping_sessions, protected, tuned
+from subjects import (
+    BARE,
+    BARE_STDIO,
+    FASTMCP,
+    MCP,
+    WEFT,
+    WEFT_AWAKE_LESS,
+    WEFT_BESIDE_FASTAPI,
+    WEFT_WITH_MIDDLEWARE,
+    Subject,
+    asking,
+    keeping_sessions,
+    mounted,
+    protected,
+    tuned,
+)
 from wire import HEADERS
 
 __all__ = ["main"]
@@ -42,6 +59,7 @@ SECONDS = float(os.environ.get("BENCH_SECONDS", "2"))
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
 SDKS = [WEFT, MCP, FASTMCP]
 MANY = 1000
+MOST_LOAD = 0.5  # of the machine before a run: other work would be measured along
 CHANGES = 5  # told to all listen streams, one after the other
 # Which servers stand in the columns of a row: the peers as pip installs them, or at their quickest.
 AS_INSTALLED = {subject.name: subject.name for subject in (*SDKS, BARE)}
@@ -65,7 +83,7 @@ def measure_http() -> list[Measure]:
         before = processor_seconds(pids[subject.name])
         facts = throughput(ports[subject.name], SECONDS)
         used = processor_seconds(pids[subject.name]) - before
-        per_processor_second[subject.name].append((facts["requests"] - facts["refused"]) / used)
+        per_processor_second[subject.name].append(facts["completed"] / used)
         failed[subject.name] += int(facts["refused"] + facts["broken"])
         return facts["per_second"]
 
@@ -85,13 +103,28 @@ def measure_http() -> list[Measure]:
     everything = Measure(title, "calls/s", samples, notes=notes)
     effort = Measure(title, "calls per second of its processor", per_processor_second)
     return [
-        everything.narrowed(installed, AS_INSTALLED, [Target(MCP.name, 12), Target(BARE.name, 0.6)]),
         everything.narrowed(f"{title}, peers tuned", AT_BEST),
+        everything.narrowed(installed, AS_INSTALLED, [Target(MCP.name, 12), Target(BARE.name, 0.6)]),
         effort.narrowed(installed, AS_INSTALLED),
         Measure("resident memory after the first answer", "MiB", memory).narrowed(
             "resident memory after the first answer", AS_INSTALLED
         ),
     ]
+
+
+def measure_mounted() -> Measure:
+    """Throughput under `uvicorn module:app`, with nothing chosen: its access log is on."""
+    subjects = [mounted(subject) for subject in (*SDKS, BARE)]
+    ports: dict[str, int] = {subject.name: free_port() for subject in subjects}
+    with ExitStack() as stack:
+        for subject in subjects:
+            port = ports[subject.name]
+            stack.enter_context(http_server(subject.command("--port", str(port)), port))
+            check(port, subject.name)
+            throughput(port, 1)  # warm
+        samples = interleave(subjects, ROUNDS, lambda subject: throughput(ports[subject.name], SECONDS)["per_second"])
+    title = f"HTTP tools/call, {CONNECTIONS} connections, all under plain `uvicorn module:app`"
+    return Measure(title, "calls/s", samples, [Target(MCP.name, 10), Target(BARE.name, 0.7)])
 
 
 def measure_stdio() -> list[Measure]:
@@ -103,6 +136,11 @@ def measure_stdio() -> list[Measure]:
         )
         for placement in Placement
     }
+    asleep = interleave(
+        [WEFT_AWAKE_LESS, MCP, FASTMCP],
+        ROUNDS,
+        lambda subject: one_by_one(subject.command(), SECONDS, Placement.FREE),
+    )
     many = interleave(subjects, ROUNDS, lambda subject: pipelined(subject.command(), SECONDS))
     first = interleave(SDKS, ROUNDS, lambda subject: first_answer_seconds(subject.command()))
     return [
@@ -115,6 +153,7 @@ def measure_stdio() -> list[Measure]:
             )
             for placement, samples in single.items()
         ),
+        Measure("stdio tools/call, one by one, not pinned, Weft with stdio_linger_seconds=0", "calls/s", asleep),
         Measure(f"stdio tools/call, {WINDOW} in flight", "calls/s", many, [Target(MCP.name, 15)]),
         Measure("start to first answer over stdio", "s", first, digits=3),
     ]
@@ -174,8 +213,8 @@ def measure_session_calls() -> list[Measure]:
     installed = {subject.name: subject.name for subject in SDKS}
     at_best = {WEFT.name: WEFT.name, **{tuned(peer).name: peer.name for peer in (MCP, FASTMCP)}}
     return [
-        everything.narrowed(f"{title}, as installed by their own run()", installed, [Target(MCP.name, 10)]),
         everything.narrowed(f"{title}, peers tuned", at_best),
+        everything.narrowed(f"{title}, as installed by their own run()", installed, [Target(MCP.name, 10)]),
     ]
 
 
@@ -262,18 +301,29 @@ def measure_tokens() -> Comparison:
     )
 
 
-def measure_flatness() -> Comparison:
-    """The same calls on a server with one tool and on one with a thousand.
+def measure_surroundings() -> list[Comparison]:
+    """The same calls where OpenTelemetry is installed and nothing listens; and with a middleware that does nothing."""
+    return [measure_beside_plain(WEFT_BESIDE_FASTAPI, 0.98), measure_beside_plain(WEFT_WITH_MIDDLEWARE, 0.93)]
 
-    Of two processes of the same program one is a few percent quicker, as chance has laid out its memory. So there are
-    several pairs of them.
-    """
-    one, many = Subject("1 tool", "", "", ""), Subject(f"{MANY} tools", "", "", "")
+
+def measure_beside_plain(other: Subject, limit: float) -> Comparison:
+    samples: dict[str, list[float]] = {WEFT.name: [], other.name: []}
+    for _ in range(2 * ROUNDS):
+        for name, values in measure_pair(WEFT, other)[0].items():
+            samples[name] += values
+    measure = Measure("Weft: HTTP tools/call by what is around it", "calls/s", samples)
+    return Comparison(measure, other.name, WEFT.name, limit)
+
+
+def measure_flatness() -> Comparison:
+    """The same calls on a server with one tool and on one with a thousand."""
+    one = replace(WEFT, name="1 tool")
+    many = replace(WEFT, name=f"{MANY} tools", options=("--tools", str(MANY)))
     samples: dict[str, list[float]] = {one.name: [], many.name: []}
     listing: list[tuple[float, float]] = []
     for _ in range(ROUNDS):
-        found, listed = measure_pair(one, many)
-        listing.append(listed)
+        found, times = measure_pair(one, many, listed=many)
+        listing.append(times)
         for name, values in found.items():
             samples[name] += values
     first, later = (median(column) for column in zip(*listing, strict=True))
@@ -283,18 +333,24 @@ def measure_flatness() -> Comparison:
     return Comparison(measure, many.name, one.name, 0.95)
 
 
-def measure_pair(one: Subject, many: Subject) -> tuple[dict[str, list[float]], tuple[float, float]]:
-    """Calls per second of a server with one tool and of one with many; and how long the long list takes."""
-    ports = {one.name: free_port(), many.name: free_port()}
+def measure_pair(
+    one: Subject, other: Subject, *, listed: Subject | None = None
+) -> tuple[dict[str, list[float]], tuple[float, float]]:
+    """Calls per second of two servers; and how long the list of one takes, where that is asked for.
+
+    Of two processes of the same program one is a few percent quicker, as chance has laid out its memory. So this is
+    done with several pairs of them.
+    """
+    ports = {one.name: free_port(), other.name: free_port()}
     with ExitStack() as stack:
-        for name, count in ((one.name, 1), (many.name, MANY)):
-            port = ports[name]
-            stack.enter_context(http_server(WEFT.command("--http", str(port), "--tools", str(count)), port))
-            check(port, name)
+        for subject in (one, other):
+            port = ports[subject.name]
+            stack.enter_context(http_server(subject.command("--http", str(port)), port))
+            check(port, subject.name)
             throughput(port, 1)  # warm
-        listed = list_milliseconds(ports[many.name], 21)
-        found = interleave([one, many], 4, lambda subject: throughput(ports[subject.name], SECONDS / 2)["per_second"])
-    return found, listed
+        times = (0.0, 0.0) if listed is None else list_milliseconds(ports[listed.name], 21)
+        found = interleave([one, other], 4, lambda subject: throughput(ports[subject.name], SECONDS / 2)["per_second"])
+    return found, times
 
 
 def main() -> int:
@@ -304,9 +360,17 @@ def main() -> int:
     if not shutil.which("wrk"):
         sys.exit("wrk is not installed: run 'make bench' as root, or 'apt-get install wrk'.")
     load = os.getloadavg()[0]  # before this run adds its own
+    writes = load <= MOST_LOAD
+    if not writes and os.environ.get("BENCH_ANYWAY") != "1":
+        sys.exit(
+            f"The load of this machine is {load:.2f}, above {MOST_LOAD}: other work would be measured along. Wait "
+            "until it is idle, or set BENCH_ANYWAY=1 to measure without writing the results."
+        )
     say(f"{ROUNDS} rounds of {SECONDS:g} s a sample; the servers run as {' '.join(pinned(['python']))}")
     say("HTTP ...")
     measures = measure_http()
+    say("uvicorn ...")
+    measures.insert(1, measure_mounted())
     say("stdio ...")
     measures += measure_stdio()
     say("questions ...")
@@ -322,8 +386,8 @@ def main() -> int:
     say("import ...")
     measures.append(measure_import())
     say(f"{MANY} tools, and tokens ...")
-    comparisons = [measure_flatness(), measure_tokens()]
-    here = Path(__file__).resolve().parent
+    comparisons = [measure_flatness(), measure_tokens(), *measure_surroundings()]
+    here = Path(__file__).resolve().parent if writes else WORK
     verdicts = write_markdown(here / "RESULTS.md", measures, comparisons, load)
     write_picture(here / "results.svg", measures)
     say((here / "RESULTS.md").read_text())

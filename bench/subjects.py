@@ -13,9 +13,13 @@ __all__ = [
     "FASTMCP",
     "MCP",
     "WEFT",
+    "WEFT_AWAKE_LESS",
+    "WEFT_BESIDE_FASTAPI",
+    "WEFT_WITH_MIDDLEWARE",
     "Subject",
     "asking",
     "keeping_sessions",
+    "mounted",
     "protected",
     "tuned",
 ]
@@ -37,7 +41,8 @@ class Subject:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def command(self, *arguments: str) -> list[str]:
-        return [self.python, str(HERE / "servers" / self.script), *self.options, *arguments]
+        script = [str(HERE / "servers" / self.script)] if self.script else []
+        return [self.python, *script, *self.options, *arguments]
 
     def version(self) -> str:
         code = f"from importlib.metadata import version; print(version({self.package!r}))"
@@ -74,6 +79,12 @@ FASTMCP = Subject(
     "@server.tool\n"
     "async def add(a: int, b: int) -> int: return a + b",
 )
+# The same, where FastAPI is installed too, and with it OpenTelemetry's API.
+WEFT_BESIDE_FASTAPI = replace(
+    WEFT, name="Weft beside FastAPI and OpenTelemetry", python=str(PEERS / "weft_fastapi" / "bin" / "python")
+)
+WEFT_WITH_MIDDLEWARE = replace(WEFT, name="Weft with one middleware", options=("--middleware",))
+WEFT_AWAKE_LESS = replace(WEFT, options=("--no-linger",))
 BARE = Subject("bare uvicorn + msgspec", WEFT.python, "bare_server.py", "uvicorn", "pass")
 BARE_STDIO = Subject("bare os.read + msgspec", WEFT.python, "bare_stdio.py", "msgspec")
 
@@ -82,6 +93,13 @@ def tuned(peer: Subject) -> Subject:
     """The peer at its quickest: JSON answers, no access log, and the engine that Weft's uvicorn has."""
     engine = {"PYTHONPATH": str(PEERS / "engine")}
     return replace(peer, name=f"{peer.name}, tuned", options=("--tuned",), environment=engine)
+
+
+def mounted(subject: Subject) -> Subject:
+    """The app of a server under `uvicorn module:app`, which is how most people deploy."""
+    module = subject.script.removesuffix(".py")
+    uvicorn = ("-m", "uvicorn", "--factory", f"{module}:make_app", "--app-dir", str(HERE / "servers"))
+    return replace(subject, script="", options=uvicorn)
 
 
 def asking(subject: Subject) -> Subject:

@@ -45,6 +45,7 @@ LEFT_OUT = {
     "engine": "make bench",
     "nginx": "tests/interop (two processes behind a proxy)",
     "weft": "make bench",
+    "weft_fastapi": "make bench",
     "wrk": "make bench",
 }
 
@@ -93,16 +94,16 @@ def python_peer(name: str) -> None:
     set_up(place, "\n".join(pins), install)
 
 
-def weft_alone() -> None:
-    """Weft as a user has it, without the development tools: some of them (OpenTelemetry) change what it does."""
-    place = CACHE / "peers" / "weft"
+def weft_alone(name: str = "weft", *others: str) -> None:
+    """Weft as a user has it, without the development tools; and what else the user has."""
+    place = CACHE / "peers" / name
 
     def install() -> None:
         venv.create(place, with_pip=True)
         pip = [str(place / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
-        run(*pip, "install", "--quiet", "--editable", str(ROOT))
+        run(*pip, "install", "--quiet", "--editable", str(ROOT), *others)
 
-    set_up(place, (ROOT / "pyproject.toml").read_text(), install)
+    set_up(place, "\n".join([(ROOT / "pyproject.toml").read_text(), *others]), install)
 
 
 def engine() -> None:
@@ -152,6 +153,8 @@ def ensure(name: str) -> None:
         engine()
     elif name == "weft":
         weft_alone()
+    elif name == "weft_fastapi":
+        weft_alone(name, "fastapi", "opentelemetry-api")
     elif name in PYTHON_PINS:
         python_peer(name)
     else:

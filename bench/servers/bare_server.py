@@ -46,6 +46,11 @@ async def app(_scope: dict[str, Any], receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": answer})
 
 
+def make_app() -> Any:
+    """The app that `uvicorn --factory` serves."""
+    return app
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--http", type=int, metavar="PORT", required=True)

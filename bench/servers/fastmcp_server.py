@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from fastmcp import FastMCP
 
@@ -13,6 +14,11 @@ server = FastMCP("bench")
 async def add(a: int, b: int) -> int:
     """Add two numbers."""
     return a + b
+
+
+def make_app() -> Any:
+    """The app that `uvicorn --factory` serves."""
+    return server.http_app(path="/mcp", stateless_http=True)
 
 
 def main() -> None:

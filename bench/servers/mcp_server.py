@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from mcp.server.mcpserver import MCPServer
 
@@ -13,6 +14,11 @@ server = MCPServer("bench", log_level="WARNING")
 async def add(a: int, b: int) -> int:
     """Add two numbers."""
     return a + b
+
+
+def make_app() -> Any:
+    """The app that `uvicorn --factory` serves."""
+    return server.streamable_http_app(stateless_http=True)
 
 
 def main() -> None:

@@ -1,10 +1,11 @@
-"""Weft: one tool (or many, to see that it does not matter), over stdio or HTTP."""
+"""Weft: one tool (or many, to see that it does not matter), over stdio or HTTP; its app for uvicorn."""
 
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
-from weft import Server
+from weft import Context, Limits, Server
 
 server = Server("bench", version="1.0")
 
@@ -20,11 +21,27 @@ async def other(a: int, b: int) -> int:
     return a + b
 
 
+async def look_on(ctx: Context, next: Any) -> Any:  # noqa: ARG001 - what middleware is given
+    """Middleware that does nothing."""
+    return await next()
+
+
+def make_app() -> Any:
+    """The app that `uvicorn --factory` serves."""
+    return server.asgi()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--http", type=int, metavar="PORT")
     parser.add_argument("--tools", type=int, default=1)
+    parser.add_argument("--middleware", action="store_true")
+    parser.add_argument("--no-linger", action="store_true")
     arguments = parser.parse_args()
+    if arguments.middleware:
+        server.middleware(look_on)
+    if arguments.no_linger:
+        server.limits = Limits(stdio_linger_seconds=0)
     for number in range(1, arguments.tools):
         server.add_tool(other, name=f"other_{number}")
     if arguments.http:

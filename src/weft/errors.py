@@ -11,6 +11,7 @@
      │    │    ├── InternalError         -32603  our fault; says nothing of what happened
      │    │    ├── HeaderMismatch        -32020  a header and the body differ
      │    │    ├── MissingCapability     -32021  the client did not declare what is needed
+     │    │    │    └── UndeclaredExtension      a method of an extension (in the session era: -32601)
      │    │    └── UnsupportedVersion    -32022  this revision is not served
      │    ├── ToolError                  answered as a tool result with `isError`
      │    │    └── QuestionFailed        a question of the server was refused, or not answered well or in time
@@ -60,6 +61,7 @@ __all__ = [
     "ResourceNotFound",
     "StartError",
     "ToolError",
+    "UndeclaredExtension",
     "UnsupportedVersion",
     "UsageError",
     "VersionMismatch",
@@ -144,6 +146,17 @@ class MissingCapability(ProtocolError):
 
     def __init__(self, message: str, *, required: Mapping[str, Any]) -> None:
         super().__init__(message, data={"requiredCapabilities": dict(required)})
+
+
+class UndeclaredExtension(MissingCapability):
+    """A method belongs to an extension that the client did not declare."""
+
+    def __init__(self, method: str, extension: str) -> None:
+        super().__init__(
+            f"The method {method!r} belongs to the extension {extension!r}, which the client must declare in its "
+            "`capabilities.extensions`.",
+            required={"extensions": {extension: {}}},
+        )
 
 
 class UnsupportedVersion(ProtocolError):

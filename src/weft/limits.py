@@ -38,6 +38,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     drain_seconds: float = 5.0  # in-flight requests at shutdown
     ask_seconds: float = 600.0  # a question to the user
     keep_alive_seconds: float = 15.0  # between two signs of life on an open stream
+    stdio_linger_seconds: float = 50e-6  # how long stdio looks for the next line before it falls asleep; 0: not at all
 
     # How much at once.
     in_flight: int = 1000  # requests in the process

@@ -240,7 +240,8 @@ async def test_the_program_is_told_what_is_wrong_with_its_model_and_its_folders(
         ({"sampling": {"tools": {}}}, {"sample": print}, "`sample_with_tools=`"),
         ({"roots": {}, "elicitation": {"form": {}}}, {}, "`roots=` and `elicit=`"),
         ({"roots": {}}, {"roots": []}, None),  # it is declared: no option would help
-        ({"extensions": {"x.example/y": {}}}, {}, None),
+        ({"extensions": {"x.example/y": {}}}, {}, "`extensions={'x.example/y': {}}`"),
+        ({"extensions": {"x.example/y": {}}}, {"extensions": {"x.example/y": {}}}, None),
         (["roots"], {}, None),
         (None, {}, None),
     ],

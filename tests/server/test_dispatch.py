@@ -8,12 +8,12 @@ import pytest
 
 from support import SERVER_INFO, ask, make_server
 from weft import CallToolResult, Context, ProtocolError, Server, TextContent, ToolError
-from weft.server import telemetry
+from weft.server import app
 
 
 @pytest.fixture(autouse=True)
 def untraced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telemetry, "middleware", tuple)
+    monkeypatch.setattr(app, "find_tracing", lambda: None)
 
 
 def tracing(trace: list[str], name: str) -> Any:

@@ -129,7 +129,7 @@ def no_collector() -> Iterator[None]:
 
 
 async def attempt(way: Awaitable[Any]) -> None:
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # how it ends is not what is looked at
         await way
     await asyncio.sleep(0.02)  # what is left to do is done
 

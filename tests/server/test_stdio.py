@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from weft import Server
-from weft.limits import Limits
+from weft.limits import DEFAULT_LIMITS, Limits
 from weft.server.transports import lines, stdio
 from weft.server.transports.lines import AT_ONCE, CHUNK, QUEUED_BYTES, LineReader, LineSplitter, LineWriter
 from weft.server.transports.stdio import serve_stdio
@@ -612,7 +612,7 @@ async def lines_by_turn(*, linger: bool) -> list[int]:
         os.write(sink, b"next\n")
         reader.resume(linger=linger)
 
-    reader = LineReader(source, 100, deliver)
+    reader = LineReader(source, 100, deliver, linger_seconds=DEFAULT_LIMITS.stdio_linger_seconds)
     reader.start()
     os.write(sink, b"first\n")
     await asyncio.wait_for(enough.wait(), 30)
@@ -639,10 +639,8 @@ async def test_a_process_lingers_only_for_requests_that_come_one_by_one(monkeypa
         resume(reader, linger=linger)
 
     monkeypatch.setattr(LineReader, "resume", watched)
-    server = Server("lingering")
     go = asyncio.Event()
 
-    @server.tool
     async def wait() -> str:
         await go.wait()
         return "done"
@@ -652,7 +650,9 @@ async def test_a_process_lingers_only_for_requests_that_come_one_by_one(monkeypa
 
     called = {"jsonrpc": "2.0", "id": 9, "method": "tools/call", "params": {"name": "wait", "_meta": META}}
     (source, theirs), (ours, sink) = os.pipe(), os.pipe()
-    for mine in (True, False):
+    for mine, limits in ((True, Limits()), (False, Limits()), (True, Limits(stdio_linger_seconds=0))):
+        server = Server("lingering", limits=limits)
+        server.add_tool(wait)
         monkeypatch.setattr(stdio, "_process_pipes", lambda: contextlib.nullcontext((source, sink)))
         serving = asyncio.create_task(serve_stdio(server) if mine else serve_stdio(server, source, sink))
         for chunk in (
@@ -669,7 +669,8 @@ async def test_a_process_lingers_only_for_requests_that_come_one_by_one(monkeypa
         await asyncio.gather(serving, return_exceptions=True)
         go.clear()
     # Two that come alone, two at once, one that waits.
-    assert lingered == [True, True, False, False] + 4 * [False]  # and never for those who are not the only ones
+    # Never for those who are not the only ones, nor where it is turned off.
+    assert lingered == [True, True, False, False] + 8 * [False]
     for fd in (source, theirs, ours, sink):
         os.close(fd)
 

@@ -26,8 +26,7 @@ def provider() -> Iterator[None]:
     made = TracerProvider()
     made.add_span_processor(SimpleSpanProcessor(_exporter))
     patch = pytest.MonkeyPatch()
-    patch.setattr(trace, "get_tracer_provider", lambda: made)  # the real setting is for the life of the process
-    patch.setattr(trace, "get_tracer", made.get_tracer)
+    patch.setattr(trace, "_TRACER_PROVIDER", made)  # `set_tracer_provider` is for the life of the process
     yield
     patch.undo()
 
@@ -116,6 +115,36 @@ async def test_nothing_at_all_where_it_is_not_installed(
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name.startswith("opentelemetry") else find(name)
     )
-    assert tuple(telemetry.middleware()) == ()
+    assert telemetry.find_tracing() is None
     assert (await ask(make_server(), "tools/call", ADD)).status == 200
     assert spans.get_finished_spans() == ()
+
+
+async def test_a_provider_may_be_set_while_serving(
+    spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = make_server()
+    with monkeypatch.context() as without:
+        without.setattr(trace, "_TRACER_PROVIDER", None)
+        await ask(server, "tools/call", ADD)
+        assert not spans.get_finished_spans()
+    await ask(server, "tools/call", ADD)
+    assert only(spans).name == "tools/call add"
+
+
+async def test_the_public_question_serves_where_the_variable_is_gone(
+    spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`Tracing.is_on` reads a private variable first; in a version that renames it, tracing works as before."""
+    tracing = telemetry.find_tracing()
+    assert tracing is not None
+    made = trace.get_tracer_provider()
+    monkeypatch.delattr(trace, "_TRACER_PROVIDER")
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: made)
+    assert tracing.is_on()
+    monkeypatch.setattr(trace, "get_tracer_provider", trace.ProxyTracerProvider)
+    assert not tracing.is_on()
+
+
+def test_opentelemetry_has_the_variable_that_is_read() -> None:
+    assert hasattr(trace, "_TRACER_PROVIDER"), "weft.server.telemetry reads it to spare a call 2 %: find the new name"

@@ -1,12 +1,15 @@
 """The wire types: camelCase, absent fields left out, unknown ones ignored, and the names the schema has."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
 import weft.types as types
 from support.official_schemas import official_schemas
 from weft.eras.stateless import NEWEST
-from weft.types.base import Struct
+from weft.types.base import NotificationParams, Struct
+from weft.types.request import RequestParams
 
 
 @pytest.mark.spec("TOOL-12", "TOOL-20")
@@ -63,3 +66,59 @@ def test_fields_are_those_of_the_schema() -> None:
     assert {name: fields for name, fields in unlike.items() if fields} == {
         "ResourceContents": {"text", "blob"}  # one type here for what is text or blob
     }
+
+
+class Sample(types.Result, kw_only=True):
+    count: int = 0
+    share: float = 0.5
+    text: str = ""
+    flag: bool = False
+    items: list[int] = []  # noqa: RUF012 - as users write it
+    table: dict[str, int] = msgspec.field(default_factory=dict)
+    renamed: int = msgspec.field(name="ttlMs", default=0)
+    made: list[int] = msgspec.field(default_factory=lambda: [1])
+    none: str | None = None
+    unset: str | msgspec.UnsetType = msgspec.UNSET
+    limit = 5  # not annotated: no field
+
+
+def test_fields_of_a_users_result_are_sent_also_where_they_equal_their_default() -> None:
+    expected = {"count": 0, "share": 0.5, "text": "", "flag": False, "items": [], "table": {}, "ttlMs": 0, "made": [1]}
+    assert msgspec.to_builtins(Sample()) == expected
+    assert msgspec.json.decode(msgspec.json.encode(Sample())) == expected
+    assert Sample.limit == 5
+    Sample().items.append(1)
+    assert Sample().items == []  # each has a list to itself
+
+
+@pytest.mark.parametrize("base", [types.Result, RequestParams, NotificationParams, Struct])
+def test_so_are_those_of_every_kind_of_wire_type(base: Any) -> None:
+    class Own(base, kw_only=True):
+        count: int = 0
+
+    class Further(Own, kw_only=True):
+        more: int = 1
+
+    class Explicit(base, kw_only=True, omit_defaults=True):
+        count: int = 0
+
+    assert msgspec.to_builtins(Further()) == {"count": 0, "more": 1}
+    assert msgspec.to_builtins(Explicit()) == {}
+
+
+# What the schema requires, and is filled in later: by the era, or by the cache policy of the server.
+FILLED_IN = {"resultType", "ttlMs", "cacheScope", "_meta"}
+
+
+def test_what_the_schema_requires_has_no_default_that_could_be_left_out() -> None:
+    official = official_schemas()[NEWEST.version]["$defs"]
+    kinds = {name: getattr(types, name) for name in types.__all__ if "required" in official.get(name, {})}
+    assert len(kinds) > 30
+    optional = {
+        (name, field.encode_name)
+        for name, kind in kinds.items()
+        for field in msgspec.structs.fields(kind)
+        if field.encode_name in official[name]["required"]
+        and (field.default is not msgspec.NODEFAULT or field.default_factory is not msgspec.NODEFAULT)
+    }
+    assert {name for _, name in optional} <= FILLED_IN, optional

@@ -25,7 +25,7 @@ from weft.client.duties import Duties, FormFunction, LogFunction, RootsFunction,
 from weft.client.exchange import Exchange, Options, with_rounds
 from weft.client.lifetime import Lifetime, closed
 from weft.client.link import Link, ProgressCallback, code_and_data
-from weft.client.mistakes import check_limits, check_texts, plainly, read_level, resource_missing
+from weft.client.mistakes import check_limits, check_texts, plainly, read_extensions, read_level, resource_missing
 from weft.client.negotiate import Memory, Negotiator, eras_for, explained
 from weft.client.paging import Pages
 from weft.client.questions import RootLike
@@ -33,10 +33,11 @@ from weft.client.results import ToolResult
 from weft.client.subscriptions import Listening, Subscriptions, wish_for
 from weft.client.suggestions import Suggestions, completion_params
 from weft.client.toolbox import Toolbox
-from weft.client.transports.base import Refused
+from weft.client.transports.base import NO_HEADERS, Refused
 from weft.eras.base import Welcome
 from weft.errors import HeaderMismatch, RemoteError, UsageError, WeftError
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
+from weft.protocol.headers import encode_value
 from weft.types.base import EmptyResult, Implementation, LogLevel, RequestId
 from weft.types.capabilities import ServerCapabilities
 from weft.types.prompts import Completion, GetPromptResult, ListPromptsResult, Prompt
@@ -86,6 +87,7 @@ class Client:
         sample: SampleFunction | None = None,
         sample_with_tools: SampleFunction | None = None,
         roots: Iterable[RootLike] | RootsFunction | None = None,
+        extensions: Mapping[str, Mapping[str, Any]] | None = None,
         confirm: ConfirmFunction | None = None,
         on_log: LogFunction | None = None,
         log_level: LogLevel | None = None,
@@ -120,8 +122,10 @@ class Client:
             limits=limits,
         )
         self._confirming = None if confirm is None else Confirming(confirm)
+        declared = read_extensions(extensions)
         if (extension := getattr(auth, "extension", None)) is not None:  # XAUTH-01
-            self._duties.capabilities.extensions = {extension: {}}
+            declared.setdefault(extension, {})
+        self._duties.capabilities.extensions = declared or None
         self._on_notification = courier(on_notification, limits.changes_kept, "on_notification(method, params)")
         self._log_level: LogLevel | None = None if log_level is None else read_level(log_level)
         self._cache = cache_from(cache, limits)
@@ -466,11 +470,18 @@ class Client:
         *,
         timeout: float | None = None,
         progress: ProgressCallback | None = None,
+        mirrored: str | None = None,
     ) -> dict[str, Any]:
-        """Any request, and its result as it came. Questions of the server are answered as in other calls."""
-        self._connected()
-        options = Options(timeout, progress, is_manual=self._is_manual)
-        return await self._exchange.request_raw(method, params or {}, options)
+        """Any request, and its result as it came. Questions of the server are answered as in other calls.
+
+        `mirrored` names the param that the header Mcp-Name repeats, where a method of an extension has one.
+        """
+        given = params or {}
+        headers: Mapping[str, str] = NO_HEADERS
+        if self._connected().era.mirrors_params and mirrored is not None and mirrored in given:
+            headers = {"Mcp-Name": encode_value(str(given[mirrored]))}
+        options = Options(timeout, progress, headers, self._is_manual)
+        return await self._exchange.request_raw(method, given, options)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
         """Any notification."""

@@ -241,7 +241,9 @@ class _Missing(msgspec.Struct, rename="camel"):
 
 
 def options_for(data: Any, declared: ClientCapabilities) -> str:
-    """The options of a client that declare what a refusal (-32021) names and the client has not; "" if there are none.
+    """The options of a client that declare what a refusal names and the client has not; "" if there are none.
+
+    Only the stateless era has a code for it; what is required is in the data of either era's error.
 
     >>> options_for({"requiredCapabilities": {"elicitation": {"url": {}}, "roots": {}}}, ClientCapabilities())
     '`elicit_url=` and `roots=`'
@@ -253,4 +255,8 @@ def options_for(data: Any, declared: ClientCapabilities) -> str:
     has: dict[str, dict[str, Any]] = msgspec.to_builtins(declared)
     needed = [(name, part) for name, parts in required.items() for part in parts or (_WHOLE.get(name, ""),)]
     missing = [(name, part) for name, part in needed if name not in has or (part and part not in has[name])]
-    return " and ".join(f"`{_OPTIONS[one]}=`" for one in missing if one in _OPTIONS)
+    options = [f"`{_OPTIONS[one]}=`" for one in missing if one in _OPTIONS]
+    extensions: dict[str, Any] = {part: {} for name, part in missing if name == "extensions" and part}
+    if extensions:
+        options.append(f"`extensions={extensions}`")
+    return " and ".join(options)

@@ -27,7 +27,6 @@ from weft.errors import (
     ConnectionFailed,
     InvalidAnswer,
     MethodNotFound,
-    MissingCapability,
     ProtocolError,
     RemoteError,
     UsageError,
@@ -190,7 +189,7 @@ class Exchange:
         code, said, data = failure.code, failure.message.rstrip(". "), failure.data
         if code == MethodNotFound.code and method not in failure.message:
             return RemoteError(code, f"{said}: the server does not offer {method}", data)
-        if code == MissingCapability.code and (options := options_for(data, self._duties.capabilities)):
+        if options := options_for(data, self._duties.capabilities):
             return RemoteError(code, f"{said}. Give the client {options}.", data)
         return failure
 

@@ -19,6 +19,7 @@ import msgspec
 
 from weft.errors import RemoteError, ResourceMissing, UsageError, WeftError
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
+from weft.protocol.names import check_extension_id
 from weft.types.base import LogLevel
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "not_json",
     "other_loop",
     "plainly",
+    "read_extensions",
     "read_level",
     "resource_missing",
     "write_json",
@@ -101,6 +103,32 @@ argument: 'fields'.
         signature.bind(*parameters.split(", ") if parameters else ())
     except TypeError as error:
         raise UsageError(f"{option}= was given a function that cannot be called as {form}: {error}.") from None
+
+
+def read_extensions(given: Any) -> dict[str, dict[str, Any]]:
+    """Return the extensions that a client declares, with their settings; UsageError where they are no declaration.
+
+    >>> read_extensions({"com.example/search": {"depth": 3}})
+    {'com.example/search': {'depth': 3}}
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise UsageError(
+            f"extensions= was given {kind_of(given)}; give identifiers with their settings, such as "
+            "extensions={'com.example/name': {}}."
+        )
+    for id, settings in cast("Mapping[Any, Any]", given).items():
+        try:
+            check_extension_id(id)
+        except (ValueError, AttributeError) as error:
+            raise UsageError(f"extensions= was given {id!r}, which is no identifier: {error}") from None
+        if not isinstance(settings, Mapping):
+            raise UsageError(
+                f"extensions={{{id!r}: ...}} was given {kind_of(settings)}; its settings are a mapping, and empty "
+                f"where there are none: extensions={{{id!r}: {{}}}}."
+            )
+    return {id: dict(settings) for id, settings in cast("Mapping[str, Mapping[str, Any]]", given).items()}
 
 
 def check_limits(limits: object) -> ClientLimits:

@@ -26,6 +26,7 @@ from weft.types.request import RequestParams
 from weft.types.subscriptions import SubscriptionFilter
 
 __all__ = [
+    "CORE_TYPES",
     "NO_PARAMS",
     "ClientEra",
     "Envelope",
@@ -43,6 +44,7 @@ __all__ = [
 ]
 
 NO_PARAMS: Mapping[str, Any] = {}
+CORE_TYPES = frozenset({"complete", "input_required"})  # of results; extensions have others (JRPC-10)
 
 _LEVELS = {
     level: rank

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from weft.eras.base import Envelope, Offer, Peer, WireError, fault_of_params, log_level_reached
+from weft.eras.base import CORE_TYPES, Envelope, Offer, Peer, WireError, fault_of_params, log_level_reached
 from weft.eras.session_fields import fit, fit_capabilities, fit_question
 from weft.errors import (
     InvalidParams,
@@ -26,6 +26,7 @@ from weft.errors import (
     MissingCapability,
     ProtocolError,
     ResourceNotFound,
+    UndeclaredExtension,
 )
 from weft.jsonrpc import Frame
 from weft.protocol.headers import Headers
@@ -143,8 +144,12 @@ class SessionServer:
         return REVISIONS.get(peer.protocol_version, ASSUMED).polling
 
     def seal(self, result: Result, offer: Offer, revision: Revision) -> Result:
-        """Only what the revision has (COMPAT-23)."""
-        return fit(result, revision)
+        """Only what the revision has (COMPAT-23). A result type of an extension stays: its client declared it."""
+        kind = result.result_type
+        fitting = fit(result, revision)
+        if kind is not None and kind not in CORE_TYPES:
+            fitting = msgspec.structs.replace(fitting, result_type=kind)
+        return fitting
 
     def notice(self, params: NotificationParams, revision: Revision) -> NotificationParams:
         """Only what the revision has."""
@@ -163,6 +168,8 @@ class SessionServer:
         code = error.code
         if isinstance(error, ResourceNotFound):
             code = _NO_RESOURCE
+        elif isinstance(error, UndeclaredExtension):
+            code = MethodNotFound.code
         elif isinstance(error, MissingCapability):
             code = InvalidRequest.code
         status = 400 if code in _NOT_A_REQUEST and not opened else 200

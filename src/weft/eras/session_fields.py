@@ -56,10 +56,16 @@ from weft.types.content import (
     TextContent,
 )
 from weft.types.interaction import SamplingMessage, ToolResultContent
-from weft.types.lifecycle import ProgressParams
-from weft.types.prompts import Prompt, PromptArgument
-from weft.types.resources import Resource, ResourceTemplate
-from weft.types.tools import CallToolResult, Tool
+from weft.types.lifecycle import DiscoverResult, ProgressParams
+from weft.types.prompts import ListPromptsResult, Prompt, PromptArgument
+from weft.types.resources import (
+    ListResourcesResult,
+    ListResourceTemplatesResult,
+    ReadResourceResult,
+    Resource,
+    ResourceTemplate,
+)
+from weft.types.tools import CallToolResult, ListToolsResult, Tool
 
 __all__ = ["fit", "fit_capabilities", "fit_question"]
 
@@ -70,12 +76,23 @@ _JUNE = SESSION_2025_06_18.version
 _NOVEMBER = SESSION_2025_11_25.version
 _LATER = STATELESS_2026_07_28.version  # no revision of this era has it
 
+_CACHEABLE = (
+    DiscoverResult,
+    ListToolsResult,
+    ListPromptsResult,
+    ListResourcesResult,
+    ListResourceTemplatesResult,
+    ReadResourceResult,
+)
+
 _SINCE: Mapping[type[msgspec.Struct], Mapping[str, str]] = {
-    Result: {"result_type": _LATER, "ttl_ms": _LATER, "cache_scope": _LATER},  # L11-52; of every kind of result
+    Result: {"result_type": _LATER},  # L11-52; of every kind of result
+    **{kind: {"ttl_ms": _LATER, "cache_scope": _LATER} for kind in _CACHEABLE},  # extensions may have such fields, too
     EmptyResult: {"meta": _LATER},  # allowed, but strict parsers of `{}` exist (L11-52)
     Implementation: {"title": _JUNE, "description": _NOVEMBER, "website_url": _NOVEMBER, "icons": _NOVEMBER},
-    ServerCapabilities: {"completions": _MARCH, "extensions": _LATER},
-    ClientCapabilities: {"elicitation": _JUNE, "extensions": _LATER},
+    # Not `extensions`: SEP-2133 has them in the handshake, and capabilities are open objects in every revision.
+    ServerCapabilities: {"completions": _MARCH},
+    ClientCapabilities: {"elicitation": _JUNE},
     ElicitationCapability: {"form": _NOVEMBER, "url": _NOVEMBER},  # before, `{}` says: by form (L06-04)
     SamplingCapability: {"context": _NOVEMBER, "tools": _NOVEMBER},
     Tool: {"annotations": _MARCH, "title": _JUNE, "output_schema": _JUNE, "meta": _JUNE, "icons": _NOVEMBER},

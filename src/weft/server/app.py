@@ -16,7 +16,6 @@ from weft.backends.memory import MemoryBackend
 from weft.eras.base import Offer
 from weft.errors import UsageError
 from weft.limits import DEFAULT_LIMITS, Limits
-from weft.server import telemetry
 from weft.server.asks.claims import Claims
 from weft.server.asks.rounds import InputRequired, key_ring
 from weft.server.auth.resource import ResourceServer, read_auth
@@ -41,6 +40,7 @@ from weft.server.lifespan import Lifespan, LifespanFactory
 from weft.server.offering import handlers_of, offered, read_eras
 from weft.server.sessions.sessions import Sessions
 from weft.server.subscriptions import Subscriptions
+from weft.server.telemetry import find_tracing
 from weft.server.threads import Threads
 from weft.types.base import SERVER_INFO_KEY, Annotations, Icon, Implementation
 from weft.types.capabilities import ListChangedCapability, ResourcesCapability, ServerCapabilities
@@ -384,7 +384,7 @@ class Server:
             from weft.server.process.development import watch_for_blocking
 
             watch_for_blocking(asyncio.get_running_loop())
-        return Dispatcher(self, handlers, middleware=around, tracing=telemetry.middleware(), checks=checks)
+        return Dispatcher(self, handlers, middleware=around, tracing=find_tracing(), checks=checks)
 
     async def invoke(self, fn: Callable[..., Any], is_async: bool, kwargs: Mapping[str, Any]) -> Any:  # noqa: FBT001 - a fact of `fn`, not an option
         """Call a user's function: here if it is async, else in a thread."""

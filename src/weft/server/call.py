@@ -207,6 +207,11 @@ class Call:
         return cast("Round | None", self.asked) if self.era.asks_by_rounds else None
 
     @property
+    def knows_client(self) -> bool:
+        """Whether it is known what the client declared: with the call, or in a session. Without one, nothing is."""
+        return self.session is not None or not self.era.remembers
+
+    @property
     def principal(self) -> str | None:
         """Who is calling, where that is verified: a name to compare, not to read."""
         return None if self.token_info is None else self.token_info.principal

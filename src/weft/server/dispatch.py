@@ -14,6 +14,7 @@ from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from weft.eras.base import CORE_TYPES
 from weft.errors import (
     InternalError,
     InvalidParams,
@@ -32,6 +33,7 @@ from weft.server.context import Context
 from weft.server.faults import report, report_code
 from weft.server.features.pages import Encoded
 from weft.server.features.tools import failure_of
+from weft.server.telemetry import Tracing
 from weft.types.base import Result
 from weft.types.request import InputParams
 from weft.types.tools import CallToolParams
@@ -49,8 +51,6 @@ Check: TypeAlias = Callable[[Call], None]
 Next: TypeAlias = Callable[[], Awaitable[Result]]
 Middleware: TypeAlias = Callable[[Context, Next], Awaitable[Result]]
 
-CORE_TYPES = frozenset({"complete", "input_required"})
-
 
 class Dispatcher:
     """The method table of one server, composed with its middleware once.
@@ -65,11 +65,15 @@ class Dispatcher:
         handlers: Mapping[str, Handler],
         *,
         middleware: Sequence[Middleware] = (),
-        tracing: Sequence[Middleware] = (),
+        tracing: Tracing | None = None,
         checks: Mapping[str, Check] | None = None,
     ) -> None:
         self._server = server
-        self._handlers = {method: _compose(handler, middleware, tracing) for method, handler in handlers.items()}
+        self._handlers = {method: _compose(handler, middleware) for method, handler in handlers.items()}
+        self._tracing = tracing
+        self._traced: dict[str, Handler] = {}  # the same, with a span around each
+        if tracing is not None:
+            self._traced = {method: partial(_step, tracing.around, chain) for method, chain in self._handlers.items()}
         self._checks = dict(checks or {})
 
     async def run(self, call: Call) -> Answer:
@@ -120,7 +124,8 @@ class Dispatcher:
         check = self._checks.get(name)
         if check is not None:
             check(call)
-        handler = self._handlers.get(name)
+        tracing = self._tracing
+        handler = (self._handlers if tracing is None or not tracing.is_on() else self._traced).get(name)
         if handler is None:
             raise MethodNotFound("Method not found")
         return handler
@@ -210,10 +215,10 @@ async def _give_back(call: Call, state: str) -> None:
         log.exception("The backend failed: a `requestState` stays used up, and its call has to begin anew.")
 
 
-def _compose(handler: Handler, middleware: Sequence[Middleware], tracing: Sequence[Middleware]) -> Handler:
-    """The middleware around a handler, the first outermost; the bare handler when there is none."""
+def _compose(handler: Handler, middleware: Sequence[Middleware]) -> Handler:
+    """Put the middleware around a handler, the first outermost."""
     chain: Handler = partial(_plain, handler) if middleware else handler
-    for layer in (*reversed(middleware), *reversed(tracing)):  # tracing looks on and changes nothing
+    for layer in reversed(middleware):
         chain = partial(_step, layer, chain)
     return chain
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from weft.errors import MissingCapability, RegistrationError
+from weft.errors import RegistrationError, UndeclaredExtension
 from weft.protocol.names import check_extension_id
 from weft.protocol.revisions import METHODS, Method
 from weft.server.call import Call
@@ -49,11 +49,12 @@ class Extension:
         return self.id in (call.envelope.client_capabilities.extensions or {})
 
     def require(self, call: Call) -> None:
-        """Refuse a call of this extension's methods by a client that did not declare it (VER-06)."""
-        if not self.declared_by(call):
-            raise MissingCapability(
-                f"The client must declare the extension {self.id!r}.", required={"extensions": {self.id: {}}}
-            )
+        """Refuse a call of this extension's methods by a client that did not declare it (VER-06).
+
+        Where a handshake is not remembered, the call itself has to do: who calls the method knows the extension.
+        """
+        if call.knows_client and not self.declared_by(call):
+            raise UndeclaredExtension(call.method, self.id)
 
 
 def check_extensions(extensions: Sequence[Extension]) -> None:

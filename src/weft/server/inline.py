@@ -57,6 +57,7 @@ class Suspended(Generic[T]):
 
     def __await__(self) -> Generator[Any, Any, T]:
         coroutine, awaited, context, task = self._coroutine, self._awaited, self._context, self._task
+        self._awaited = None
         cancelling = 0
         send: Callable[[Any], Any] = coroutine.send
         throw: Callable[[BaseException], Any] = coroutine.throw
@@ -74,6 +75,7 @@ class Suspended(Generic[T]):
                     raise
                 except BaseException as error:  # noqa: BLE001 - handed on to the coroutine, as `await` would
                     self.cancelled_itself = task is not None and 0 < cancelling == task.cancelling()
+                    awaited = None  # a future has the exception, which has this frame: a cycle
                     awaited = throw(error)
                 else:
                     awaited = send(value)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import sys
+from collections.abc import Mapping
+from copy import copy
+from typing import Any, Literal, cast
 
 import msgspec
-from msgspec import field
+from msgspec import NODEFAULT, UNSET, field
 
 __all__ = [
     "SERVER_INFO_KEY",
@@ -38,8 +41,51 @@ SERVER_INFO_KEY = "io.modelcontextprotocol/serverInfo"
 SUBSCRIPTION_ID_KEY = "io.modelcontextprotocol/subscriptionId"
 
 
-class Struct(msgspec.Struct, rename="camel", omit_defaults=True):
-    """The base of all wire types: camelCase on the wire, absent fields left out."""
+class _WireMeta(msgspec.StructMeta):
+    """Have every default written but None and UNSET: those two say that a field is absent, all others are values.
+
+    msgspec leaves out whatever is its default. `strength: int = 0` would then never be sent, although the peer may
+    require it. A class that says `omit_defaults=True` itself gets what msgspec does.
+    """
+
+    def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
+        if "omit_defaults" not in options:
+            names = _annotated(namespace) & namespace.keys()
+            namespace = {**namespace, **{field: _written(namespace[field]) for field in names}}
+        return super().__new__(mcls, name, bases, namespace, **options)
+
+
+def _annotated(namespace: Mapping[str, Any]) -> set[str]:
+    """The names that a class body annotates: since Python 3.14 a function returns them."""
+    if sys.version_info >= (3, 14):
+        import annotationlib
+
+        annotate = annotationlib.get_annotate_from_class_namespace(namespace)
+        if annotate is not None:
+            return set(annotationlib.call_annotate_function(annotate, annotationlib.Format.FORWARDREF))
+    return set(namespace.get("__annotations__", ()))
+
+
+def _written(default: Any) -> Any:
+    """The same default, made by a function: what such a function returns is not left out."""
+    spec: Any = default if type(default) is _Field else field(default=default)
+    value, made_by = spec.default, spec.default_factory
+    if value is None or value is UNSET or (value is NODEFAULT and made_by is NODEFAULT):
+        return default
+
+    def make() -> Any:
+        if value is NODEFAULT:
+            return made_by()
+        return copy(value)  # of a list, each object has its own
+
+    return field(default_factory=make, name=spec.name)
+
+
+_Field = cast("type[Any]", type(field()))
+
+
+class Struct(msgspec.Struct, metaclass=_WireMeta, rename="camel", omit_defaults=True):
+    """The base of all wire types: camelCase on the wire, fields that are None or UNSET left out."""
 
 
 class Annotations(Struct):

@@ -38,7 +38,7 @@ class ToolUseContent(Struct, tag="tool_use", tag_field="type"):
     meta: Meta | None = field(name="_meta", default=None)
 
 
-class ToolResultContent(Struct, tag="tool_result", tag_field="type"):
+class ToolResultContent(Struct, tag="tool_result", tag_field="type", omit_defaults=True):
     """What the tool answered the model."""
 
     tool_use_id: str

@@ -58,7 +58,7 @@ class CallToolParams(InputParams, kw_only=True):
     arguments: msgspec.Raw | UnsetType = UNSET
 
 
-class CallToolResult(Result, kw_only=True):
+class CallToolResult(Result, kw_only=True, omit_defaults=True):
     """What a tool answered. `structured_content` may be any JSON value, null included."""
 
     content: list[ContentBlock]

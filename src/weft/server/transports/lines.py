@@ -28,7 +28,6 @@ Line: TypeAlias = bytes | None  # None stands for a line that was longer than th
 
 CHUNK = 64 * 1024  # what a pipe holds
 QUEUED_BYTES = 8 * 1024 * 1024  # output that waits for a slow reader; from there on nothing more is read (D10)
-LINGER = 50e-6  # seconds to look for the next line before the loop falls asleep: being woken up takes as long
 IN_A_ROW = 1e-3  # seconds after which others in this loop have their turn, however soon the next line comes
 AT_ONCE = getattr(select, "PIPE_BUF", 512)  # a writable pipe takes this much without blocking
 
@@ -91,8 +90,11 @@ class LineReader:
     them up.
     """
 
-    def __init__(self, fd: int, limit: int, deliver: Callable[[list[Line], bool], None]) -> None:
+    def __init__(
+        self, fd: int, limit: int, deliver: Callable[[list[Line], bool], None], *, linger_seconds: float = 0.0
+    ) -> None:
         self._fd = fd
+        self._linger_seconds = linger_seconds  # to look for the next line before the loop falls asleep
         self._splitter = LineSplitter(limit)
         self._deliver = deliver
         self._loop = asyncio.get_running_loop()
@@ -132,7 +134,7 @@ class LineReader:
     def _readable(self) -> None:
         end = time.perf_counter() + IN_A_ROW
         self._read_chunk()
-        while self._lingers and time.perf_counter() < end and _comes_soon(self._fd):
+        while self._lingers and time.perf_counter() < end and _comes_soon(self._fd, self._linger_seconds):
             self._read_chunk()
 
     def _read_chunk(self) -> None:
@@ -343,11 +345,11 @@ if hasattr(select, "poll"):
         poll.register(fd, select.POLLIN if for_input else select.POLLOUT)
         poll.poll()
 
-    def _comes_soon(fd: int) -> bool:
-        """Whether there is something to read, now or in a moment."""
+    def _comes_soon(fd: int, seconds: float) -> bool:
+        """Return whether there is something to read, now or within some seconds."""
         poll = select.poll()
         poll.register(fd, select.POLLIN)
-        end = time.perf_counter() + LINGER
+        end = time.perf_counter() + seconds
         while not poll.poll(0):
             if time.perf_counter() > end:
                 return False
@@ -364,7 +366,7 @@ else:  # Windows polls sockets only
     def _wait(fd: int, *, for_input: bool) -> None:
         select.select([fd] if for_input else [], [] if for_input else [fd], [])
 
-    def _comes_soon(fd: int) -> bool:  # noqa: ARG001 - the other platform's signature
+    def _comes_soon(fd: int, seconds: float) -> bool:  # noqa: ARG001 - the other platform's signature
         return False
 
     def _takes_at_once(fd: int) -> bool:  # noqa: ARG001 - the other platform's signature

@@ -47,11 +47,16 @@ class _Process:
     def __init__(self, server: Server, source: int, sink: int, *, lingers: bool) -> None:
         self._limits = server.limits
         self._loop = asyncio.get_running_loop()
-        self._reader = LineReader(os.dup(source), server.limits.line_bytes, self._deliver)
+        self._reader = LineReader(
+            os.dup(source),
+            server.limits.line_bytes,
+            self._deliver,
+            linger_seconds=server.limits.stdio_linger_seconds,
+        )
         self._writer = LineWriter(sink, self._break)
         self._pipe = Pipe(server, self._writer)
         self._backlog: deque[Line] = deque()  # lines that were read and not yet looked at
-        self._lingers = lingers
+        self._lingers = lingers and server.limits.stdio_linger_seconds > 0
         self._came_alone = False  # the line that was read last
         self._waited = 0  # turns of the loop since the limit was met
         self._waiting: asyncio.Task[None] | None = None  # for a slow reader of our output
