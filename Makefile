@@ -2,18 +2,31 @@
 # stamps make it quick the next time, and a change of pyproject.toml sets up anew.
 
 PORT ?= 8000
-VENV := .venv
+# Another Python (a path, a command, or a version such as 3.13) has an environment of its own.
+VENV := $(if $(filter command line,$(origin PYTHON)),.venv-$(notdir $(PYTHON)),.venv)
 BIN := $(VENV)/bin
+LOWEST := .cache/lowest
+
+# Most tests wait more than they work: four workers take a third of the time of one, also on two cores.
+AT_ONCE := --numprocesses 4 --dist loadfile
+# The unit tests are all that need nothing from elsewhere: no other SDK, no Node package, no browser, no proxy.
+UNIT := $(AT_ONCE) --ignore=tests/interop
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check lint conformance bench peers-test peers-conformance peers-bench clean
+.PHONY: help run test unit lowest check lint interop conformance bench soak mutate
+.PHONY: peers-test peers-conformance peers-bench clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make run           serve examples/server.py over HTTP (PORT=$(PORT))"
 	@echo "make test          every check and every test, with the other SDKs' clients where they can be had"
 	@echo "make check         lint, formatting, types, layers and the architecture tests"
+	@echo "make unit          the tests that need nothing from elsewhere; PYTHON=3.13 takes another Python, here and above"
+	@echo "make lowest        the same with the lowest versions that pyproject.toml allows"
+	@echo "make interop       agent frameworks and servers that others wrote, beside Weft; writes docs/interop.md"
 	@echo "make conformance   the official conformance suite against conformance/*.py"
+	@echo "make soak          20,000 calls per era and transport, and what memory, tasks and descriptors do meanwhile"
+	@echo "make mutate        changes the code in 300 places, one at a time, and counts what the tests notice"
 	@echo "make bench         Weft beside mcp, fastmcp and a bare server; writes bench/RESULTS.md and README's figures"
 	@echo "make clean         remove .venv, .cache and what the tools left behind"
 
@@ -21,9 +34,14 @@ run: $(VENV)/.runtime
 	@sh tools/what_to_try.sh $(PORT)
 	@exec $(BIN)/weft run examples/server.py --http --port $(PORT)
 
-# Most tests wait more than they work: four workers take a third of the time of one, also on two cores.
 test: lint peers-test
-	$(BIN)/pytest --numprocesses 4 --dist loadfile
+	$(BIN)/pytest $(AT_ONCE)
+
+unit: $(VENV)/.dev
+	$(BIN)/pytest $(UNIT)
+
+lowest: $(LOWEST)/.stamp
+	$(LOWEST)/bin/pytest $(UNIT)
 
 check: lint
 	$(BIN)/pytest tests/test_architecture.py
@@ -31,9 +49,13 @@ check: lint
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+interop: peers-test
+	$(BIN)/pytest --numprocesses 4 tests/interop/test_foreign.py
+	$(BIN)/python tools/interop_page.py
 
 conformance: peers-conformance
 	$(BIN)/python conformance/run.py
@@ -43,7 +65,8 @@ bench: peers-bench
 
 # What comes from elsewhere (other SDKs, Node packages, Debian packages) lives in .cache, never in git.
 peers-test: $(VENV)/.dev
-	@$(BIN)/python tools/setup_peers.py node mcp1 mcp fastmcp servers nginx chromium
+	@$(BIN)/python tools/setup_peers.py node mcp1 mcp fastmcp servers nginx chromium \
+		fetch sqlite pydantic-ai openai-agents langchain google-adk llama-index node-foreign
 
 peers-conformance: $(VENV)/.dev
 	@$(BIN)/python tools/setup_peers.py --required node
@@ -65,6 +88,17 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group dev
 	@touch $@ $(VENV)/.runtime
 
+# Weft's own dependencies at their lower bounds, on the oldest Python; what the tests need besides is as new as it gets.
+$(LOWEST)/.stamp: pyproject.toml | $(VENV)/.dev
+	@echo "Installing the lowest versions into $(LOWEST) ..."
+	@rm -rf $(LOWEST)
+	@$(BIN)/uv venv --quiet --python "$$(sh tools/find_python.sh 3.11 | grep . || echo $(BIN)/python)" $(LOWEST)
+	@$(BIN)/uv pip compile --quiet --python $(LOWEST)/bin/python --resolution lowest-direct --all-extras \
+		--output-file $(LOWEST)/versions.txt pyproject.toml
+	@$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --constraints $(LOWEST)/versions.txt \
+		--group test --editable '.[telemetry,reload]'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache dist build
+	rm -rf .venv .venv-* .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -5,6 +5,7 @@ that is in no row fails the collection. A row about both sides counts for the cl
 or of what both sides share. The table of rows is made by tools/ledger_rows.py.
 """
 
+import signal
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -44,6 +45,12 @@ def alone() -> Iterator[Live]:
 def nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a client found out about a server says nothing of the next one, which may get the same port."""
     monkeypatch.setattr(client, "_memory", Memory())
+
+
+def pytest_configure() -> None:
+    """Have the programs that tests start hear SIGINT, also where a shell started the tests with it ignored (`&`)."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

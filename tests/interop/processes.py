@@ -27,7 +27,9 @@ def skip_without(peer: str, needed: Path) -> None:
         return
     missing = CACHE / "missing.json"
     reasons: dict[str, str] = json.loads(missing.read_text()) if missing.exists() else {}
-    reason = reasons.get(peer, "run 'make test', which fetches it")
+    reason = reasons.get(peer, "run 'make test' (or 'make interop'), which fetches it")
+    if os.environ.get("CI", "").lower() in ("1", "true"):
+        pytest.fail(f"{peer} is not here, and continuous integration tests with every peer: {reason}", pytrace=False)
     pytest.skip(f"{peer} is not here: {reason}")
 
 
@@ -43,6 +45,13 @@ def node_package(name: str) -> Path:
     package = CACHE / "node" / "node_modules" / "@modelcontextprotocol" / name
     skip_without("node", package)
     return package
+
+
+def foreign_module(*names: str) -> Path:
+    """A file of the Node packages that others wrote."""
+    file = CACHE.joinpath("node-foreign", "node_modules", *names)
+    skip_without("node-foreign", file)
+    return file
 
 
 @contextmanager

@@ -253,7 +253,10 @@ def test_ctrl_c_ends_it_as_it_ends_the_loop(tmp_path: Path) -> None:
         assert process.stderr is not None
         assert "Weft serves 's' at http" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=30) == ("tidied up\ninterrupted\n", "")
+        try:
+            assert process.communicate(timeout=30) == ("tidied up\ninterrupted\n", "")
+        finally:
+            process.kill()  # else a process that did not hear it would be waited for without end
 
 
 async def test_what_it_cannot_do_is_said() -> None:

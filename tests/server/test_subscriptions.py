@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from support import encode, headers_for, message, parse_sse
+from support.raw_sessions import eventually
 from weft import Limits, Server, TokenInfo
 from weft.server.changes import Change
 from weft.server.subscriptions import Listener
@@ -197,8 +198,7 @@ async def test_nothing_stays_behind() -> None:
     server = make(limits=Limits(keep_alive_seconds=0.01))
     for how in ("leave", "cancel", "close"):
         stream = Stream(server, {"toolsListChanged": True})
-        await asyncio.sleep(0.03)
-        assert any(part.get("body", b"").startswith(b":") for part in stream.sent)
+        await eventually(lambda: any(part.get("body", b"").startswith(b":") for part in stream.sent))  # noqa: B023
         if how == "close":
             server.subscriptions.close()
         elif how == "leave":

@@ -220,7 +220,7 @@ async def test_forged_tokens_make_nobody_fetch_keys_over_and_over(endpoint: Endp
     assert len(endpoint.asked) == 2
 
 
-@pytest.mark.filterwarnings("ignore::jwt.warnings.InsecureKeyLengthWarning")
+@pytest.mark.filterwarnings(r"ignore:The \w+ key is:UserWarning")
 async def test_a_key_that_cannot_be_used_does_not_take_the_others_with_it(
     endpoint: Endpoint, caplog: pytest.LogCaptureFixture
 ):
