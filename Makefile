@@ -63,6 +63,13 @@ conformance: peers-conformance
 bench: peers-bench
 	@$(BIN)/python bench/run.py; missed=$$?; $(BIN)/python tools/readme_figures.py; exit $$missed
 
+soak: $(VENV)/.dev
+	$(BIN)/python tools/soak.py
+
+mutate: $(VENV)/.dev
+	$(BIN)/python tools/mutate.py --security --at-least 95
+	$(BIN)/python tools/mutate.py --at-least 92
+
 # What comes from elsewhere (other SDKs, Node packages, Debian packages) lives in .cache, never in git.
 peers-test: $(VENV)/.dev
 	@$(BIN)/python tools/setup_peers.py node mcp1 mcp fastmcp servers nginx chromium \
