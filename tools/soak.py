@@ -12,13 +12,15 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from census import held, memory_of
@@ -35,9 +37,11 @@ GROWTH, SPARE_KIB = 0.10, 32 * 1024
 
 
 @contextlib.contextmanager
-def serving() -> Iterator[tuple[str, int]]:
+def serving(env: Mapping[str, str] = MappingProxyType({})) -> Iterator[tuple[str, int]]:
     """A server process over HTTP: its URL and its pid."""
-    process = subprocess.Popen([*SERVER, "--http", "--port", "0"], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*SERVER, "--http", "--port", "0"], stderr=subprocess.PIPE, text=True, env=os.environ | env
+    )
     try:
         assert process.stderr is not None
         line = next(line for line in process.stderr if " at http" in line)
@@ -208,7 +212,7 @@ async def soak(arguments: argparse.Namespace) -> list[str]:
         if transport == "stdio":
             await one(f"{era} era, stdio", lambda: mixed(era, SERVER))
         else:
-            with serving() as (url, _):
+            with serving({"SOAK_REPLAY_BYTES": "1000000"}) as (url, _):
                 await one(f"{era} era, HTTP", lambda: mixed(era, url))
     if arguments.streamed:
         await one("streamed calls of one session", lambda: streamed(arguments.streamed))
