@@ -155,8 +155,25 @@ if not any("uv" == Path(word).name for word in sys.argv[:1]):
     )
     cov.start()
     cov._warn_no_data = cov._warn_unimported_source = cov._warn_preimported_source = False
-    import atexit
-    atexit.register(lambda: (cov.stop(), cov.save()))
+    import atexit, signal
+    leave = os._exit
+
+    def save():
+        cov.stop()
+        cov.save()
+
+    def end(number, frame):  # uvicorn ends itself by the signal that it got
+        save()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    def leave_at_once(code):
+        save()
+        leave(code)
+
+    atexit.register(save)
+    signal.signal(signal.SIGTERM, end)
+    os._exit = leave_at_once
 '''
 
 PLUGIN = '''
@@ -227,7 +244,9 @@ class Map:
         """Return the tests that may notice a mutation."""
         path = mutation.path
         if not mutation.names:
-            return self.tests_at(path, range(mutation.line, mutation.last_line + 1))
+            exact = self.tests_at(path, range(mutation.line, mutation.last_line + 1))
+            # A process that was killed could not tell what it ran: those that run something of the module, then.
+            return exact or self.tests_at(path, range(1, 10_000))
         found: set[str] = set()  # a value made at import time: by where it is used
         for name in mutation.names:
             for where, line in self._used(name):
