@@ -239,8 +239,8 @@ def test_asking_the_user(cell: Cell, tool: str, text: str) -> None:
     peer = cell.peer
     peer.asked.clear()
     if not cell.has("2025-06-18"):
-        error = peer.error("tools/call", {"name": tool})
-        assert (error["code"], error["data"]) == (-32600, {"requiredCapabilities": {"elicitation": {"form": {}}}})
+        refused = peer.result("tools/call", {"name": tool})  # for the model to read: hosts end their run at an error
+        assert (refused["isError"], "`elicitation.form`" in refused["content"][0]["text"]) == (True, True)
         return
     assert peer.text(tool) == text
     [question] = peer.asked
@@ -254,7 +254,7 @@ def test_sending_the_user_to_a_page(cell: Cell) -> None:
     peer, since = cell.peer, len(cell.peer.messages)
     peer.asked.clear()
     if not cell.has("2025-11-25"):
-        assert peer.error("tools/call", {"name": "pay"})["code"] == -32600
+        assert peer.result("tools/call", {"name": "pay"})["isError"]
         return
     assert peer.text("pay") == "accept"
     [question] = peer.asked
@@ -272,10 +272,10 @@ def test_demanding_a_visit_to_a_page(cell: Cell) -> None:
     if not cell.is_session:
         assert peer.text("pay_first") == "paid"
         return
-    error = peer.error("tools/call", {"name": "pay_first"})
     if not cell.has("2025-11-25"):
-        assert error["code"] == -32600
+        assert peer.result("tools/call", {"name": "pay_first"})["isError"]
         return
+    error = peer.error("tools/call", {"name": "pay_first"})
     assert error["code"] == -32042
     [page] = error["data"]["elicitations"]
     assert page.pop("elicitationId")

@@ -155,6 +155,10 @@ class ServerEra(Protocol):
         """Whether a message of this level goes out, given what the client asked for."""
         ...
 
+    def tells_model(self, error: ProtocolError) -> bool:
+        """Whether a tool that ends with this error answers with a result, for the model to read; else it is refused."""
+        ...
+
     def refuse(self, error: ProtocolError, *, opened: bool) -> WireError:
         """The error as this era's peers get it. `opened`: it came from a handler, not from reading the request."""
         ...

@@ -163,6 +163,10 @@ class SessionServer:
         """From the level on that the session asked for (L11-33)."""
         return log_level_reached(level, minimum or DEFAULT_LEVEL)
 
+    def tells_model(self, error: ProtocolError) -> bool:
+        """What a client did not declare has no code here, and hosts end their run at an error: the model can go on."""
+        return isinstance(error, MissingCapability)
+
     def refuse(self, error: ProtocolError, *, opened: bool) -> WireError:
         """Codes that later revisions gave a meaning are not used here."""
         code = error.code

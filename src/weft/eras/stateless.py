@@ -149,6 +149,10 @@ class StatelessServer:
         """Only what the request itself asked for (LOG-02, LOG-03)."""
         return minimum is not None and log_level_reached(level, minimum)
 
+    def tells_model(self, error: ProtocolError) -> bool:
+        """Never: what a client did not declare has a code, also where a tool needs it (META-06)."""
+        return False
+
     def refuse(self, error: ProtocolError, *, opened: bool) -> WireError:
         """Codes the protocol reserves are used with their meaning or not at all (JRPC-14…19)."""
         if -32768 <= error.code <= -32000 and error.code not in _CODES:

@@ -42,6 +42,7 @@ from weft.server.sessions.sessions import Sessions
 from weft.server.subscriptions import Subscriptions
 from weft.server.telemetry import find_tracing
 from weft.server.threads import Threads
+from weft.server.translations import Translation, Translations
 from weft.types.base import SERVER_INFO_KEY, Annotations, Icon, Implementation
 from weft.types.capabilities import ListChangedCapability, ResourcesCapability, ServerCapabilities
 from weft.types.lifecycle import DiscoverResult
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 __all__ = ["CacheList", "EraName", "RootsChanged", "Server"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+E = TypeVar("E", bound=Exception)
 PROMPT_OPTIONS = ("name", "title", "description", "icons", "meta", "needs", "scopes")
 RESOURCE_OPTIONS = (*PROMPT_OPTIONS, "mime_type", "size", "annotations", "cache")
 EraName = Literal["stateless", "session"]
@@ -165,6 +167,7 @@ class Server:
         check_extensions(extensions)
         self.extensions = tuple(extensions)
         self._middleware: list[Middleware] = list(middleware)
+        self._translations: Translations | None = None  # of exceptions; None where there are none
         self._roots_changed: list[RootsChanged] = []
         self.background = Background(self)
         self.changes.subscribe(self._forget_offer)
@@ -314,6 +317,24 @@ class Server:
         Server.dispatcher.forget(self)
         return fn
 
+    @overload
+    def on_error(self, kind: type[E], /) -> Callable[[F], F]: ...
+    @overload
+    def on_error(self, kind: type[E], fn: Translation[E], /) -> None: ...
+    def on_error(self, kind: type[E], fn: Translation[E] | None = None, /) -> Any:
+        """Turn exceptions of this class, of whatever feature, into what the model or the client reads.
+
+        `@server.on_error(SoldOut)`, or `server.on_error(SoldOut, fn)`. The function gets the exception, and the
+        `Context` if it takes two parameters; async, or plain. It returns a text, a `ToolError`, a `ProtocolError` or a
+        result. The most specific class wins.
+        """
+
+        def register(function: Any) -> None:
+            self._translations = (self._translations or Translations()).with_one(kind, function)
+            Server.dispatcher.forget(self)
+
+        return decorate(fn, register, "on_error(ExceptionType)")
+
     def on_roots_changed(self, fn: RootsChanged) -> RootsChanged:
         """Have a function called when a client with a session says that its roots changed: `async def f(connection)`.
 
@@ -384,7 +405,9 @@ class Server:
             from weft.server.process.development import watch_for_blocking
 
             watch_for_blocking(asyncio.get_running_loop())
-        return Dispatcher(self, handlers, middleware=around, tracing=find_tracing(), checks=checks)
+        return Dispatcher(
+            self, handlers, translations=self._translations, middleware=around, tracing=find_tracing(), checks=checks
+        )
 
     async def invoke(self, fn: Callable[..., Any], is_async: bool, kwargs: Mapping[str, Any]) -> Any:  # noqa: FBT001 - a fact of `fn`, not an option
         """Call a user's function: here if it is async, else in a thread."""

@@ -192,6 +192,11 @@ class Call:
         return self._context
 
     @property
+    def has_context(self) -> bool:
+        """Whether anything has had the context so far, such as middleware."""
+        return self._context is not None
+
+    @property
     def asker(self) -> Asker:
         """Made when the call first asks, or brings answers back."""
         if self.asked is None:

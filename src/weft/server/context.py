@@ -103,7 +103,7 @@ class Context:
 
     @property
     def params(self) -> Any:
-        """The params as decoded; a struct of `weft.types`."""
+        """The params, decoded; a struct of `weft.types`. What middleware changes in them reaches the handler."""
         return self._call.envelope.params
 
     @property

@@ -34,6 +34,7 @@ from weft.server.faults import report, report_code
 from weft.server.features.pages import Encoded
 from weft.server.features.tools import failure_of
 from weft.server.telemetry import Tracing
+from weft.server.translations import Translations
 from weft.types.base import Result
 from weft.types.request import InputParams
 from weft.types.tools import CallToolParams
@@ -67,8 +68,10 @@ class Dispatcher:
         middleware: Sequence[Middleware] = (),
         tracing: Tracing | None = None,
         checks: Mapping[str, Check] | None = None,
+        translations: Translations | None = None,
     ) -> None:
         self._server = server
+        self._translations = translations
         self._handlers = {method: _compose(handler, middleware) for method, handler in handlers.items()}
         self._tracing = tracing
         self._traced: dict[str, Handler] = {}  # the same, with a span around each
@@ -91,7 +94,7 @@ class Dispatcher:
                 self._check_type(call, result.result_type)
             return 200, encode_result(call.id, call.seal(result))
         except ProtocolError as error:
-            return await self._turn_down(call, error)
+            return await self._conclude(call, error)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -112,9 +115,27 @@ class Dispatcher:
             return await self._ask(call, signal)
         if call.round is not None and call.round.is_over:  # the handler made something else of the signal
             return await self._ask(call, None)
-        if signal is None and (told := _told(call, error)) is not None:
+        return await self._conclude(call, signal or error)
+
+    async def _conclude(self, call: Call, error: BaseException) -> Answer:
+        """The answer to a call that failed: a result that the model reads, or an error."""
+        if self._translations is not None:
+            answer = await self._translations.translate(call, error)
+            if isinstance(answer, Result):
+                return self._answer_with(call, answer)
+            error = answer
+        if isinstance(call.envelope.params, CallToolParams) and (told := failure_of(call, error)) is not None:
             return 200, encode_result(call.id, call.seal(told))
-        return await self._turn_down(call, signal or self._fault(call, error))
+        return await self._turn_down(call, error if isinstance(error, ProtocolError) else self._fault(call, error))
+
+    def _answer_with(self, call: Call, result: Result) -> Answer:
+        """The answer that a function of `on_error` made itself."""
+        try:
+            if result.result_type is not None:
+                self._check_type(call, result.result_type)
+            return 200, encode_result(call.id, call.seal(copy(result)))
+        except Exception as error:  # noqa: BLE001 - a result that is no JSON: the developer's to know
+            return self.fail(call, error)
 
     def _admit(self, call: Call) -> Handler:
         """The handler of a call that has passed everything it must pass before anything runs."""
@@ -147,10 +168,11 @@ class Dispatcher:
         """The answer that asks, in place of a result; or the result, where the client can be asked meanwhile."""
         try:
             if signal is not None and await call.asker.settle(signal):
+                _restore(call)
                 return await self.run(call)
             return 200, encode_result(call.id, call.seal(questions(call, signal)))
         except ProtocolError as error:
-            return await self._turn_down(call, error)
+            return await self._conclude(call, error)
         except QuestionFailed as error:
             return self.refuse(call, InternalError(f"A question was not answered. {error}"))
         except Exception as error:  # noqa: BLE001 - a journal too large, a state that is not JSON: the developer's to know
@@ -182,9 +204,11 @@ class Dispatcher:
             return wire.status, encode_error(call.id, wire.code, wire.message, text)
 
 
-def _told(call: Call, error: BaseException) -> Result | None:
-    """A `ToolError` of middleware around a tool is for the model to read, like one of the tool's own."""
-    return failure_of(error) if isinstance(call.envelope.params, CallToolParams) else None
+def _restore(call: Call) -> None:
+    """Have a call that is run again begin with what its client sent: middleware changes that once more."""
+    call.blamed = None
+    if isinstance(call.envelope.params, CallToolParams):
+        call.envelope.params.forget_arguments()
 
 
 def _settle(call: Call, result: Result | Encoded) -> Result | Encoded:

@@ -7,7 +7,7 @@ before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from weft.errors import MissingCapability, UsageError
@@ -15,7 +15,7 @@ from weft.errors import MissingCapability, UsageError
 if TYPE_CHECKING:
     from weft.server.call import Call
 
-__all__ = ["check_needs", "require_needs"]
+__all__ = ["check_needs", "not_declared", "require_needs"]
 
 _PARTS = {"elicitation": ("form", "url"), "sampling": ("tools", "context"), "roots": ("listChanged",)}
 
@@ -45,7 +45,16 @@ def require_needs(call: Call, needs: Sequence[str]) -> None:
     for need in needs:
         if not call.context.client_supports(need):
             head, _, part = need.partition(".")
-            required: dict[str, Any] = {head: {part: {}} if part else {}}
-            raise MissingCapability(
-                f"To call {call.method} for this, the client must declare the capability `{need}`.", required=required
-            )
+            raise not_declared(call, f"call {call.method} for this", need, {head: {part: {}} if part else {}})
+
+
+def not_declared(call: Call, purpose: str, need: str, required: Mapping[str, Any]) -> MissingCapability:
+    """Make the refusal of what takes a capability that the client did not declare, or not where it is remembered."""
+    if not call.knows_client:
+        return MissingCapability(
+            f"To {purpose}, the server has to know that the client can do `{need}`. It runs without sessions "
+            "(`--no-sessions`), so it does not know what clients of this protocol version declare, and cannot ask "
+            "them. Run it with sessions, or use a client of the newest protocol version.",
+            required={},
+        )
+    return MissingCapability(f"To {purpose}, the client must declare the capability `{need}`.", required=required)

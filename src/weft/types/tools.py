@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cached_property
+from typing import Any, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType, field
 
+from weft.errors import InvalidParams
 from weft.types.base import CacheScope, Icon, Meta, Result, Struct
 from weft.types.content import ContentBlock
 from weft.types.request import InputParams
@@ -51,11 +53,28 @@ class ListToolsResult(Result, kw_only=True):
     cache_scope: CacheScope | None = None
 
 
-class CallToolParams(InputParams, kw_only=True):
-    """A call. `arguments` stays raw: the tool's own validator reads the bytes."""
+class CallToolParams(InputParams, kw_only=True, dict=True):
+    """A call. Its arguments stay raw until `arguments` is read or set: the tool's own validator reads the bytes."""
 
     name: str
-    arguments: msgspec.Raw | UnsetType = UNSET
+    raw_arguments: msgspec.Raw | UnsetType = field(name="arguments", default=UNSET)
+
+    @cached_property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments, decoded. What is changed in them, or assigned, is what the tool gets, validated."""
+        if self.raw_arguments is UNSET:
+            return {}
+        try:
+            value: Any = msgspec.json.decode(self.raw_arguments)
+        except msgspec.DecodeError:  # a number that no float can hold
+            raise InvalidParams("Invalid params: a number in `arguments` is too large.") from None
+        if not isinstance(value, dict):
+            raise InvalidParams("Invalid params: `arguments` must be an object.")  # TOOL-14
+        return cast("dict[str, Any]", value)
+
+    def forget_arguments(self) -> None:
+        """Go back to what the client sent, whatever was changed."""
+        cast("dict[str, Any]", self.__dict__).pop("arguments", None)
 
 
 class CallToolResult(Result, kw_only=True, omit_defaults=True):

@@ -16,13 +16,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from weft.errors import MissingCapability, UsageError
+from weft.errors import UsageError
 from weft.jsonrpc import encode_notification
 from weft.protocol.hosts import is_loopback
 from weft.protocol.names import check_uri
 from weft.protocol.sampling import fault_of_answer, fault_of_messages
 from weft.server.call import Call
 from weft.server.connection import COMPLETE
+from weft.server.needs import not_declared
 from weft.types.capabilities import ClientCapabilities, ElicitationCapability, RootsCapability, SamplingCapability
 from weft.types.content import TextContent
 from weft.types.interaction import (
@@ -280,7 +281,7 @@ def check_request(call: Call, request: InputRequest) -> None:
     required = cast("dict[str, Any]", msgspec.to_builtins(needed))
     name = next(iter(required))
     part = "".join(f".{inner}" for inner in required[name])
-    raise MissingCapability(f"To {purpose}, the client must declare the capability `{name}{part}`.", required=required)
+    raise not_declared(call, purpose, f"{name}{part}", required)
 
 
 def _needed(request: InputRequest) -> tuple[ClientCapabilities, str]:

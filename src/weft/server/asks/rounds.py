@@ -28,6 +28,7 @@ from weft.server.asks.asks import check_request, params_of
 from weft.server.asks.once import Once, to_json
 from weft.types.interaction import InputRequest, InputRequiredResult
 from weft.types.request import InputParams
+from weft.types.tools import CallToolParams
 
 if TYPE_CHECKING:
     from weft.server.call import Call
@@ -302,8 +303,11 @@ class Round:
         """State is good for the same server, caller, method, name and arguments only (MRTR-11, MRTR-13)."""
         mirrored = self._call.envelope.method.mirrored
         name = getattr(self._params, mirrored) if mirrored else ""
-        arguments = getattr(self._params, "arguments", None)
-        raw = bytes(arguments) if isinstance(arguments, msgspec.Raw) else msgspec.json.encode(arguments or {})
+        if isinstance(self._params, CallToolParams):  # as the client sent them, whatever middleware made of them
+            sent = self._params.raw_arguments
+            raw = b"{}" if sent is msgspec.UNSET else bytes(sent)
+        else:
+            raw = msgspec.json.encode(getattr(self._params, "arguments", None) or {})
         return binding(self._call.principal, self._call.method, name, raw, server=self._call.server.info.name)
 
 

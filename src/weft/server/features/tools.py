@@ -13,18 +13,18 @@ from typing import Any, cast
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from weft.errors import InvalidParams, ProtocolError, RegistrationError, ToolError
+from weft.errors import InvalidParams, ProtocolError, RegistrationError, ToolError, UsageError
 from weft.protocol.headers import Mirror, check_mirrors, find_mirrors
 from weft.protocol.names import check_tool_name
 from weft.protocol.schema import SchemaError, Validator, check_object_schema, compile_schema
-from weft.server.asks.rounds import InputRequired, signal_in
+from weft.server.asks.rounds import InputRequired
 from weft.server.auth.scopes import check_scopes, page_for, require_scopes, usable
 from weft.server.call import Call
 from weft.server.changes import Change, Changes
 from weft.server.context import Context
 from weft.server.decorating import check_kind, warn_of_mirrors
 from weft.server.faults import record, report
-from weft.server.features.content import BLOCKS, HELPERS, Unserialisable, refuse_unawaited, to_blocks, to_json_text
+from weft.server.features.content import BLOCKS, HELPERS, refuse_unawaited, to_blocks, to_json_text
 from weft.server.features.definitions import check_definition, nothing_to_remove, unknown
 from weft.server.features.pages import CachePolicy, Encoded, Pages
 from weft.server.needs import check_needs, require_needs
@@ -36,7 +36,7 @@ from weft.types.base import Icon, Result
 from weft.types.content import TextContent
 from weft.types.tools import CallToolParams, CallToolResult, ListToolsResult, Tool, ToolAnnotations
 
-__all__ = ["RegisteredTool", "ToolOptions", "Tools", "failure_of"]
+__all__ = ["RegisteredTool", "ToolOptions", "Tools", "failure", "failure_of"]
 
 log = logging.getLogger("weft.tools")
 
@@ -147,7 +147,7 @@ class RegisteredTool:
     async def invoke(self, call: Call, params: CallToolParams) -> Result:
         """Bind the arguments, call the function, make a result of what it returns."""
         try:
-            raw = NO_ARGUMENTS if params.arguments is UNSET else bytes(params.arguments)
+            raw = NO_ARGUMENTS if params.raw_arguments is UNSET else bytes(params.raw_arguments)
             if raw[:1] != b"{":  # TOOL-14: not arguments that do not fit, but no arguments at all
                 raise InvalidParams("Invalid params: `arguments` must be an object.")
             kwargs = self._bind(raw)
@@ -160,22 +160,9 @@ class RegisteredTool:
             else:
                 value = await self._threads.run(self.fn, kwargs)
             return self._result(value)
-        except ArgumentsError as error:
-            return _failure(error.tell(call.server.limits))
-        except ToolError as error:
-            return _failure(str(error))
-        except (ProtocolError, asyncio.CancelledError):
+        except BaseException:  # for middleware to see, and for the dispatcher to make an answer of
             call.blamed = self._described
             raise
-        except OutputError as error:
-            return _failure(record(str(error), debug=call.server.debug))
-        except Unserialisable as error:
-            return _failure(record(f"{self._described}: {error}", debug=call.server.debug))
-        except BaseException as error:
-            if signal_in(error) is not None:
-                call.blamed = self._described
-                raise
-            return failure_of(error) or _failure(report(self._described, error, debug=call.server.debug))
 
     @property
     def _described(self) -> str:
@@ -268,24 +255,38 @@ def _check_timeout(seconds: Any) -> Any:
     raise ValueError(f"timeout= is a number of seconds above 0, not {seconds!r}. Leave it out for no limit.")
 
 
-def failure_of(error: BaseException) -> CallToolResult | None:
-    """The result of a call that ended with a `ToolError`, or with several from a task group; None of anything else."""
-    told = _told_by(error)
-    return _failure("\n".join(told)) if told else None
+def failure_of(call: Call, error: BaseException) -> CallToolResult | None:
+    """Make a result for the model to read of an exception that ended a call of a tool.
+
+    Return None where the call is to be refused instead: by a `ProtocolError`, or by what middleware raised itself.
+    """
+    if isinstance(error, ProtocolError):
+        return failure(f"The tool cannot do this. {error.message}") if call.era.tells_model(error) else None
+    told = _told_by(error, call)
+    if told:
+        return failure("\n".join(told))
+    if call.blamed is None:
+        return None
+    debug = call.server.debug
+    if isinstance(error, OutputError):
+        return failure(record(str(error), debug=debug))
+    return failure(report(call.blamed, error, debug=debug))
 
 
-def _told_by(error: BaseException) -> list[str]:
-    """What the ToolErrors say; nothing if there is anything else among them."""
+def _told_by(error: BaseException, call: Call) -> list[str]:
+    """What the ToolErrors say, also those of a task group; nothing if there is anything else among them."""
+    if isinstance(error, ArgumentsError):
+        return [error.tell(call.server.limits)]
     if isinstance(error, ToolError):
         return [str(error)]
     if not isinstance(error, BaseExceptionGroup):
         return []
-    members = [_told_by(inner) for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions]
+    members = [_told_by(inner, call) for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions]
     return [text for member in members for text in member] if all(members) else []
 
 
-def _failure(text: str) -> CallToolResult:
-    """A tool's failure, for the model to read."""
+def failure(text: str) -> CallToolResult:
+    """Make the result of a tool that failed, for the model to read."""
     return CallToolResult(content=[TextContent(text)], is_error=True)
 
 
@@ -361,10 +362,24 @@ class Tools:
         """`tools/call`."""
         params = call.envelope.params
         assert isinstance(params, CallToolParams)
+        if call.has_context:  # without one, nothing has seen them
+            params = self._as_changed(call, params)
         tool = self._tools.get(params.name)
         if tool is None:
             raise unknown("tool", params.name, [tool.name for tool in usable(call, self._pages)])
         return tool.invoke(call, params)
+
+    def _as_changed(self, call: Call, params: CallToolParams) -> CallToolParams:
+        """Return the params as middleware left them, to be validated like those that a client sent."""
+        if "arguments" not in params.__dict__:
+            return params
+        arguments: Any = params.arguments
+        if not isinstance(arguments, dict):
+            raise UsageError(
+                "Middleware has set `ctx.params.arguments` to something of the type "
+                f"{type(arguments).__name__!r}. Assign a dictionary."
+            )
+        return msgspec.structs.replace(params, raw_arguments=msgspec.Raw(to_json_text(arguments).encode()))
 
     def check(self, call: Call) -> None:
         """What a call must pass before anything runs: scopes, headers that repeat its arguments, what it needs."""
@@ -376,7 +391,7 @@ class Tools:
         if tool.scopes:
             require_scopes(call, tool.scopes)
         if tool.mirrors and call.headers is not None and call.era.mirrors_params:
-            check_mirrors(tool.mirrors, call.headers, _decoded(params.arguments))
+            check_mirrors(tool.mirrors, call.headers, _decoded(params.raw_arguments))
         require_needs(call, tool.needs)
         if tool.single_use and call.round is not None:  # where there are no rounds, it is a field that nobody knows
             call.spends = params.request_state

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
-from weft.errors import WeftError
+from weft.errors import ToolError
 from weft.limits import DEFAULT_LIMITS, Limits
 from weft.protocol.names import closest
 from weft.protocol.schema import is_array, is_object, json_type, referred
@@ -95,7 +95,7 @@ _TEXTS = {  # how such a value is written as a text
 }
 
 
-class ArgumentsError(WeftError):
+class ArgumentsError(ToolError):
     """The arguments of a call do not fit the function; `issues` has a sentence for each of the first problems.
 
     No more issues and bytes of text reach the peer than the limits allow, whatever it sent (default D4).
