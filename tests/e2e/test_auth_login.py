@@ -26,7 +26,7 @@ from weft.server.auth.authorization import clients as module
 from weft.server.auth.authorization.clients import Clients
 from weft.server.auth.authorization.users import TooManyTries, Users
 from weft.server.auth.authorization.web import digest
-from weft.server.auth.public_addresses import is_public
+from weft.server.auth.public_addresses import is_public, public_connector
 
 
 @pytest.fixture(scope="module")
@@ -505,6 +505,45 @@ async def test_a_public_server_fetches_no_document_from_where_only_it_can_reach(
         if not reaches:  # and over plain http from nowhere at all
             assert await clients.find(f"http://127.0.0.1:{port}/c.json") is None
             assert arrived == []
+
+
+@pytest.mark.security("R11")
+@pytest.mark.parametrize(
+    ("addresses", "is_taken"),
+    [
+        (["93.184.216.34"], True),
+        (["93.184.216.34", "2606:4700::1"], True),
+        (["93.184.216.34", "127.0.0.1"], False),  # one public, one private: who connects may take either
+        (["10.0.0.1", "93.184.216.34"], False),
+        (["10.0.0.1"], False),
+    ],
+)
+async def test_a_name_with_one_private_address_is_not_public(
+    addresses: list[str], is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def resolve(*_: Any, **__: Any) -> Any:
+        return [
+            {"hostname": "a.example", "host": one, "port": 1, "family": 2, "proto": 6, "flags": 0} for one in addresses
+        ]
+
+    monkeypatch.setattr("aiohttp.resolver.ThreadedResolver.resolve", resolve)
+    connector = public_connector("https://a.example/c.json")
+    try:
+        resolving = connector._resolver.resolve("a.example", 443)
+        if is_taken:
+            assert [entry["host"] for entry in await resolving] == addresses
+        else:
+            with pytest.raises(OSError, match="not public"):
+                await resolving
+    finally:
+        await connector.close()
+
+
+@pytest.mark.security("R11")
+@pytest.mark.parametrize("host", ["127.0.0.1", "10.0.0.1", "[::1]", "[fd00::1]", "2130706433"])
+def test_an_address_that_is_not_public_is_not_connected_to(host: str) -> None:
+    with pytest.raises(OSError, match="not public"):
+        public_connector(f"https://{host}/c.json")
 
 
 @pytest.mark.security("R11")

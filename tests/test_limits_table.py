@@ -1,0 +1,180 @@
+"""One table for every limit and lifetime: what the documentation says is what the code has, and none is left out.
+
+A bound that somebody makes a thousand times larger passes every test that goes one past it, for such a test reads the
+bound from the code. Here the number is written down a second time, in the documentation.
+"""
+
+import ast
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.server.auth import Dpop, JwtVerifier, admission, keys, static_tokens
+from weft.server.auth.authorization import AuthorizationServer, assertions, registering, users
+from weft.server.transports import lines
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "weft"
+PAGE = ROOT / "docs" / "reference" / "bounds.md"
+UNITS = {"": 1, "s": 1, "KiB": 1024, "MiB": 1024 * 1024}
+
+# Numbers in the code that bound nothing a peer or a user could notice.
+NO_BOUNDS = {
+    "backends.memory._GLANCE": "how much is looked at by the way",
+    "cli.calling.NESTING": "how a type is shown",
+    "cli.command.MOST_PORT": "what a port is",
+    "client.auth.registration._LATEST": "what a time is",
+    "client.duties.USER_REJECTED": "an error code",
+    "client.link._STAND_AGAIN": "which pause of the list",
+    "client.mistakes._DEEPEST": "how far a frame is looked for",
+    "client.proxies.PROXY_REFUSES": "a status",
+    "client.transports.http._NO_STREAMS": "a status",
+    "client.transports.http._TAKEN": "a status",
+    "client.transports.http_failures._EXPIRED": "a code of OpenSSL",
+    "client.transports.http_wire._HUNG_UP": "a flag",
+    "client.transports.stdio._KILL": "a signal",
+    "client.transports.stdio._TERM": "a signal",
+    "client.transports.memory._TURN": "how often others have their turn",
+    "client.transports.reading._WINDOW": "how much of an answer is looked at to say what it is",
+    "client.transports.stdio._STEP": "how often is looked",
+    "eras.session._NO_RESOURCE": "an error code",
+    "eras.session_client._PAGES_REQUIRED": "an error code",
+    "jsonrpc.SAFE_INTEGER": "what an integer is",
+    "jsonrpc._CHUNK": "how often others have their turn",
+    "jsonrpc._DEAR": "a weight",
+    "limits.MIB": "a unit",
+    "protocol.headers._SAFE_INTEGER": "what an integer is",
+    "protocol.journal._DIGEST_BYTES": "a format",
+    "protocol.schema._CHARACTERS_PER_LOOK": "a weight",
+    "protocol.schema._FEW_PATTERNS": "when to count at all",
+    "protocol.schema._LOOKS_PER_FLOAT": "a weight",
+    "protocol.schema._LOOKS_PER_PATTERN": "a weight",
+    "protocol.schema._LOOKS_PER_STEP": "a weight",
+    "protocol.schema._MOST_FLAT": "when to count at all",
+    "protocol.schema._SHOWN": "how a value is shown",
+    "protocol.schema._SMALL": "when to count at all",
+    "protocol.schema._WORDS_PER_LOOK": "a weight",
+    "protocol.sealing._TAG_BYTES": "a format",
+    "protocol.sealing._VERSION": "a format",
+    "server.asks.channel.PAGES_REQUIRED": "an error code",
+    "server.asks.rounds.QUIET_TURNS": "when a round is over",
+    "server.auth.authorization.registering._HOUR": "a unit",
+    "server.auth.authorization.web._SITE_BITS": "what a network is",
+    "server.faults.MOST_FRAMES": "how a traceback is shown",
+    "server.features.content._WORD": "what an integer is",
+    "server.process.listening.MOST_NAMED": "how a list is shown",
+    "server.process.loading.MOST_FRAMES": "how a traceback is shown",
+    "server.process.loading.MOST_NAMES": "how a list is shown",
+    "server.process.running.INTERRUPTED": "an exit code",
+    "server.process.running.MOST_FRAMES": "how a traceback is shown",
+    "server.process.workers.CANNOT_START": "an exit code",
+    "server.signature.signature._EXACT": "what an integer is",
+    "server.signature.signature._LARGE": "from when on messages take turns",
+    "server.signature.signature._MANY": "from when on messages take turns",
+    "server.transports.http._LARGE": "from when on messages take turns",
+    "server.transports.lines.CHUNK": "what a pipe holds",
+    "server.transports.lines.AT_ONCE": "how much is read at once",
+    "server.transports.load._STEPS": "how messages take turns",
+    "server.transports.pipe._BRACE": "a character",
+}
+
+
+def value_of(text: str) -> float:
+    number, _, unit = text.replace(",", "").partition(" ")
+    return float(number) * UNITS[unit]
+
+
+def told() -> dict[str, float]:
+    """The bounds that the page names."""
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    rows = [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines]
+    assert len({row[0] for row in rows}) == len(rows), "a bound is there twice"
+    return {row[0]: value_of(row[1]) for row in rows}
+
+
+def numbers(path: Path) -> Iterator[str]:
+    """The names of the numbers that a module has at its top: those in capitals, whatever they are computed from."""
+    for node in ast.parse(path.read_text()).body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        for target in targets:
+            if isinstance(target, ast.Name) and target.id == target.id.upper() and target.id.strip("_"):
+                yield target.id
+
+
+def found() -> dict[str, float]:
+    """The numbers in capitals of all modules."""
+    known: dict[str, float] = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        module = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+        for name in numbers(path):
+            value = getattr(importlib.import_module(f"weft.{module}"), name)
+            if type(value) in (int, float):  # not the flags and signals that are integers too
+                known[f"{module}.{name}"] = value
+    return known
+
+
+@pytest.mark.security("R12")
+def test_every_bound_is_the_one_that_is_written_down() -> None:
+    known, page = found(), told()
+    wrong = {name: (known[name], value) for name, value in page.items() if name in known and known[name] != value}
+    assert not wrong, f"the code and {PAGE.name} differ: (code, page) {wrong}"
+
+
+@pytest.mark.security("R12")
+def test_no_bound_is_left_out() -> None:
+    known, page = set(found()), set(told())
+    assert not (left := known - page - set(NO_BOUNDS)), (
+        f"{sorted(left)}: write them into docs/reference/{PAGE.name}, or into NO_BOUNDS here if they bound nothing"
+    )
+    assert not (gone := (page | set(NO_BOUNDS)) - known), f"{sorted(gone)} are not in the code any more"
+    assert not page & set(NO_BOUNDS)
+
+
+def default(of: Any, option: str) -> Any:
+    import inspect
+
+    return inspect.signature(of).parameters[option].default
+
+
+# What pages say in words: the sentence, the number in the code that it is about, and what it says.
+SAID: list[tuple[str, str, Any, Any]] = [
+    ("how-to/protect.md", "kept for an hour, and fetched again", keys.KEEP_SECONDS, 3600),
+    ("how-to/protect.md", "at most every 30 s", keys.RETRY_SECONDS, 30),
+    ("how-to/protect.md", "RSA keys have 2048 bits or more", keys.LEAST_RSA_BITS, 2048),
+    ("how-to/protect.md", "each of 8 characters or more", static_tokens._LEAST, 8),
+    ("how-to/protect.md", "for at most 10,000 tokens", admission._MOST_KNOWN, 10_000),
+    ("how-to/protect.md", "good\nfor five minutes and once", assertions.CLIENT_ASSERTION.most_seconds, 300),
+    ("how-to/protect.md", "end within an hour", assertions.ID_JAG.most_seconds, 3600),
+    ("how-to/protect.md", "within a day at most", assertions.WORKLOAD_TOKEN.most_seconds, 86_400),
+    ("how-to/protect.md", "good for ten minutes", default(AuthorizationServer, "access_seconds"), 600),
+    ("how-to/protect.md", "For 30 s after that the same request", default(AuthorizationServer, "grace_seconds"), 30),
+    ("how-to/protect.md", "forgotten after a day if no token came of it", registering.UNUSED_SECONDS, 86_400),
+    ("how-to/protect.md", "after 90 days without one", registering.KEEP_SECONDS, 90 * 86_400),
+    ("how-to/protect.md", "An address registers 100 clients in an hour", registering.MOST_PER_ADDRESS, 100),
+    ("how-to/protect.md", "of 10,000 in all", registering.MOST_UNUSED, 10_000),
+    ("how-to/protect.md", "Ten wrong passwords", users._MOST_TRIES, 10),
+    ("how-to/protect.md", "within a minute lock", users._TRIES_SECONDS, 60),
+    ("how-to/protect.md", "try every 2 s", users._SLOW_SECONDS, 2),
+    ("reference/authorization.md", "| `window` | `60.0` |", Dpop().window, 60),
+    ("reference/authorization.md", "| `leeway` | `30.0` |", default(JwtVerifier, "leeway"), 30),
+    ("reference/authorization.md", "gives the same answer again, 0 to 60", 60, 60),
+    ("design.md", "next for 50 µs", lines.LINGER, 50e-6),
+    ("design.md", "at most 1 ms in a row", lines.IN_A_ROW, 1e-3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("page", "sentence", "code", "number"), SAID, ids=[said[1] for said in SAID])
+def test_a_sentence_says_the_number(page: str, sentence: str, code: float, number: float) -> None:
+    text = " ".join((ROOT / "docs" / page).read_text().split())
+    assert " ".join(sentence.split()) in text
+    assert code == number
+
+
+def test_what_a_password_costs_to_check() -> None:
+    """Work on purpose: what OWASP recommends of scrypt at least, for 16 MiB of memory."""
+    assert users._COST == {"n": 2**14, "r": 8, "p": 1, "dklen": 32, "maxmem": 64 * 1024 * 1024}
