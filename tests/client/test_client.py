@@ -20,6 +20,7 @@ from weft import (
 )
 from weft.client import PromptsChanged, ResourceUpdated, StreamReopened, ToolsChanged
 from weft.errors import UsageError
+from weft.sync import Client as SyncClient
 
 TEXT = {"content": [{"type": "text", "text": "done"}]}
 SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
@@ -55,6 +56,58 @@ def paged(*cursors: str | None) -> FakePipe:
         pipe.answer(message, {"tools": [tool], **following})
 
     return answering(answer)
+
+
+LISTS = ["list_tools", "list_resources", "list_resource_templates", "list_prompts"]
+
+
+@pytest.mark.parametrize("verb", LISTS)
+@pytest.mark.parametrize("is_sync", [False, True])
+async def test_a_list_that_the_server_does_not_know_is_empty(verb: str, is_sync: bool) -> None:
+    """Servers declare `resources` and have no method for templates: that hides nothing else."""
+    capabilities = {"tools": {}, "resources": {}, "prompts": {}}
+
+    async def handle(exchange: Exchange) -> None:
+        if exchange.rpc == "initialize":
+            await exchange.result({**initialized(), "capabilities": capabilities})
+        elif "id" in exchange.message:
+            await exchange.error(200, -32601)
+        else:
+            await exchange.respond(202)
+
+    async with http_server(handle) as url:
+        if is_sync:
+
+            def listed() -> list[Any]:
+                with SyncClient(url) as client:
+                    return getattr(client, verb)()
+
+            assert await asyncio.to_thread(listed) == []
+            return
+        async with Client(url) as client:
+            assert await getattr(client, verb)() == []
+            page = await getattr(client, f"{verb}_page")()
+            assert page.next_cursor is None
+
+
+@pytest.mark.parametrize("code", [-32602, -32603, -32000])
+async def test_a_list_that_fails_in_another_way_is_an_error(code: int) -> None:
+    server = answering(lambda pipe, message: pipe.answer(message, error={"code": code, "message": "no"}))
+    async with Client(server) as client:
+        with pytest.raises(RemoteError):
+            await client.list_tools()
+
+
+async def test_a_list_that_is_not_known_half_way_is_an_error() -> None:
+    def answer(pipe: FakePipe, message: dict[str, Any]) -> None:
+        if "cursor" in message["params"]:
+            pipe.answer(message, error={"code": -32601, "message": "no"})
+        else:
+            pipe.answer(message, {"tools": [], "nextCursor": "b"})
+
+    async with Client(answering(answer)) as client:
+        with pytest.raises(RemoteError, match="-32601"):
+            await client.list_tools()
 
 
 @pytest.mark.spec("PAG-01", "PAG-02", "PAG-03", "PRM-09")

@@ -14,7 +14,7 @@ from msgspec.structs import fields
 
 from weft.client.exchange import Exchange, Options
 from weft.eras.base import Welcome
-from weft.errors import InvalidAnswer, InvalidParams, RemoteError
+from weft.errors import InvalidAnswer, InvalidParams, MethodNotFound, RemoteError
 from weft.limits import ClientLimits
 from weft.types.prompts import ListPromptsResult
 from weft.types.resources import ListResourcesResult, ListResourceTemplatesResult
@@ -42,11 +42,19 @@ class Pages:
         self._changed: set[str] = set()  # lists that the server has told of, so it has them
 
     async def one(self, method: str, type: type[Page], cursor: str | None) -> Page:
-        """One page; its `next_cursor` leads to the next."""
-        if not await self._is_there(method.partition("/")[0]):
-            empty: dict[str, list[Any]] = {one.encode_name: [] for one in fields(type) if one.required}
-            return convert(empty, type)
-        return await self._exchange.request(method, {} if cursor is None else {"cursor": cursor}, type, Options())
+        """Return one page; its `next_cursor` leads to the next. A list that the server does not have is empty.
+
+        Many servers declare `resources` and know no templates: -32601 says that there are none.
+        """
+        if await self._is_there(method.partition("/")[0]):
+            params = {} if cursor is None else {"cursor": cursor}
+            try:
+                return await self._exchange.request(method, params, type, Options())
+            except RemoteError as error:
+                if cursor is not None or error.code != MethodNotFound.code:
+                    raise
+        empty: dict[str, list[Any]] = {one.encode_name: [] for one in fields(type) if one.required}
+        return convert(empty, type)
 
     def heard(self, notification: str) -> None:
         """The server has said something."""
