@@ -18,6 +18,7 @@ from typing import Any
 from weft.client.functions import settled
 from weft.client.mistakes import check_function, other_loop
 from weft.errors import WeftError
+from weft.protocol.logs import Seldom
 from weft.types.base import RequestId
 
 __all__ = ["Attempts", "Clock", "Clocks", "Courier", "Pulse", "courier", "pause"]
@@ -243,6 +244,7 @@ class Courier:
         self._option = form.partition("(")[0]  # by which the user gave it
         self._waiting: deque[tuple[Any, ...]] = deque(maxlen=most)
         self._task: asyncio.Task[None] | None = None
+        self._seldom = Seldom(log)  # a server may say much to a function that fails
 
     def call(self, *arguments: Any) -> None:
         """Deliver, now or soon."""
@@ -254,8 +256,8 @@ class Courier:
     def _begin(self, arguments: tuple[Any, ...]) -> Any:
         try:
             return self._function(*arguments)
-        except Exception:
-            log.exception(_FAILED, self._option)
+        except Exception:  # noqa: BLE001 - it is logged
+            self._seldom.exception(_FAILED, self._option)
             return None
 
     async def _run(self, outcome: Any) -> None:
@@ -263,8 +265,8 @@ class Courier:
             try:
                 if inspect.isawaitable(outcome):
                     await settled(outcome)
-            except Exception:
-                log.exception(_FAILED, self._option)
+            except Exception:  # noqa: BLE001 - it is logged
+                self._seldom.exception(_FAILED, self._option)
             if not self._waiting:
                 return
             outcome = self._begin(self._waiting.popleft())

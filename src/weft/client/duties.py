@@ -46,6 +46,7 @@ from weft.client.questions import (
 )
 from weft.errors import InternalError, InvalidParams, MethodNotFound, ProtocolError, UsageError
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
+from weft.protocol.logs import Seldom
 from weft.protocol.sampling import fault_of_answer
 from weft.types.capabilities import ClientCapabilities, ElicitationCapability, RootsCapability, SamplingCapability
 from weft.types.content import TextContent
@@ -62,7 +63,7 @@ __all__ = [
     "options_for",
 ]
 
-log = logging.getLogger("weft.client.duties")
+_own_log = logging.getLogger("weft.client.duties")
 
 FormFunction: TypeAlias = Callable[[FormQuestion], Any]
 UrlFunction: TypeAlias = Callable[[UrlQuestion], Any]
@@ -93,6 +94,7 @@ class Duties:
         log: LogFunction | None = None,
         limits: ClientLimits = DEFAULT_CLIENT_LIMITS,
     ) -> None:
+        self._seldom = Seldom(_own_log)  # for what the server can cause at will
         given = {"elicit": elicit, "elicit_url": elicit_url, "sample": sample, "sample_with_tools": sample_with_tools}
         for option, function in given.items():
             if function is not None:
@@ -146,9 +148,11 @@ class Duties:
         except BaseException as error:
             plainly(error)
             if isinstance(error, UsageError) and error.__traceback__ is None:  # Weft's own: an answer does not fit
-                log.error("%s was not answered: %s", method, error)  # noqa: TRY400 - the text says it all
+                self._seldom.error("%s was not answered: %s", method, error)
             else:
-                log.exception("The function that answers %s failed; the server is told only that it did.", method)
+                self._seldom.exception(
+                    "The function that answers %s failed; the server is told only that it did.", method, about=method
+                )
             raise InternalError(f"Internal error: the client could not answer {method}.") from error
 
     def heard(self, method: str, params: Any = None) -> None:
@@ -158,7 +162,7 @@ class Duties:
         try:
             message = read_params(params, LogMessageParams, method)
         except InvalidParams:
-            log.debug("The server sent a log message that is none.")
+            _own_log.debug("The server sent a log message that is none.")
         else:
             self._log.call(message)
 
@@ -221,7 +225,7 @@ class Duties:
     async def _answer_roots(self, _: Any) -> dict[str, Any]:
         found = await self._call(self._roots) if callable(self._roots) else self._roots
         plain: dict[str, Any] = msgspec.to_builtins(
-            ListRootsResult(await asyncio.to_thread(reachable, read_roots(found)))
+            ListRootsResult(await asyncio.to_thread(reachable, read_roots(found), self._seldom))
         )
         return plain
 

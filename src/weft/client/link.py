@@ -33,6 +33,7 @@ from weft.errors import (
 )
 from weft.jsonrpc import Frame, encode_error, encode_notification, encode_request, encode_result
 from weft.limits import ClientLimits
+from weft.protocol.logs import Seldom, printable
 from weft.types.base import Implementation, LogLevel, RequestId
 from weft.types.capabilities import ClientCapabilities
 from weft.types.lifecycle import CancelledParams, ProgressParams
@@ -117,6 +118,7 @@ class Link:
         self._silence: ConnectionFailed | None = None  # why the standing stream ended for good
         self._has_stream = True  # False where the server has no standing stream
         self._is_closed = False
+        self._seldom = Seldom(log)  # for what the server can cause at will
 
     @property
     def capabilities(self) -> ClientCapabilities:
@@ -401,8 +403,8 @@ class Link:
                 self._notified(str(frame.method), _params(frame), origin)
         except msgspec.DecodeError as error:
             log.debug("%s sent a %s that cannot be read: %s", self.transport.where, frame.method, error)
-        except Exception:
-            log.exception("What %s sent could not be taken.", self.transport.where)
+        except Exception:  # noqa: BLE001 - it is logged
+            self._seldom.exception("What %s sent could not be taken.", self.transport.where)
 
     def _notified(self, method: str, params: bytes, origin: RequestId | None) -> None:
         if method == "notifications/progress":
@@ -426,9 +428,10 @@ class Link:
     def _asked(self, frame: Frame, origin: RequestId | None) -> None:
         request_id = frame.reply_id
         if request_id is None or not self.era.answers_requests:
-            log.warning("%s sent a request, which no server of its era does; ignored.", self.transport.where)
+            self._seldom.warning("%s sent a request, which no server of its era does; ignored.", self.transport.where)
         elif len(self._asks) >= self._limits.asks_waiting or request_id in self._asks:
-            log.warning("%s asks too much at once; a %s is not answered.", self.transport.where, frame.method)
+            method = printable(str(frame.method)[:100], "?")
+            self._seldom.warning("%s asks too much at once; a %s is not answered.", self.transport.where, method)
         else:
             task = self.spawn(self._answer(request_id, str(frame.method), _params(frame), origin))
             self._asks[request_id] = task
@@ -443,14 +446,14 @@ class Link:
             message = encode_error(request_id, error.code, error.message, error.data)
         except TimeoutError:
             message = encode_error(request_id, InternalError.code, "The question was not answered in time.")
-        except Exception:
-            log.exception("A %s of %s could not be answered.", method, self.transport.where)
+        except Exception:  # noqa: BLE001 - it is logged
+            self._seldom.exception("A %s of %s could not be answered.", method[:100], self.transport.where)
             message = encode_error(request_id, InternalError.code, "Internal error")
         try:
             async with asyncio.timeout(self._limits.request_seconds):
                 await self.transport.send(message, era.headers())
         except (WeftError, TimeoutError) as error:
-            log.warning("The answer to a %s could not be sent: %s", method, error)
+            self._seldom.warning("The answer to a %s could not be sent: %s", printable(method[:100], "?"), error)
             is_over = self._note_end(error, era, generation)
             if method == "ping":
                 return

@@ -9,7 +9,6 @@ whether they are there.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +22,7 @@ import msgspec
 from weft.client.mistakes import kind_of
 from weft.errors import InvalidParams, UsageError
 from weft.protocol.hosts import is_loopback
+from weft.protocol.logs import Seldom
 from weft.protocol.names import check_uri
 from weft.protocol.sampling import fault_of_messages
 from weft.types.interaction import (
@@ -47,8 +47,6 @@ __all__ = [
     "read_params",
     "read_roots",
 ]
-
-log = logging.getLogger("weft.client.questions")
 
 T = TypeVar("T")
 Action = Literal["accept", "decline", "cancel"]
@@ -246,14 +244,15 @@ def _root(root: RootLike) -> Root:
     return root
 
 
-def reachable(roots: Sequence[Root]) -> list[Root]:
+def reachable(roots: Sequence[Root], log: Seldom) -> list[Root]:
     """Those that are there and may be read now; the others are left out, with a warning (ROOT-03, ROOT-04)."""
     found: list[Root] = []
     for root in roots:
         if os.access(_path(root), os.R_OK):
             found.append(root)
         else:
-            log.warning("The root %s is not there, or cannot be read: the server is not told of it.", root.uri)
+            uri = root.uri
+            log.warning("The root %s is not there, or cannot be read: the server is not told of it.", uri, about=uri)
     return found
 
 

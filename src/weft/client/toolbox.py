@@ -14,12 +14,15 @@ from msgspec import UNSET
 from weft.client.results import ToolResult
 from weft.errors import InvalidAnswer, UsageError
 from weft.protocol.headers import Mirror, find_mirrors, mirror_values
+from weft.protocol.logs import Seldom
 from weft.protocol.schema import SchemaError, Validator, compile_schema
 from weft.types.tools import Tool
 
 __all__ = ["Toolbox"]
 
 log = logging.getLogger("weft.client")
+
+_MOST_TOLD = 20  # tools that are left out, of which each has a line in the log
 
 
 class _Known:
@@ -39,6 +42,8 @@ class Toolbox:
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
         self.is_complete = False  # all pages were seen since the last change
+        self._told: set[str] = set()  # tools that the log says are left out
+        self._seldom = Seldom(log)
 
     def learn_all(self, tools: Iterable[Tool], *, mirrors: bool) -> list[Tool]:
         """Take in the whole list: a tool that is not in it any more is not known any more."""
@@ -60,7 +65,7 @@ class Toolbox:
                 if mirrors:
                     found = find_mirrors(tool.input_schema)
             except ValueError as error:
-                log.warning("The tool %r is left out: %s", tool.name, error)
+                self._leave_out(tool.name[:200], error)
                 self._known.pop(tool.name, None)
                 continue
             known = self._known.get(tool.name)
@@ -68,6 +73,16 @@ class Toolbox:
                 self._known[tool.name] = _Known(found, tool.output_schema)
             usable.append(tool)
         return usable
+
+    def _leave_out(self, name: str, error: ValueError) -> None:
+        """Tell of each tool once, as long as they are few."""
+        if name in self._told:
+            return
+        if len(self._told) < _MOST_TOLD:
+            self._told.add(name)
+            log.warning("The tool %r is left out: %s", name, error)
+        else:
+            self._seldom.warning("More tools are left out, such as %r: %s", name, error)
 
     def forget(self) -> None:
         """The list has changed: what is known of tools may be wrong, but is the best there is until it is fetched."""

@@ -208,6 +208,10 @@ class Seldom:
         """Log a warning, or count it."""
         self._write(logging.WARNING, text, args, about, exc_info=False)
 
+    def error(self, text: str, *args: object, about: str = "") -> None:
+        """Log an error, or count it."""
+        self._write(logging.ERROR, text, args, about, exc_info=False)
+
     def exception(self, text: str, *args: object, about: str = "") -> None:
         """Log the exception that is being handled, or count it."""
         self._write(logging.ERROR, text, args, about, exc_info=True)

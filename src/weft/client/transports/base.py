@@ -24,7 +24,7 @@ from weft.client.transports.reading import as_sent, bounds_of, error_in, is_name
 from weft.errors import ConnectionFailed, InvalidAnswer, ProtocolError, WeftError
 from weft.jsonrpc import Frame, decode
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
-from weft.protocol.logs import printable
+from weft.protocol.logs import Seldom, printable
 from weft.types.base import RequestId
 
 __all__ = ["NO_HEADERS", "Answer", "Lost", "PipeTransport", "Receive", "Refused", "Transport"]
@@ -156,6 +156,7 @@ class PipeTransport:
         self._open = False
         self._stopping: asyncio.Task[None] | None = None  # the last end, under way or done
         self._has_answered = False  # since it was opened
+        self._seldom = Seldom(log)  # for what the server can cause at will
 
     # --- what a pipe implements
 
@@ -294,7 +295,7 @@ class PipeTransport:
         if is_answer:
             waiting = self._only_one() if named is None else self._waiting.get(named)
         if waiting is None or waiting.outcome is not None:
-            log.warning("%s sent something that is no message: %s", self.where, error)
+            self._seldom.warning("%s sent something that is no message: %s", self.where, error)
         else:
             self._has_answered = True
             waiting.settle(InvalidAnswer(f"{self.where} sent an answer that cannot be read: {error}"))

@@ -25,6 +25,7 @@ from weft.errors import ConnectionFailed, InvalidAnswer, ProtocolError, WeftErro
 from weft.jsonrpc import Frame, decode
 from weft.limits import ClientLimits
 from weft.protocol import sse
+from weft.protocol.logs import Seldom
 from weft.types.base import RequestId
 
 __all__ = ["HttpTransport"]
@@ -62,6 +63,7 @@ class HttpTransport:
         self._posted = {**_POST, **headers}  # what goes along with every POST
         self._gotten = {**_GET, **headers}
         self._receive: Receive = _ignore
+        self._seldom = Seldom(log)  # for what the server can cause at will
 
     async def open(self, receive: Receive, lost: Lost) -> None:
         """Make ready. There is no connection that could be lost: each request has its own."""
@@ -169,7 +171,7 @@ class HttpTransport:
                 is_answer, named = whom_it_answers(part)
                 if faults is None or (is_answer and request_id is not None and named in (None, request_id)):
                     raise fault from None
-                log.warning("%s", fault)
+                self._seldom.warning("%s", fault)
                 faults[:] = [fault]
                 continue
             if not frame.is_response:
@@ -179,7 +181,7 @@ class HttpTransport:
             ):
                 answer = frame
             else:
-                log.warning("%s answered a request that does not wait for it.", self.where)
+                self._seldom.warning("%s answered a request that does not wait for it.", self.where)
         return answer
 
     # --- streams
