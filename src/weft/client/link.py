@@ -33,7 +33,7 @@ from weft.errors import (
 )
 from weft.jsonrpc import Frame, encode_error, encode_notification, encode_request, encode_result
 from weft.limits import ClientLimits
-from weft.protocol.logs import Seldom, printable
+from weft.protocol.logs import Seldom, call_line, masked_url, printable
 from weft.types.base import Implementation, LogLevel, RequestId
 from weft.types.capabilities import ClientCapabilities
 from weft.types.lifecycle import CancelledParams, ProgressParams
@@ -211,7 +211,7 @@ class Link:
         """An id that no request of this link ever had (JRPC-05, L11-07)."""
         return next(self._ids)
 
-    async def roundtrip(
+    def roundtrip(
         self,
         method: str,
         params: Mapping[str, Any],
@@ -220,8 +220,35 @@ class Link:
         seconds: float | None = None,
         progress: ProgressCallback | None = None,
         is_greeting: bool = False,
-    ) -> Answer:
+    ) -> Coroutine[Any, Any, Answer]:
         """One request and its answer, which has a result. Raises RemoteError, Refused, RequestTimeout and the like."""
+        work = self._roundtrip(method, params, headers, seconds, progress, is_greeting=is_greeting)
+        return self._logged(method, params, work) if log.isEnabledFor(logging.INFO) else work
+
+    async def _logged(self, method: str, params: Mapping[str, Any], work: Coroutine[Any, Any, Answer]) -> Answer:
+        """Make a request, and write its line into the log, however it ends."""
+        era, began = self.era.name, self._clocks.now()
+        outcome = "200" if self.transport.stream_per_request else "ok"
+        try:
+            return await work
+        except BaseException as error:
+            outcome = _outcome(error)
+            raise
+        finally:
+            name, uri = params.get("name"), params.get("uri")
+            named = name if isinstance(name, str) else masked_url(uri) if isinstance(uri, str) else None
+            log.info("%s", call_line(method, named, era, outcome, self._clocks.now() - began))
+
+    async def _roundtrip(
+        self,
+        method: str,
+        params: Mapping[str, Any],
+        headers: Mapping[str, str],
+        seconds: float | None,
+        progress: ProgressCallback | None,
+        *,
+        is_greeting: bool,
+    ) -> Answer:
         if self._is_closed:
             self._check_open()
         limits = self._limits
@@ -490,6 +517,23 @@ class Link:
         finally:
             for clock in clocks:
                 clock.release()
+
+
+def _outcome(error: BaseException) -> str:
+    """Return how a request without a result ended, as one word for the log."""
+    if isinstance(error, Refused):
+        code, _ = code_and_data(error)
+        return str(error.status if code is None else code)
+    if isinstance(error, RemoteError):
+        return str(error.code)
+    return _OUTCOMES.get(type(error), type(error).__name__)
+
+
+_OUTCOMES: Mapping[type[BaseException], str] = {
+    asyncio.CancelledError: "cancelled",
+    RequestTimeout: "timeout",
+    ConnectionFailed: "lost",
+}
 
 
 def _checked(answer: Answer) -> Answer:

@@ -8,6 +8,7 @@ asked for (no cookies, no credentials of other places).
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 from collections.abc import AsyncGenerator, Callable
@@ -20,8 +21,10 @@ from weft.client.auth import urls
 from weft.client.auth.steps import FetchFailed, Request, Response
 from weft.client.mistakes import check_tls
 from weft.client.proxies import PROXY_REFUSES, Proxy, environment_proxy, environment_proxy_hosts, read_proxy
+from weft.client.transports.base import wire_log
 from weft.errors import ConnectionFailed
 from weft.protocol.hosts import is_loopback
+from weft.protocol.logs import masked_body, masked_headers, masked_url
 
 if TYPE_CHECKING:
     import aiohttp
@@ -148,6 +151,10 @@ class Fetcher:
         from weft.client.transports.http_failures import proxy_fault, proxy_refusal, tls_fault
 
         proxy = await self._proxy_for(url)
+        shows = wire_log.isEnabledFor(logging.DEBUG)
+        if shows:
+            sent = masked_headers(request.headers), masked_body(request.body or b"")
+            wire_log.debug("> %s %s [%s] %s", request.method, masked_url(url), *sent)
         try:
             async with session.request(
                 request.method,
@@ -167,6 +174,10 @@ class Fetcher:
                     body += chunk
                     if len(body) > self._most_bytes:
                         raise FetchFailed(f"it sent more than {self._most_bytes} bytes")
+                if shows:
+                    wire_log.debug(
+                        "< %d [%s] %s", reply.status, masked_headers(reply.headers), masked_body(bytes(body))
+                    )
                 headers = {name.lower(): value for name, value in reply.headers.items()}
                 return Response(reply.status, headers, bytes(body)), None
         except TimeoutError:

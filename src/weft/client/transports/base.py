@@ -24,12 +24,13 @@ from weft.client.transports.reading import as_sent, bounds_of, error_in, is_name
 from weft.errors import ConnectionFailed, InvalidAnswer, ProtocolError, WeftError
 from weft.jsonrpc import Frame, decode
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
-from weft.protocol.logs import Seldom, printable
+from weft.protocol.logs import Seldom, masked_body, printable
 from weft.types.base import RequestId
 
-__all__ = ["NO_HEADERS", "Answer", "Lost", "PipeTransport", "Receive", "Refused", "Transport"]
+__all__ = ["NO_HEADERS", "Answer", "Lost", "PipeTransport", "Receive", "Refused", "Transport", "wire_log"]
 
 log = logging.getLogger("weft.client")
+wire_log = logging.getLogger("weft.client.wire")  # with DEBUG, all that is sent (>) and received (<), secrets masked
 
 Receive = Callable[[Frame, RequestId | None], None]
 """Takes a notification or a request of the server, with the id of the request on whose stream it came (HTTP), or None.
@@ -181,6 +182,8 @@ class PipeTransport:
         """Take one message as it arrived. Whatever cannot be read is logged and left out (R1)."""
         if not self._open:
             return
+        if wire_log.isEnabledFor(logging.DEBUG):
+            wire_log.debug("< %s", masked_body(data))
         for part in (data,) if data[:1] == b"{" else split_messages(data, self._bounds):
             try:
                 frame = decode(part, self._bounds)
@@ -220,7 +223,7 @@ class PipeTransport:
             raise self._gone()
         waiting = self._waiting[request_id] = _Waiting()
         try:
-            if (writing := self._write(message)) is not None:
+            if (writing := self._out(message)) is not None:
                 await writing
             while waiting.outcome is None:
                 waiting.woken = asyncio.get_running_loop().create_future()
@@ -239,7 +242,7 @@ class PipeTransport:
         """Send a notification or a response."""
         if self._failure is not None:
             raise self._gone()
-        if (writing := self._write(message)) is not None:
+        if (writing := self._out(message)) is not None:
             await writing
 
     async def stand(self, headers: Mapping[str, str], opened: Callable[[], None]) -> None:
@@ -254,6 +257,11 @@ class PipeTransport:
         await self._end(ConnectionFailed(f"The connection to {self.where} was closed."))
 
     # --- inside
+
+    def _out(self, message: bytes) -> Awaitable[None] | None:
+        if wire_log.isEnabledFor(logging.DEBUG):
+            wire_log.debug("> %s", masked_body(message))
+        return self._write(message)
 
     async def _begin(self) -> None:
         self._failure = None

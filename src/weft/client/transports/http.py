@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from weft.client.calls import Attempts, Pulse, pause
-from weft.client.transports.base import NO_HEADERS, Answer, Lost, Receive, Refused
+from weft.client.transports.base import NO_HEADERS, Answer, Lost, Receive, Refused, wire_log
 from weft.client.transports.http_auth import Auth, AuthorizedWire, read_refusal
 from weft.client.transports.http_failures import place
 from weft.client.transports.http_wire import HttpReply, Wire, is_event_stream, media_type, resolved
@@ -25,7 +25,7 @@ from weft.errors import ConnectionFailed, InvalidAnswer, ProtocolError, WeftErro
 from weft.jsonrpc import Frame, decode
 from weft.limits import ClientLimits
 from weft.protocol import sse
-from weft.protocol.logs import Seldom
+from weft.protocol.logs import Seldom, masked_body, masked_headers, masked_url
 from weft.types.base import RequestId
 
 __all__ = ["HttpTransport"]
@@ -124,17 +124,24 @@ class HttpTransport:
 
     async def _exchange(self, method: str, headers: Mapping[str, str], body: bytes | None) -> HttpReply:
         """One exchange, with redirects within the origin (R11)."""
-        reply = await self._wire.exchange(method, self.url, headers, body)
+        exchange = self._shown_exchange if wire_log.isEnabledFor(logging.DEBUG) else self._wire.exchange
+        reply = await exchange(method, self.url, headers, body)
         if not 300 <= reply.status < 400:
             return reply
         for _ in range(self._limits.redirects):
             reply.done()
             self.url = self._redirected(reply)
-            reply = await self._wire.exchange(method, self.url, headers, body)
+            reply = await exchange(method, self.url, headers, body)
             if not 300 <= reply.status < 400:
                 return reply
         reply.done()
         raise ConnectionFailed(f"{self.where} redirects again and again; use the URL that the server gives out itself.")
+
+    async def _shown_exchange(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> HttpReply:
+        wire_log.debug("> %s %s [%s] %s", method, masked_url(url), masked_headers(headers), masked_body(body or b""))
+        reply = await self._wire.exchange(method, url, headers, body)
+        wire_log.debug("< %d [%s]", reply.status, masked_headers(reply.headers))
+        return reply
 
     def _redirected(self, reply: HttpReply) -> str:
         target, is_within = resolved(self.url, reply.headers.get("Location", ""))
@@ -146,7 +153,10 @@ class HttpTransport:
         )
 
     async def _refusal(self, reply: HttpReply) -> Refused:
-        return await read_refusal(reply, self.where, self._limits.connect_seconds)
+        refusal = await read_refusal(reply, self.where, self._limits.connect_seconds)
+        if wire_log.isEnabledFor(logging.DEBUG):
+            wire_log.debug("< %s", masked_body(refusal.body))
+        return refusal
 
     def _answer_in(self, body: bytes, request_id: RequestId) -> Frame:
         """The answer in a JSON body. One to another request is not taken for it, whatever it says (R6)."""
@@ -162,6 +172,8 @@ class HttpTransport:
 
         What cannot be read is an InvalidAnswer; but on a stream, which has a list for these, only the answer is.
         """
+        if wire_log.isEnabledFor(logging.DEBUG):
+            wire_log.debug("< %s", masked_body(data))
         answer: Frame | None = None
         for part in split_messages(data, self._bounds):
             try:
