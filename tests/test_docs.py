@@ -34,7 +34,7 @@ import weft.client
 import weft.client.auth as login
 import weft.sync
 from support import CLIENT_CAPABILITIES_KEY, Live, encode, headers_for, message, serve, start_request
-from weft import Client, Context, Server, errors
+from weft import Client, Connection, Context, Server, errors
 from weft.client.transports.stdio import default_environment
 from weft.limits import DEFAULT_CLIENT_LIMITS, DEFAULT_LIMITS, ClientLimits, Limits
 from weft.protocol.schema import DIALECTS
@@ -343,7 +343,12 @@ def written(name: str, member: Any) -> str:
 
 @pytest.mark.parametrize(
     ("page", "cls"),
-    [("reference/server.md", Server), ("reference/context.md", Context), ("reference/client.md", Client)],
+    [
+        ("reference/server.md", Server),
+        ("reference/context.md", Context),
+        ("reference/connection.md", Connection),
+        ("reference/client.md", Client),
+    ],
 )
 def test_a_reference_page_names_every_member(page: str, cls: type):
     told = [row[0] for row in rows_of(page, 2)]

@@ -6,9 +6,12 @@ use and server not running are met at the command line, and are tested with it.)
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import textwrap
+import urllib.error
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,8 @@ import pytest
 from fastapi import FastAPI
 
 from support import VERSION, encode, headers_for, message, serve
+from support.hosted import Hosted
+from support.rounds import EVERYTHING, retry_of
 from weft import Limits, Server
 
 MOST_LINES = 15
@@ -455,7 +460,7 @@ def test_a_forgotten_await_of_what_is_used(folder: Folder):
     session = folder.run(source, call("buy", item="tea"), env=DEVELOPMENT)
     assert (
         "Tool 'buy' (shop.py:5) raised AttributeError: 'coroutine' object has no attribute 'accepted'. An `await` is "
-        "missing before elicit(...)." in session.terminal
+        "missing before ctx.elicit(...)." in session.terminal
     )
     assert "never awaited" not in session.terminal  # which would point into Weft
 
@@ -756,15 +761,152 @@ def test_blocking_call_in_an_async_tool(folder: Folder):
 @pytest.mark.parametrize(
     ("source", "env"),
     [
-        (BLOCKING, PRODUCTION),
         (BLOCKING.replace("async def", "def"), DEVELOPMENT),
         (BLOCKING.replace("time.sleep", "await asyncio.sleep").replace("import time", "import asyncio"), DEVELOPMENT),
     ],
-    ids=["production", "plain function", "awaiting"],
+    ids=["plain function", "awaiting"],
 )
 def test_what_does_not_block_is_not_warned_of(folder: Folder, source: str, env: dict[str, str]):
     session = folder.run(source, call("buy", item="tea"), env=env)
     assert (session.text, session.terminal) == ("tea", "")
+
+
+@pytest.mark.mistake("a blocking call inside an async def tool")
+def test_blocking_call_in_an_async_tool_in_production(folder: Folder):
+    long = BLOCKING.replace("time.sleep(0.8)", "time.sleep(2.5)")
+    session = folder.run(long, call("buy", item="tea"), call("buy", item="tea"))
+    assert_plain(session.terminal)
+    assert "Tool 'buy' blocks the event loop at shop.py:8: `time.sleep(2.5)`" in session.terminal
+    assert "Make it a plain `def`" in session.terminal
+    assert session.terminal.count("blocks the event loop") == 1
+
+
+@pytest.mark.mistake("a blocking call inside an async def tool")
+def test_blocking_call_in_an_async_resource(folder: Folder):
+    source = """
+    import time
+    @server.resource("till://now")
+    async def till() -> str:
+        time.sleep(0.8)
+        return "12"
+    """
+    session = folder.run(source, message("resources/read", {"uri": "till://now"}), env=DEVELOPMENT)
+    assert "till (shop.py:6) blocks the event loop at shop.py:8: `time.sleep(0.8)`" in session.terminal
+
+
+PLAIN_ASKING = """
+@server.tool
+def buy(ctx: Context) -> str:
+    asked = ctx.elicit("Sure?", {"type": "object", "properties": {"yes": {"type": "boolean"}}})
+    return "bought" if asked.accepted else "not"
+"""
+
+
+@pytest.mark.mistake("elicit in a plain def")
+def test_asking_in_a_plain_function_without_wait(folder: Folder):
+    session = folder.run(PLAIN_ASKING, call("buy"))
+    assert_plain(session.terminal)
+    assert (
+        "A plain `def` cannot await: write `ctx.wait(ctx.elicit(...))`, or make it `async def` and write "
+        "`await ctx.elicit(...)`." in session.terminal
+    )
+    assert "shop.py:8 in buy" in session.terminal
+    assert "An `await` is missing" not in session.terminal
+
+
+@pytest.mark.mistake("elicit in a plain def")
+def test_asking_in_an_async_function_without_await(folder: Folder):
+    session = folder.run(PLAIN_ASKING.replace("def buy", "async def buy"), call("buy"))
+    assert "An `await` is missing before ctx.elicit(...)." in session.terminal
+    assert "plain" not in session.terminal
+
+
+SHARED = """
+from dataclasses import dataclass
+from weft import Context, Server
+
+server = Server("shop")
+
+@dataclass
+class Seat:
+    number: str
+
+@server.tool
+async def book(ctx: Context) -> str:
+    seat = await ctx.elicit("Which seat?", Seat)
+    return seat.value.number if seat else "none"
+
+@server.tool
+async def nothing() -> str:
+    return "nothing"
+
+app = server.asgi("/mcp")
+"""
+
+
+def until_refused(do: Any) -> str:
+    """Try until another worker has the call that follows; what the caller reads then."""
+    for _ in range(100):
+        try:
+            do()
+        except (AssertionError, urllib.error.HTTPError) as error:
+            return str(error)
+    pytest.fail("one worker has served everything")
+
+
+@pytest.mark.mistake("workers without a key")
+def test_workers_without_a_key(tmp_path: Path):
+    hosted = Hosted(tmp_path, SHARED, "--workers", "2")
+
+    def work() -> None:  # each request on a connection of its own, to whichever worker takes it
+        asked = _result(hosted.url, message("tools/call", {"name": "book"}, meta=EVERYTHING))
+        retry = retry_of(asked, lambda question: {"action": "accept", "content": {"number": "12A"}})
+        _result(hosted.url, message("tools/call", {"name": "book", **retry}, meta=EVERYTHING))
+
+    try:
+        said = until_refused(work)
+    finally:
+        hosted.end(signal.SIGTERM)
+    assert "WEFT_STATE_KEY" not in said  # how it is run is not the peer's business
+    (warned, *more) = [line for line in hosted.log.splitlines() if "WEFT_STATE_KEY" in line]
+    assert "was sealed with another key" in warned
+    assert "set WEFT_STATE_KEY in their environment, or Server(state_keys=[...])" in warned
+    assert len(more) <= 1  # once in each process
+
+
+@pytest.mark.mistake("a session client with several workers")
+def test_a_session_client_with_several_workers(tmp_path: Path):
+    hosted = Hosted(tmp_path, SHARED, "--workers", "2")
+
+    def work() -> None:
+        opening = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
+        opened = _post(hosted.url, {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": opening})
+        _post(hosted.url, {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}, opened.headers["Mcp-Session-Id"])
+
+    try:
+        said = until_refused(work)
+    finally:
+        hosted.end(signal.SIGTERM)
+    assert "404" in said
+    (warned, *more) = [line for line in hosted.log.splitlines() if "named a session" in line]
+    assert "pass sessions=False to asgi()" in warned
+    assert len(more) <= 1
+
+
+def _result(url: str, body: dict[str, Any]) -> Any:
+    request = urllib.request.Request(url, encode(body), dict(headers_for(body)))
+    with urllib.request.urlopen(request) as response:
+        answer = json.load(response)
+    assert "result" in answer, answer["error"]["message"]
+    return answer["result"]
+
+
+def _post(url: str, body: dict[str, Any], session: str | None = None) -> Any:
+    headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
+    if session is not None:
+        headers |= {"Mcp-Session-Id": session, "MCP-Protocol-Version": "2025-11-25"}
+    with urllib.request.urlopen(urllib.request.Request(url, encode(body), headers)) as response:
+        return response
 
 
 @pytest.mark.mistake("mounted in FastAPI")

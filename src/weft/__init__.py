@@ -35,7 +35,16 @@ if TYPE_CHECKING:
     from weft.limits import ClientLimits, Limits
     from weft.protocol.forms import EMAIL, Titles
     from weft.server.app import Server
-    from weft.server.asks.asks import Elicitation, ask_form, ask_model, ask_roots, ask_url
+    from weft.server.asks.asks import (
+        AcceptedElicitation,
+        CancelledElicitation,
+        DeclinedElicitation,
+        Elicitation,
+        ask_form,
+        ask_model,
+        ask_roots,
+        ask_url,
+    )
     from weft.server.asks.rounds import InputRequired, UrlElicitationRequired
     from weft.server.auth import IntrospectionVerifier, JwtVerifier, ResourceServer, StaticTokens
     from weft.server.auth.authorization import AuthorizationServer
@@ -68,6 +77,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "EMAIL",
+    "AcceptedElicitation",
     "Annotations",
     "AskFailed",
     "AssistantMessage",
@@ -78,6 +88,7 @@ __all__ = [
     "BearerToken",
     "CachePolicy",
     "CallToolResult",
+    "CancelledElicitation",
     "Client",
     "ClientCredentials",
     "ClientLimits",
@@ -85,6 +96,7 @@ __all__ = [
     "Connection",
     "ConnectionFailed",
     "Context",
+    "DeclinedElicitation",
     "Elicitation",
     "EmbeddedResource",
     "EnterpriseManaged",
@@ -159,7 +171,16 @@ _HOMES = {
     "weft.limits": ("ClientLimits", "Limits"),
     "weft.server.app": ("Server",),
     "weft.protocol.forms": ("EMAIL", "Titles"),
-    "weft.server.asks.asks": ("Elicitation", "ask_form", "ask_model", "ask_roots", "ask_url"),
+    "weft.server.asks.asks": (
+        "AcceptedElicitation",
+        "CancelledElicitation",
+        "DeclinedElicitation",
+        "Elicitation",
+        "ask_form",
+        "ask_model",
+        "ask_roots",
+        "ask_url",
+    ),
     "weft.server.auth": ("IntrospectionVerifier", "JwtVerifier", "ResourceServer", "StaticTokens"),
     "weft.server.auth.authorization": ("AuthorizationServer",),
     "weft.server.connection": ("Connection",),

@@ -2,11 +2,8 @@
 
 import contextlib
 import http.client
-import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +13,7 @@ from typing import Any
 import pytest
 
 from support import encode, headers_for, message, start_request
-from support.ports import find_port, until_listening
+from support.hosted import Hosted
 from weft.sync import Client
 
 API = """
@@ -61,47 +58,6 @@ async def wait() -> str:
 app = FastAPI()
 app.mount("/", server.asgi("/mcp"))
 """
-
-
-class Hosted:
-    """`uvicorn api:app` in a process of its own."""
-
-    def __init__(self, folder: Path, source: str, *options: str) -> None:
-        (folder / "api.py").write_text(source)
-        self.events_file = folder / "events.txt"
-        self.port = find_port()
-        self.url = f"http://127.0.0.1:{self.port}/mcp"
-        self._log = folder / "log.txt"
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "uvicorn", "api:app", "--port", str(self.port), *options],
-                cwd=folder,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            )
-        until_listening(self.process, self.port)
-
-    @property
-    def log(self) -> str:
-        return self._log.read_text()
-
-    @property
-    def events(self) -> list[tuple[int, str]]:
-        """Which process did what."""
-        lines = self.events_file.read_text().splitlines() if self.events_file.exists() else []
-        return [(int(line.split()[0]), line.split()[1]) for line in lines]
-
-    def of(self, process: int) -> list[str]:
-        return [event for who, event in self.events if who == process]
-
-    def call(self, tool: str) -> Any:
-        with Client(self.url) as client:
-            return client.call_tool(tool).text
-
-    def end(self, number: int) -> int:
-        self.process.send_signal(number)
-        return self.process.wait(20)
 
 
 Host = Callable[..., Hosted]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from support import CLIENT_CAPABILITIES_KEY, ask
 from support.backends import YieldingBackend
-from weft import Context, Elicitation, Server
+from weft import AcceptedElicitation, Context, DeclinedElicitation, Elicitation, Server
 
 KEYS = ["a secret that the workers share"]
 META = {CLIENT_CAPABILITIES_KEY: {"elicitation": {}}}
@@ -129,7 +129,7 @@ class Straight:
     async def elicit(self, message: str, schema: Any, *, key: str | None = None) -> Elicitation[Any]:
         self.asked += 1
         word = self.answers[message[0]]
-        return Elicitation("accept", {"word": word}) if word else Elicitation("decline", None)
+        return AcceptedElicitation({"word": word}) if word else DeclinedElicitation()
 
     async def once(self, key: str, fn: Any, *args: Any) -> Any:
         if key not in self._once:

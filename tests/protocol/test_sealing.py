@@ -264,3 +264,13 @@ def test_cryptography_is_loaded_by_sealing_only():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_state_of_another_key_can_be_told_from_one_that_was_changed():
+    foreign = KeyRing([OTHER]).seal(b"journal", binding=REQUEST, expires=1000)
+    assert RING.is_foreign(foreign)
+    assert not RING.is_foreign(TOKEN)
+    assert not KeyRing([NEW, OTHER]).is_foreign(foreign)
+    last = "A" if TOKEN[-1] != "A" else "E"
+    for token in (TOKEN[:-1] + last, TOKEN[:20], "", "garbage", "é", "A" * 60):
+        assert not RING.is_foreign(token)

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from support.raw_sessions import AppPeer, message
-from weft import Connection, Server
+from support.raw_sessions import AppPeer, answer_to, eventually, message
+from weft import Connection, QuestionFailed, Server
 from weft.server import background
 from weft.server.background import Background
 
@@ -103,5 +103,32 @@ async def test_a_plain_function_is_told_of_in_the_log_and_fails_no_message(caplo
     await asyncio.sleep(0.01)
     assert "must be async" in caplog.text
     assert "'failing' raised ValueError" in caplog.text
+    await server.stop()
+    await peer.leave()
+
+
+@pytest.mark.spec("L11-37")
+async def test_the_roots_that_have_changed_can_be_asked_for() -> None:
+    server = Server("x")
+    found: list[str] = []
+    failed: list[str] = []
+
+    @server.on_roots_changed
+    async def look(connection: Connection) -> None:
+        try:
+            found.extend(root.uri for root in await connection.list_roots())
+        except QuestionFailed as error:
+            failed.append(str(error))
+
+    peer = AppPeer(server.asgi())
+    await peer.open(capabilities=ROOTS)
+    stream = await peer.get()
+    for result in ({"roots": [{"uri": "file:///tea"}]}, {"roots": "all of them"}):
+        await peer.post(CHANGED)
+        question = await stream.question("roots/list")
+        await peer.post(answer_to(question, result))
+    await eventually(lambda: failed)
+    assert found == ["file:///tea"]
+    assert failed == ["The client's answer cannot be used: it is no list of roots."]
     await server.stop()
     await peer.leave()

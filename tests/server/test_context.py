@@ -8,7 +8,8 @@ import pytest
 from pydantic import BaseModel
 
 from support import CLIENT_CAPABILITIES_KEY, CLIENT_INFO_KEY, LOG_LEVEL_KEY, VERSION, ask
-from weft import Context, Server, TokenInfo
+from support.raw_sessions import AppPeer, called
+from weft import Client, Context, Server, TokenInfo
 from weft.errors import UsageError
 from weft.server.asks.asks import ask_roots
 from weft.server.asks.rounds import InputRequired
@@ -299,3 +300,40 @@ async def test_nobody_can_say_later_who_is_calling() -> None:
 
     server.add_tool(lambda: "x", name="run")
     assert (await ask(server, "tools/call", {"name": "run"})).result["content"][0]["text"] == "x"
+
+
+async def test_without_a_session_no_id_names_one() -> None:
+    assert await facts(lambda ctx: str(ctx.session_id)) == "None"
+
+
+async def test_the_id_of_a_session_is_the_same_for_all_of_its_calls() -> None:
+    server = Server("looking")
+
+    @server.tool
+    async def ids(ctx: Context) -> str:
+        ctx.connection.state["calls"] = ctx.connection.state.get("calls", 0) + 1
+        return f"{ctx.session_id} {ctx.connection_id} {ctx.connection.state['calls']}"
+
+    peer = AppPeer(server.asgi())
+    await peer.open()
+    texts = [await (await peer.post(called("ids", id))).text() for id in (7, 8)]
+    assert texts == [f"{peer.session} {peer.session} {number}" for number in (1, 2)]
+    await server.stop()
+
+    without = AppPeer(server.asgi(sessions=False))
+    without.version = peer.version
+    assert (await (await without.post(called("ids", 9))).text()).startswith("None ")
+    await server.stop()
+
+
+async def test_a_session_over_a_pipe_has_an_id_too() -> None:
+    server = Server("looking")
+
+    @server.tool
+    async def id(ctx: Context) -> str:
+        return str(ctx.session_id)
+
+    async with Client(server, version="2025-11-25") as client, Client(server, version="2025-11-25") as other:
+        first, second = [(await client.call_tool("id")).text for _ in range(2)]
+        assert first == second != "None"
+        assert (await other.call_tool("id")).text != first

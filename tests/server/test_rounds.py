@@ -8,6 +8,7 @@ import pytest
 from support import CLIENT_CAPABILITIES_KEY, ask
 from support.rounds import EVERYTHING, KEYS, accept, call, echo, play, retry_of, text, word, worker
 from weft import Context, InputRequired, Limits, Server, ask_roots
+from weft.server.asks import rounds
 
 # --- asking
 
@@ -383,3 +384,33 @@ async def test_what_the_handler_stored_is_its_own_fault_also_beside_a_long_answe
     refused = await call(make(), retry_of(first, lambda _: accept("y" * 1000)))
     assert refused.error["code"] == -32603
     assert "more than the 1000 allowed" in caplog.text
+
+
+async def test_a_state_of_another_key_is_warned_of_once_and_the_peer_is_not_told(caplog: Any) -> None:
+    rounds._warn_of_key.cache_clear()
+
+    async def run(ctx: Context) -> str:
+        return await word(ctx, "one")
+
+    asked = (await call(worker(run, state_keys=["the key of one worker alone"])())).result
+    retry = retry_of(asked, echo)
+    other = worker(run, state_keys=["the key of the other worker"])()
+    for _ in range(3):
+        answer = await call(other, retry)
+        assert answer.error["code"] == -32602
+        assert "WEFT_STATE_KEY" not in answer.error["message"]
+        assert "key" not in answer.error["message"]
+    assert [message for message in caplog.messages if "WEFT_STATE_KEY" in message] == [caplog.messages[0]]
+
+
+async def test_a_state_that_was_changed_is_not_warned_of(caplog: Any) -> None:
+    rounds._warn_of_key.cache_clear()
+
+    async def run(ctx: Context) -> str:
+        return await word(ctx, "one")
+
+    server = worker(run)()
+    asked = (await call(server)).result
+    changed = {**retry_of(asked, echo), "requestState": asked["requestState"][:-4] + "AAAA"}
+    assert (await call(server, changed)).error["code"] == -32602
+    assert caplog.messages == []

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -24,7 +24,7 @@ from weft.cli.peer import CallFailed, Peer
 from weft.eras.session import NEWEST
 from weft.errors import StartError, UsageError
 from weft.protocol.hosts import is_loopback
-from weft.server.process.listening import HttpOptions, bind, check_exposure, try_line, url_of
+from weft.server.process.listening import HttpKeywords, HttpOptions, bind, check_exposure, try_line, url_of
 from weft.server.process.workers import settle_sessions
 
 SCRIPT = """
@@ -736,3 +736,9 @@ def test_a_worker_that_cannot_start_stops_everything(start) -> None:
     assert code == 1
     assert "ValueError: only in workers" in errors
     assert errors.splitlines()[-1] == "A worker could not start; it has said why above."
+
+
+def test_type_checkers_know_every_option() -> None:
+    assert HttpKeywords.__annotations__.keys() == set(HttpOptions.__struct_fields__)
+    hints = get_type_hints(HttpOptions)
+    assert get_type_hints(HttpKeywords) == hints

@@ -59,7 +59,7 @@ def worker(handler: Callable[..., Any], **options: Any) -> Callable[[], Server]:
     """A maker of servers that share nothing but the key and the handler, a tool named `run`."""
 
     def make() -> Server:
-        server = Server("worker", state_keys=KEYS, **options)
+        server = Server("worker", **{"state_keys": KEYS, **options})
         server.add_tool(handler, name="run")
         return server
 

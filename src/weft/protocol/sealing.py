@@ -130,6 +130,20 @@ class KeyRing:
             raise StateRefused
         return payload
 
+    def is_foreign(self, token: str) -> bool:
+        """Whether a token looks like one that was sealed with a key that is not in this ring.
+
+        Anybody can make up such a token: this is for the log of who runs the server, and decides nothing.
+        """
+        try:
+            data = _decode(token)
+        except StateRefused:
+            return False
+        if len(data) < _HEAD.size + _TAG_BYTES:
+            return False
+        version, key_id, _, _ = _HEAD.unpack(data[: _HEAD.size])
+        return version == _VERSION and all(known != key_id for known, _ in self._keys)
+
     def _decrypt(self, key_id: bytes, nonce: bytes, sealed: bytes, associated: bytes) -> bytes | None:
         from cryptography.exceptions import InvalidTag
 

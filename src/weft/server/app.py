@@ -7,7 +7,7 @@ import inspect
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, get_args, overload
 
 import msgspec
 
@@ -38,6 +38,7 @@ from weft.server.features.tools import ToolOptions, Tools
 from weft.server.kept import Kept
 from weft.server.lifespan import Lifespan, LifespanFactory
 from weft.server.offering import handlers_of, offered, read_eras
+from weft.server.process.development import watch_for_blocking
 from weft.server.sessions.sessions import Sessions
 from weft.server.subscriptions import Subscriptions
 from weft.server.telemetry import find_tracing
@@ -49,6 +50,7 @@ from weft.types.lifecycle import DiscoverResult
 from weft.types.tools import ToolAnnotations
 
 if TYPE_CHECKING:
+    from weft.server.process.listening import HttpKeywords
     from weft.server.transports.http import HttpApp
     from weft.server.transports.memory import MemoryPipe
 
@@ -338,7 +340,7 @@ class Server:
     def on_roots_changed(self, fn: RootsChanged) -> RootsChanged:
         """Have a function called when a client with a session says that its roots changed: `async def f(connection)`.
 
-        `await connection.send_raw_request("roots/list")` asks for the new ones.
+        `await connection.list_roots()` asks for the new ones.
         """
         decorate(fn, self._roots_changed.append, "on_roots_changed")
         return fn
@@ -401,10 +403,7 @@ class Server:
             handlers.update({method.name: handler for method, handler in extension.methods()})
             checks.update({method.name: extension.require for method, _ in extension.methods()})
             around.extend(extension.middleware())
-        if self.debug:
-            from weft.server.process.development import watch_for_blocking
-
-            watch_for_blocking(asyncio.get_running_loop())
+        watch_for_blocking(asyncio.get_running_loop(), debug=self.debug)
         return Dispatcher(
             self, handlers, translations=self._translations, middleware=around, tracing=find_tracing(), checks=checks
         )
@@ -499,12 +498,20 @@ class Server:
             self.threads.stop()
             await self.lifespan.stop()
 
+    @overload
+    def run(self, transport: Literal["stdio"] = "stdio", *, log_level: str = ...) -> None: ...
+    @overload
+    def run(self, transport: Literal["http"], **options: Unpack[HttpKeywords]) -> None: ...
     def run(self, transport: Literal["stdio", "http"] = "stdio", **options: Any) -> None:
         """Serve until stopped: on stdio, or over HTTP with `host`, `port`, `path`, `workers`, `sessions`, ..."""
         from weft.server.process.running import run
 
         run(self, transport, **options)
 
+    @overload
+    async def serve(self, transport: Literal["stdio"] = "stdio", *, log_level: str = ...) -> None: ...
+    @overload
+    async def serve(self, transport: Literal["http"], **options: Unpack[HttpKeywords]) -> None: ...
     async def serve(self, transport: Literal["stdio", "http"] = "stdio", **options: Any) -> None:
         """The same within a loop that runs already, until cancelled. It takes no signals, and has one worker."""
         from weft.server.process.running import serve

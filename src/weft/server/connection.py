@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
-from weft.errors import NoBackChannelError
+from weft.errors import NoBackChannelError, QuestionFailed
 from weft.protocol.schema import is_array, is_object
 from weft.types.base import Implementation, LogLevel, RequestId
 from weft.types.capabilities import ClientCapabilities, ElicitationCapability
+from weft.types.interaction import ListRootsResult, Root
 
 if TYPE_CHECKING:
     from weft.server.sessions.outstanding import OnProgress
@@ -181,7 +182,7 @@ class Connection:
 
     @property
     def connection_id(self) -> str:
-        """Names this connection, and only this one."""
+        """Names this connection, and only this one; without a session, that is a single call."""
         if self._connection_id is None:
             self._connection_id = os.urandom(16).hex()
         return self._connection_id
@@ -234,7 +235,7 @@ class Connection:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Scratch space for as long as the connection lives."""
+        """Scratch space for as long as the connection lives, in this process: a session's, or that of a single call."""
         if self._state is None:
             self._state = {}
         return self._state
@@ -289,6 +290,16 @@ class Connection:
     ) -> T:
         """Send a request and read its result as `result_type`."""
         return msgspec.convert(await self.send_raw_request(method, params, timeout=timeout), result_type)
+
+    async def list_roots(self, *, timeout: float | None = None) -> list[Root]:
+        """Ask the client for its roots, outside any call; within one, use `ctx.list_roots`.
+
+        Raises what `send_raw_request` raises, and `QuestionFailed` for an answer that does not have its shape.
+        """
+        try:
+            return (await self.send_request("roots/list", None, ListRootsResult, timeout=timeout)).roots
+        except msgspec.ValidationError:
+            raise QuestionFailed("The client's answer cannot be used: it is no list of roots.") from None
 
     async def ping(self, *, timeout: float | None = None) -> None:
         """Ask the client whether it is there. Raises what `send_raw_request` raises."""

@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, overload
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast, get_args, overload
 
 import msgspec
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Context", "TokenInfo"]
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 _server_log = logging.getLogger("weft.context")
 
@@ -147,8 +148,16 @@ class Context:
 
     @property
     def connection_id(self) -> str:
-        """Names the connection; never empty."""
+        """Names the connection: its session, or without one this call alone, so that it differs with every call.
+
+        To find something again with the next call, use `session_id`, which is then None.
+        """
         return self._call.connection.connection_id
+
+    @property
+    def session_id(self) -> str | None:
+        """Names the session that the call belongs to, the same for all of its calls; None where there is no session."""
+        return None if self._call.session is None else self._call.connection.connection_id
 
     @property
     def protocol_version(self) -> str:
@@ -303,7 +312,14 @@ class Context:
     async def elicit(
         self, message: str, schema: type[Any] | Mapping[str, Any], *, key: str | None = None
     ) -> Elicitation[Any]:
-        """Ask the user to fill in a form: a flat model, or a flat JSON Schema."""
+        """Ask the user to fill in a form: a flat model, or a flat JSON Schema.
+
+        In the stateless era nothing waits for the answer: the call ends here, and **the handler runs again from the
+        top** when the client calls again with it. What stands before the question then happens again; do it through
+        `once` if it must not.
+
+        `answer.value` is there after `if answer.action == "accept"`, or `case AcceptedElicitation(value)`.
+        """
         return await asks.elicit(self._call, message, schema, key)
 
     async def elicit_url(self, message: str, url: str, *, key: str | None = None) -> Elicitation[None]:
@@ -339,7 +355,13 @@ class Context:
         """Ask the client for its roots."""
         return await asks.list_roots(self._call, key)
 
-    async def once(self, key: str, fn: Callable[..., T], *args: Any, type: Any = None) -> Any:
+    @overload
+    async def once(self, key: str, fn: Callable[..., Any], *args: Any, type: type[T]) -> T: ...
+    @overload
+    async def once(self, key: str, fn: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts) -> T: ...
+    @overload
+    async def once(self, key: str, fn: Callable[[*Ts], T], *args: *Ts) -> T: ...
+    async def once(self, key: str, fn: Callable[..., Any], *args: Any, type: Any = None) -> Any:
         """Call `fn(*args)` once per logical call, however often the handler runs: charge a card, draw a number.
 
         A handler that asks runs from the top again when the answer comes. What `fn` returned the first time is kept

@@ -11,7 +11,8 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from traceback import StackSummary, TracebackException
+from inspect import CO_COROUTINE
+from traceback import StackSummary, TracebackException, walk_tb
 from types import CoroutineType, TracebackType
 from typing import Any, cast
 
@@ -75,11 +76,26 @@ def _unawaited(error: BaseException) -> str:
     """The remedy where a coroutine was taken for its result; and let it go, or Python would complain of it as well."""
     if not isinstance(error, AttributeError | TypeError) or "'coroutine' object" not in str(error):
         return ""
+    called = ""
     coroutine = getattr(error, "obj", None)  # only an AttributeError says which
-    if not isinstance(coroutine, CoroutineType):
-        return ". An `await` is missing."
-    cast("CoroutineType[Any, Any, Any]", coroutine).close()
-    return f". An `await` is missing before {coroutine.__name__}(...)."
+    if isinstance(coroutine, CoroutineType):
+        cast("CoroutineType[Any, Any, Any]", coroutine).close()
+        called = f"{'ctx.' if coroutine.__qualname__.startswith('Context.') else ''}{coroutine.__name__}(...)"
+    before = f" before {called}" if called else ""
+    if _is_in_async_function(error):
+        return f". An `await` is missing{before}."
+    if called.startswith("ctx."):
+        return (
+            f". A plain `def` cannot await: write `ctx.wait({called})`, or make it `async def` and write "
+            f"`await {called}`."
+        )
+    return f". A plain `def` cannot await: make it `async def`, and write `await`{before}."
+
+
+def _is_in_async_function(error: BaseException) -> bool:
+    """Whether the innermost line of the user's code that an exception came through is in an `async def`."""
+    codes = [frame.f_code for frame, _ in walk_tb(error.__traceback__) if is_users(frame.f_code.co_filename)]
+    return not codes or bool(codes[-1].co_flags & CO_COROUTINE)
 
 
 def record(text: str, frames: Sequence[str] = (), *, debug: bool) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, Generic, Literal, TypeVar, cast, get_origin
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast, get_origin
 from urllib.parse import urlsplit
 
 import msgspec
@@ -38,6 +38,9 @@ from weft.types.interaction import (
 )
 
 __all__ = [
+    "AcceptedElicitation",
+    "CancelledElicitation",
+    "DeclinedElicitation",
     "Elicitation",
     "ask_form",
     "ask_model",
@@ -60,40 +63,81 @@ T = TypeVar("T")
 _Completed = Callable[[], Awaitable[None]]
 
 
-class Elicitation(Generic[T]):
-    """What the user did with a question."""
+class _Elicitation:
+    """What all outcomes of a question have in common."""
 
-    __slots__ = ("_completed", "action", "value")
+    __slots__ = ("_completed",)
 
-    def __init__(
-        self, action: Literal["accept", "decline", "cancel"], value: T, completed: _Completed | None = None
-    ) -> None:
-        self.action = action
-        self.value = value  # the checked answer; None unless accepted
-        self._completed = completed  # tells the client that a page is done with
+    def __init__(self, completed: _Completed | None = None) -> None:
+        self._completed = completed  # tells the client that the user is done at a page
 
     def __repr__(self) -> str:
-        return f"Elicitation({self.action!r})"
-
-    @property
-    def accepted(self) -> bool:
-        """The user answered."""
-        return self.action == "accept"
-
-    @property
-    def declined(self) -> bool:
-        """The user said no."""
-        return self.action == "decline"
-
-    @property
-    def cancelled(self) -> bool:
-        """The user went away without choosing."""
-        return self.action == "cancel"
+        return f"{type(self).__name__}()"  # without the answer: it may be private
 
     async def notify_complete(self) -> None:
-        """What the user was to do on the page is done: tell the client, where there is a message for that (L11-40)."""
+        """Tell the client that the user is done at the page, where the protocol has a message for that (L11-40)."""
         if self._completed is not None:
             await self._completed()
+
+
+class AcceptedElicitation(_Elicitation, Generic[T]):
+    """The user answered: `value` is the checked answer."""
+
+    __slots__ = ("value",)
+    __match_args__ = ("value",)
+
+    action: Literal["accept"] = "accept"
+    accepted: Literal[True] = True
+    declined: Literal[False] = False
+    cancelled: Literal[False] = False
+
+    def __init__(self, value: T, completed: _Completed | None = None) -> None:
+        super().__init__(completed)
+        self.value: T = value
+
+    def __bool__(self) -> Literal[True]:
+        return True
+
+
+class DeclinedElicitation(_Elicitation):
+    """The user said no."""
+
+    __slots__ = ()
+
+    action: Literal["decline"] = "decline"
+    accepted: Literal[False] = False
+    declined: Literal[True] = True
+    cancelled: Literal[False] = False
+    value: None = None
+
+    def __bool__(self) -> Literal[False]:
+        return False
+
+
+class CancelledElicitation(_Elicitation):
+    """The user went away without choosing."""
+
+    __slots__ = ()
+
+    action: Literal["cancel"] = "cancel"
+    accepted: Literal[False] = False
+    declined: Literal[False] = False
+    cancelled: Literal[True] = True
+    value: None = None
+
+    def __bool__(self) -> Literal[False]:
+        return False
+
+
+# What the user did with a question. Type checkers know that there is a `value` after `if answer.action == "accept"`,
+# `if answer`, or `case AcceptedElicitation(value)`.
+Elicitation: TypeAlias = AcceptedElicitation[T] | DeclinedElicitation | CancelledElicitation
+
+
+def _elicitation(action: str, value: T, completed: _Completed | None = None) -> Elicitation[T]:
+    if action == "accept":
+        return AcceptedElicitation(value, completed)
+    return DeclinedElicitation(completed) if action == "decline" else CancelledElicitation(completed)
 
 
 # Questions as values: what a handler puts into an `InputRequired` that it returns itself.
@@ -208,11 +252,11 @@ async def elicit(call: Call, message: str, schema: type[Any] | Mapping[str, Any]
     """Ask by form."""
     answer = await _ask(call, ask_form(message, schema), _FilledIn, key)
     if answer.action != "accept":
-        return Elicitation(answer.action, None)
+        return _elicitation(answer.action, None)
     from weft.protocol.forms import parse_form
 
     try:
-        return Elicitation("accept", parse_form(schema, answer.content))
+        return AcceptedElicitation(parse_form(schema, answer.content))
     except ValueError as error:
         raise call.asker.unfit(f"the answer to a question does not fit it: {error}") from None
 
@@ -224,9 +268,7 @@ async def elicit_url(call: Call, message: str, url: str, key: str | None) -> Eli
     page = call.asker.name_page()
     request.params.elicitation_id = page
     answer = await _ask(call, request, ElicitResult, key)
-    if page is None:
-        return Elicitation(answer.action, None)
-    return Elicitation(answer.action, None, partial(notify_complete, call, page))
+    return _elicitation(answer.action, None, None if page is None else partial(notify_complete, call, page))
 
 
 async def notify_complete(call: Call, page: str) -> None:

@@ -17,13 +17,14 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from weft.errors import InvalidParams, ProtocolError, UsageError
 from weft.protocol.journal import Answer, Journal, Keys, digest
-from weft.protocol.sealing import KeyRing, binding
+from weft.protocol.sealing import KeyRing, StateRefused, binding
 from weft.server.asks.asks import check_request, params_of
 from weft.server.asks.once import Once, to_json
 from weft.types.interaction import InputRequest, InputRequiredResult
@@ -58,6 +59,15 @@ def key_ring(given: Sequence[str | bytes] | None) -> KeyRing:
         return KeyRing.from_environment(listed) if listed else KeyRing.ephemeral()
     except UsageError as error:
         raise UsageError(f"The variable WEFT_STATE_KEY cannot be used. {error}") from None
+
+
+@cache  # once in a process: clients may send as many such states as they like
+def _warn_of_key() -> None:
+    log.warning(
+        "A call came back with a `requestState` that was sealed with another key, so it was refused. Where several "
+        "processes or machines serve the same clients, all of them need the same key: set WEFT_STATE_KEY in their "
+        "environment, or Server(state_keys=[...]). After a restart without such a key this is to be expected."
+    )
 
 
 class InputRequired(BaseException):
@@ -271,9 +281,14 @@ class Round:
 
     def _unsealed(self, state: str) -> bytes:
         server = self._call.server
-        return server.state_keys.open(
-            state, binding=self._binding(), now=int(time.time()), max_bytes=server.limits.state_bytes
-        )
+        try:
+            return server.state_keys.open(
+                state, binding=self._binding(), now=int(time.time()), max_bytes=server.limits.state_bytes
+            )
+        except StateRefused:
+            if len(state) <= server.limits.state_bytes and server.state_keys.is_foreign(state):
+                _warn_of_key()
+            raise
 
     def _seal(self) -> str:
         self.journal.id = self.journal.id or secrets.token_urlsafe(12)

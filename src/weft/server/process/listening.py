@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BACKLOG",
+    "HttpKeywords",
     "HttpOptions",
     "bind",
     "check_exposure",
@@ -71,6 +72,21 @@ class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
     trusted_proxies: Sequence[str] = ()
     cors: Sequence[str] = ()
     log_level: str = "info"
+
+
+class HttpKeywords(TypedDict, total=False):
+    """The same, as the keywords of `server.run("http", ...)`: so that type checkers know them."""
+
+    host: str
+    port: int
+    path: str
+    sse_path: str | None
+    workers: int
+    sessions: bool | None
+    allowed_hosts: Sequence[str] | None
+    allowed_origins: Sequence[str] | None
+    trusted_proxies: Sequence[str]
+    log_level: str
 
 
 def check_exposure(options: HttpOptions) -> None:

@@ -103,7 +103,9 @@ class HttpApp:
             )
         return SseExchange(self.server, self._session, path, self._paths)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    # `Any`, since Starlette's types of these three have nothing in common with asgiref's and uvicorn's. All of them may
+    # be passed, so the app can be mounted, wrapped in middleware and run whichever of them is used.
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve one ASGI connection."""
         if scope["type"] != "http":
             await self._serve_other(scope, receive, send)

@@ -7,7 +7,9 @@ given it up (L11-13). Only `notifications/cancelled` and the end of the session 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from weft.eras.base import Envelope, Peer, ServerEra, choose
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SESSION_HEADER", "SSE_PREFIX", "SessionExchange"]
 
+log = logging.getLogger("weft.sessions")
+
 SESSION_HEADER = b"mcp-session-id"
 LAST_EVENT_HEADER = b"last-event-id"
 
@@ -43,6 +47,16 @@ LAST_EVENT_HEADER = b"last-event-id"
 SSE_PREFIX = "sse."
 
 _MOST_ID_BYTES = 128
+
+
+@cache  # once in a process: a client can name as many sessions as it likes
+def _warn_of_sessions() -> None:
+    log.warning(
+        "A client named a session that this process does not know: it has expired, or it was opened before a restart, "
+        "or in another process. Where several processes serve the same clients (`uvicorn --workers`), each has its own "
+        "sessions: pass sessions=False to asgi(), give the Server a backend= that they share, or use `weft run "
+        "--workers`."
+    )
 
 
 class SessionExchange:
@@ -290,6 +304,7 @@ class SessionExchange:
         if 0 < len(id) <= _MOST_ID_BYTES and not id.startswith(SSE_PREFIX):
             session = await self._sessions.find(id, caller.principal)
         if session is None:
+            _warn_of_sessions()
             raise Refusal(404, f"There is no such session (any more); begin again with `{HANDSHAKE}`.")  # L11-24
         return session
 
