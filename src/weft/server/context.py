@@ -361,7 +361,7 @@ class Context:
     async def once(self, key: str, fn: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts) -> T: ...
     @overload
     async def once(self, key: str, fn: Callable[[*Ts], T], *args: *Ts) -> T: ...
-    async def once(  # type: ignore[misc] - mypy does not see that *args takes any *Ts
+    async def once(  # type: ignore[misc]  # mypy does not see that *args takes any *Ts
         self, key: str, fn: Callable[..., Any], *args: Any, type: Any = None
     ) -> Any:
         """Call `fn(*args)` once per logical call, however often the handler runs: charge a card, draw a number.
