@@ -43,6 +43,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     # How much at once.
     in_flight: int = 1000  # requests in the process
     in_flight_per_connection: int = 100  # requests on one stdio pipe, or of one session
+    pipelined_requests: int = 32  # requests of one HTTP connection ahead of their turn; more are read when it comes
     threads: int = 40  # plain (not async) handlers running at the same time
     listen_streams: int = 1024  # open `subscriptions/listen` streams
     listen_streams_per_peer: int = 16  # of one principal or address

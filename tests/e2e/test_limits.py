@@ -219,6 +219,7 @@ def test_requests_in_flight() -> None:
             until(lambda token=f"held{number}": server.log.of(token))  # type: ignore[attr-defined] - the tests' own
         refused = live.call("tools/list")
         assert refused.refusal == (503, -32603)
+        assert int(refused.headers["retry-after"]) >= 1
         assert "id" not in refused.json  # it was not read
         assert refused.error["message"] == busy(2).message
         held.close()

@@ -421,7 +421,8 @@ def test_the_streams_of_one_address() -> None:
     assert Limits().listen_streams_per_peer == 16
     with serve(make(limits=Limits(listen_streams_per_peer=2))) as live, listen(live, ALL), listen(live, ALL) as second:
         refused = _listen_once(live)
-        assert refused.error["code"] == -32603
+        assert refused.refusal == (503, -32603)
+        assert int(refused.headers["retry-after"]) >= 1
         assert "You have 2 streams open already" in refused.error["message"]
         second.close()
         until(lambda: len(live.server.subscriptions) == 1)
@@ -433,7 +434,10 @@ def test_the_streams_of_one_address() -> None:
 def test_all_streams() -> None:
     assert Limits().listen_streams == 1024
     with serve(make(limits=Limits(listen_streams=2))) as live, listen(live, ALL), listen(live, ALL) as second:
-        assert "2 streams are open already" in _listen_once(live).error["message"]
+        refused = _listen_once(live)
+        assert refused.refusal == (503, -32603)
+        assert int(refused.headers["retry-after"]) >= 1
+        assert "2 streams are open already" in refused.error["message"]
         second.close()
         until(lambda: len(live.server.subscriptions) == 1)
         with listen(live, ALL):

@@ -11,8 +11,6 @@ LOOPBACK = [
     b"localhost",
     b"localhost:8000",
     b"LOCALHOST:1",
-    b"localhost.",
-    b"localhost.:80",
     b"127.0.0.1",
     b"127.0.0.1:65535",
     b"127.8.9.1:80",
@@ -47,6 +45,9 @@ NOT_LOOPBACK = [
     b"localhost:x",
     b"localhost:65536",
     b"localhost:80:80",
+    b"localhost.",
+    b"localhost.:80",
+    b"127.0.0.1.",
     b"localhost..",
     b"user@localhost",
     b"evil.example@localhost",
@@ -83,13 +84,20 @@ def test_by_default_only_this_machine_is_served() -> None:
     [
         (
             "api.example.com",
-            [b"api.example.com", b"API.Example.COM:8443", b"api.example.com.:1"],
-            [b"example.com", b"x.api.example.com", b"api.example.com.evil", b"apiXexample.com", b"localhost"],
+            [b"api.example.com", b"API.Example.COM:8443"],
+            [
+                b"api.example.com.:1",
+                b"example.com",
+                b"x.api.example.com",
+                b"api.example.com.evil",
+                b"apiXexample.com",
+                b"localhost",
+            ],
         ),
         (
             "API.example.com.:8443",
-            [b"api.example.com:8443"],
-            [b"api.example.com", b"api.example.com:443", b"api.example.com:84430"],
+            [b"api.example.com.:8443"],
+            [b"api.example.com:8443", b"api.example.com:443", b"api.example.com:84430"],
         ),
         (
             "api.example.com:443",
@@ -100,8 +108,8 @@ def test_by_default_only_this_machine_is_served() -> None:
         ("2001:DB8::0:1", [b"[2001:db8::1]", b"[2001:db8:0::1]:9"], [b"2001:db8::1", b"[2001:db8::2]"]),
         (
             "*.example.com",
-            [b"a.example.com", b"a.b.example.com:80", b"A.EXAMPLE.com."],
-            [b"example.com", b"evilexample.com", b"a.example.com.evil", b".example.com"],
+            [b"a.example.com", b"a.b.example.com:80", b"A.EXAMPLE.com"],
+            [b"a.example.com.", b"example.com", b"evilexample.com", b"a.example.com.evil", b".example.com"],
         ),
         ("*.example.com:81", [b"a.example.com:81"], [b"a.example.com", b"a.example.com:82"]),
         ("10.0.0.7", [b"10.0.0.7", b"10.0.0.7:1"], [b"10.0.0.70", b"010.0.0.7", b"110.0.0.7"]),
@@ -160,8 +168,14 @@ def test_the_default_origins_follow_the_ports_of_the_hosts() -> None:
     [
         (
             "https://app.example.com",
-            [b"https://app.example.com", b"https://APP.example.com:443", b"HTTPS://app.example.com."],
-            [b"http://app.example.com", b"https://app.example.com:444", b"https://x.app.example.com", b"null"],
+            [b"https://app.example.com", b"HTTPS://APP.example.com:443"],
+            [
+                b"https://app.example.com.",
+                b"http://app.example.com",
+                b"https://app.example.com:444",
+                b"https://x.app.example.com",
+                b"null",
+            ],
         ),
         ("http://localhost:3000", [b"http://localhost:3000"], [b"http://localhost", b"http://localhost:30000"]),
         ("http://[::0001]", [b"http://[::1]:80"], [b"http://[::2]"]),

@@ -21,7 +21,8 @@ written to stderr.
   first while nothing else happens, then from the first moment of the attack until `linger` seconds after it. A wait is
   counted from when a request was due, so one stall of 2 s is two hundred waits.
 
-What the function returns is kept until all is measured: return open sockets to have them stay open.
+What the function returns is kept until all is measured: return a socket, or a list of them, to have them stay open so
+long.
 
 `assert_harmless(report)` is the bound of the project: memory within 64 MB of the start, p99 of the other caller at most
 100 ms. Where the machine itself is slow, so that a quiet server answers late or this process is woken late, a multiple
@@ -31,6 +32,7 @@ also bounds what it took meanwhile.
 
 import contextlib
 import json
+import socket
 import subprocess
 import sys
 import tempfile
@@ -196,7 +198,9 @@ class Target:
         until = time.monotonic() + settle
         while (after := self.resident) - before > MEMORY and time.monotonic() < until:
             time.sleep(0.1)
-        del kept
+        for one in kept if isinstance(kept, list) else [kept]:
+            if isinstance(one, socket.socket):
+                one.close()
         return Report(before, after, self.peak, quiet, meanwhile, seconds, max(slow, _slowness()))
 
     def _quiet(self) -> Waits | None:

@@ -14,10 +14,11 @@ from typing import Literal
 
 from weft.errors import UsageError
 
-__all__ = ["HostPolicy", "is_loopback", "is_public_address", "refusal", "shown"]
+__all__ = ["HostPolicy", "is_loopback", "is_public_address", "refusal", "shown", "target_host"]
 
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]+)(?::([0-9]{1,5}))?")
 _ORIGIN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#@]+)")
+_TARGET = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _MAX_BYTES = 512  # a DNS name has at most 253 characters; nothing longer is worth parsing
 _MAX_REMEMBERED = 1024
@@ -58,9 +59,23 @@ def is_public_address(address: str) -> bool:
     return found.is_global and not found.is_multicast and not any(found in network for network in _OF_A_SITE)
 
 
+def target_host(target: bytes) -> bytes | None:
+    """Return the host and port of a request target in absolute form, or None for a target in another form.
+
+    >>> target_host(b"http://evil.example:80/mcp"), target_host(b"/mcp")
+    (b'evil.example:80', None)
+    """
+    found = _TARGET.match(target)
+    return None if found is None else found[1]
+
+
 @dataclass(frozen=True, slots=True)
 class _Authority:
-    """A host in its one canonical spelling (lower case, no final dot, IPv6 compressed), and its port if written."""
+    """A host in its one canonical spelling (lower case, IPv6 compressed), and its port if written.
+
+    A final dot makes another name of it. Browsers take `localhost.` for another origin than `localhost`, certificates
+    have no such names, and some resolvers ask the network for it: it is served where it is listed as it is written.
+    """
 
     host: str
     port: int | None
@@ -96,8 +111,7 @@ def _parse_authority(text: str) -> _Authority | None:
         except ValueError:
             return None
     else:
-        host = host.removesuffix(".")
-        if not all(host.split(".")):  # an empty label: "", "..", "a..b"
+        if not all(host.removesuffix(".").split(".")):  # an empty label: "", "..", "a..b"
             return None
     return _Authority(host, None if port is None else int(port))
 

@@ -35,6 +35,7 @@ from weft.server.features.pages import Encoded
 from weft.server.features.tools import failure_of
 from weft.server.telemetry import Tracing
 from weft.server.translations import Translations
+from weft.server.transports.load import Busy
 from weft.types.base import Result
 from weft.types.request import InputParams
 from weft.types.tools import CallToolParams
@@ -195,7 +196,7 @@ class Dispatcher:
         wire = call.era.refuse(error, opened=True)
         if wire.code == InternalError.code != error.code:  # the era masks it: then nobody would ever know
             wire.message = report_code(call.blamed or call.described, error, debug=self._server.debug)
-        if isinstance(error, InsufficientScope):
+        if isinstance(error, InsufficientScope | Busy):
             wire.status = error.status
         try:
             return wire.status, encode_error(call.id, wire.code, wire.message, wire.data)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, cast
 
-from weft.errors import InternalError, InvalidParams, InvalidRequest
+from weft.errors import InvalidParams, InvalidRequest
 from weft.jsonrpc import encode_notification
 from weft.server.auth.expiry import at_expiry
 from weft.server.call import Call
 from weft.server.changes import Change, encode_change, note
 from weft.server.transports.http_reply import HttpReply
+from weft.server.transports.load import Busy
 from weft.types.base import SUBSCRIPTION_ID_KEY, EmptyResult, RequestId
 from weft.types.lifecycle import CancelledParams
 from weft.types.subscriptions import AcknowledgedParams, ListenParams, SubscriptionFilter
@@ -153,10 +154,12 @@ class Subscriptions:
                 f"Invalid params: a stream listens to at most {limits.listen_uris} URIs of {limits.uri_bytes} bytes."
             )
         if len(self._listeners) >= limits.listen_streams:
-            raise InternalError(f"{limits.listen_streams} streams are open already, the most this server has.")
+            raise Busy(
+                f"{limits.listen_streams} streams are open already, the most this server has. Try again when one ends."
+            )
         if self._per_peer.get(call.peer, 0) >= limits.listen_streams_per_peer:
-            raise InternalError(
-                f"You have {limits.listen_streams_per_peer} streams open already, the most there may be."
+            raise Busy(
+                f"You have {limits.listen_streams_per_peer} streams open already, the most there may be. Close one."
             )
 
     def _honoured(self, wanted: SubscriptionFilter) -> SubscriptionFilter:

@@ -5,18 +5,21 @@ answered. A connection whose requests come in one piece, as nearly all do, never
 ever for a peer to read what was written, also when it has closed the connection; this cuts it off.
 
 A peer may send its next requests before the first is answered. uvicorn then reads no further, so it would not notice
-that the peer has gone; this goes on reading, within bounds, and tells the request that is being served.
+that the peer has gone; this goes on reading, within bounds, and tells the request that is being served. Of one
+connection at most `pipelined_requests` wait to be served; what comes beyond them is left unread until it is their turn.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from http import HTTPStatus
 from importlib.util import find_spec
 from typing import Any, cast
 
 from weft.limits import Limits
+from weft.protocol.hosts import target_host
 from weft.server.transports.asgi import Send
 
 __all__ = ["guarded_protocol", "respond_at_once"]
@@ -42,14 +45,18 @@ def respond_at_once(send: Send, status: int, body: bytes) -> bool:
     cycle: Any = getattr(send, "__self__", None)
     if cycle is None or type(cycle).__module__ != _HTTPTOOLS:
         return False
-    if cycle.response_started or cycle.disconnected or cycle.flow.write_paused or not cycle.keep_alive:
+    try:
+        if cycle.response_started or cycle.disconnected or cycle.flow.write_paused or not cycle.keep_alive:
+            return False
+        head, write, set_event = _head(status, cycle.default_headers), cycle.transport.write, cycle.message_event.set
+        on_response = cycle.on_response
+    except AttributeError:  # a uvicorn that is made otherwise: nothing was done yet, so the messages still can be sent
         return False
     cycle.response_started = cycle.response_complete = True
     cycle.waiting_for_100_continue = False
-    head = _head(status, cycle.default_headers)
-    cycle.transport.write(b"%b%d\r\n\r\n%b" % (head, len(body), body))
-    cycle.message_event.set()
-    cycle.on_response()
+    write(b"%b%d\r\n\r\n%b" % (head, len(body), body))
+    set_event()
+    on_response()
     return True
 
 
@@ -82,13 +89,14 @@ class _Outlet:
     """A transport that writes the head of a response with the beginning of its body, for a peer that reads.
 
     uvicorn writes them one after the other, each by a call to the kernel, which is a good part of what a short answer
-    costs. Our app sends the beginning of a body right after the head, always.
+    costs. Our app sends the beginning of a body right after the head, if there is one; to HEAD there is none, so a head
+    waits for the end of this turn of the loop at most.
 
     One timer runs while there is something to write, and at most every `patience` seconds. A peer that has taken
     nothing between two looks, though something waited for it, is cut off.
     """
 
-    __slots__ = ("_head", "_loop", "_patience", "_taken", "_timer", "_transport", "_written", "is_closing")
+    __slots__ = ("_head", "_is_held", "_loop", "_patience", "_taken", "_timer", "_transport", "_written", "is_closing")
 
     def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop, patience: float) -> None:
         self._transport = transport
@@ -99,20 +107,42 @@ class _Outlet:
         self._written = 0  # bytes, ever
         self._taken = 0  # of them, at the last look
         self._timer: asyncio.TimerHandle | None = None  # until the next look
+        self._is_held = False  # nothing more is read, whatever uvicorn wants
+
+    def hold_reading(self) -> None:
+        """Read nothing more until `release_reading`: uvicorn reads on with every response."""
+        self._is_held = True
+        self._transport.pause_reading()
+
+    def release_reading(self) -> None:
+        """Read on."""
+        if self._is_held:
+            self._is_held = False
+            self._transport.resume_reading()
+
+    def resume_reading(self) -> None:
+        """What uvicorn calls when it wants more."""
+        if not self._is_held:
+            self._transport.resume_reading()
 
     def write(self, data: bytes) -> None:
         """Keep a head; write anything else, after the head that was kept."""
         if self._head is not None:
             data, self._head = self._head + data, None
-        elif data[:5] == b"HTTP/" and data[-4:] == b"\r\n\r\n" and data[9:10] != b"1":  # "100 Continue" is waited for
+        elif data[:5] == b"HTTP/" and data[-4:] == b"\r\n\r\n":
             self._head = data
+            self._loop.call_soon(self._flush)
             return
         self._put(data)
 
+    def _flush(self) -> None:
+        """Write a head that no body came after."""
+        if self._head is not None and not self.is_closing():
+            self.write(b"")
+
     def close(self) -> None:
         """Close, once everything is written."""
-        if self._head is not None:
-            self.write(b"")
+        self._flush()
         self._transport.close()
 
     def lost(self) -> None:
@@ -198,11 +228,16 @@ class _HeadGuard(asyncio.Protocol):
             self._timer = None
 
 
+# Bytes that are parsed at a time. A request has at least 16 of them, so that is how many may come beyond the limit.
+_SLICE = 8192
+
+
 class _HttptoolsGuard(_HeadGuard):
     """What is amiss with httptools alone: trailers, requests that come ahead of their turn, and wishes to upgrade."""
 
     flow: Any
     headers: Any
+    on_response_complete: Callable[[], None]  # of the class that this is mixed in before
     parser: Any
     scope: Any
     url: bytes
@@ -214,6 +249,7 @@ class _HttptoolsGuard(_HeadGuard):
         # Requests that are not answered yet, in their order, each with what had been received before it. Mostly one: a
         # deque would take ten times the memory, on each connection.
         self._waiting: list[tuple[Any, int]] = []
+        self._unread = bytearray()  # received and not parsed: there are enough requests ahead of their turn
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -223,20 +259,55 @@ class _HttptoolsGuard(_HeadGuard):
                 cycle.disconnected = True
                 cycle.message_event.set()
 
-    def _look_at(self, data: bytes) -> None:
+    def data_received(self, data: bytes) -> None:
+        if len(data) <= _SLICE and not self._unread:  # as nearly all do: a request or two
+            self._take(data)
+        else:
+            self._unread += data
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Parse what was received, slice by slice, while there is room for requests ahead of their turn."""
+        unread, most = self._unread, self.limits.pipelined_requests
+        self._forget_answered()
+        while unread and len(self._waiting) <= most and not self.transport.is_closing():
+            part = bytes(unread[:_SLICE])
+            del unread[:_SLICE]
+            self._take(part)
+        if self.transport.is_closing():
+            unread.clear()
+        elif not unread:
+            self.transport.release_reading()
+        else:
+            self.transport.hold_reading()
+            middle, _ = self._waiting[len(self._waiting) // 2]
+            middle.on_response = self._on_turn
+
+    def _on_turn(self) -> None:
+        """Half of the requests that were read ahead are answered: read on."""
+        self.on_response_complete()
+        self._read_on()
+
+    def _take(self, data: bytes) -> None:
+        """Parse some bytes."""
+        super(_HeadGuard, self).data_received(data)
         while self._upgrade_at is not None:
             data = self._without_upgrade(data[self._upgrade_at :])
             super(_HeadGuard, self).data_received(data)
-        super()._look_at(data)
+        self._look_at(data)
         self._received += len(data)
-        waiting = self._waiting
-        while waiting and waiting[0][0].response_complete:
-            del waiting[0]
+        self._forget_answered()
         # A body that does not end, or requests ahead of their turn: uvicorn and httptools would keep it all.
+        waiting = self._waiting
         if waiting and self._received - waiting[0][1] > self.limits.header_bytes + self.limits.body_bytes:
             self.transport.abort()
         elif len(waiting) > 1:
             self.flow.resume_reading()
+
+    def _forget_answered(self) -> None:
+        waiting = self._waiting
+        while waiting and waiting[0][0].response_complete:
+            del waiting[0]
 
     def on_chunk_header(self) -> None:
         """The next chunk: what one may have is counted anew. Whoever reads the body counts them all."""
@@ -244,11 +315,18 @@ class _HttptoolsGuard(_HeadGuard):
             self._waiting[-1] = (self.cycle, self._received)
 
     def on_headers_complete(self) -> None:
+        if self.url[:1] != b"/":
+            self._take_host_of_target()
         before = self.cycle
         super().on_headers_complete()  # type: ignore[misc] # of the class that this is mixed in before
         self.headers = _TRAILERS
         if self.cycle is not before:
             self._waiting.append((self.cycle, self._received))
+
+    def _take_host_of_target(self) -> None:
+        """The host of a target in absolute form counts, whatever the Host header says (RFC 9112, 3.2.2)."""
+        if (host := target_host(self.url)) is not None:
+            self.headers[:] = [(name, host if name == b"host" else value) for name, value in self.headers]
 
     # An upgrade may be ignored (RFC 9110, 7.8), and Java's HttpClient asks for one by default. httptools takes the body
     # for the other protocol. So the head is read once more, without the wish.

@@ -124,7 +124,7 @@ class HttpApp:
                 return
             if server.in_flight >= server.limits.in_flight and is_full(server):  # before a body takes up memory
                 error = busy(server.limits.in_flight)
-                raise Refusal(503, error.message, code=error.code)
+                raise Refusal(error.status, error.message, code=error.code)
         except Refusal as refusal:
             await reply.refuse(refusal)
             return

@@ -19,6 +19,8 @@ __all__ = ["Accepts", "HttpReply", "Refusal", "read_accept"]
 log = logging.getLogger("weft.http")
 
 _JSON = (b"content-type", b"application/json")
+_BUSY = 503
+_RETRY = (b"retry-after", b"1")  # seconds: goes with every 503, for what is in the way may be over any moment
 _STREAM = [
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache, no-store"),
@@ -139,7 +141,7 @@ class HttpReply:
         await self._answer_json(status, body)
 
     async def _answer_json(self, status: int, body: bytes) -> None:
-        if self.respond is not None and not self.extra and self.respond(self.send, status, body):
+        if self.respond is not None and not self.extra and status != _BUSY and self.respond(self.send, status, body):
             return
         await self._whole(status, [_JSON, (b"content-length", b"%d" % len(body)), *self.extra], body)
 
@@ -175,6 +177,8 @@ class HttpReply:
         await self._whole(refusal.status, [_JSON, (b"content-length", b"%d" % len(body)), *refusal.headers], body)
 
     async def _whole(self, status: int, headers: RawHeaders, body: bytes) -> None:
+        if status == _BUSY:
+            headers = [*headers, _RETRY]
         try:
             await self.send({"type": "http.response.start", "status": status, "headers": headers})
             await self.send({"type": "http.response.body", "body": body})

@@ -14,7 +14,7 @@ from weft.errors import InternalError, InvalidRequest
 if TYPE_CHECKING:
     from weft.server.app import Server
 
-__all__ = ["Turns", "busy", "is_full", "still_served"]
+__all__ = ["Busy", "Turns", "busy", "is_full", "still_served"]
 
 _STEPS = 3  # of the loop until a message is read and its arguments are checked, also where that is done in another task
 
@@ -51,6 +51,12 @@ class Turns:
             loop.call_soon(self._measure, loop, started, steps - 1)
 
 
+class Busy(InternalError):
+    """A request was refused because a limit of the server is met: over HTTP 503, to be sent again later (RFC 9110)."""
+
+    status = 503
+
+
 def is_full(server: Server, *, own: int = 0) -> bool:
     """Whether the process serves as many requests as it may. Listen streams have a limit of their own.
 
@@ -60,9 +66,9 @@ def is_full(server: Server, *, own: int = 0) -> bool:
     return server.in_flight >= most and server.in_flight - len(server.subscriptions) >= most
 
 
-def busy(most: int) -> InternalError:
+def busy(most: int) -> Busy:
     """The refusal of one request more than `most`."""
-    return InternalError(f"The server is busy with {most} requests. Send this one again when one of them is answered.")
+    return Busy(f"The server is busy with {most} requests. Send this one again when one of them is answered.")
 
 
 def still_served() -> InvalidRequest:
