@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
@@ -25,6 +26,14 @@ __all__ = ["Asker", "Asking", "Call", "Reply", "peer_of"]
 def peer_of(address: str, token_info: TokenInfo | None) -> str:
     """Whom limits are counted for: the principal where somebody has verified that, else the address."""
     return address if token_info is None else f"principal {token_info.principal}"
+
+
+@cache
+def _context_type() -> type[Context]:
+    """Import the class late, for its module imports this one; and once, for even that costs with every call."""
+    from weft.server.context import Context
+
+    return Context
 
 
 class Reply(Protocol):
@@ -186,9 +195,7 @@ class Call:
     def context(self) -> Context:
         """The context of this call: one, shared by middleware and handler."""
         if self._context is None:
-            from weft.server.context import Context
-
-            self._context = Context(self)
+            self._context = _context_type()(self)
         return self._context
 
     @property

@@ -25,6 +25,7 @@ from weft.errors import (
     UsageError,
 )
 from weft.jsonrpc import encode_error, encode_result
+from weft.protocol.revisions import METHODS
 from weft.protocol.sealing import StateRefused
 from weft.server.asks.rounds import InputRequired, questions, signal_in
 from weft.server.auth.scopes import InsufficientScope
@@ -37,7 +38,7 @@ from weft.server.telemetry import Tracing
 from weft.server.translations import Translations
 from weft.server.transports.load import Busy
 from weft.types.base import Result
-from weft.types.request import InputParams
+from weft.types.request import InputParams, PaginatedParams
 from weft.types.tools import CallToolParams
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Dispatcher:
     ) -> None:
         self._server = server
         self._translations = translations
-        self._handlers = {method: _compose(handler, middleware) for method, handler in handlers.items()}
+        self._handlers = {name: _compose(name, handler, middleware) for name, handler in handlers.items()}
         self._tracing = tracing
         self._traced: dict[str, Handler] = {}  # the same, with a span around each
         if tracing is not None:
@@ -240,16 +241,17 @@ async def _give_back(call: Call, state: str) -> None:
         log.exception("The backend failed: a `requestState` stays used up, and its call has to begin anew.")
 
 
-def _compose(handler: Handler, middleware: Sequence[Middleware]) -> Handler:
-    """Put the middleware around a handler, the first outermost."""
-    chain: Handler = partial(_plain, handler) if middleware else handler
+def _compose(name: str, handler: Handler, middleware: Sequence[Middleware]) -> Handler:
+    """Put the middleware around the handler of a method, the first outermost."""
+    is_list = name in METHODS and METHODS[name].params is PaginatedParams
+    chain: Handler = partial(_plain, handler) if middleware and is_list else handler
     for layer in reversed(middleware):
         chain = partial(_step, layer, chain)
     return chain
 
 
 async def _plain(handler: Handler, call: Call) -> Result:
-    """Middleware sees results, not bytes; and may change them."""
+    """Serve a list: its pages are kept as bytes, but middleware sees results, and may change them."""
     result = await handler(call)
     return copy(result.result) if isinstance(result, Encoded) else result
 
@@ -257,7 +259,7 @@ async def _plain(handler: Handler, call: Call) -> Result:
 async def _step(layer: Middleware, chain: Handler, call: Call) -> Result | Encoded:
     following: Any = partial(chain, call)
     result: Any = await layer(call.context, following)
-    if not isinstance(result, Result | Encoded):
+    if not isinstance(result, (Result, Encoded)):  # a tuple: a union would be made with each call
         name = getattr(layer, "__name__", layer)
         raise UsageError(f"The middleware {name!r} returned no result. Write `return await next()`.")
     return result
