@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import sys
 import threading
 import weakref
@@ -25,12 +26,14 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast
+from urllib.parse import urlsplit
 
 from weft.client.client import Client as AsyncClient
 from weft.client.joining import check_clients, joined_name
 from weft.client.mistakes import plainly
 from weft.errors import ConnectionFailed, UsageError, WeftError
+from weft.protocol.hosts import is_loopback
 
 if TYPE_CHECKING:
     from weft.client.results import Change, ToolResult
@@ -129,6 +132,28 @@ class _Behind(AsyncClient):
 
     _opening = "with"
 
+    @property
+    def url(self) -> str | None:
+        """Return the URL of the server, if that is where the client is pointed at."""
+        return self._url
+
+
+def _is_served_by(loop: asyncio.AbstractEventLoop, url: str) -> bool:
+    """Return whether a loop listens at a URL: while somebody waits in the loop, nothing there is answered.
+
+    Whoever runs a loop does not say what it listens at; but its servers can be found, those of uvloop too.
+    """
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    host = parts.hostname or ""
+    for one in gc.get_objects():
+        kind = cast("type[object]", type(one))
+        if hasattr(kind, "sockets") and hasattr(kind, "get_loop") and one.get_loop() is loop:
+            bound = [end.getsockname()[:2] for end in one.sockets]
+            if any(at == (host, port) or (at[1:] == (port,) and is_loopback(host)) for at in bound):
+                return True
+    return False
+
 
 def _blocking(
     verb: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]],
@@ -168,20 +193,52 @@ class Client:
 
     @_like(AsyncClient.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.asynchronous = _Behind(*args, **kwargs)
+        self.asynchronous = behind = _Behind(*args, **kwargs)
+        self._url = behind.url
+        self._harmless: weakref.ref[asyncio.AbstractEventLoop] | None = None  # a loop that may be waited in
         self._thread: _LoopThread | None = None  # started when it is first needed
         self._starting = threading.Lock()
         self._finalizer: weakref.finalize[Any, Any] | None = None  # also called when the program ends
 
     def wait_for(self, work: Coroutine[Any, Any, R]) -> R:
         """Run a coroutine where the client runs, and wait for its result."""
+        try:
+            self._check_loop()
+        except UsageError:
+            work.close()
+            raise
         with self._starting:
             if self._thread is None:
                 self._thread = _LoopThread()
                 self._finalizer = weakref.finalize(self, self._thread.end, self.asynchronous.close)
         return self._thread.run(work)
 
+    def _check_loop(self) -> None:
+        """Raise UsageError where the loop that runs in this thread is the one that has to answer."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        if self._url is None or (self._harmless is not None and self._harmless() is loop):
+            return
+        if _is_served_by(loop, self._url):
+            raise UsageError(
+                f"{self._url} is served by the event loop that runs here, and weft.sync.Client would wait in it: "
+                "nothing could be answered meanwhile. In async functions, use `async with weft.Client(...)` and await "
+                "its calls; or call weft.sync.Client in a thread, by `await asyncio.to_thread(...)`."
+            )
+        self._harmless = weakref.ref(loop)
+
     # --- the life of a connection
+
+    if not TYPE_CHECKING:  # type checkers know that there is none
+
+        async def __aenter__(self) -> Self:
+            raise UsageError(
+                "weft.sync.Client is opened by `with`; to await its calls, use `async with weft.Client(...)`."
+            )
+
+        async def __aexit__(self, *_: object) -> None: ...
 
     def __enter__(self) -> Self:
         try:

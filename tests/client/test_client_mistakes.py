@@ -2,14 +2,18 @@
 
 import functools
 import re
+import subprocess
+import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import weft.sync
-from support.fakes import DISCOVERED, FakePipe
-from weft import Client, ClientLimits, ConnectionFailed, RemoteError, Server
+from support import serve
+from support.fakes import DISCOVERED, Exchange, FakePipe, http_server
+from weft import Client, ClientLimits, ConnectionFailed, RemoteError, RequestTimeout, Server
 from weft.client.mistakes import not_json, plainly
 from weft.errors import UsageError
 
@@ -293,3 +297,179 @@ async def test_a_number_that_json_does_not_have_is_named_and_not_sent_as_null(nu
         with pytest.raises(RemoteError):  # what is null by intent is sent
             await client.call_tool("book", {"none": None, "days": [1.5]})
     assert len(server.calls("tools/call")) == 1
+
+
+# --- how a client is opened
+
+
+@pytest.mark.mistake("with for async with")
+def test_with_in_place_of_async_with() -> None:
+    with pytest.raises(UsageError) as caught, Client(Server("x")):  # type: ignore[attr-defined]
+        pass
+    assert str(caught.value) == (
+        "weft.Client is opened by `async with`, in an async function; in code that does not await, use `with "
+        "weft.sync.Client(...)`."
+    )
+
+
+@pytest.mark.mistake("with for async with")
+async def test_async_with_in_place_of_with() -> None:
+    with pytest.raises(UsageError) as caught:
+        async with weft.sync.Client(Server("x")):  # type: ignore[attr-defined]
+            pass
+    assert str(caught.value) == (
+        "weft.sync.Client is opened by `with`; to await its calls, use `async with weft.Client(...)`."
+    )
+
+
+VERBS: list[Any] = [
+    lambda client: client.call_tool("t"),
+    lambda client: client.list_tools(),
+    lambda client: client.list_resources(),
+    lambda client: client.list_resource_templates(),
+    lambda client: client.list_prompts(),
+    lambda client: client.read_resource("x://y"),
+    lambda client: client.get_prompt("p"),
+    lambda client: client.complete("a", "", prompt="p"),
+    lambda client: client.ping(),
+    lambda client: client.request("x/y"),
+    lambda client: client.notify("x/y"),
+    lambda client: client.set_log_level("info"),
+    lambda client: client.reconnect(),
+]
+
+
+@pytest.mark.mistake("no async with")
+@pytest.mark.parametrize("verb", VERBS)
+async def test_a_client_that_was_not_opened_says_how(verb: Any) -> None:
+    with pytest.raises(UsageError) as caught:
+        await verb(Client(Server("x")))
+    assert str(caught.value) == (
+        "The client is not connected. Use it within `async with Client(...) as client:`, or `await client.connect()` "
+        "first."
+    )
+
+
+@pytest.mark.mistake("no async with")
+@pytest.mark.parametrize("verb", VERBS)
+async def test_a_client_that_was_closed_says_so(verb: Any) -> None:
+    async with Client(Server("x")) as client:
+        pass
+    with pytest.raises(UsageError, match="not connected any more: it was closed, as it is at the end of `async with`"):
+        await verb(client)
+
+
+@pytest.mark.mistake("no async with")
+def test_a_sync_client_that_was_not_opened_says_how() -> None:
+    client = weft.sync.Client(Server("x"))
+    try:
+        with pytest.raises(UsageError, match=r"Use it within `with Client\(\.\.\.\) as client:`"):
+            client.list_tools()
+    finally:
+        client.close()
+
+
+@pytest.mark.mistake("a client timeout")
+async def test_connecting_to_a_server_that_is_silent_names_the_option_that_waits_longer() -> None:
+    async def handle(exchange: Exchange) -> None:
+        await exchange.hang()
+
+    async with http_server(handle) as url:
+        with pytest.raises(RequestTimeout) as caught:
+            await Client(url, limits=ClientLimits(request_seconds=0.2)).connect()
+    assert str(caught.value).startswith(
+        f"{url} did not answer server/discover within 0.2 s. Is it busy, or stuck? To wait longer, give `Client(..., "
+        "limits=ClientLimits(request_seconds=...))`."
+    )
+
+
+# --- the sync client where the loop has to answer
+
+
+SELF_CALL = """
+import asyncio, sys, time, uvicorn, weft, weft.sync
+from weft import Server
+from weft.errors import UsageError
+
+server = Server("self", debug=True)
+port = 0
+
+def url():
+    return f"http://{sys.argv[1]}:{port}/mcp"
+
+def call():
+    with weft.sync.Client(url()) as client:
+        return client.call_tool("add", {"a": 1, "b": 2}).text
+
+@server.tool
+def add(a: int, b: int) -> int:
+    return a + b
+
+@server.tool
+async def blocks() -> str:
+    return call()
+
+@server.tool
+async def in_a_thread() -> str:
+    return await asyncio.to_thread(call)
+
+async def main():
+    global port
+    running = uvicorn.Server(uvicorn.Config(server.asgi(), port=0, log_level="error", loop=sys.argv[2]))
+    task = asyncio.create_task(running.serve())
+    while not running.started:
+        await asyncio.sleep(0.01)
+    port = running.servers[0].sockets[0].getsockname()[1]
+    async with weft.Client(url()) as client:
+        print((await client.call_tool("in_a_thread")).text)
+        began = time.monotonic()
+        print((await client.call_tool("blocks")).text)
+        try:
+            call()
+        except UsageError as error:
+            print(error)
+        print("soon" if time.monotonic() - began < 5 else "late")
+    running.should_exit = True
+    await task
+
+if sys.argv[2] == "uvloop":
+    import uvloop
+    uvloop.install()
+asyncio.run(main())
+"""
+
+
+@pytest.mark.mistake("the sync client in the serving loop")
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_the_sync_client_does_not_wait_in_the_loop_that_has_to_answer(loop: str, host: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(SELF_CALL)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", program, host, loop], capture_output=True, text=True, timeout=60, check=False
+    )
+    lines = done.stdout.splitlines()
+    assert lines[0] == "3", done.stderr
+    said = "is served by the event loop that runs here, and weft.sync.Client would wait in it"
+    assert said in lines[1], "the tool that called it fails with the reason"
+    assert said in lines[2]
+    assert "`async with weft.Client(...)`" in lines[2]
+    assert "asyncio.to_thread" in lines[2]
+    assert lines[3] == "soon"
+
+
+async def test_the_sync_client_may_wait_in_a_loop_that_serves_something_else() -> None:
+    """As in a notebook that has a server of its own."""
+    server = Server("elsewhere")
+
+    @server.tool
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    async def handle(exchange: Exchange) -> None:
+        await exchange.hang()
+
+    with serve(server) as live:
+        async with http_server(handle):
+            with weft.sync.Client(f"http://127.0.0.1:{live.port}/mcp") as client:
+                assert client.call_tool("add", {"a": 1, "b": 2}).text == "3"

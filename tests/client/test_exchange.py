@@ -322,6 +322,7 @@ async def test_questions_can_be_left_to_the_caller() -> None:
 # --- time
 
 
+@pytest.mark.mistake("a client timeout")
 @pytest.mark.spec("CAN-01", "CAN-02", "CAN-04", "CAN-12", "CAN-13", "STDIO-08")
 async def test_a_request_that_takes_too_long_is_given_up_and_the_server_told() -> None:
     server = serve(lambda pipe, message: None)
@@ -329,8 +330,9 @@ async def test_a_request_that_takes_too_long_is_given_up_and_the_server_told() -
         with pytest.raises(RequestTimeout) as caught:
             await client.call_tool("t", timeout=0.05)
         assert str(caught.value) == (
-            "the server 'FakePipe' in this process did not answer tools/call within 0.05 s. Is it busy, or stuck? "
-            "`timeout=` waits longer."
+            "the server 'FakePipe' in this process did not answer tools/call of 't' within 0.05 s. Is it busy, or "
+            "stuck? To wait longer, give `timeout=` for this call, or `Client(..., "
+            "limits=ClientLimits(request_seconds=...))`."
         )
         await asyncio.sleep(0.02)
     [call] = server.calls("tools/call")
@@ -387,14 +389,14 @@ async def test_progress_starts_the_clock_anew_but_not_for_ever() -> None:
         with pytest.raises(RequestTimeout) as caught:
             await client.call_tool("goes on", progress=seen.append)
         assert str(caught.value).endswith(
-            "did not answer tools/call within 0.6 s in all; `ClientLimits(total_seconds=...)` allows more."
+            "did not answer tools/call of 'goes on' within 0.6 s in all; `ClientLimits(total_seconds=...)` allows more."
         )
 
 
 async def test_where_progress_is_awaited_its_lack_is_told() -> None:
     async with Client(serve(lambda pipe, message: None)) as client:
         with pytest.raises(
-            RequestTimeout, match=r"did not answer tools/call, nor tell of progress, within 0\.05 s\. Is"
+            RequestTimeout, match=r"did not answer tools/call of 't', nor tell of progress, within 0\.05 s\. Is"
         ):
             await client.call_tool("t", timeout=0.05, progress=print)
 

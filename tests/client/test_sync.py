@@ -135,7 +135,9 @@ def test_what_cannot_be_reached_is_said_at_once_and_leaves_no_thread():
 
 def test_before_and_after(command):
     client = weft.sync.Client(command)
-    with pytest.raises(UsageError, match=r"not connected; use `with Client\(\.\.\.\)`, or `connect`"):
+    with pytest.raises(
+        UsageError, match=r"not connected. Use it within `with Client\(\.\.\.\) as client:`, or `client\.connect\(\)`"
+    ):
         client.list_tools()
     client.connect()
     assert client.list_tools()

@@ -25,7 +25,15 @@ from weft.client.duties import Duties, FormFunction, LogFunction, RootsFunction,
 from weft.client.exchange import Exchange, Options, with_rounds
 from weft.client.lifetime import Lifetime, closed
 from weft.client.link import Link, ProgressCallback, code_and_data
-from weft.client.mistakes import check_limits, check_texts, plainly, read_extensions, read_level, resource_missing
+from weft.client.mistakes import (
+    check_limits,
+    check_texts,
+    not_connected,
+    plainly,
+    read_extensions,
+    read_level,
+    resource_missing,
+)
 from weft.client.negotiate import Memory, Negotiator, eras_for, explained
 from weft.client.paging import Pages
 from weft.client.questions import RootLike
@@ -112,6 +120,7 @@ class Client:
         self._http = HttpOptions(headers or {}, auth, proxy, tls, trust_env, allow_insecure, path)
         self._dial: Callable[[], Dialled] = lambda: dial(target, limits, self._http, server=server, on_stderr=on_stderr)
         self._dialled: Dialled | None = self._dial()  # for the next connection
+        self._url = self._dialled.key  # of the server, where it has one
         self._duties = Duties(
             elicit=elicit,
             elicit_url=elicit_url,
@@ -139,6 +148,16 @@ class Client:
         self._welcome: Welcome | None = None
 
     # --- the life of a connection
+
+    if not TYPE_CHECKING:  # type checkers know that there is none
+
+        def __enter__(self) -> Self:
+            raise UsageError(
+                "weft.Client is opened by `async with`, in an async function; in code that does not await, use `with "
+                "weft.sync.Client(...)`."
+            )
+
+        def __exit__(self, *_: object) -> None: ...
 
     async def __aenter__(self) -> Self:
         await self.connect()
@@ -240,7 +259,7 @@ class Client:
 
     def _connected(self) -> Link:
         if self._link is None:
-            raise UsageError(f"The client is not connected; use `{self._opening} Client(...)`, or `connect` first.")
+            raise not_connected(self._opening, was_closed=self._life.closings > 0)
         return self._link
 
     # --- what was found out

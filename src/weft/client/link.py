@@ -235,9 +235,7 @@ class Link:
             outcome = _outcome(error)
             raise
         finally:
-            name, uri = params.get("name"), params.get("uri")
-            named = name if isinstance(name, str) else masked_url(uri) if isinstance(uri, str) else None
-            log.info("%s", call_line(method, named, era, outcome, self._clocks.now() - began))
+            log.info("%s", call_line(method, _named(params), era, outcome, self._clocks.now() - began))
 
     async def _roundtrip(
         self,
@@ -275,7 +273,7 @@ class Link:
                 raise
             if clock.failure is not None:
                 raise clock.failure from None
-            raise RequestTimeout(self._timed_out(method, clock)) from None
+            raise RequestTimeout(self._timed_out(_shown(method, params), clock, is_greeting=is_greeting)) from None
         finally:
             self._clocks.stop(request_id)
             del clock  # it knows the task, which would know of its cancellation, which knows this frame: a cycle
@@ -303,13 +301,16 @@ class Link:
         )
         return write_json(method, params, encode_request, request_id, method, params), headers
 
-    def _timed_out(self, method: str, clock: Clock) -> str:
-        began = f"{self.transport.where} did not answer {method}"
+    def _timed_out(self, request: str, clock: Clock, *, is_greeting: bool) -> str:
+        """Return what is said of a request that was not answered in time: what, how long, and what waits longer."""
+        began = f"{self.transport.where} did not answer {request}"
         if clock.is_at_its_end:
             most = self._limits.total_seconds
             return f"{began} within {most:g} s in all; `ClientLimits(total_seconds=...)` allows more."
         told = "" if clock.courier is None else ", nor tell of progress,"
-        return f"{began}{told} within {clock.seconds:g} s. Is it busy, or stuck? `timeout=` waits longer."
+        call = "" if is_greeting else "`timeout=` for this call, or "
+        longer = f"To wait longer, give {call}`Client(..., limits=ClientLimits(request_seconds=...))`."
+        return f"{began}{told} within {clock.seconds:g} s. Is it busy, or stuck? {longer}"
 
     def give_up(self, request_id: RequestId, reason: str = "cancelled") -> None:
         """Tell the server that nobody waits any more, unless it sees that by itself (CAN-01, STDIO-08, L11-13)."""
@@ -343,7 +344,8 @@ class Link:
                 await self.transport.send(message, self.era.headers(method))
         except TimeoutError:
             raise RequestTimeout(
-                f"{self.transport.where} did not take {method} within {seconds:g} s. Is it busy, or stuck?"
+                f"{self.transport.where} did not take {method} within {seconds:g} s. Is it busy, or stuck? To wait "
+                "longer, give `Client(..., limits=ClientLimits(request_seconds=...))`."
             ) from None
 
     # --- the standing stream
@@ -517,6 +519,20 @@ class Link:
         finally:
             for clock in clocks:
                 clock.release()
+
+
+def _named(params: Mapping[str, Any]) -> str | None:
+    """Return what a request is about, if that has a name: a tool, a prompt, a resource without its query."""
+    name, uri = params.get("name"), params.get("uri")
+    if isinstance(name, str):
+        return name
+    return masked_url(uri) if isinstance(uri, str) else None
+
+
+def _shown(method: str, params: Mapping[str, Any]) -> str:
+    """Return a request as sentences name it."""
+    name = _named(params)
+    return method if name is None else f"{method} of {name[:100]!r}"
 
 
 def _outcome(error: BaseException) -> str:

@@ -30,6 +30,7 @@ __all__ = [
     "check_timeout",
     "check_tls",
     "kind_of",
+    "not_connected",
     "not_json",
     "other_loop",
     "plainly",
@@ -214,6 +215,23 @@ def other_loop() -> UsageError:
     return UsageError(
         "The client was connected in another event loop; do all that it is for, and close it, within one "
         "asyncio.run(...), or use weft.sync.Client."
+    )
+
+
+def not_connected(opening: str, *, was_closed: bool) -> UsageError:
+    """Return what is said to one who uses a client that is not open; `opening` is `with`, or `async with`.
+
+    >>> print(not_connected("async with", was_closed=False))
+    The client is not connected. Use it within `async with Client(...) as client:`, or `await client.connect()` first.
+    """
+    call = "client.connect()" if opening == "with" else "await client.connect()"
+    if was_closed:
+        return UsageError(
+            f"The client is not connected any more: it was closed, as it is at the end of `{opening}`. Use it within "
+            f"`{opening} Client(...) as client:`."
+        )
+    return UsageError(
+        f"The client is not connected. Use it within `{opening} Client(...) as client:`, or `{call}` first."
     )
 
 
