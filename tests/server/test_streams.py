@@ -1,6 +1,8 @@
 """Streams: what is kept of them is counted exactly, and given up in order."""
 
 import asyncio
+import os
+import tracemalloc
 from contextlib import aclosing
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 
 from weft.backends.memory import MemoryBackend
 from weft.limits import Limits
-from weft.server.sessions.streams import Streams, read_event_id
+from weft.server.sessions.streams import _EVENT_COST, _STREAM_COST, Streams, read_event_id
 
 
 def make(**limits: Any) -> tuple[Any, Streams]:
@@ -20,15 +22,51 @@ def kept(backend: Any) -> int:
     return sum(len(entry) for entries in backend.log._logs.values() for _, entry in entries.kept)
 
 
+def cost(backend: Any) -> int:
+    """What is kept, with what keeping it takes."""
+    events = sum(len(entries.kept) for entries in backend.log._logs.values())
+    return kept(backend) + events * _EVENT_COST + len(backend.log._logs) * _STREAM_COST
+
+
 async def test_what_is_counted_is_what_is_kept() -> None:
-    backend, streams = make(replay_events=5, replay_bytes=2000)
+    backend, streams = make(replay_events=5, replay_bytes=20_000)
     for number in range(200):
         await streams.append(f"session {number % 7}", f"{number % 3}", b"x" * (number * 37 % 300))
-        assert streams._bytes == kept(backend) <= 2000
+        assert streams._bytes == cost(backend) <= 20_000
     for number in range(7):
         await streams.forget(f"session {number}")
     assert (streams._bytes, kept(backend), streams._kept, streams._of) == (0, 0, {}, {})
     assert backend.log._logs == {}
+
+
+@pytest.mark.security("R12")
+async def test_what_is_counted_is_no_less_than_it_takes() -> None:
+    _, streams = make(replay_bytes=10**9)
+    await streams.append("warm", "up", b"")
+    tracemalloc.start()
+    try:
+        for size, events in ((20, 1), (150, 4), (20, 20), (1000, 4)):
+            before, counted = tracemalloc.get_traced_memory()[0], streams._bytes
+            for number in range(500):
+                for _ in range(events):
+                    await streams.append("session", f"{size} {number}", os.urandom(size))
+            assert tracemalloc.get_traced_memory()[0] - before <= streams._bytes - counted, (size, events)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.security("R12")
+async def test_what_nobody_can_ask_for_any_more_is_forgotten_though_nothing_is_written() -> None:
+    backend, streams = make(replay_seconds=0.2)
+    for number in range(50):
+        await streams.append(f"session {number % 5}", f"{number}", b"x" * 100)
+    assert len(backend.log._logs) == 50
+    await asyncio.sleep(1.5)
+    assert (streams._bytes, streams._kept, streams._of) == (0, {}, {})
+    assert (backend.log._logs, backend.log._expiring._until, backend.log._expiring._due) == ({}, {}, {})
+    await streams.append("session", "next", b"x")  # and the timer is set again
+    await asyncio.sleep(1.5)
+    assert (streams._bytes, backend.log._logs) == (0, {})
 
 
 async def test_an_entry_larger_than_all_may_be_is_kept_until_the_next() -> None:

@@ -1,23 +1,22 @@
 """A Backend in the memory of one process: for one worker, and the default.
 
-Entries whose time is over are found when they are asked for, and by a glance at a few whenever something is written,
-each time at others; there is no timer. Used from one event loop.
+Entries whose time is over are not found any more, and are forgotten within a second, by a timer. Used from one event
+loop.
 """
 
 from __future__ import annotations
 
+import asyncio
+import heapq
+import math
 import time
-from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from itertools import islice
 
 from weft.backends.base import Bus, Hear, Log, Store, Unsubscribe
 
 __all__ = ["Clock", "MemoryBackend"]
 
 Clock = Callable[[], float]
-
-_GLANCE = 4  # entries looked at per write: more than are written, so that what is over does not pile up
 
 
 class _Expiring:
@@ -26,12 +25,24 @@ class _Expiring:
     def __init__(self, clock: Clock, forget: Callable[[str], object]) -> None:
         self._clock = clock
         self._forget = forget
-        self._until: OrderedDict[str, float] = OrderedDict()  # the one not looked at for longest first
+        self._until: dict[str, float] = {}
+        self._due: dict[float, set[str]] = {}  # by the second in which their time is over
+        self._seconds: list[float] = []  # those seconds, a heap
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_second = math.inf  # when it goes off, by the clock
+        self._loop: asyncio.AbstractEventLoop | None = None  # whose timer it is
 
     def keep(self, key: str, ttl: float) -> None:
-        self._until[key] = self._clock() + ttl
-        self._until.move_to_end(key)
-        self._glance()
+        self._leave_second(key)
+        until = self._until[key] = self._clock() + ttl
+        second = until if math.isinf(until) else math.ceil(until)
+        due = self._due.get(second)
+        if due is None:
+            due = self._due[second] = set()
+            heapq.heappush(self._seconds, second)
+        due.add(key)
+        self._sweep()
+        self._set_timer()
 
     def is_kept(self, key: str) -> bool:
         until = self._until.get(key)
@@ -41,17 +52,39 @@ class _Expiring:
         return until is not None
 
     def end(self, key: str) -> None:
+        self._leave_second(key)
         self._until.pop(key, None)
         self._forget(key)
 
-    def _glance(self) -> None:
-        """Look at a few, in turn: one that has long to go must not stand before those that are over."""
+    def _leave_second(self, key: str) -> None:
+        until = self._until.get(key)
+        if until is not None and (due := self._due.get(until if math.isinf(until) else math.ceil(until))) is not None:
+            due.discard(key)
+
+    def _sweep(self) -> None:
+        """Forget the keys whose second is over."""
         now = self._clock()
-        for key, until in list(islice(self._until.items(), _GLANCE)):
-            if until <= now:
-                self.end(key)
-            else:
-                self._until.move_to_end(key)
+        while self._seconds and (self._seconds[0] <= now or not self._due[self._seconds[0]]):
+            for key in self._due.pop(heapq.heappop(self._seconds)):
+                self._until.pop(key, None)
+                self._forget(key)
+
+    def _set_timer(self) -> None:
+        """Have somebody look when the next second is over, also if nothing is written any more."""
+        loop = asyncio.get_running_loop()
+        if not self._seconds or math.isinf(self._seconds[0]):
+            return
+        if self._loop is loop and self._timer_second <= self._seconds[0]:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._loop, self._timer_second = loop, self._seconds[0]
+        self._timer = loop.call_later(max(self._timer_second - self._clock(), 0.01), self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer_second = math.inf
+        self._sweep()
+        self._set_timer()
 
 
 class _MemoryStore:
@@ -90,7 +123,7 @@ class _Entries:
     __slots__ = ("given_up", "kept")
 
     def __init__(self) -> None:
-        self.kept: deque[tuple[int, bytes]] = deque()
+        self.kept: list[tuple[int, bytes]] = []  # a deque takes 600 bytes, and most logs are short
         self.given_up = 0  # the newest number that is not kept any more
 
 
@@ -106,7 +139,7 @@ class _MemoryLog:
         entries = self._logs.setdefault(key, _Entries())
         entries.kept.append((number, entry))
         while len(entries.kept) > most:
-            entries.given_up = entries.kept.popleft()[0]
+            entries.given_up = entries.kept.pop(0)[0]
         self._expiring.keep(key, ttl)
         return number
 

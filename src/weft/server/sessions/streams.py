@@ -25,6 +25,10 @@ log = logging.getLogger("weft.sessions")
 
 STANDALONE = "0"  # the stream that belongs to no request
 
+# What keeping a stream and an event takes besides the event's bytes, in memory: measured, and rounded up.
+_STREAM_COST = 1024
+_EVENT_COST = 256
+
 _GOES_ON, _ENDS = b"+", b"."  # the first byte of an entry: whether the stream ends with it
 
 
@@ -82,6 +86,8 @@ class Streams:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()  # what was written here; the log that grew last at the end
         self._of: dict[str, set[str]] = {}  # their keys, by session
         self._bytes = 0
+        self._timer: asyncio.TimerHandle | None = None  # runs while anything is kept
+        self._loop: asyncio.AbstractEventLoop | None = None  # whose timer it is
         self._is_mute = False  # events could not be announced, and that is in the log
         self._readers: dict[str, _Reader] = {}  # by log: the newest of them
         self.most_unread = max(limits.replay_events // 2, 1)  # of one stream, before its writers wait
@@ -179,15 +185,16 @@ class Streams:
         One that by itself has more bytes than all may have gives up its oldest entries.
         """
         now = time.monotonic()
-        while self._kept and (oldest := next(iter(self._kept.values()))).until <= now:
-            self._discount(oldest.key)  # the log has given it up by itself
+        self._expire(now)
         kept = self._kept.get(key)
         if kept is None:
             kept = self._kept[key] = _Kept(session, key)
+            self._bytes += _STREAM_COST
             self._of.setdefault(session, set()).add(key)
         else:
             self._kept.move_to_end(key)
         kept.until = now + self._limits.replay_seconds
+        size += _EVENT_COST
         kept.sizes.append(size)
         before, kept.bytes = kept.bytes, kept.bytes + size
         most = self._limits.replay_events
@@ -197,12 +204,32 @@ class Streams:
             kept.bytes -= kept.sizes.pop(0)
             most = len(kept.sizes)
         self._bytes += kept.bytes - before
+        self._set_timer()
         return most
+
+    def _expire(self, now: float) -> None:
+        """Count no more what the logs have given up by themselves, since its time is over."""
+        while self._kept and (oldest := next(iter(self._kept.values()))).until <= now:
+            self._discount(oldest.key)
+
+    def _set_timer(self) -> None:
+        """Look again when the time of the oldest is over, also if nothing is written any more."""
+        loop = asyncio.get_running_loop()
+        if self._timer is None or self._loop is not loop:
+            oldest = next(iter(self._kept.values()))
+            self._loop = loop
+            self._timer = loop.call_later(max(oldest.until - time.monotonic(), 0.05), self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        self._expire(time.monotonic())
+        if self._kept:
+            self._set_timer()
 
     def _discount(self, key: str) -> None:
         kept = self._kept.pop(key, None)
         if kept is not None:
-            self._bytes -= kept.bytes
+            self._bytes -= kept.bytes + _STREAM_COST
             keys = self._of[kept.session]
             keys.discard(key)
             if not keys:
