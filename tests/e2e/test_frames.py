@@ -8,7 +8,7 @@ import pytest
 import weft
 from support import ask, serve
 from weft import Server
-from weft.server import telemetry
+from weft.server import app
 
 HOME = str(Path(weft.__file__).parent)
 
@@ -33,7 +33,7 @@ def server_that_counts(frames: list[str]) -> Server:
 @pytest.fixture
 def untraced(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where OpenTelemetry is not installed: it is a middleware, which a plain call has none of."""
-    monkeypatch.setattr(telemetry, "middleware", tuple)
+    monkeypatch.setattr(app, "find_tracing", lambda: None)
 
 
 @pytest.mark.usefixtures("untraced")

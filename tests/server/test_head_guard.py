@@ -15,7 +15,7 @@ from support import encode, headers_for, message
 from weft import Context, Limits, Server
 from weft.server.process import running
 from weft.server.process.listening import HttpOptions, bind
-from weft.server.transports import head_guard
+from weft.server.transports import head_guard, http_reply
 
 PATIENCE = 5.0  # seconds: far less than those after which an idle connection is closed
 
@@ -435,3 +435,66 @@ async def test_uvicorn_without_the_fields_that_we_know_is_served_the_long_way() 
         finally:
             cycle_class.__init__, cycle_class.send = made, before
         writer.close()
+
+
+# Under plain `uvicorn module:app`, where another program's runner has us.
+
+
+@contextlib.asynccontextmanager
+async def mounted(app: Any) -> AsyncIterator[Running]:
+    """Serve as `uvicorn module:app` does, access log and all."""
+    listener = bind("127.0.0.1", 0)
+    http = uvicorn.Server(uvicorn.Config(app, log_config=None))
+    task = asyncio.create_task(http.serve(sockets=[listener]))
+    await come_true(lambda: http.started)
+    try:
+        yield Running(http, listener.getsockname()[1])
+    finally:
+        http.should_exit = True
+        await task
+        listener.close()
+
+
+async def answers_of(app: Any, caplog: pytest.LogCaptureFixture) -> tuple[list[bytes], list[str]]:
+    """What a caller reads of three calls, the time left out; and the lines of the access log."""
+    caplog.clear()
+    calls = [LIST, raw("tools/call", {"name": "large", "arguments": {"size": 3}}), raw("nothing/known")]
+    with caplog.at_level("INFO", "uvicorn.access"):
+        async with mounted(app) as live:
+            said = [await live.say(one, until=b'"jsonrpc"') for one in calls]
+    lines = [one.getMessage() for one in caplog.records if one.name == "uvicorn.access"]
+    return [re.sub(rb"date: [^\r]*", b"", one) for one in said], [re.sub(r":\d+ -", "", one) for one in lines]
+
+
+async def test_plain_uvicorn_is_answered_in_one_go_as_in_two_messages(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = make().asgi()
+    taken: list[bool] = []
+    at_once = http_reply.respond_at_once
+
+    def watched(*given: Any) -> bool:
+        taken.append(at_once(*given))
+        return taken[-1]
+
+    monkeypatch.setattr(http_reply, "respond_at_once", watched)
+    quick = await answers_of(app, caplog)
+    assert taken == [True, True, True]
+    monkeypatch.setattr(http_reply, "respond_at_once", lambda *_: False)
+    assert quick == await answers_of(app, caplog)
+    assert quick[1] == [f'127.0.0.1 "POST /mcp HTTP/1.1" {status}' for status in (200, 200, 404)]
+
+
+async def test_an_app_around_ours_sees_the_response() -> None:
+    inner, seen = make().asgi(), list[str]()
+
+    async def around(scope: Any, receive: Any, send: Any) -> None:
+        async def watched(message: Any) -> None:
+            seen.append(message["type"])
+            await send(message)
+
+        await inner(scope, receive, watched if scope["type"] == "http" else send)
+
+    async with mounted(around) as live:
+        await live.say(LIST, until=b'"tools"')
+    assert seen == ["http.response.start", "http.response.body"]

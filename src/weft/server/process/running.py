@@ -292,7 +292,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 def _uvicorn_config(server: Server, options: HttpOptions, lifespan: Literal["on", "off"]) -> uvicorn.Config:
     import uvicorn
 
-    from weft.server.transports.head_guard import guarded_protocol, respond_at_once
+    from weft.server.transports.head_guard import guarded_protocol
 
     app = server.asgi(
         options.path,
@@ -303,7 +303,6 @@ def _uvicorn_config(server: Server, options: HttpOptions, lifespan: Literal["on"
         trusted_proxies=options.trusted_proxies,
         cors=options.cors,
     )
-    app.respond = respond_at_once
     app.follows_host = False  # we are the host
     drain = server.limits.drain_seconds
     return uvicorn.Config(

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, MutableMapping, Sequence
 from typing import Any
 
-__all__ = ["Message", "RawHeaders", "Receive", "Respond", "Scope", "Send"]
+__all__ = ["Message", "RawHeaders", "Receive", "Scope", "Send"]
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Coroutine[Any, Any, Message]]
 Send = Callable[[Message], Coroutine[Any, Any, None]]
-Respond = Callable[[Send, int, bytes], bool]  # a whole JSON response at once; False: it has to go by `Send`
 RawHeaders = Sequence[tuple[bytes, bytes]]

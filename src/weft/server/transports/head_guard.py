@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
+from functools import cache
 from http import HTTPStatus
 from importlib.util import find_spec
 from typing import Any, cast
@@ -39,8 +40,10 @@ def guarded_protocol(limits: Limits) -> type[asyncio.Protocol]:
 def respond_at_once(send: Send, status: int, body: bytes) -> bool:
     """Write a whole JSON response in one go, past the two messages that ASGI makes of it; False where that cannot be.
 
-    `send` is a method of uvicorn's exchange. What is done here is what it would do with the two messages, for the plain
-    case: nothing sent yet, a peer that reads, a connection that stays.
+    `send` is a method of uvicorn's exchange, also where it is not our runner that has started uvicorn. An app around
+    ours that wants to see the response has put a function of its own in its place, and is sent the messages. What is
+    done here is what uvicorn would do with them, for the plain case: nothing sent yet, a peer that reads, a connection
+    that stays.
     """
     cycle: Any = getattr(send, "__self__", None)
     if cycle is None or type(cycle).__module__ != _HTTPTOOLS:
@@ -49,15 +52,32 @@ def respond_at_once(send: Send, status: int, body: bytes) -> bool:
         if cycle.response_started or cycle.disconnected or cycle.flow.write_paused or not cycle.keep_alive:
             return False
         head, write, set_event = _head(status, cycle.default_headers), cycle.transport.write, cycle.message_event.set
-        on_response = cycle.on_response
+        on_response, logs = cycle.on_response, cycle.access_log
     except AttributeError:  # a uvicorn that is made otherwise: nothing was done yet, so the messages still can be sent
         return False
+    if logs:
+        _log_access(cycle, status)
     cycle.response_started = cycle.response_complete = True
     cycle.waiting_for_100_continue = False
     write(b"%b%d\r\n\r\n%b" % (head, len(body), body))
     set_event()
     on_response()
     return True
+
+
+def _log_access(cycle: Any, status: int) -> None:
+    """Write the line of uvicorn's access log, as uvicorn writes it."""
+    scope, utils = cycle.scope, _uvicorn_utils()
+    line = (utils.get_client_addr(scope), scope["method"], utils.get_path_with_query_string(scope))
+    cycle.access_logger.info('%s - "%s %s HTTP/%s" %d', *line, scope["http_version"], status)
+
+
+@cache
+def _uvicorn_utils() -> Any:
+    """Import late, for another ASGI server may be in use; and once, for even that costs with every call."""
+    from uvicorn.protocols import utils
+
+    return utils
 
 
 _HTTPTOOLS = "uvicorn.protocols.http.httptools_impl"

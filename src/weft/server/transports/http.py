@@ -22,7 +22,7 @@ from weft.server.auth.gate import Gate
 from weft.server.faults import report
 from weft.server.inline import Deadline, Suspended
 from weft.server.process.host_signals import follow_host_signals
-from weft.server.transports.asgi import Message, Receive, Respond, Scope, Send
+from weft.server.transports.asgi import Message, Receive, Scope, Send
 from weft.server.transports.caller import read_caller
 from weft.server.transports.cors import Cors, is_preflight, preflight_refusal
 from weft.server.transports.forwarded import TrustedProxies
@@ -88,7 +88,6 @@ class HttpApp:
                 self._exchanges.append(StatelessExchange(server, era))
         self._sse = None if sse_path is None else self._old_transport(sse_path, keeps_sessions=sessions)
         self._verbs = ("POST",) if self._session is None else self._session.verbs
-        self.respond: Respond | None = None  # a quicker way out, set by whoever runs us and has one
         self.follows_host = (
             True  # whether the end of the process has to be heard of by its signals; our runner knows it
         )
@@ -112,8 +111,6 @@ class HttpApp:
             return
         server = self.server
         reply = HttpReply(send if self._cors is None else self._cors.share(scope, send), server.limits)
-        if self.respond is not None:
-            reply.respond = self.respond
         try:
             headers = read(
                 scope["headers"], max_fields=server.limits.header_fields, max_bytes=server.limits.header_bytes

@@ -12,7 +12,8 @@ from weft.limits import Limits
 from weft.protocol.sse import COMMENT
 from weft.protocol.sse import encode as encode_event
 from weft.server.connection import Cancellation
-from weft.server.transports.asgi import RawHeaders, Respond, Send
+from weft.server.transports.asgi import RawHeaders, Send
+from weft.server.transports.head_guard import respond_at_once
 
 __all__ = ["Accepts", "HttpReply", "Refusal", "read_accept"]
 
@@ -69,7 +70,6 @@ class HttpReply:
     """
 
     # What most responses never need is here, on the class.
-    respond: Respond | None = None  # where our own runner offers it
     extra: RawHeaders = ()  # headers besides those that say what the body is
     metadata_url: str | None = None  # of the protected resource, where it is not where it would be
     cancellation: Cancellation | None = None  # of the call that is answered here, once there is one
@@ -141,7 +141,7 @@ class HttpReply:
         await self._answer_json(status, body)
 
     async def _answer_json(self, status: int, body: bytes) -> None:
-        if self.respond is not None and not self.extra and status != _BUSY and self.respond(self.send, status, body):
+        if not self.extra and status != _BUSY and respond_at_once(self.send, status, body):
             return
         await self._whole(status, [_JSON, (b"content-length", b"%d" % len(body)), *self.extra], body)
 

@@ -41,7 +41,6 @@ class SessionReply(HttpReply):
 
     def __init__(self, origin: HttpReply, session: Session | None, streams: Streams, *, polling: bool) -> None:
         super().__init__(origin.send, origin.limits)  # takes over from the one made before the era was known
-        self.respond = origin.respond
         self.accepts = origin.accepts
         self.metadata_url = origin.metadata_url
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the HTTP response is
