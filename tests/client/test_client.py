@@ -658,3 +658,28 @@ async def test_an_app_that_fails_is_a_connection_that_failed() -> None:
 def test_targets_that_are_none(target: Any) -> None:
     with pytest.raises(UsageError):
         Client(target)
+
+
+@pytest.mark.spec("L11-34")
+@pytest.mark.mistake("a subscription that the server does not offer")
+async def test_a_server_without_subscriptions_is_not_asked_for_one() -> None:
+    server = Server("s")
+    server.add_resource("x://a", "text")
+    seen: list[str] = []
+
+    @server.middleware
+    async def watch(ctx: Any, next: Any) -> Any:
+        seen.append(ctx.method)
+        return await next()
+
+    async with Client(server.asgi(sessions=False), mode="session") as client:
+        assert client.server_capabilities.resources is not None
+        with pytest.raises(UsageError, match=r"did not declare `resources\.subscribe`.* Leave uris= out"):
+            async with client.listen(uris=["x://a"]):
+                pass
+        async with client.listen(resources=True):
+            pass
+    assert "resources/subscribe" not in seen
+    async with Client(server, mode="session") as client, client.listen(uris=["x://a"]) as changes:
+        server.notify_resource_updated("x://a")
+        assert await anext(changes) == ResourceUpdated("x://a")

@@ -207,7 +207,7 @@ class Client:
         self._exchange = Exchange(link, self._duties, self._limits, renew=partial(self._renew, link), cache=view)
         self._pages = Pages(self._exchange, self._limits, self._facts, self._negotiator.look_again)
         self._suggestions = Suggestions(self._exchange, self._limits)
-        self._subscriptions = Subscriptions(link, self._limits, self.request)
+        self._subscriptions = Subscriptions(link, self._limits, self.request, self._facts)
         link.on_stand = self._subscriptions.reopened
         link.on_silence = self._subscriptions.silenced
         link.on_over = partial(self._renew, link)

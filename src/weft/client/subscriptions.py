@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -27,7 +27,8 @@ from weft.client.results import (
     ToolsChanged,
 )
 from weft.client.transports.base import Refused
-from weft.errors import ConnectionFailed, InvalidAnswer, RequestTimeout, WeftError
+from weft.eras.base import ListenPlan, Welcome
+from weft.errors import ConnectionFailed, InvalidAnswer, RequestTimeout, UsageError, WeftError
 from weft.limits import ClientLimits
 from weft.types.base import SUBSCRIPTION_ID_KEY, RequestId
 from weft.types.subscriptions import SubscriptionFilter
@@ -77,11 +78,28 @@ def wish_for(uris: list[str], *, tools: bool, prompts: bool, resources: bool) ->
 class Subscriptions:
     """All that listen on one link."""
 
-    def __init__(self, link: Link, limits: ClientLimits, ask: _Ask) -> None:
+    def __init__(self, link: Link, limits: ClientLimits, ask: _Ask, facts: Callable[[], Welcome]) -> None:
         self.link = link
         self.limits = limits
-        self.ask = ask
+        self._ask = ask
+        self._facts = facts  # what the server says of itself
         self._open: set[Listening] = set()
+
+    async def begin(self, plan: ListenPlan) -> None:
+        """Make the requests with which listening begins; UsageError where the server takes none of them (L11-34)."""
+        resources = self._facts().capabilities.resources
+        if plan.begin and not (resources is not None and resources.subscribe):
+            raise UsageError(
+                f"{self.link.transport.where} takes no subscriptions to resources: it did not declare "
+                "`resources.subscribe`, so listen(uris=...) would never hear of a change. Leave uris= out, or read the "
+                "resources again from time to time."
+            )
+        await self.ask_all(plan.begin)
+
+    async def ask_all(self, steps: Iterable[tuple[str, dict[str, Any]]]) -> None:
+        """Make requests, one after the other."""
+        for method, params in steps:
+            await self._ask(method, params)
 
     def add(self, listening: Listening) -> None:
         """One more listens."""
@@ -207,7 +225,7 @@ class Listening:
         if plan.stream is None:
             try:
                 await subscriptions.link.stand_again()
-                await self._ask_all(plan.begin)
+                await subscriptions.begin(plan)
             except BaseException:
                 self.end(None)
                 raise
@@ -240,7 +258,7 @@ class Listening:
         subscriptions = self._subscriptions
         plan = subscriptions.link.era.listen(self.wish)
         try:
-            await self._ask_all([step for step in plan.end if not subscriptions.is_wanted(step[1]["uri"])])
+            await subscriptions.ask_all([step for step in plan.end if not subscriptions.is_wanted(step[1]["uri"])])
         except WeftError as error:
             log.debug("A subscription could not be ended: %s", error)
 
@@ -283,14 +301,10 @@ class Listening:
         link = self._subscriptions.link
         plan = link.era.listen(self.wish)
         if plan.stream is None:
-            await self._ask_all(plan.begin)
+            await self._subscriptions.begin(plan)
         else:
             self._task = link.spawn(self._keep(*plan.stream))
         self.push(StreamReopened())
-
-    async def _ask_all(self, steps: list[tuple[str, dict[str, Any]]]) -> None:
-        for method, params in steps:
-            await self._subscriptions.ask(method, params)
 
     # --- the stream
 

@@ -39,6 +39,11 @@ _NO_CAPABILITIES = ClientCapabilities()
 class Outbound(Protocol):
     """Where messages go that the server sends on its own."""
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether the client reads what is sent there, or has done so once and may come back for it."""
+        ...
+
     async def send_raw_request(
         self,
         method: str,
@@ -57,6 +62,8 @@ class Outbound(Protocol):
 
 class NoChannel:
     """The sentinel that means: nothing can be sent to this peer on its own."""
+
+    is_heard = False
 
     async def send_raw_request(
         self,

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast, get_args, overload
 
@@ -218,6 +219,9 @@ class Context:
         if not self._call.progress_pace.allows(urgent=total is not None and progress >= total):
             return
         self._progress = progress
+        if self._call.reply.answered:  # PROG-06
+            _warn_of_late(self._call.described, "tells of its progress")
+            return
         params = ProgressParams(progress_token=token, progress=progress, total=total, message=message)
         fitting = self._call.era.notice(params, self._call.envelope.revision)
         await self._call.reply.notify(encode_notification("notifications/progress", fitting))
@@ -245,8 +249,14 @@ class Context:
         await self._send_log(level, shown, logger)
 
     async def _send_log(self, level: LogLevel, data: msgspec.Raw, logger: str | None) -> None:
-        params = LogMessageParams(level=level, data=data, logger=logger or self._call.server.name)
-        await self._call.reply.notify(encode_notification("notifications/message", params))
+        call = self._call
+        params = LogMessageParams(level=level, data=data, logger=logger or call.server.name)
+        if not call.reply.answered:
+            await call.reply.notify(encode_notification("notifications/message", params))
+        elif call.session is not None and call.connection.outbound.is_heard:  # L11-10: where no request has to be open
+            await call.connection.notify("notifications/message", cast("Any", params))
+        else:  # LOG-04
+            _warn_of_late(call.described, "has a log message")
 
     async def debug(self, data: Any, *, logger: str | None = None) -> None:
         """Log at level debug."""
@@ -432,6 +442,16 @@ def _read(data: bytes, type: type[T]) -> T:
     from pydantic import TypeAdapter  # here, because most servers start sooner without it
 
     return TypeAdapter(type).validate_json(data)
+
+
+@lru_cache(maxsize=512)  # so that it is said once of a handler, however often that is called
+def _warn_of_late(described: str, what: str) -> None:
+    _server_log.warning(
+        "%s %s for its client after the answer is sent. It is dropped: nothing that belongs to a call follows its "
+        "answer. Tell it before the handler returns, and await what runs beside it.",
+        described,
+        what,
+    )
 
 
 def _log_data(data: Any) -> msgspec.Raw:

@@ -120,6 +120,11 @@ class Session:
         """Whether the client has opened the standalone stream once, at whatever worker."""
         return self.pending is not None or self.record.has_listened
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether the client reads the standalone stream, or may come back for what is on it."""
+        return self.has_listened and not self.ended
+
     def wants(self, change: Change) -> bool:
         """Whether the client is to hear of a change: of any list, of a resource it subscribed to (L11-34, L11-36).
 

@@ -28,6 +28,8 @@ class PipeSession:
     It is the `Outbound` too: what the server says on its own is a line like any other.
     """
 
+    is_heard = True
+
     def __init__(self, server: Server, send: Way, in_flight: dict[RequestId, Cancellation]) -> None:
         self._server = server
         self._send = send
