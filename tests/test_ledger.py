@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from support.ledger import LEFT_OUT, TESTS, rows_of, tells_of_clients
+from support.ledger import LEFT_OUT, ROWS, TESTS, rows_of, tells_of_clients
 
 SIDES = ["server", "client"]
+MOST_ROWS = 5  # of a test that can prove a MUST: one that names more shows that things work together, not each of them
 
 
 def marked(path: Path) -> Iterator[str]:
@@ -37,3 +38,29 @@ def test_every_row_has_a_test_or_a_reason(side: str) -> None:
 @pytest.mark.parametrize("side", SIDES)
 def test_what_is_left_out_has_no_test(side: str) -> None:
     assert sorted(LEFT_OUT[side].keys() & proven(side)) == []
+
+
+def marks_of(path: Path) -> Iterator[list[str]]:
+    """The rows of each mark: those that one test, or one case of it, names at once."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "spec":
+            yield [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_every_must_has_a_test_that_is_about_it(side: str) -> None:
+    paths = [path for path in TESTS.rglob("test_*.py") if side == "server" or tells_of_clients(path)]
+    close = {row for path in paths for rows in marks_of(path) if len(rows) <= MOST_ROWS for row in rows}
+    musts = {row for row, level in rows_of(side).items() if level in ("M", "M!")}
+    brushed = musts - close - LEFT_OUT[side].keys()
+    assert sorted(brushed & proven(side)) == []
+
+
+def test_every_section_counts() -> None:
+    sections = {section for _, _, section in ROWS.values()}
+    assert sections == set(range(1, 33))
+    counted = rows_of("server").keys() | rows_of("client").keys()
+    assert {who for row, (_, who, _) in ROWS.items() if row not in counted} == {
+        "host",
+        "mid",
+    }  # programs around a client, proxies

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from support import VERSION
 from weft import Client, ConnectionFailed, Context, Server
 from weft.client.transports.base import PipeTransport
 
@@ -113,3 +114,21 @@ async def test_a_stream_that_ends_ends_what_waits_on_it() -> None:
 async def test_where_nobody_listens_there_is_a_sentence() -> None:
     with pytest.raises(ConnectionFailed, match="Start the server"):
         await Client(tcp_transport()("127.0.0.1", 1)).connect()
+
+
+@pytest.mark.spec("TRN-03")
+async def test_what_it_carries_is_json_rpc_and_introduces_itself() -> None:
+    server, _ = flights()
+    async with (
+        listening(server) as (port, heard, _),
+        Client(tcp_transport()("127.0.0.1", port), mode="stateless") as client,
+    ):
+        assert (await client.call_tool("book", {"flight": "LX38"})).text == "LX38"
+    messages = [json.loads(line) for line in heard]
+    assert [message["method"] for message in messages] == ["server/discover", "tools/call"]
+    for message in messages:
+        assert (message["jsonrpc"], type(message["id"])) == ("2.0", int)
+        meta = message["params"]["_meta"]
+        assert meta["io.modelcontextprotocol/protocolVersion"] == VERSION
+        assert meta.keys() >= {"io.modelcontextprotocol/clientCapabilities", "io.modelcontextprotocol/clientInfo"}
+    assert messages[1]["params"]["name"] == "book"

@@ -7,10 +7,13 @@ side that asks.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
+from weft.types.base import ROLES
 from weft.types.interaction import (
     CreateMessageParams,
     CreateMessageResult,
+    SamplingContent,
     SamplingMessage,
     ToolResultContent,
     ToolUseContent,
@@ -18,12 +21,18 @@ from weft.types.interaction import (
 
 __all__ = ["fault_of_answer", "fault_of_messages"]
 
+_BLOCKS = get_args(SamplingContent)
+
 
 def fault_of_messages(messages: Sequence[SamplingMessage]) -> str | None:
     """Every use of a tool is answered by the very next message, and results stand alone (SAM-05, SAM-06, L11-38)."""
     open_uses: set[str] = set()
     for message in messages:
+        if message.role not in ROLES:  # a struct takes whatever it is given (SAM-07)
+            return "a message has the role `user` or `assistant`."
         blocks = message.content if isinstance(message.content, list) else [message.content]
+        if not all(isinstance(block, _BLOCKS) for block in blocks):
+            return "the content of a message is a block, such as TextContent(...), or a list of blocks."
         results = [block.tool_use_id for block in blocks if isinstance(block, ToolResultContent)]
         uses = [block.id for block in blocks if isinstance(block, ToolUseContent)]
         if results and len(results) != len(blocks):

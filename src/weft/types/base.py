@@ -11,6 +11,7 @@ import msgspec
 from msgspec import NODEFAULT, UNSET, field
 
 __all__ = [
+    "ROLES",
     "SERVER_INFO_KEY",
     "SUBSCRIPTION_ID_KEY",
     "Annotations",
@@ -32,6 +33,7 @@ __all__ = [
 JsonObject = dict[str, Any]
 Meta = dict[str, Any]
 Role = Literal["user", "assistant"]
+ROLES = ("user", "assistant")
 CacheScope = Literal["public", "private"]
 LogLevel = Literal["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
 RequestId = int | str

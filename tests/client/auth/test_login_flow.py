@@ -51,6 +51,34 @@ def test_a_login_from_beginning_to_end():
     assert token.expires_at == NOW + 3600
 
 
+@pytest.mark.spec("AUTH-16")
+def test_the_issuer_is_settled_before_the_user_is_sent_away():
+    """What the metadata says while the user logs in changes nothing: the code goes where it was to go."""
+    world = World()
+
+    def turned(asked):
+        world.documents[AS] = metadata(issuer="https://evil.example", token_endpoint="https://evil.example/token")
+        world.documents[PRM] = prm(authorization_servers=["https://evil.example"])
+        return world.log_in(asked)
+
+    world.came_back = turned
+    token = log_in(world)
+    assert world.posted[-1] == f"{ISSUER}/token"
+    assert world.forms()[0]["code"] == "the-code"
+    assert not [url for url in world.posted if "evil" in url]
+    assert token.issuer == ISSUER
+
+
+@pytest.mark.spec("AUTH-16")
+@pytest.mark.parametrize("changed", [{"iss": "https://evil.example"}, {"iss": f"{ISSUER}/"}, {"state": "another"}])
+def test_an_answer_of_another_login_or_issuer_gets_no_code(changed):
+    world = World()
+    world.came_back = lambda asked: {**world.log_in(asked), **changed}
+    with pytest.raises(AuthorizationFailed):
+        log_in(world)
+    assert world.forms() == []
+
+
 def test_no_two_logins_share_a_secret():
     worlds = [World(), World()]
     for world in worlds:

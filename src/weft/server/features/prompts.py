@@ -28,7 +28,7 @@ from weft.server.features.pages import CachePolicy, Encoded, Pages
 from weft.server.needs import check_needs
 from weft.server.signature.signature import ArgumentsError, read_signature
 from weft.server.where import location
-from weft.types.base import Icon, Meta, Result, Struct
+from weft.types.base import ROLES, Icon, Meta, Result, Struct
 from weft.types.prompts import (
     GetPromptParams,
     GetPromptResult,
@@ -94,6 +94,8 @@ def to_messages(value: Any) -> list[PromptMessage]:
 
 def _message(value: Any) -> PromptMessage:
     if isinstance(value, PromptMessage):
+        if value.role not in ROLES:  # a struct takes whatever it is given (PRM-11)
+            raise Unserialisable("A message of a prompt has the role 'user' or 'assistant'. Write UserMessage(...).")
         content = cast("Any", value.content)  # a struct takes whatever it is given
         return value if isinstance(content, (dict, *BLOCKS)) else PromptMessage(value.role, to_block(content))
     if isinstance(value, (str, dict, *BLOCKS, *HELPERS)):
