@@ -136,11 +136,63 @@ async def test_a_replacement_that_fails_leaves_the_decision_to_the_server():
     )
     auth = oauth(world, person, now=now)
     await go(auth)
-    world.documents[AS] = 503
+    world.answers[TOKEN] = 503
     now[0] += 80
     for _ in range(3):
         assert (await auth.headers(SERVER, "POST"))["Authorization"] == "Bearer t"
-    assert world.fetched.count(AS) == 2  # at the login, and once since: it is not tried again at once
+    assert world.posted.count(TOKEN) == 2  # at the login, and once since: it is not tried again at once
+    now[0] += 11
+    world.answers[TOKEN] = json_response({"access_token": "new", "token_type": "Bearer"})
+    world.documents[AS] = metadata(token_endpoint=f"{ISSUER}/moved")
+    world.answers[f"{ISSUER}/moved"] = json_response({"access_token": "moved", "token_type": "Bearer"})
+    assert (await auth.headers(SERVER, "POST"))["Authorization"] == "Bearer moved"  # its metadata is looked at again
+
+
+async def test_a_token_that_lives_for_seconds_is_not_replaced_with_every_request():
+    world, person, now = World(), Person(), [1000.0]
+    answers = iter(range(1, 100))
+    world.answers[TOKEN] = lambda _: json_response(
+        {"access_token": f"t{next(answers)}", "token_type": "Bearer", "expires_in": 2, "refresh_token": "r"}
+    )
+    auth = oauth(world, person, now=now)
+    await go(auth)
+    for step in range(10):
+        now[0] = 1000 + step / 10
+        assert (await auth.headers(SERVER, "POST"))["Authorization"] == "Bearer t1"
+    world.requests.clear()
+    for step in range(20):
+        now[0] = 1001 + step  # each time it is about to end, or has ended
+        await auth.headers(SERVER, "POST")
+    assert 9 <= world.posted.count(TOKEN) <= 19
+    assert world.fetched == [], "who issues them was found out at the login"
+
+
+async def test_what_was_found_out_about_an_issuer_is_looked_at_again_after_a_while():
+    world, person, now = World(), Person(), [1000.0]
+    world.answers[TOKEN] = json_response(
+        {"access_token": "t", "token_type": "Bearer", "expires_in": 590, "refresh_token": "r"}
+    )
+    auth = oauth(world, person, now=now)
+    await go(auth)
+    for seconds, fetches in [(580, 1), (1170, 2), (1760, 2), (2350, 3)]:
+        now[0] = 1000 + seconds
+        await auth.headers(SERVER, "POST")
+        assert world.fetched.count(AS) == fetches
+
+
+async def test_a_kept_token_has_its_issuer_looked_up_once():
+    world, person, now, storage = World(), Person(), [1000.0], MemoryStorage()
+    world.answers[TOKEN] = json_response(
+        {"access_token": "t", "token_type": "Bearer", "expires_in": 2, "refresh_token": "r"}
+    )
+    await go(oauth(world, person, storage, now))
+    world.requests.clear()
+    later = oauth(world, person, storage, now)
+    for step in range(5):
+        now[0] = 1010 + 10 * step
+        await later.headers(SERVER, "POST")
+    assert world.posted == [TOKEN] * 5
+    assert world.fetched == [AS]
 
 
 async def test_who_is_refused_while_a_replacement_fails_logs_in():
@@ -471,3 +523,27 @@ async def test_the_server_moves_to_another_issuer():
     person.issuer = second
     assert await go(auth) is True
     assert world.posted[-2:] == [f"{second}/register", f"{second}/token"]
+
+
+async def test_a_program_does_not_fetch_metadata_with_every_token():
+    world, now = World(), [1000.0]
+    answers = iter(range(1, 100))
+    world.answers[TOKEN] = lambda _: json_response(
+        {"access_token": f"t{next(answers)}", "token_type": "Bearer", "expires_in": 2}
+    )
+    auth = ClientCredentials("robot", client_secret="s", fetcher=world)
+    auth._clock = auth._grant.clock = lambda: now[0]
+    await go(auth)
+    assert (await auth.headers(SERVER, "POST"))["Authorization"] == "Bearer t1"
+    world.requests.clear()
+    for step in range(5):
+        now[0] = 1010 + 10 * step
+        assert (await auth.headers(SERVER, "POST"))["Authorization"] == f"Bearer t{step + 2}"
+    assert world.posted == [TOKEN] * 5
+    assert world.fetched == []
+    world.answers[TOKEN] = 503
+    now[0] += 10
+    await auth.headers(SERVER, "POST")
+    now[0] += 20
+    await auth.headers(SERVER, "POST")
+    assert world.fetched == [PRM, AS], "what fails is looked at again"

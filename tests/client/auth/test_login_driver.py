@@ -56,7 +56,7 @@ async def test_a_login_is_not_thrown_away_because_it_cannot_be_kept(caplog):
         "The login cannot be kept, and is over when this program is: Failing failed (RuntimeError). Repair it, or give "
         "another `storage=`."
     )
-    now[0] += 40
+    now[0] += 50
     storage.writing = None
     world.answers[TOKEN] = json_response({"access_token": "u", "token_type": "Bearer", "refresh_token": "SECRET"})
     assert await auth.headers(SERVER, "POST") == {"Authorization": "Bearer u"}  # who we are was remembered, too

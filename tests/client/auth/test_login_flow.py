@@ -356,6 +356,33 @@ def test_a_refused_token_is_refreshed_and_the_refresh_token_rotates():
     assert world.run(recall_token(SERVER)) == token
 
 
+def test_a_refresh_names_the_scope_that_was_granted():
+    """Some issuers refuse one that does not, though it may be left out (RFC 6749, 6)."""
+    world = with_registration(World())
+    log_in(world, Situation(SERVER, Challenge("bearer"), old_token(granted=["a", "b"], asked=["a", "b", "c"])))
+    assert world.forms()[0]["scope"] == "a b"
+
+
+def test_a_refresh_of_a_token_without_scopes_names_none():
+    world = with_registration(World())
+    world.kept = {key: value for key, value in world.kept.items() if not key.startswith("token ")}
+    log_in(world, Situation(SERVER, Challenge("bearer"), old_token(granted=[], asked=[])))
+    assert "scope" not in world.forms()[0]
+
+
+def test_a_refresh_whose_scope_is_refused_is_asked_for_without():
+    world = with_registration(World())
+    world.answers[TOKEN] = lambda request: (
+        json_response({"error": "invalid_scope"}, 400)
+        if b"scope=" in request.body
+        else json_response({"access_token": "new", "token_type": "Bearer"})
+    )
+    token = log_in(world, Situation(SERVER, Challenge("bearer"), old_token()))
+    assert (token.access_token, token.refresh_token) == ("new", "refresh-0")
+    assert world.visits == []
+    assert [form.get("scope") for form in world.forms()] == ["a", None]
+
+
 def test_a_refresh_token_that_is_not_replaced_stays():
     world = with_registration(World())
     token = log_in(world, Situation(SERVER, Challenge("bearer"), old_token()))

@@ -130,7 +130,7 @@ async def test_a_program_takes_over_what_another_has_refreshed(storages):
     issuer = Issuer(world)
     first, second = await two(world, person, storages, now)
     for expected in ("a2", "a3", "a4"):
-        now[0] += 40
+        now[0] += 50
         for auth in (first, second):
             assert await auth.headers(SERVER, "POST") == {"Authorization": f"Bearer {expected}"}
     assert issuer.grants == ["authorization_code", "refresh_token", "refresh_token", "refresh_token"]
@@ -142,7 +142,7 @@ async def test_a_program_whose_token_is_refused_takes_over_what_another_has_refr
     issuer = Issuer(world)
     first, second = await two(world, person, storages, now)
     given = await second.headers(SERVER, "POST")
-    now[0] += 40
+    now[0] += 50
     await first.headers(SERVER, "POST")
     assert await second.refused(refusal(), given, {}) is True
     assert await second.headers(SERVER, "POST") == {"Authorization": "Bearer a2"}
@@ -153,9 +153,9 @@ async def test_what_was_taken_over_is_refreshed_when_it_is_old_too(storages):
     world, person, now = World(), Person(), [1000.0]
     issuer = Issuer(world)
     first, second = await two(world, person, storages, now)
-    now[0] += 40
+    now[0] += 50
     await first.headers(SERVER, "POST")
-    now[0] += 40
+    now[0] += 50
     assert await second.headers(SERVER, "POST") == {"Authorization": "Bearer a3"}
     assert await first.headers(SERVER, "POST") == {"Authorization": "Bearer a3"}
     assert [form.get("refresh_token") for form in world.forms()] == [None, "r1", "r2"]
@@ -188,7 +188,7 @@ async def test_programs_that_refresh_at_the_same_time_take_turns(tmp_path):
 
     for auth in (first, second):
         object.__setattr__(auth._world, "fetcher", Slow())
-    now[0] += 40
+    now[0] += 50
     sent = await asyncio.gather(*(auth.headers(SERVER, "POST") for auth in (first, second) for _ in range(3)))
     assert {headers["Authorization"] for headers in sent} == {"Bearer a2"}
     assert issuer.grants == ["authorization_code", "refresh_token"]
@@ -204,7 +204,7 @@ async def test_a_refusal_costs_nobody_the_token_that_another_program_has_kept(tm
     theirs = {**json.loads(entries[name]), "client_id": "another", "refresh_token": "theirs"}
     path.write_text(json.dumps({**entries, name: json.dumps(theirs)}))
     issuer.good.clear()
-    now[0] += 40
+    now[0] += 50
     assert await second.headers(SERVER, "POST") == {"Authorization": "Bearer a1"}
     assert json.loads(json.loads(path.read_text())[name]) == theirs
 
@@ -213,7 +213,7 @@ async def test_who_was_slower_takes_what_the_other_has_where_there_are_no_turns(
     world, person, now, storage = World(), Person(), [1000.0], MemoryStorage()
     Issuer(world)
     _, second = await two(world, person, [storage, storage], now)
-    now[0] += 40
+    now[0] += 50
     key = f"token {ISSUER} {SERVER}"
 
     def faster(_request):
@@ -237,7 +237,7 @@ async def test_what_does_not_do_the_same_is_not_taken_over(theirs):
     issuer = Issuer(world)
     first = oauth(world, person, storage, now)
     await go(first, 401, 'Bearer scope="read"')
-    now[0] += 40
+    now[0] += 50
     key = f"token {ISSUER} {SERVER}"
     other = {"access_token": "b1", "refresh_token": "s1", "obtained_at": now[0], "expires_at": now[0] + 60, **theirs}
     storage._kept[key] = json.dumps({**json.loads(storage._kept[key]), **other}).encode()

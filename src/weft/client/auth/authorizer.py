@@ -23,7 +23,7 @@ from weft.client.auth.credentials import Token
 from weft.client.auth.dpop import DpopKey, Nonces
 from weft.client.auth.driver import World, run
 from weft.client.auth.fetching import Fetcher
-from weft.client.auth.grant import Grant, Situation, recall_token
+from weft.client.auth.grant import Found, Grant, Situation, recall_token
 from weft.client.auth.steps import Steps
 from weft.client.auth.tokens import readable
 from weft.errors import AuthorizationFailed
@@ -50,6 +50,7 @@ class _Place:
     key: DpopKey | None = None  # of the token, if it is bound to one
     challenge: Challenge = field(default_factory=Challenge)  # the last: it says where the server's metadata is
     nonces: Nonces = field(default_factory=Nonces)
+    found: Found = field(default_factory=Found)  # who guards it
     is_recalled: bool = False  # the storage was looked into
     login: asyncio.Task[Token] | None = None  # under way, for all who wait
     is_refresh: bool = False  # it is a refresh
@@ -164,7 +165,7 @@ class Authorizer:
         return self._world if way is None or self._world.fetcher is not None else replace(self._world, fetcher=way)
 
     def _situation(self, place: _Place, *, is_step_up: bool = False) -> Situation:
-        return Situation(place.url, place.challenge, place.token, is_step_up, place.nonces)
+        return Situation(place.url, place.challenge, place.token, is_step_up, place.nonces, found=place.found)
 
     async def _recall(self, place: _Place) -> None:
         token = await run(recall_token(place.url), self._world_of(place), place.url)

@@ -28,7 +28,8 @@ __all__ = [
     "token_key",
 ]
 
-MARGIN_SECONDS = 30.0  # before its end a token is replaced
+MARGIN_SECONDS = 30.0  # before its end a token is replaced …
+_MARGIN_SHARE = 0.3  # … but not before this share of its life is left: some live for seconds
 
 R = TypeVar("R")
 
@@ -78,11 +79,18 @@ class Token:
 
     def is_expired(self, now: float) -> bool:
         """Whether it is known to be over."""
-        return self.is_due(now, 0)
+        return self.expires_at is not None and now >= self.expires_at
 
-    def is_due(self, now: float, margin: float = MARGIN_SECONDS) -> bool:
-        """Whether it has expired, or is about to."""
-        return self.expires_at is not None and now >= self.expires_at - margin
+    def is_due(self, now: float) -> bool:
+        """Whether it has expired, or is about to.
+
+        >>> token = Token("secret", "issuer", "resource", "client", obtained_at=1000, expires_at=1002)
+        >>> token.is_due(1001), token.is_due(1001.5)
+        (False, True)
+        """
+        if self.expires_at is None:
+            return False
+        return now >= self.expires_at - min(MARGIN_SECONDS, _MARGIN_SHARE * (self.expires_at - self.obtained_at))
 
 
 def identity_key(issuer: str) -> str:

@@ -73,6 +73,7 @@ class CodeFlow:
     def login(self, situation: Situation) -> Steps[Token]:
         """A token: by refreshing if that suffices, else by sending the person to the authorization server."""
         guarded = yield from find_guard(situation, self.registration.choose)
+        situation.found.keep(guarded, self.clock())
         previous = situation.previous(guarded)
         if previous is not None and not situation.is_step_up:
             token = yield from self._replaced(situation, guarded.issuer, previous, is_refused=True)
@@ -90,13 +91,30 @@ class CodeFlow:
     # --- refreshing
 
     def _renewed(self, situation: Situation, token: Token) -> Steps[Token]:
-        issuer = yield from discover_issuer(token.issuer, situation.tried)
-        if issuer is None and token.issuer == urls.base(situation.server_url):
-            issuer = legacy_issuer(situation.server_url)
-        renewed = None if issuer is None else (yield from self._replaced(situation, issuer, token, is_refused=False))
+        found = situation.found
+        known = found.recall(self.clock())
+        issuer = None if known is None or known.issuer.issuer != token.issuer else known.issuer
+        if issuer is None:
+            issuer = yield from self._issuer_of(token, situation)
+        renewed = None
+        try:
+            if issuer is not None:
+                renewed = yield from self._replaced(situation, issuer, token, is_refused=False)
+        finally:
+            if renewed is None:
+                found.forget()
         if renewed is None:
             raise AuthorizationFailed("The token could not be refreshed.", situation.tried)
         return renewed
+
+    def _issuer_of(self, token: Token, situation: Situation) -> Steps[Issuer | None]:
+        """Find the issuer of a token, which may have been kept since another program ran."""
+        issuer = yield from discover_issuer(token.issuer, situation.tried)
+        if issuer is None and token.issuer == urls.base(situation.server_url):
+            issuer = legacy_issuer(situation.server_url)
+        if issuer is not None:
+            situation.found.keep(Guarded(token.resource, issuer, None), self.clock())
+        return issuer
 
     def _replaced(self, situation: Situation, issuer: Issuer, token: Token, *, is_refused: bool) -> Steps[Token | None]:
         """Another token without a person: what another program has come by since, else by refreshing; None for neither.
@@ -126,7 +144,7 @@ class CodeFlow:
         endpoint = self._endpoint(situation, issuer, identity, dpop)
         form = {"grant_type": "refresh_token", "refresh_token": token.refresh_token, "resource": token.resource}
         try:
-            renewed = yield from self._ask(endpoint, form, token.resource, token.granted)
+            renewed = yield from self._refresh(endpoint, form, token)
         except Refusal as refusal:
             if not refusal.is_final:
                 raise  # it is as good as before: the issuer is in trouble, not the login
@@ -138,6 +156,20 @@ class CodeFlow:
         renewed.refresh_token = renewed.refresh_token or token.refresh_token  # rotated where the issuer does
         yield from keep_token(situation.server_url, renewed)
         return renewed
+
+    def _refresh(self, endpoint: TokenEndpoint, form: dict[str, str], token: Token) -> Steps[Token]:
+        """Ask for what was granted: some issuers refuse a refresh that names no scope, though it may be left out.
+
+        Others call what they granted by names that they do not take themselves: those are asked without.
+        """
+        if token.granted:
+            try:
+                scoped = {**form, "scope": " ".join(token.granted)}
+                return (yield from self._ask(endpoint, scoped, token.resource, token.granted))
+            except Refusal as refusal:
+                if refusal.code != "invalid_scope":
+                    raise
+        return (yield from self._ask(endpoint, form, token.resource, token.granted))
 
     def _is_fresh(self, token: Token) -> bool:
         now = self.clock()

@@ -20,6 +20,7 @@ from weft.errors import AuthorizationFailed
 
 __all__ = [
     "Choose",
+    "Found",
     "Grant",
     "Guarded",
     "Situation",
@@ -33,8 +34,33 @@ __all__ = [
 ]
 
 _MOST_ISSUERS = 5
+_FOUND_SECONDS = 600.0  # for which metadata is good, when a token is replaced
 
 Choose = Callable[[list[str], list[str]], list[str]]
+
+
+@dataclass(slots=True)
+class Found:
+    """What was found out about who guards a server; for a while it need not be found out again.
+
+    A login always looks: it is begun because something is not as it was. A token that lives for seconds is replaced
+    without fetching the same documents each time.
+    """
+
+    guarded: Guarded | None = None
+    since: float = 0
+
+    def keep(self, guarded: Guarded, now: float) -> None:
+        """Remember."""
+        self.guarded, self.since = guarded, now
+
+    def recall(self, now: float) -> Guarded | None:
+        """Return what was found out not long ago."""
+        return self.guarded if now - self.since < _FOUND_SECONDS else None
+
+    def forget(self) -> None:
+        """Find out again the next time: something failed that was built on it."""
+        self.guarded = None
 
 
 @dataclass(slots=True)
@@ -47,6 +73,7 @@ class Situation:
     is_step_up: bool = False  # it is good, but not for this
     nonces: Nonces = field(default_factory=Nonces)
     tried: list[str] = field(default_factory=list[str])
+    found: Found = field(default_factory=Found)
 
     def previous(self, guarded: Guarded) -> Token | None:
         """The token that we had from the same issuer for the same resource; of others, nothing is taken over."""

@@ -52,6 +52,24 @@ class _MachineFlow:
     def login(self, situation: Situation) -> Steps[Token]:
         """A token."""
         guarded = yield from find_guard(situation, self._choose)
+        situation.found.keep(guarded, self.clock())
+        return (yield from self._obtained(situation, guarded))
+
+    def renewal(self, situation: Situation) -> Steps[Token] | None:
+        """The same again: it needs nobody. Where the server has not said yet who guards it, it is let say so."""
+        return self._renewed(situation) if situation.challenge.scheme else None
+
+    def _renewed(self, situation: Situation) -> Steps[Token]:
+        known = situation.found.recall(self.clock())
+        if known is None:
+            return (yield from self.login(situation))
+        try:
+            return (yield from self._obtained(situation, known))
+        except AuthorizationFailed:
+            situation.found.forget()
+            raise
+
+    def _obtained(self, situation: Situation, guarded: Guarded) -> Steps[Token]:
         if self.issuer is None:
             yield from bind_issuer(self.client_id, guarded.issuer, situation.server_url, situation.tried)
         scopes = select_scopes(situation, guarded, self.scopes)
@@ -63,10 +81,6 @@ class _MachineFlow:
         token = yield from endpoint.ask({**form, "resource": guarded.resource}, resource=guarded.resource, asked=scopes)
         yield from keep_token(situation.server_url, token)
         return token
-
-    def renewal(self, situation: Situation) -> Steps[Token] | None:
-        """The same again: it needs nobody. Where the server has not said yet who guards it, it is let say so."""
-        return self.login(situation) if situation.challenge.scheme else None
 
     def _form(self, situation: Situation, guarded: Guarded, scopes: list[str]) -> Steps[dict[str, str]]:
         raise NotImplementedError
