@@ -287,7 +287,7 @@ def read_map(workers: int, *, reuse: bool) -> Map:
             python = make_copy(copy, traced=True)
             say(f"Tracing all tests once in {copy} ...")
             command = [str(python), "-m", "pytest", "-p", "_mutate_plugin", "-p", "no:cacheprovider", *TESTS]
-            command += ["-n", str(workers), "--dist", "loadfile", "--timeout", "600"]
+            command += ["-n", str(2 * workers), "--dist", "loadfile", "--timeout", "600"]
             with (Path(folder) / "log").open("wb") as log:
                 subprocess.run(command, cwd=copy, env=environment(copy), stdout=log, stderr=log, check=False)
             untraced = Path(folder) / "untraced"
