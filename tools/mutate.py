@@ -392,22 +392,17 @@ class Worker:
     def _notice(self, tests: list[str], expected: float, outcome: Outcome) -> bool:
         """Whether a test fails, and fails again alone: what fails once only is a flake."""
         tests = list(tests)
+        seconds = 60 + 4 * expected
         while tests:
-            failed, hung = run_tests(self.python, self.place, tests, 60 + 4 * expected, first=True)
-            if hung or failed == {""}:
-                outcome.verdict, outcome.by = (
-                    ("hung" if hung else "noticed"),
-                    "(no test could be run)" if failed else "",
-                )
-                return True
-            if not failed:
+            failed, hung = run_tests(self.python, self.place, tests, seconds, first=True)
+            if not failed and not hung:
                 return False
-            test = failed.pop()
-            again, hung = run_tests(self.python, self.place, [test], 60 + 4 * expected, first=True)
+            test = next(iter(failed), "")  # without a name: the run itself did not come to its end
+            again, hung = run_tests(self.python, self.place, [test] if test else tests, seconds, first=True)
             if again or hung:
-                outcome.verdict, outcome.by = "noticed", test
+                outcome.verdict, outcome.by = "hung" if hung else "noticed", test or "(the run itself)"
                 return True
-            tests = tests[tests.index(test) + 1 :] if test in tests else []
+            tests = tests[tests.index(test) + 1 :] if test else []
         return False
 
     def _write(self, path: str, source: str) -> None:
