@@ -11,9 +11,13 @@ LOWEST := .cache/lowest
 AT_ONCE := --numprocesses 4 --dist loadfile
 # The unit tests are all that need nothing from elsewhere: no other SDK, no Node package, no browser, no proxy.
 UNIT := $(AT_ONCE) --ignore=tests/interop
+# At the lowest versions, and in CI with the newest Python, without those that say nothing of versions: what the code
+# looks like, what is measured under attack, what is drawn at random.
+ENDS := $(UNIT) --ignore=tests/attacks --ignore=tests/properties --ignore=tests/e2e/test_fuzz.py \
+	--ignore=tests/test_architecture.py --ignore=tests/test_ledger.py --ignore=tests/test_mutations.py
 
 .DEFAULT_GOAL := help
-.PHONY: help run test unit lowest check lint interop conformance bench soak mutate
+.PHONY: help run test unit lowest newest check lint interop conformance bench soak mutate
 .PHONY: peers-test peers-conformance peers-bench clean
 .DELETE_ON_ERROR:
 
@@ -41,7 +45,10 @@ unit: $(VENV)/.dev
 	$(BIN)/pytest $(UNIT)
 
 lowest: $(LOWEST)/.stamp
-	$(LOWEST)/bin/pytest $(UNIT)
+	$(LOWEST)/bin/pytest $(ENDS)
+
+newest: $(VENV)/.dev
+	$(BIN)/pytest $(ENDS)
 
 check: lint
 	$(BIN)/pytest tests/test_architecture.py

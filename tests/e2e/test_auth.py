@@ -145,7 +145,8 @@ def test_no_route_is_open() -> None:
                 body = encode(message("tools/list"))
                 response = live.send(body, headers_for(message("tools/list")), verb=verb, path=path)
                 found[path, verb] = response.status
-    opened = {route for route, status in found.items() if status not in (401, 404)}
+    # 400 is said to a verb that an older httptools does not know (QUERY), before anything of ours.
+    opened = {route for route, status in found.items() if status not in (400, 401, 404)}
     served = {(path, verb) for path in public for verb in ("GET", "HEAD")}
     assert {route for route in opened if found[route] != 405} == served
     assert {path for path, _ in opened} == public  # and 405 is said there only

@@ -111,6 +111,14 @@ class _Plain(GenerateJsonSchema):
     def typed_dict_schema(self, schema: core_schema.TypedDictSchema) -> JsonSchemaValue:
         return self._shown(super().typed_dict_schema(schema), schema)
 
+    def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
+        """Leave out the pattern of pydantic before 2.14: it looks ahead, which engines of linear time refuse."""
+        shown = super().decimal_schema(schema)
+        for part in (shown, *shown.get("anyOf", ())):
+            if "(?!" in part.get("pattern", ""):
+                del part["pattern"]
+        return shown
+
     def _shown(self, shown: JsonSchemaValue, core: Any) -> JsonSchemaValue:
         """Without its made-up title; and what refuses unknown fields (`refusing_extras`) says so."""
         cls = core.get("cls")
