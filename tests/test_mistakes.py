@@ -821,6 +821,26 @@ def test_asking_in_an_async_function_without_await(folder: Folder):
     assert "plain" not in session.terminal
 
 
+@pytest.mark.mistake("a side effect before a question")
+def test_a_side_effect_before_a_question(folder: Folder):
+    source = """
+    async def charge(item: str) -> str:
+        return "R1"
+    @server.tool
+    async def buy(ctx: Context, item: str) -> str:
+        ref = await charge(item)
+        sure = await ctx.elicit("Sure?", {"type": "object", "properties": {"yes": {"type": "boolean"}}})
+        return ref if sure else ""
+    """
+    request = message("tools/call", {"name": "buy", "arguments": {"item": "tea"}}, meta=EVERYTHING)
+    session = folder.run(source, request, env=DEVELOPMENT)
+    assert session.only["result"]["resultType"] == "input_required"
+    assert_plain(session.terminal)
+    assert "tools/call 'buy' awaits charge(...) at shop.py:9, before it asks at shop.py:10." in session.terminal
+    assert "put it into ctx.once(key, fn, ...)" in session.terminal
+    assert folder.run(source, request, env=PRODUCTION).terminal == ""
+
+
 SHARED = """
 from dataclasses import dataclass
 from weft import Context, Server

@@ -393,3 +393,26 @@ async def test_in_development_a_question_that_is_not_asked_again_is_told_also_wi
     answered = {"a": {"action": "accept", "content": {"word": "yes"}}}
     await call(server, {"requestState": first["requestState"], "inputResponses": answered})
     assert "b1 was not asked again" in caplog.text
+
+
+async def test_what_outlives_its_round_does_not_do_it_again() -> None:
+    done: list[str] = []
+
+    async def act() -> str:
+        done.append("acted")
+        return "ref"
+
+    async def twice(ctx: Context) -> str:
+        first = await ctx.once("act", act)
+        for _ in range(20):  # the round is over meanwhile
+            await asyncio.sleep(0)
+        return first + await ctx.once("act", act)
+
+    async def run(ctx: Context) -> str:
+        asked, acted = await asyncio.gather(word(ctx, "sure?"), twice(ctx))
+        return asked + acted
+
+    result, _ = await play(worker(run))
+    await asyncio.sleep(0.01)
+    assert text(result) == "SURE?refref"
+    assert done == ["acted"]

@@ -61,6 +61,7 @@ E = TypeVar("E", bound=Exception)
 PROMPT_OPTIONS = ("name", "title", "description", "icons", "meta", "needs", "scopes")
 RESOURCE_OPTIONS = (*PROMPT_OPTIONS, "mime_type", "size", "annotations", "cache")
 EraName = Literal["stateless", "session"]
+ASKING = ("tools/call", "prompts/get", "resources/read")  # what may ask (MRTR-02)
 RootsChanged = Callable[[Connection], Coroutine[Any, Any, None]]
 CacheList = Literal["discover", "tools", "resources", "templates", "prompts"]
 
@@ -130,8 +131,8 @@ class Server:
             backend: What workers share; a memory of this process's own if not said.
             auth: What protects it over HTTP. A `ResourceServer` says who issues tokens and who verifies them; a
                 verifier alone, such as `StaticTokens({...})`, lets those in who have one. Default: everybody is served.
-            debug: Tell clients what went wrong inside, and watch for blocking calls. The environment variable
-                WEFT_DEBUG=1 is the default.
+            debug: Tell clients what went wrong inside, and warn of more: of short calls that block, of side effects
+                before a question. The environment variable WEFT_DEBUG=1 is the default.
         """
         show_mistakes_plainly()
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
@@ -404,6 +405,10 @@ class Server:
             checks.update({method.name: extension.require for method, _ in extension.methods()})
             around.extend(extension.middleware())
         watch_for_blocking(asyncio.get_running_loop(), debug=self.debug)
+        if self.debug:
+            from weft.server.asks.replay import watched
+
+            handlers.update({method: watched(handlers[method]) for method in ASKING if method in handlers})
         return Dispatcher(
             self, handlers, translations=self._translations, middleware=around, tracing=find_tracing(), checks=checks
         )

@@ -16,6 +16,7 @@ from weft.types.base import RequestId, Result
 
 if TYPE_CHECKING:
     from weft.server.app import Server
+    from weft.server.asks.replay import Replay
     from weft.server.asks.rounds import InputRequired, Round
     from weft.server.context import Context, TokenInfo
     from weft.server.sessions.outstanding import Outstanding
@@ -120,6 +121,7 @@ class Call:
     asked: Asker | None = None  # there once the call has asked, or has brought answers back
     blamed: str | None = None  # what of the user's an exception came out of, where that is known
     own_connection: Connection | None = None  # made for this call, and ends with it
+    replay: Replay | None = None  # in development: watches for what would happen again when the handler is run again
     undo: Callable[[], None] | None = None  # takes back what the call has done, should its answer be an error
     spends: str | None = None  # the `requestState` that this call uses up (MRTR-14)
     _cancellation: Cancellation | None = None
@@ -234,8 +236,12 @@ class Call:
         return peer_of(self._address, self.token_info)
 
     def end(self) -> None:
-        """Let go of what knows the call in turn: such a cycle keeps the whole request until a collection finds it."""
-        self._context = self.asked = None
+        """Let go of what knows the call in turn: such a cycle keeps the whole request until a collection finds it.
+
+        Not of `asked`, which does not hold the call. Tasks of the handler may outlive it, and what they have done by
+        `once` must not be done again.
+        """
+        self._context = None
 
     def seal(self, result: Result) -> Result:
         """A fresh result as it goes on the wire of this call."""

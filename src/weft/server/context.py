@@ -19,6 +19,7 @@ from weft.server.asks.asks import Elicitation
 from weft.server.call import Call
 from weft.server.connection import Connection, declared
 from weft.server.features.content import Unserialisable, to_json_text
+from weft.server.where import caller
 from weft.types.base import Implementation, LogLevel, RequestId
 from weft.types.capabilities import ClientCapabilities
 from weft.types.interaction import CreateMessageResult, Root, SamplingMessage
@@ -309,7 +310,10 @@ class Context:
             if isinstance(awaitable, Coroutine):
                 awaitable.close()
             raise UsageError("ctx.wait(...) is for plain functions; in an async function write `await ...` instead.")
-        return asyncio.run_coroutine_threadsafe(_as_coroutine(awaitable), self._loop).result()
+        if self._call.replay is None:
+            return asyncio.run_coroutine_threadsafe(_as_coroutine(awaitable), self._loop).result()
+        with self._call.replay.waiting(awaitable, caller()):
+            return asyncio.run_coroutine_threadsafe(_as_coroutine(awaitable), self._loop).result()
 
     # What the user, or the client's model, is asked.
 

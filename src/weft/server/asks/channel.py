@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import weakref
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -36,9 +37,9 @@ class Channel:
     """Asks over the channel of a session, and waits."""
 
     def __init__(self, call: Call) -> None:
-        self._call = call
+        self._call: Call = weakref.proxy(call)  # which has this: a cycle would keep both until a collection finds it
         self._journal = Journal.empty()  # what a handler that is called again has asked and done before
-        self._once = Once(call, self._journal.once)
+        self._once = Once(call.server, self._journal.once)
         self._rounds = 0
         self._sent = 0  # questions, in all runs
         self._page = secrets.token_urlsafe(16)  # the first part of the ids of all pages

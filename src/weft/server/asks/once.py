@@ -21,7 +21,7 @@ from weft.server.signature.plain import is_hashable
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-    from weft.server.call import Call
+    from weft.server.app import Server
 
 __all__ = ["Once", "to_json"]
 
@@ -38,8 +38,8 @@ class Once:
     by the one that comes first.
     """
 
-    def __init__(self, call: Call, results: dict[str, msgspec.Raw], logical: str = "") -> None:
-        self._call = call
+    def __init__(self, server: Server, results: dict[str, msgspec.Raw], logical: str = "") -> None:
+        self._server = server
         self._results = results
         self._logical = logical
         self._locks: dict[str, asyncio.Lock] = {}  # or two that come at the same time would both call
@@ -66,11 +66,11 @@ class Once:
         if not self._logical:
             return await make()
         name = f"{self._logical} {kept.key}"
-        return await self._call.server.claims.once(name, make, can_stop=inspect.iscoroutinefunction(fn))
+        return await self._server.claims.once(name, make, can_stop=inspect.iscoroutinefunction(fn))
 
     async def _make(self, kept: _Kept, fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
         self.began = True
-        value = await self._call.server.invoke_plain(fn, args, to_end=bool(self._logical))
+        value = await self._server.invoke_plain(fn, args, to_end=bool(self._logical))
         return kept.write(value)
 
     def check_asking(self) -> None:

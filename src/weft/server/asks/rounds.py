@@ -16,6 +16,7 @@ import logging
 import os
 import secrets
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
@@ -126,7 +127,7 @@ class Round:
         if not isinstance(params, InputParams):
             # MRTR-02: nothing but these three may be answered with questions.
             raise UsageError("Only tools, prompts and reads of resources can ask; this is neither.")
-        self._call = call
+        self._call: Call = weakref.proxy(call)  # which has this: a cycle would keep both until a collection finds it
         self._params = params
         self._keys = Keys()
         self._asked: dict[str, str] = {}  # all questions of this run, answered or not, by key: their digests
@@ -137,7 +138,7 @@ class Round:
         self.is_over = False  # whether questions have gone unanswered, so that the call cannot be completed
         self._ticking = False
         self.journal = self._open()
-        self._once = Once(call, self.journal.once, self.journal.id)
+        self._once = Once(call.server, self.journal.once, self.journal.id)
         self.is_retry = bool(self.journal.answers or self.journal.once or params.request_state)
 
     @property
@@ -170,6 +171,10 @@ class Round:
         self._asked[name] = question
         check_asks(self._call, len(self._asked))
         answer = self.journal.answer(name, question) or self._volunteered(name, question)
+        if self._call.replay is not None:
+            self._call.replay.asked()
+            if answer is None:
+                self._call.replay.warn()
         if answer is not None:
             return answer
         if self.is_over:
@@ -192,6 +197,8 @@ class Round:
         """The result of `fn`, called at most once in the life of the journal."""
         if self.is_over and key not in self.journal.once:
             raise _RoundOver  # what happened now would be forgotten
+        if self._call.replay is not None:
+            self._call.replay.asked()
         self._running += 1
         try:
             return await self._once.result(key, fn, args, type)
