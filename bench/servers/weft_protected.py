@@ -34,7 +34,7 @@ def main() -> None:
     auth = ResourceServer(RESOURCE, authorization_servers=[ISSUER], verifier=verifier, scopes=["use"])
     server = Server("bench", version="1.0", auth=auth)
     server.tool(add)
-    server.run("http", host="127.0.0.1", port=arguments.http)
+    server.run("http", host="127.0.0.1", port=arguments.http, log_level="warning")
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def main() -> None:
     for number in range(1, arguments.tools):
         server.add_tool(other, name=f"other_{number}")
     if arguments.http:
-        server.run("http", host="127.0.0.1", port=arguments.http)
+        server.run("http", host="127.0.0.1", port=arguments.http, log_level="warning")
     else:
         server.run()
 

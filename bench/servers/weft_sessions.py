@@ -19,7 +19,7 @@ async def add(a: int, b: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--http", type=int, metavar="PORT", required=True)
-    server.run("http", host="127.0.0.1", port=parser.parse_args().http)
+    server.run("http", host="127.0.0.1", port=parser.parse_args().http, log_level="warning")
 
 
 if __name__ == "__main__":

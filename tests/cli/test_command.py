@@ -427,7 +427,11 @@ def test_a_number_of_workers_that_is_none(folder: Path, workers: str) -> None:
     ("target", "sentence"),
     [
         ("servr.py", "There is no file 'servr.py' in {folder}. Did you mean server.py?"),
-        ("server", "There is no file 'server' in {folder}. Did you mean server.py?"),
+        ("servr", "There is no file or module 'servr' in {folder}. Did you mean server.py?"),
+        (
+            "shop.server",
+            "There is no module 'shop.server'. Modules are looked for in {folder}, and where Python looks.",
+        ),
         ("no/such.py", "There is no file 'no/such.py': the directory 'no' does not exist."),
         (
             "empty/server.py",
@@ -711,10 +715,11 @@ def test_a_server_that_fails_is_not_blamed_on_the_path(tmp_path: Path, status: i
     assert done.stderr == f"weft: {url} {said}\n"
 
 
+@pytest.mark.mistake("a wrong URL path")
 def test_a_wrong_path_of_a_server_is_told(url: str, tmp_path: Path) -> None:
     done = run_weft("list", url.removesuffix("/mcp"), cwd=tmp_path)
     assert done.returncode == 1
-    assert "Tried: server/discover: There is nothing at this path. (-32600); initialize: " in done.stderr
+    assert "Tried: server/discover: There is nothing at this path: the MCP endpoint is /mcp. (-32600); " in done.stderr
     assert "Check the address (its path is usually /mcp)" in done.stderr
 
 
@@ -887,9 +892,7 @@ def test_arguments_that_are_not_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
         ["fly"],
-        ["run"],
         ["run", "x.py", "--porte", "1"],
         ["run", "x.py", "--http", "--port", "99999"],
         ["run", "x.py", "--http", "--port", "-1"],

@@ -7,11 +7,12 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support import serve
-from weft import Context, ProtocolError, ResourceServer, Server, StaticTokens, TokenInfo
+from weft import Context, ResourceServer, Server, StaticTokens, TokenInfo
 from weft.cli import main
 
 TOKEN = "token-of-ann"
@@ -120,37 +121,6 @@ def test_bearer_is_not_part_of_a_token(url, capsys) -> None:
     assert "leave off 'Bearer ', which is put before it anyway." in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_what_a_terminal_would_act_on_does_not_reach_it(
-    capsys, monkeypatch: pytest.MonkeyPatch, *, is_terminal
-) -> None:
-    server = Server("vile")
-    vile = "\x1b[2Kred\u202e\u3000text\ttwo\n"
-
-    @server.tool(description=vile)
-    async def shout() -> str:
-        return vile
-
-    @server.resource("vile://text")
-    async def text() -> str:
-        return vile
-
-    @server.tool
-    async def refuse() -> str:
-        raise ProtocolError(vile, code=5)
-
-    with serve(server) as live:
-        url = f"http://127.0.0.1:{live.port}/mcp"
-        for stream in (sys.stdout, sys.stderr):
-            monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
-        assert main(["call", url, "shout"]) == main(["read", url, "vile://text"]) == main(["list", url]) == 0
-        told = capsys.readouterr().out
-        assert told.count("?[2Kred?\u3000text\ttwo" if is_terminal else vile.strip()) == 3
-        assert ("\x1b" in told) is not is_terminal
-        assert main(["call", url, "refuse"]) == 1
-        assert "?[2Kred?" in capsys.readouterr().err  # it is for people, wherever it goes
-
-
 def test_a_server_that_offers_nothing(capsys) -> None:
     with serve(Server("empty").asgi()) as live:
         empty = f"http://127.0.0.1:{live.port}/mcp"
@@ -188,9 +158,19 @@ def test_a_python_file_is_no_command(capsys, monkeypatch, tmp_path: Path, name: 
         assert "--stdio 'python todo.py'." in told
 
 
-def test_an_argument_of_a_prompt_that_is_no_text_is_named(url, capsys) -> None:
-    assert main(["prompt", url, "plan", '{"day": 1}', "--token", TOKEN]) == 2
-    assert "The argument 'day' of the prompt 'plan'" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("day", "sent"), [("5", "5"), ("true", "true"), ('"5"', "5"), ("[1, {}]", "[1,{}]"), ("1.5", "1.5"), ("null", "?")]
+)
+def test_arguments_of_a_prompt_are_sent_as_text(capsys, day, sent) -> None:
+    server = Server("prompts")
+
+    @server.prompt
+    def plan(day: str = "?") -> str:
+        return f"for {day}"
+
+    with serve(server) as live:
+        assert main(["prompt", f"http://127.0.0.1:{live.port}/mcp", "plan", f'{{"day": {day}}}']) == 0
+    assert capsys.readouterr().out == f"user: for {sent}\n"
 
 
 # --- servers that answer nonsense
@@ -223,6 +203,50 @@ def test_items_that_are_none_are_left_out(tmp_path, capsys) -> None:
     tools = [5, "text", {"name": "add", "description": 7, "inputSchema": {"required": 5, "properties": {"a": 1}}}]
     assert main(["list", "--stdio", misbehaved(tmp_path, "tools/list", {"tools": tools})]) == 0
     assert capsys.readouterr().out == "tools:\n  add  7\n    a?: any\n"
+
+
+REFUSING = """
+import json, sys
+codes = json.loads(sys.argv[1])
+for line in sys.stdin:
+    message = json.loads(line)
+    method = message["method"]
+    answer = {"result": {"tools": [{"name": "add"}], "resources": [{"uri": "a:b"}], "prompts": [{"name": "p"}]}}
+    if method == "server/discover":
+        capabilities = {"tools": {}, "resources": {}, "prompts": {}}
+        answer = {"result": {"supportedVersions": ["2026-07-28"], "capabilities": capabilities}}
+    elif codes.get(method) == "gone":
+        sys.exit(0)
+    elif method in codes:
+        answer = {"error": {"code": codes[method], "message": "not\\ntoday"}}
+    print(json.dumps({"jsonrpc": "2.0", "id": message["id"], **answer}), flush=True)
+"""
+
+
+def refusing(folder: Path, **codes: Any) -> str:
+    file = folder / "refusing.py"
+    file.write_text(REFUSING)
+    return shlex.join([sys.executable, str(file), json.dumps({name.replace("_", "/"): codes[name] for name in codes})])
+
+
+def test_each_list_stands_for_itself(tmp_path, capsys) -> None:
+    assert main(["list", "--stdio", refusing(tmp_path, tools_list=-32603, resources_templates_list=-32601)]) == 1
+    told = capsys.readouterr()
+    assert told.out == "resources:\n  a:b\nprompts:\n  p\n"
+    assert told.err.startswith("weft: ")
+    assert told.err.endswith("refused tools/list: not\n  | today (-32603)\n")
+
+
+def test_a_list_that_the_server_does_not_have_is_empty(tmp_path, capsys) -> None:
+    assert main(["list", "--stdio", refusing(tmp_path, resources_templates_list=-32601)]) == 0
+    assert capsys.readouterr() == ("tools:\n  add\nresources:\n  a:b\nprompts:\n  p\n", "")
+
+
+def test_what_came_before_a_connection_is_lost_is_shown(tmp_path, capsys) -> None:
+    assert main(["list", "--stdio", refusing(tmp_path, resources_list="gone")]) == 1
+    told = capsys.readouterr()
+    assert told.out == "tools:\n  add\n"
+    assert "weft: " in told.err
 
 
 @pytest.mark.parametrize("blob", ["a", 5, "ä"])

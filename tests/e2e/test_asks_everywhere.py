@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from support import CLIENT_CAPABILITIES_KEY, encode, message, serve
-from weft.server.process.loading import load
+from weft.server.process.loading import Target, load
 
 PROGRAM = """
 import asyncio
@@ -62,7 +62,7 @@ def peer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Peer]:
     file = tmp_path / "flights.py"
     file.write_text(PROGRAM)
     if request.param == "http":
-        with serve(load(str(file))) as live:
+        with serve(load(Target(str(file)))) as live:
             yield lambda method, params, declared=EVERYTHING: live.call(method, params, meta=_meta(declared)).messages
         return
     child = subprocess.Popen([sys.executable, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)

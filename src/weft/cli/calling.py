@@ -8,12 +8,13 @@ from __future__ import annotations
 import base64
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, TextIO
+from typing import Any
 
 import msgspec
 
-from weft.cli.command import WrongCommand, plain
+from weft.cli.command import WrongCommand
 from weft.cli.peer import CallFailed, Peer
+from weft.cli.printing import show, show_failure, show_json, show_line, to_line, to_text
 from weft.protocol.schema import is_array, is_object
 
 __all__ = ["call", "list_all", "prompt", "read"]
@@ -28,9 +29,9 @@ def call(peer: Peer, tool: str, arguments: str) -> int:
     stream = sys.stderr if failed else sys.stdout
     blocks = _objects(result.get("content"))
     for block in blocks:
-        _print(_show(block), stream)
+        show(_show(block), stream)
     if not blocks and "structuredContent" in result:
-        _print(msgspec.json.format(msgspec.json.encode(result["structuredContent"])).decode(), stream)
+        show_json(result["structuredContent"], stream)
     return 1 if failed else 0
 
 
@@ -39,9 +40,9 @@ def read(peer: Peer, uri: str) -> int:
     result = peer.request("resources/read", {"uri": uri})
     for part in _objects(result.get("contents")):
         if "blob" not in part:
-            _print(str(part.get("text", "")))
+            show(str(part.get("text", "")))
         elif sys.stdout.isatty():  # bytes would upset a terminal
-            _print(f"[{part.get('mimeType', 'bytes')}, {len(_bytes(peer, part['blob']))} bytes; > FILE keeps them]")
+            show_line(f"[{part.get('mimeType', 'bytes')}, {len(_bytes(peer, part['blob']))} bytes; > FILE keeps them]")
         else:
             sys.stdout.flush()
             sys.stdout.buffer.write(_bytes(peer, part["blob"]))
@@ -49,34 +50,34 @@ def read(peer: Peer, uri: str) -> int:
 
 
 def prompt(peer: Peer, name: str, arguments: str) -> int:
-    """Get a prompt and print its messages, each with its role."""
-    result = peer.get_prompt(name, _read_arguments(arguments))
+    """Get a prompt and print its messages, each with its role; further lines of a message are indented."""
+    result = peer.get_prompt(name, _as_text(_read_arguments(arguments)))
     for message in _objects(result.get("messages")):
-        _print(f"{message.get('role')}: {_show(_object(message.get('content')))}")
+        content = to_text(_show(_object(message.get("content")))).splitlines() or [""]
+        print(f"{to_line(str(message.get('role')))}: {content[0]}")
+        for line in content[1:]:
+            print(f"  {line}")
     return 0
 
 
 def list_all(peer: Peer) -> int:
-    """Print what a server offers."""
+    """Print what a server offers. 1 if one of its lists could not be had; the others are printed all the same."""
     found = peer.lists([(capability, method, key) for _, capability, method, key, _ in _LISTS])
-    for (title, _, _, _, describe), items in zip(_LISTS, found, strict=True):
+    for (title, _, _, _, describe), items in zip(_LISTS, found, strict=False):
+        if isinstance(items, CallFailed):
+            show_failure(str(items))
+            continue
         if items:
             print(f"{title}:")
         for item in filter(None, _objects(items)):
             name = item.get("uriTemplate") or item.get("uri") or item.get("name")
             about = str(item.get("description") or item.get("title") or "").strip().partition("\n")[0]
-            _print(f"  {name}" + (f"  {about}" if about else ""))
+            show_line(f"  {name}" + (f"  {about}" if about else ""))
             if arguments := describe(item):
-                _print(f"    {arguments}")
+                show_line(f"    {arguments}")
     if not any(found):
-        print(f"{peer.where} has no tools, resources or prompts.", file=sys.stderr)
-    return 0
-
-
-def _print(text: str, stream: TextIO | None = None) -> None:
-    """Print what a server says: to a terminal without what that would act on, to anything else as it is."""
-    out = sys.stdout if stream is None else stream
-    print(plain(text) if out.isatty() else text, file=out)
+        show_line(f"{peer.where} has no tools, resources or prompts.", sys.stderr)
+    return 1 if any(isinstance(items, CallFailed) for items in found) else 0
 
 
 def _bytes(peer: Peer, blob: Any) -> bytes:
@@ -152,6 +153,15 @@ def _read_arguments(text: str) -> dict[str, Any]:
         return msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.DecodeError as error:
         raise WrongCommand(f"The arguments are not a JSON object ({error}); write them like '{{\"a\": 1}}'.") from None
+
+
+def _as_text(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a prompt, which are text on the wire: numbers and the like as JSON has them; null is not given."""
+    return {
+        name: value if isinstance(value, str) else _json(value)
+        for name, value in arguments.items()
+        if value is not None
+    }
 
 
 def _show(block: Mapping[str, Any]) -> str:

@@ -9,43 +9,44 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from weft import __version__
-from weft.errors import UsageError, WeftError
+from weft.cli.printing import show_failure, to_text
+from weft.errors import StartError, UsageError, WeftError
 
 if TYPE_CHECKING:
     from weft.cli.peer import Peer
     from weft.client.config import Target
+    from weft.server.process.loading import Target as LoadTarget
 
-__all__ = ["WrongCommand", "main", "plain"]
+__all__ = ["WrongCommand", "main"]
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
+CLIENTS = ("claude-code", "claude-desktop", "cursor", "vscode")
 MOST_PORT = 65535
-
-
-# Control characters but for line ends and tabs, and what turns the direction of text around.
-_ACTED_ON = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-
-
-def plain(text: str) -> str:
-    """What a server says, without what a terminal would act on."""
-    return _ACTED_ON.sub("?", text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    parsed = _parser().parse_args(given)
-    parsed.given = given
+    parser = _parser()
+    if not given:
+        parser.print_help()
+        return 0
+    own, its = _split(given)
+    parsed = parser.parse_args(own)
+    parsed.given, parsed.its = own, its
     try:
         code: int = parsed.command(parsed)
         print(end="", flush=True)  # later it would be too late to notice that nobody reads it
     except WeftError as error:
-        print(f"weft: {plain(str(error))}", file=sys.stderr)
+        if isinstance(error, StartError):  # it has lines of the user's own file, and no peer
+            print(f"weft: {to_text(str(error))}", file=sys.stderr)
+        else:
+            show_failure(str(error))
         return 2 if isinstance(error, WrongCommand) else 1
     except KeyboardInterrupt:
         return 130
@@ -53,6 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python tries to write once more at its end
         return 1
     return code
+
+
+def _split(given: list[str]) -> tuple[list[str], list[str]]:
+    """What is for `weft`, and what comes after `--` for the file that `weft run` serves."""
+    if given[0] not in ("run", "entry") or "--" not in given:
+        return given, []
+    end = given.index("--")
+    return given[:end], given[end + 1 :]
 
 
 class WrongCommand(UsageError):
@@ -64,6 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__, help="print the version")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", allow_abbrev=False, help="serve a server on stdio, or over HTTP"))
+    _add_entry(
+        commands.add_parser("entry", allow_abbrev=False, help="print what Claude, VS Code or Cursor need for a server")
+    )
     _add_call(commands.add_parser("call", allow_abbrev=False, help="call a tool of a running server"))
     _add_list(commands.add_parser("list", allow_abbrev=False, help="list what a running server offers"))
     _add_read(commands.add_parser("read", allow_abbrev=False, help="read a resource of a running server"))
@@ -73,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", metavar="FILE[:OBJECT]", help="the file, and the Server in it if there are several")
+    _add_target(parser)
     parser.add_argument("--http", action="store_true", help="over HTTP instead of stdio")
     parser.add_argument("--host", help="the address to listen on (127.0.0.1)")
     parser.add_argument("--port", type=_port, help="the port to listen on (8000; 0 takes a free one)")
@@ -92,9 +104,31 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--listener", type=int, help=argparse.SUPPRESS)  # the socket that --reload keeps open
     parser.add_argument("--debug", action="store_true", help="tell clients what goes wrong, warn of blocking calls")
     parser.add_argument(
-        "--log-level", default="info", choices=LEVELS, metavar="LEVEL", help=f"{', '.join(LEVELS)} (info)"
+        "--log-level",
+        choices=LEVELS,
+        metavar="LEVEL",
+        help=f"{', '.join(LEVELS)} (info over HTTP: a line for each call; warning on stdio)",
     )
     parser.set_defaults(command=_run)
+
+
+def _add_target(parser: argparse.ArgumentParser) -> None:
+    parser.usage = f"{parser.prog} [options] (FILE | MODULE)[:OBJECT] [-- ARGUMENTS]"
+    parser.add_argument(
+        "target",
+        metavar="(FILE | MODULE)[:OBJECT]",
+        nargs="?",
+        help="a file or a module, such as server.py or shop.server, and the Server in it, or a function that makes "
+        "one; what comes after -- is in its sys.argv",
+    )
+    parser.add_argument("-m", dest="module", metavar="MODULE[:OBJECT]", help="a module, as with `python -m`")
+
+
+def _add_entry(parser: argparse.ArgumentParser) -> None:
+    _add_target(parser)
+    parser.add_argument("--client", required=True, choices=CLIENTS, metavar="CLIENT", help=", ".join(CLIENTS))
+    parser.add_argument("--name", help="what the client calls the server (the server's own name)")
+    parser.set_defaults(command=_entry)
 
 
 def _port(text: str) -> int:
@@ -176,16 +210,32 @@ def _run(parsed: argparse.Namespace) -> int:
         raise WrongCommand("--reload is for development with one process; leave --workers out.")
     from weft.cli import serving
 
+    target = _named(parsed)
     if parsed.reload:
-        return serving.run_with_reload(parsed.target, parsed.given, options)
+        return serving.run_with_reload(target, parsed.given, options)
     return serving.run(
-        parsed.target,
+        target,
         http=parsed.http,
         debug=parsed.debug,
         log_level=parsed.log_level,
         options=options,
         listener=parsed.listener,
     )
+
+
+def _entry(parsed: argparse.Namespace) -> int:
+    from weft.cli import entry
+
+    return entry.print_entry(_named(parsed), parsed.client, parsed.name)
+
+
+def _named(parsed: argparse.Namespace) -> LoadTarget:
+    """The file or module that was named."""
+    from weft.server.process.loading import Target
+
+    if (parsed.target is None) == (parsed.module is None):
+        raise WrongCommand("Name one file or module to serve, such as server.py, shop.server or -m shop.server.")
+    return Target(parsed.target or parsed.module, is_module=parsed.target is None, arguments=tuple(parsed.its))
 
 
 def _spelled(option: str) -> str:

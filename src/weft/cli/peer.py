@@ -18,6 +18,7 @@ from urllib.parse import SplitResult, urlsplit
 import msgspec
 
 from weft.cli.command import WrongCommand
+from weft.cli.printing import show_line
 from weft.client.client import Client
 from weft.client.config import Target, UrlTarget
 from weft.client.results import InputNeeded
@@ -25,6 +26,8 @@ from weft.client.transports.base import Refused
 from weft.errors import (
     AuthorizationFailed,
     ConnectionFailed,
+    InvalidAnswer,
+    MethodNotFound,
     MissingCapability,
     RemoteError,
     RequestTimeout,
@@ -83,7 +86,7 @@ class Peer:
             auth=self._token,
             headers=self._headers,
             on_notification=_show_notification,
-            on_stderr=_show_line,
+            on_stderr=_show_stderr,
             check_output=False,
             manual_input=True,
         )
@@ -103,18 +106,30 @@ class Peer:
         result: dict[str, Any] = self._run(method, lambda client: client.request(method, params))
         return result
 
-    def lists(self, wanted: Sequence[tuple[str, str, str]]) -> list[list[dict[str, Any]]]:
-        """All items of some lists, each named by its capability, its method, and where its items are."""
+    def lists(self, wanted: Sequence[tuple[str, str, str]]) -> list[list[dict[str, Any]] | CallFailed]:
+        """All items of some lists, each named by its capability, its method, and where its items are.
 
-        async def fetch(client: Client) -> list[list[dict[str, Any]]]:
+        In the place of a list that could not be had is why; after a lost connection there are no more lists.
+        """
+        found: list[list[dict[str, Any]] | CallFailed] = []
+
+        async def fetch(client: Client) -> None:
             offered = client.server_capabilities
-            return [
-                [] if getattr(offered, capability) is None else await self._pages(client, method, key)
-                for capability, method, key in wanted
-            ]
+            for capability, method, key in wanted:
+                is_offered = getattr(offered, capability) is not None
+                try:
+                    found.append(msgspec.to_builtins(await self._pages(client, method, key)) if is_offered else [])
+                except (RemoteError, InvalidAnswer) as error:
+                    is_none = isinstance(error, RemoteError) and error.code == MethodNotFound.code
+                    found.append([] if is_none else self._failure(error))
 
-        result: list[list[dict[str, Any]]] = self._run("the lists", fetch)
-        return result
+        try:
+            self._run("the lists", fetch)
+        except CallFailed as error:
+            if not found:
+                raise
+            found.append(error)
+        return found
 
     async def _pages(self, client: Client, method: str, key: str) -> list[dict[str, Any]]:
         self._asking = method
@@ -133,23 +148,25 @@ class Peer:
         """Connect, do something, and end the connection; the result in plain JSON types."""
         try:
             return msgspec.to_builtins(asyncio.run(self._within(asking, work)))
-        except (RequestTimeout, TimeoutError):
-            raise CallFailed(
-                f"{self.where} did not answer within {self._timeout:g} s. Is it busy? --timeout waits longer."
-            ) from None
-        except RemoteError as error:
-            hint = _unanswered(self._asking, error.data) if error.code == MissingCapability.code else ""
-            raise CallFailed(f"{self.where} refused {self._asking}: {error}{hint}") from None
-        except InputNeeded:
-            raise CallFailed(
-                f"{self._asking} of {self.where} asks back (input_required).{_unanswered(self._asking)}"
-            ) from None
-        except (AuthorizationFailed, ConnectionFailed) as error:
-            raise CallFailed(self._why(error)) from None
         except UsageError as error:
             raise WrongCommand(str(error)) from None
-        except WeftError as error:
-            raise CallFailed(str(error)) from None
+        except (WeftError, TimeoutError) as error:
+            raise self._failure(error) from None
+
+    def _failure(self, error: WeftError | TimeoutError) -> CallFailed:
+        """What is said of a failure."""
+        if isinstance(error, RequestTimeout | TimeoutError):
+            return CallFailed(
+                f"{self.where} did not answer within {self._timeout:g} s. Is it busy? --timeout waits longer."
+            )
+        if isinstance(error, RemoteError):
+            hint = _unanswered(self._asking, error.data) if error.code == MissingCapability.code else ""
+            return CallFailed(f"{self.where} refused {self._asking}: {error}{hint}")
+        if isinstance(error, InputNeeded):
+            return CallFailed(f"{self._asking} of {self.where} asks back (input_required).{_unanswered(self._asking)}")
+        if isinstance(error, AuthorizationFailed | ConnectionFailed):
+            return CallFailed(self._why(error))
+        return CallFailed(str(error))
 
     async def _within(self, asking: str, work: Callable[[Client], Awaitable[T]]) -> T:
         client = self._client()
@@ -202,11 +219,11 @@ def _unanswered(asking: str, data: Any = None) -> str:
 
 
 def _show_notification(method: str, params: Any) -> None:
-    print(f"{method}: {msgspec.json.encode(params).decode()}", file=sys.stderr)
+    show_line(f"{method}: {msgspec.json.encode(params).decode()}", sys.stderr)
 
 
-def _show_line(line: str) -> None:
-    print(line, file=sys.stderr)
+def _show_stderr(line: str) -> None:
+    show_line(line, sys.stderr)
 
 
 def _check_command(command: str) -> None:

@@ -17,27 +17,27 @@ from weft.cli.command import WrongCommand
 from weft.errors import StartError
 from weft.server.app import Server
 from weft.server.process.listening import HttpOptions, bind, check_exposure
-from weft.server.process.loading import load, split_target
+from weft.server.process.loading import Target, folder_of, load
 from weft.server.process.running import say, start
 
-__all__ = ["run", "run_with_reload"]
+__all__ = ["find", "run", "run_with_reload"]
 
 _Changes = set[tuple[Any, str]]  # what happened, and to which file
 STOP_SECONDS = 7.0  # a child that is asked to end has its own limit; this is a little more
 
 
 def run(
-    target: str,
+    target: Target,
     *,
     http: bool,
     debug: bool,
-    log_level: str,
+    log_level: str | None,
     options: Mapping[str, Any],
     listener: int | None = None,
 ) -> int:
     """Serve until stopped; on a socket that the parent keeps open, if there is one."""
     with contextlib.redirect_stdout(sys.stderr):  # what the file prints must not get into the protocol (STDIO-02)
-        server = _load(target)
+        server = find(target)
     server.debug = server.debug or debug
     given = HttpOptions(log_level=log_level, **options)
     if http:
@@ -47,18 +47,20 @@ def run(
     return 0
 
 
-def run_with_reload(target: str, arguments: Sequence[str], options: Mapping[str, Any]) -> int:
+def run_with_reload(target: Target, arguments: Sequence[str], options: Mapping[str, Any]) -> int:
     """Run the same command without `--reload` in a child, and start it anew whenever a Python file changes.
 
     The socket stays open meanwhile, where a system can pass it on: requests wait instead of being refused.
     """
     watch = _watcher()
-    folder = Path(split_target(target)[0]).resolve().parent
-    if not folder.is_dir():
-        _load(target)  # says what is wrong with it
+    folder = folder_of(target)
+    if folder is None:
+        find(target)  # says what is wrong with it
+        return 1
     command = [sys.executable, "-m", "weft.cli", *(one for one in arguments if one != "--reload")]
     with _kept_open(HttpOptions(**options)) as passed:
-        _keep_running([*command, *(f"--listener={fd}" for fd in passed)], passed, folder, watch(folder))
+        listening = [f"--listener={fd}" for fd in passed]
+        _keep_running([*command, *listening, "--", *target.arguments], passed, folder, watch(folder))
     return 0
 
 
@@ -114,8 +116,8 @@ def _keep_running(command: Sequence[str], passed: Sequence[int], folder: Path, w
         _end(child)
 
 
-def _load(target: str) -> Server:
-    """The server that was named. A wrong name is the command's mistake; a file that fails is the file's."""
+def find(target: Target) -> Server:
+    """Return the server that was named. A wrong name is the command's mistake; a file that fails is the file's."""
     try:
         return load(target)
     except StartError as error:

@@ -170,7 +170,16 @@ def _masked(name: str, value: Any, depth: int) -> Any:
         return {key: _masked(key, part, depth - 1) for key, part in cast("dict[str, Any]", value).items()}
     if depth and isinstance(value, list):
         return [_masked("", part, depth - 1) for part in cast("list[Any]", value)]
+    if depth and isinstance(value, str) and value.lstrip()[:1] in ("{", "["):  # JSON in a text, as tools return it
+        return _masked_json(value, depth - 1)
     return value if depth or not isinstance(value, dict | list) else MASK
+
+
+def _masked_json(text: str, depth: int) -> str:
+    try:
+        return msgspec.json.encode(_masked("", msgspec.json.decode(text), depth)).decode()
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        return _masked_text(text)
 
 
 def _is_secret(name: str, value: object) -> bool:

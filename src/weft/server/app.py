@@ -39,6 +39,7 @@ from weft.server.kept import Kept
 from weft.server.lifespan import Lifespan, LifespanFactory
 from weft.server.offering import handlers_of, offered, read_eras
 from weft.server.process.development import watch_for_blocking
+from weft.server.request_log import dispatcher_class
 from weft.server.sessions.sessions import Sessions
 from weft.server.subscriptions import Subscriptions
 from weft.server.telemetry import find_tracing
@@ -409,7 +410,7 @@ class Server:
             from weft.server.asks.replay import watched
 
             handlers.update({method: watched(handlers[method]) for method in ASKING if method in handlers})
-        return Dispatcher(
+        return dispatcher_class()(
             self, handlers, translations=self._translations, middleware=around, tracing=find_tracing(), checks=checks
         )
 
@@ -463,10 +464,10 @@ class Server:
         (addresses or networks), the sender is the one that the proxy names. Web pages of the origins in `cors` may call
         and read the answers.
         """
-        from weft.server.transports.http import HttpApp
+        from weft.server.transports.wire_log import app_class
 
         self.completions.check()
-        return HttpApp(
+        return app_class()(
             self,
             path,
             allowed_hosts=allowed_hosts,

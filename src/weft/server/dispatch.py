@@ -171,7 +171,7 @@ class Dispatcher:
         try:
             if signal is not None and await call.asker.settle(signal):
                 _restore(call)
-                return await self.run(call)
+                return await Dispatcher.run(self, call)  # the same call, which is logged once
             return 200, encode_result(call.id, call.seal(questions(call, signal)))
         except ProtocolError as error:
             return await self._conclude(call, error)

@@ -23,6 +23,7 @@ import msgspec
 from weft.errors import StartError
 from weft.protocol.hosts import is_loopback
 from weft.protocol.schema import compile_schema, is_array, is_object
+from weft.server.process.loading import typed_command
 
 if TYPE_CHECKING:
     from weft.server.app import Server
@@ -71,7 +72,7 @@ class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
     allowed_origins: Sequence[str] | None = None
     trusted_proxies: Sequence[str] = ()
     cors: Sequence[str] = ()
-    log_level: str = "info"
+    log_level: str | None = None  # "info", or "warning" on stdio
 
 
 class HttpKeywords(TypedDict, total=False):
@@ -222,7 +223,7 @@ def _fits(tool: RegisteredTool, arguments: Any) -> bool:
 
 def _command() -> str:
     """The `weft` of this environment as it can be typed here."""
-    own = Path(sys.argv[0])
+    own = Path(typed_command())
     if own.stem != "weft":  # `python server.py`, or a child of `weft run --reload`
         own = Path(sys.executable).with_name("weft")
     found = shutil.which("weft")

@@ -40,7 +40,7 @@ from weft.server.process.listening import (
     url_of,
     warn_of_scopes,
 )
-from weft.server.process.loading import is_loading
+from weft.server.process.loading import Target, is_loading, warn_of_nothing
 from weft.server.where import caller, user_frames
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ async def serve(server: Server, transport: _Transport = "stdio", **options: Any)
     if is_loading():
         return
     given = _read_options("server.serve", transport, options)
-    _prepare(server, transport, given)
+    _prepare(server, transport, given, is_guest=True)
     if given.workers > 1:
         raise StartError("server.serve has one worker, that of the loop it runs in; leave workers= out, or use run().")
     if transport == "stdio":
@@ -154,12 +154,12 @@ def start(
     server: Server,
     transport: _Transport,
     options: HttpOptions,
-    target: str | None = None,
+    target: Target | None = None,
     listener: socket.socket | None = None,
 ) -> None:
     """Serve until stopped; raises `StartError` where `run` ends the process.
 
-    `target` is the `FILE:OBJECT` that workers load; without it the main script is searched. `listener` is a socket that
+    `target` is what workers load; without it the main script is searched. `listener` is a socket that
     listens already; without it one is opened.
     """
     _prepare(server, transport, options)
@@ -174,14 +174,15 @@ def start(
             serve_http(server, options, listener, lambda: announce(server, options, listener))
 
 
-def _prepare(server: Server, transport: str, options: HttpOptions) -> None:
+def _prepare(server: Server, transport: str, options: HttpOptions, *, is_guest: bool = False) -> None:
     """What is looked at and said before anything is served."""
-    set_up_logging(options.log_level)
+    set_up_logging(options.log_level, transport, is_guest=is_guest)
     server.completions.check()
     if transport == "stdio":
         from weft.server.transports.stdio import check_pipes
 
         check_pipes()
+        warn_of_nothing(server)
         if os.isatty(0):  # a person, not a client
             say(f"Weft serves {server.name!r} on stdio: an MCP client starts this and talks to it. Ctrl-C stops.")
             say("To serve over HTTP instead: weft run FILE --http")
@@ -321,20 +322,29 @@ def _uvicorn_config(server: Server, options: HttpOptions, lifespan: Literal["on"
     )
 
 
-def set_up_logging(level: str) -> None:
-    """Let Weft's log reach stderr, unless the program has arranged its logging itself."""
+def set_up_logging(level: str | None, transport: str = "http", *, is_guest: bool = False) -> None:
+    """Let the log reach stderr: Weft's own and the app's, from a level on.
+
+    By default that is `info` over HTTP, which has a line for each call, as HTTP servers do; and `warning` on stdio,
+    where hosts show what is on stderr as problems. A program that has arranged its logging itself is left alone, but
+    for a level that was asked for. As a guest, only Weft's own log is shown: the rest is the program's.
+    """
+    chosen = (level or ("warning" if transport == "stdio" else "info")).upper()
     names: Any = logging.getLevelNamesMapping()
-    if level.upper() not in names:
+    if chosen not in names:
         raise StartError(f"log_level={level!r} is not known; choose debug, info, warning, error or critical.")
-    if logging.getLogger().handlers:
+    root, own = logging.getLogger(), logging.getLogger("weft")
+    if root.handlers or own.handlers:
+        if level is not None:
+            own.setLevel(chosen)
         return
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S"))
-    for name in ("weft", "uvicorn"):
-        logger = logging.getLogger(name)
-        if not logger.handlers:
-            logger.addHandler(handler)
-            logger.setLevel(level.upper() if name == "weft" else "WARNING")
+    for logger in (own, logging.getLogger("uvicorn")) if is_guest else (root,):
+        logger.addHandler(handler)
+        logger.setLevel(chosen)
+    for name, least in (("uvicorn", "WARNING"), ("asyncio", "INFO")):  # at their own levels they say nothing of use
+        logging.getLogger(name).setLevel(max(names[least], names[chosen]))
 
 
 def say(text: str) -> None:
@@ -345,6 +355,7 @@ def say(text: str) -> None:
 
 def announce(server: Server, options: HttpOptions, listener: socket.socket) -> None:
     """Say where the server is, and what to try."""
+    warn_of_nothing(server)
     url = url_of(options, listener)
     say(f"Weft serves {server.name!r} at {url} (Ctrl-C stops)")
     if line := try_line(server, url):

@@ -26,7 +26,7 @@ import msgspec
 from weft.backends.memory import MemoryBackend
 from weft.errors import StartError, UsageError
 from weft.server.process.listening import HttpOptions, bind
-from weft.server.process.loading import load
+from weft.server.process.loading import Target, load
 from weft.server.process.running import INTERRUPTED, announce, on_signals, say, serve_http, set_up_logging
 
 if TYPE_CHECKING:
@@ -44,26 +44,26 @@ RESTART_SECONDS = 1.0  # at least, between two starts of a worker
 class WorkerOrder(msgspec.Struct):
     """What a worker is told."""
 
-    target: str
+    target: Target
     options: HttpOptions
     fd: int
     debug: bool
 
 
-def target_of(server: Server) -> str:
-    """The `FILE:OBJECT` by which a worker finds the server of the script that runs."""
+def target_of(server: Server) -> Target:
+    """The `FILE:OBJECT` by which a worker finds the server of the script that runs, with the script's arguments."""
     script = sys.modules["__main__"]
     file = getattr(script, "__file__", None)
     for name, value in vars(script).items():
         if value is server and file is not None:
-            return f"{file}:{name}"
+            return Target(f"{file}:{name}", arguments=tuple(sys.argv[1:]))
     raise StartError(
         "Workers load the server by themselves, so it has to be a global name of the script that is run, such as "
         "`server = Server(...)` at module level. Make it one, or start it with: weft run FILE:OBJECT --http --workers N"
     )
 
 
-def run_workers(server: Server, options: HttpOptions, target: str) -> None:
+def run_workers(server: Server, options: HttpOptions, target: Target) -> None:
     """Serve with several processes until stopped."""
     if os.name != "posix":
         raise StartError("Several workers need a system that passes sockets to children; here, leave workers= out.")
@@ -172,10 +172,10 @@ def main(text: str) -> int:
     """Be one worker."""
     order = msgspec.json.decode(text, type=WorkerOrder)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which then asks us to end
-    set_up_logging(order.options.log_level)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         server = load(order.target)
+        set_up_logging(order.options.log_level)  # not before: the file may do so itself
         server.debug = server.debug or order.debug
         with socket.socket(fileno=order.fd) as listener:
             serve_http(server, order.options, listener, lambda: None)

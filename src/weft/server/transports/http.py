@@ -22,6 +22,7 @@ from weft.server.auth.gate import Gate
 from weft.server.faults import report
 from weft.server.inline import Deadline, Suspended
 from weft.server.process.host_signals import follow_host_signals
+from weft.server.request_log import refused_http
 from weft.server.transports.asgi import Message, Receive, Scope, Send
 from weft.server.transports.caller import read_caller
 from weft.server.transports.cors import Cors, is_preflight, preflight_refusal
@@ -123,10 +124,10 @@ class HttpApp:
                 error = busy(server.limits.in_flight)
                 raise Refusal(error.status, error.message, code=error.code)
         except Refusal as refusal:
-            await reply.refuse(refusal)
+            await self._refuse(scope, refusal, reply)
             return
         except HeaderFault as fault:
-            await reply.refuse(Refusal(fault.status, str(fault), code=fault.code))
+            await self._refuse(scope, Refusal(fault.status, str(fault), code=fault.code), reply)
             return
         serve = self._serve_post if scope["method"] == "POST" else self._serve_verb
         if self._sse is not None and _inner_path(scope) in self._sse.verbs:
@@ -134,8 +135,9 @@ class HttpApp:
         try:
             await serve(scope, headers, receive, reply)
         except Refusal as refusal:
-            await reply.refuse(refusal)
+            await self._refuse(scope, refusal, reply)
         except ProtocolError as error:
+            refused_http(scope, 400, error.message)
             await reply.answer(400, encode_error(error.request_id, error.code, error.message, error.data))
         except Exception as error:  # noqa: BLE001 - see `_blame`
             await self._blame(error, None, reply)
@@ -150,6 +152,10 @@ class HttpApp:
         if self._cors is None or not self._policy.shares_with(origin):
             raise Refusal(403, preflight_refusal(origin))
         await self._cors.answer_preflight(headers, verbs, send)
+
+    async def _refuse(self, scope: Scope, refusal: Refusal, reply: HttpReply) -> None:
+        refused_http(scope, refusal.status, str(refusal))
+        await reply.refuse(refusal)
 
     async def _answers_openly(self, scope: Scope, headers: Headers, reply: HttpReply) -> bool:
         """Guard a request whose sender matters; True if it was for what everybody may have, and is answered."""
@@ -298,6 +304,10 @@ class HttpApp:
         self._check_source(headers)
         return verbs
 
+    def _shown_path(self, scope: Scope) -> str:
+        """The path of the endpoint, as a client has to write it."""
+        return f"{scope.get('root_path', '')}{self.path}"
+
     def _check_source(self, headers: Headers) -> None:
         host, origin = headers.known.get(b"host"), headers.known.get(b"origin")
         if not self._policy.host_ok(host):
@@ -327,7 +337,7 @@ class HttpApp:
         if self._sse is not None and inner in self._sse.verbs:
             return self._sse.verbs[inner]
         if not self._is_endpoint(scope, inner):
-            raise Refusal(404, "There is nothing at this path.")
+            raise Refusal(404, f"There is nothing at this path: the MCP endpoint is {self._shown_path(scope)}.")
         return self._verbs
 
     def _is_endpoint(self, scope: Scope, inner: str) -> bool:

@@ -22,6 +22,7 @@ from weft.server.connection import Cancellation
 from weft.server.dispatch import Answer
 from weft.server.faults import note_refusal, report
 from weft.server.inline import take_back
+from weft.server.request_log import refused
 from weft.server.sessions.session import Session
 from weft.server.sessions.sessions import SessionsFull
 from weft.server.transports.asgi import Receive, Scope
@@ -358,6 +359,7 @@ class SessionExchange:
     async def _refuse(self, error: ProtocolError, frame: Frame, reply: Answering, era: ServerEra = SESSION) -> None:
         note_refusal(error)
         wire = era.refuse(error, opened=False)
+        refused(frame.method, era.name, f"{wire.status}/{wire.code}", wire.message)
         await reply.answer(wire.status, encode_error(frame.reply_id, wire.code, wire.message, wire.data))
 
 

@@ -21,6 +21,7 @@ from weft.server.connection import Cancellation
 from weft.server.dispatch import Answer
 from weft.server.faults import note_refusal
 from weft.server.inline import Suspended, take_back
+from weft.server.request_log import refused
 from weft.server.transports.asgi import Receive, Scope
 from weft.server.transports.caller import read_caller
 from weft.server.transports.http_reply import HttpReply
@@ -49,6 +50,7 @@ class StatelessExchange:
         except ProtocolError as error:
             note_refusal(error)
             wire = era.refuse(error, opened=False)
+            refused(frame.method, era.name, f"{wire.status}/{wire.code}", wire.message)
             await reply.answer(wire.status, encode_error(request_id, wire.code, wire.message, wire.data))
             return
         caller = read_caller(scope)

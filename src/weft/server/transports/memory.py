@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from weft.errors import InternalError, ProtocolError
 from weft.jsonrpc import decode, encode_error
-from weft.server.transports.pipe import Pipe
+from weft.server.transports.wire_log import new_pipe
 
 if TYPE_CHECKING:
     from weft.server.app import Server
@@ -44,7 +44,7 @@ class MemoryPipe:
     def __init__(self, server: Server, deliver: Callable[[bytes], None]) -> None:
         self._server = server
         self._deliver = deliver
-        self._pipe = Pipe(server, _Handing(deliver))
+        self._pipe = new_pipe(server, _Handing(deliver))
         self._waiting: list[bytes] = []  # for the lifespan to be entered
         self._starting: asyncio.Task[None] | None = None
 

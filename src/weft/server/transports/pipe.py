@@ -23,6 +23,7 @@ from weft.server.call import Call
 from weft.server.connection import Cancellation
 from weft.server.faults import note_refusal, report
 from weft.server.inline import Starter
+from weft.server.request_log import refused
 from weft.server.transports.load import busy, is_full, still_served
 from weft.server.transports.pipe_session import PipeSession
 from weft.types.base import RequestId
@@ -154,6 +155,7 @@ class Pipe:
             self._take(frame, full=full)
         except ProtocolError as error:
             request_id = error.request_id if frame is None else frame.reply_id
+            refused(frame and frame.method, "-", error.code, error.message)
             self._writer.send(encode_error(request_id, error.code, error.message, error.data))
         except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the pipe
             text = report("Reading a message", error, debug=self._server.debug)
@@ -196,6 +198,7 @@ class Pipe:
         except ProtocolError as error:
             note_refusal(error)
             wire = era.refuse(error, opened=False)
+            refused(frame.method, era.name, wire.code, wire.message)
             self._writer.send(encode_error(request_id, wire.code, wire.message, wire.data))
             return
         reply = _LineReply(self._writer)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.errors import StartError
 from weft.server.transports.lines import Line, LineReader, LineWriter
-from weft.server.transports.pipe import Pipe
+from weft.server.transports.wire_log import new_pipe
 
 if TYPE_CHECKING:
     from weft.server.app import Server
@@ -54,7 +54,7 @@ class _Process:
             linger_seconds=server.limits.stdio_linger_seconds,
         )
         self._writer = LineWriter(sink, self._break)
-        self._pipe = Pipe(server, self._writer)
+        self._pipe = new_pipe(server, self._writer)
         self._backlog: deque[Line] = deque()  # lines that were read and not yet looked at
         self._lingers = lingers and server.limits.stdio_linger_seconds > 0
         self._came_alone = False  # the line that was read last

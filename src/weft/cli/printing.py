@@ -1,0 +1,73 @@
+"""What a peer says, on its way to a person: the one place where the commands print it.
+
+A server may send anything. A terminal acts on control characters, a line break in a name starts a line that looks like
+one of ours, and marks that turn the direction of text around show another text than there is. So all of them are
+written as escapes, whether a terminal reads them or a file. They are the escapes of JSON: what was valid JSON still is.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any, TextIO
+
+import msgspec
+
+__all__ = ["show", "show_failure", "show_json", "show_line", "to_line", "to_text"]
+
+# Control characters, line separators, marks of direction, and what is never seen: tags, the byte order mark.
+_ACTED_ON = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff"
+    "\U000e0000-\U000e007f]"
+)
+_LINE_ENDS = re.compile("(\r?\n|\t)")
+_SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def to_line(text: str) -> str:
+    r"""Return a text as one line, with nothing in it that a terminal would act on.
+
+    >>> print(to_line("tea\nmilk\x1b[2J"))
+    tea\nmilk\u001b[2J
+    """
+    return _ACTED_ON.sub(_escape, text)
+
+
+def to_text(text: str) -> str:
+    r"""Return a text with its lines and tabs, and with nothing else in it that a terminal would act on.
+
+    >>> print(to_text("tea\n\x1b[2Jmilk"))
+    tea
+    \u001b[2Jmilk
+    """
+    parts = _LINE_ENDS.split(text)
+    parts[::2] = map(to_line, parts[::2])
+    return "".join(parts)
+
+
+def show_failure(text: str) -> None:
+    """Print what went wrong, on stderr. Further lines, which may be the peer's, are marked: none looks like ours."""
+    print("\n  | ".join(f"weft: {to_text(text)}".splitlines()), file=sys.stderr)
+
+
+def _escape(found: re.Match[str]) -> str:
+    char = found[0]
+    if char in _SHORT:
+        return _SHORT[char]
+    units = char.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+
+
+def show(text: str, stream: TextIO | None = None) -> None:
+    """Print a text of the peer's that may have several lines."""
+    print(to_text(text), file=stream or sys.stdout)
+
+
+def show_line(text: str, stream: TextIO | None = None) -> None:
+    """Print a line that has something of the peer's in it."""
+    print(to_line(text), file=stream or sys.stdout)
+
+
+def show_json(value: Any, stream: TextIO | None = None) -> None:
+    """Print a value of the peer's as JSON."""
+    show(msgspec.json.format(msgspec.json.encode(value)).decode(), stream)
