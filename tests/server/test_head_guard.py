@@ -16,6 +16,7 @@ from weft import Context, Limits, Server
 from weft.server.process import running
 from weft.server.process.listening import HttpOptions, bind
 from weft.server.transports import head_guard, http_reply
+from weft.server.transports.http_reply import HttpReply
 
 PATIENCE = 5.0  # seconds: far less than those after which an idle connection is closed
 
@@ -498,3 +499,77 @@ async def test_an_app_around_ours_sees_the_response() -> None:
     async with mounted(around) as live:
         await live.say(LIST, until=b'"tools"')
     assert seen == ["http.response.start", "http.response.body"]
+
+
+# Signs of life on streams.
+
+
+@pytest.mark.parametrize("swallows", [True, False])
+async def test_a_client_that_has_gone_gets_no_signs_of_life(swallows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = make(keep_alive_seconds=0.02)
+    leave = asyncio.Event()
+    beats = 0
+    on_beat = HttpReply._on_beat
+
+    def count(self: Any) -> None:
+        nonlocal beats
+        beats += 1
+        on_beat(self)
+
+    monkeypatch.setattr(HttpReply, "_on_beat", count)
+
+    @server.tool
+    async def stubborn(ctx: Context) -> str:
+        await ctx.report_progress(1)
+        while not leave.is_set():
+            try:
+                await leave.wait()
+            except asyncio.CancelledError:
+                if not swallows:
+                    raise
+        return "late"
+
+    async with served(server) as live:
+        writers = []
+        for _ in range(10):
+            reader, writer = await live.connect()
+            writer.write(raw("tools/call", {"name": "stubborn"}, meta={"progressToken": 1}))
+            await read_until(reader, b"notifications/progress")
+            writers.append(writer)
+        await come_true(lambda: beats > 20)
+        for writer in writers:
+            writer.transport.abort()
+        await asyncio.sleep(0.1)
+        before = beats
+        await asyncio.sleep(0.3)
+        assert beats == before
+        assert server.in_flight == (10 if swallows else 0)
+        leave.set()
+        await come_true(lambda: server.in_flight == 0)
+
+
+async def test_a_call_that_the_asgi_server_gives_up_gets_no_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = make(keep_alive_seconds=0.02)
+    beats = 0
+
+    def count(self: Any) -> None:
+        nonlocal beats
+        beats += 1
+
+    @server.tool
+    async def slow(ctx: Context) -> str:
+        await ctx.report_progress(1)
+        await asyncio.sleep(60)
+        return "late"
+
+    async with served(server) as live:
+        reader, writer = await live.connect()
+        writer.write(raw("tools/call", {"name": "slow"}, meta={"progressToken": 1}))
+        await read_until(reader, b"notifications/progress")
+        monkeypatch.setattr(HttpReply, "_on_beat", count)
+        for task in list(live.http.server_state.tasks):
+            task.cancel()
+        await come_true(lambda: not live.http.server_state.tasks)
+        await asyncio.sleep(0.1)
+        assert beats == 0
+        writer.close()

@@ -41,6 +41,7 @@ from weft.server.offering import handlers_of, offered, read_eras
 from weft.server.process.development import watch_for_blocking
 from weft.server.request_log import dispatcher_class
 from weft.server.sessions.sessions import Sessions
+from weft.server.stopping import OpenCalls
 from weft.server.subscriptions import Subscriptions
 from weft.server.telemetry import find_tracing
 from weft.server.threads import Threads
@@ -150,6 +151,7 @@ class Server:
         self.threads = Threads(limits.threads)
         self.lifespan = Lifespan(lifespan, self)
         self.in_flight = 0  # calls being served in this process, whatever their transport
+        self.open_calls = OpenCalls()  # those of them that wait
         self.guests = 0  # how many `serve` are under way
         self.eras = read_eras(eras)
         self.backend: Backend = backend or MemoryBackend()
@@ -496,6 +498,7 @@ class Server:
     async def stop(self) -> None:
         """Release everything, at the end of the process: sessions, what runs beside calls, threads, the lifespan."""
         self.subscriptions.close()
+        self.open_calls.end()
         try:
             await self.sessions.close()
             await self.background.close(self.limits.drain_seconds)

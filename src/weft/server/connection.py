@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
-from weft.errors import NoBackChannelError, QuestionFailed
+from weft.errors import NoBackChannelError, ProtocolError, QuestionFailed
 from weft.protocol.schema import is_array, is_object
 from weft.types.base import Implementation, LogLevel, RequestId
 from weft.types.capabilities import ClientCapabilities, ElicitationCapability
@@ -87,18 +87,20 @@ NO_CHANNEL = NoChannel()
 class Cancellation:
     """Whether one request was given up, and the task to stop then."""
 
-    __slots__ = ("cancelled", "reason", "task")
+    __slots__ = ("cancelled", "reason", "task", "told")
 
     def __init__(self, task: asyncio.Task[Any] | None = None) -> None:
         self.cancelled = False
         self.reason: str | None = None
         self.task = task
+        self.told: ProtocolError | None = None  # what the client gets to read of it; None: it does not want to know
 
-    def cancel(self, reason: str | None = None) -> None:
+    def cancel(self, reason: str | None = None, *, told: ProtocolError | None = None) -> None:
         """Give the request up. The second time does nothing."""
         if not self.cancelled:
             self.cancelled = True
             self.reason = reason
+            self.told = told
             if self.task is not None:
                 self.task.cancel()
 

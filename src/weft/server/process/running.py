@@ -254,10 +254,16 @@ def _http_server(
             started()
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            if server.guests <= 1:  # or the drain would wait for streams that never end
-                server.subscriptions.close()
-                server.sessions.end_streams()
-            await super().shutdown(sockets)
+            if server.guests > 1:  # others serve the same streams and calls
+                await super().shutdown(sockets)
+                return
+            server.subscriptions.close()  # or the drain would wait for streams that never end
+            server.sessions.end_streams()
+            draining = asyncio.create_task(server.open_calls.drain(server.limits.drain_seconds), name="weft-drain")
+            try:
+                await super().shutdown(sockets)
+            finally:
+                draining.cancel()
 
         def capture_signals(self) -> Any:
             return contextlib.nullcontext() if is_guest else super().capture_signals()
@@ -283,11 +289,15 @@ def _calm_collector() -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Of requests that are given up at the end of the drain uvicorn would log a traceback each; of streams that are
-    cut, for which we have logged the reason, that they were not completed.
+    """Of requests that are given up at the end of the drain uvicorn would log how many, and a traceback each; of
+    streams that are cut, that they were not completed. We have logged which, and why.
     """
     is_given_up = record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError)
-    return not is_given_up and not record.getMessage().startswith("ASGI callable returned without completing response")
+    text = record.getMessage()
+    is_known = text.startswith("ASGI callable returned without completing response") or (
+        text.startswith("Cancel ") and text.endswith("timeout graceful shutdown exceeded")
+    )
+    return not is_given_up and not is_known
 
 
 def _uvicorn_config(server: Server, options: HttpOptions, lifespan: Literal["on", "off"]) -> uvicorn.Config:
@@ -317,7 +327,8 @@ def _uvicorn_config(server: Server, options: HttpOptions, lifespan: Literal["on"
         server_header=False,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=None if math.isinf(drain) else math.ceil(drain),
+        # Longer than calls have: they are ended before (`OpenCalls.drain`), and need a moment to tell their clients.
+        timeout_graceful_shutdown=None if math.isinf(drain) else math.ceil(drain) + 1,
         h11_max_incomplete_event_size=server.limits.header_bytes,
     )
 

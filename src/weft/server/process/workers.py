@@ -153,7 +153,7 @@ class _Crew:
         for worker, _ in self._workers:
             if worker.poll() is None:
                 worker.terminate()
-        until = time.monotonic() + self._drain + 2
+        until = time.monotonic() + self._drain + 3
         for worker, _ in self._workers:
             try:
                 worker.wait(max(0.0, until - time.monotonic()))

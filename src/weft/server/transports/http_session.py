@@ -232,10 +232,13 @@ class SessionExchange:
         task = cancellation.task = asyncio.current_task()  # not before: cancelled then, it would never clean up
         assert task is not None
         answer = None
+        open_calls = self._server.open_calls
+        open_calls.add(call)
         try:
             if not cancellation.cancelled:
                 answer = await self._answer(call, session)
         finally:
+            open_calls.remove(call)
             if session is None:
                 self._sessions.loose_calls.discard(cancellation)
             else:
@@ -243,8 +246,11 @@ class SessionExchange:
                 _forget(session, call.id, cancellation)
         if task.cancelling():
             await take_back(task)  # also ours: it was to stop the handler, not what is still to be done
+        if cancellation.cancelled:
+            told = cancellation.told
+            answer = None if told is None else answer or self._server.dispatcher.refuse(call, told)
         try:
-            await (reply.give_up() if answer is None or cancellation.cancelled else reply.answer(*answer))
+            await (reply.give_up() if answer is None else reply.answer(*answer))
         except Exception as error:  # noqa: BLE001 - a Backend that keeps no streams any more: nothing is left to say
             report(f"Answering {call.method}", error, debug=self._server.debug)
 

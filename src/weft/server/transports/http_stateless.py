@@ -73,8 +73,10 @@ async def _watched(call: Call, running: Suspended[Answer], receive: Receive, rep
     task = cancellation.task = asyncio.current_task()
     if reply.finished:  # cut off before there was anything to cancel
         cancellation.cancel("the client disconnected")
-    watcher = asyncio.get_running_loop().create_task(_watch(cancellation, receive))
+    watcher = asyncio.get_running_loop().create_task(_watch(cancellation, receive, reply))
     answer = None
+    open_calls = call.server.open_calls
+    open_calls.add(call)
     try:
         answer = await running
     except asyncio.CancelledError as error:
@@ -85,13 +87,17 @@ async def _watched(call: Call, running: Suspended[Answer], receive: Receive, rep
             answer = call.server.dispatcher.fail(call, error)
     finally:
         watcher.cancel()
-        if answer is None or cancellation.cancelled:
+        open_calls.remove(call)
+        told = cancellation.told
+        if told is None and (answer is None or cancellation.cancelled):
             reply.close()
     if not cancellation.cancelled:
         return answer
     if task is not None:
         await _absorb(task)
-    return None
+    if told is None:
+        return None
+    return answer or call.server.dispatcher.refuse(call, told)
 
 
 async def _absorb(task: asyncio.Task[Any]) -> None:
@@ -105,9 +111,10 @@ async def _absorb(task: asyncio.Task[Any]) -> None:
         raise asyncio.CancelledError
 
 
-async def _watch(cancellation: Cancellation, receive: Receive) -> None:
+async def _watch(cancellation: Cancellation, receive: Receive, reply: HttpReply) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+    reply.close()  # no more signs of life, though the handler may go on for long
     cancellation.cancel("the client disconnected")
 
 

@@ -129,6 +129,11 @@ class Pipe:
         """End the listen streams of this pipe gracefully. How many it were."""
         return self._server.subscriptions.close(self._name)
 
+    def stop(self) -> None:
+        """Give up what is being served because the server stops, and tell the client so."""
+        own = list(self._in_flight.values())
+        self._server.open_calls.end(lambda call: call.cancellation in own)
+
     def cancel(self) -> None:
         """Give up what is being served: the client is gone."""
         for cancellation in list(self._in_flight.values()):
@@ -221,26 +226,32 @@ class Pipe:
         if task is not None:
             cancellation.task = task
             self._server.in_flight += 1
-            task.add_done_callback(self._count_out)  # also of one that is cancelled before it begins
+            self._server.open_calls.add(call)
+            task.add_done_callback(partial(self._count_out, call))  # also of one that is cancelled before it begins
             if cancellation.cancelled:  # in its first step, by a client in this process that was told something
                 self._unwind(task)
                 task.cancel()
 
-    def _count_out(self, _: asyncio.Task[Any]) -> None:
+    def _count_out(self, call: Call, _: asyncio.Task[Any]) -> None:
         self._server.in_flight -= 1
+        self._server.open_calls.remove(call)
 
     async def _serve(self, call: Call, reply: _LineReply, cancellation: Cancellation) -> None:
         try:
             _, body = await self._server.dispatcher.run(call)
         except asyncio.CancelledError as error:
-            if cancellation.cancelled:
+            if cancellation.told is not None:
+                _, body = self._server.dispatcher.refuse(call, cancellation.told)
+            elif cancellation.cancelled:
                 if self._in_flight.get(call.id) is cancellation:  # not by the client, who would have been heard of
                     del self._in_flight[call.id]
                 return
-            # The task is the call's own: nobody but the handler has cancelled it (R1).
-            _, body = self._server.dispatcher.fail(call, error)
+            else:  # The task is the call's own: nobody but the handler has cancelled it (R1).
+                _, body = self._server.dispatcher.fail(call, error)
         reply.answered = True
-        if not cancellation.cancelled:  # CAN-09: a cancellation may come while the last line is being made
+        if (
+            not cancellation.cancelled or cancellation.told is not None
+        ):  # CAN-09: a cancellation may come while the last line is being made
             del self._in_flight[call.id]
             line = _one_line(body)
             if not self._in_flight and reply.last_words is None:  # nothing else will be there to write with it

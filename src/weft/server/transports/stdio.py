@@ -83,6 +83,8 @@ class _Process:
             self._waiting.cancel()
         if self._pipe.end_streams() and not self._output_broken and (tasks := self._pipe.tasks):
             await asyncio.wait(tasks, timeout=LAST_WORDS)
+        if not self._over.is_set():  # it is not the client that ended it: so it is told
+            self._pipe.stop()
         self._pipe.cancel()
         if tasks := self._pipe.tasks:
             await asyncio.wait(tasks, timeout=self._limits.drain_seconds)
