@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from weft.limits import DEFAULT_LIMITS
 from weft.server.auth import Dpop, JwtVerifier, admission, keys, static_tokens
 from weft.server.auth.authorization import AuthorizationServer, assertions, registering, users
 from weft.server.transports import lines
@@ -74,6 +75,8 @@ NO_BOUNDS = {
     "server.signature.signature._EXACT": "what an integer is",
     "server.signature.signature._LARGE": "from when on messages take turns",
     "server.signature.signature._MANY": "from when on messages take turns",
+    "server.transports.head_guard._SLICE": "how often others have their turn",
+    "server.transports.http_reply._BUSY": "a status",
     "server.transports.http._LARGE": "from when on messages take turns",
     "server.transports.lines.CHUNK": "what a pipe holds",
     "server.transports.lines.AT_ONCE": "how much is read at once",
@@ -163,7 +166,7 @@ SAID: list[tuple[str, str, Any, Any]] = [
     ("reference/authorization.md", "| `window` | `60.0` |", Dpop().window, 60),
     ("reference/authorization.md", "| `leeway` | `30.0` |", default(JwtVerifier, "leeway"), 30),
     ("reference/authorization.md", "gives the same answer again, 0 to 60", 60, 60),
-    ("design.md", "next for 50 µs", lines.LINGER, 50e-6),
+    ("design.md", "next for 50 µs", DEFAULT_LIMITS.stdio_linger_seconds, 50e-6),
     ("design.md", "at most 1 ms in a row", lines.IN_A_ROW, 1e-3),
 ]  # fmt: skip
 
