@@ -75,7 +75,6 @@ NO_BOUNDS = {
     "server.signature.signature._EXACT": "what an integer is",
     "server.signature.signature._LARGE": "from when on messages take turns",
     "server.signature.signature._MANY": "from when on messages take turns",
-    "server.transports.head_guard._SLICE": "how often others have their turn",
     "server.transports.http_reply._BUSY": "a status",
     "server.transports.http._LARGE": "from when on messages take turns",
     "server.transports.lines.CHUNK": "what a pipe holds",
