@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from support import serve
 from support.logging_in import REDIRECT, Browser, log_in, pkce
 from support.protected import make_protected
-from support.tokens import ec_jwk, ec_key, rsa_jwk, rsa_key
+from support.tokens import bound_to, ec_jwk, ec_key, proof_for, rsa_jwk, rsa_key
 from weft import AuthorizationFailed, Client, ClientCredentials, EnterpriseManaged, WorkloadIdentity
 from weft.client.auth import IdentityProvider, PrivateKey
 from weft.server.auth import ResourceServer
@@ -479,6 +479,29 @@ def test_the_resource_of_an_id_jag(place: Place, named: str | None, asked: str |
         assert (status, told["error"]) == (400, "invalid_target")
     else:
         assert (status, claims_of(told["access_token"])["aud"]) == (200, granted)
+
+
+@pytest.mark.spec("XAUTH-06")
+@pytest.mark.parametrize(
+    ("cnf", "key", "is_good"),
+    [
+        (bound_to("first"), "first", True),
+        (bound_to("first"), "other", False),
+        (bound_to("first"), None, False),
+        ({"jkt": ""}, None, False),
+        ("text", "first", False),
+        (None, "first", True),  # it need not be bound for the token to be
+    ],
+)
+def test_an_id_jag_that_is_bound_to_a_key(place: Place, cnf: Any, key: str | None, is_good: bool) -> None:
+    made = {} if key is None else {"DPoP": proof_for("", url=f"{place.base}/token", key=key, ath=None)}
+    given = {"grant_type": JWT_BEARER, "client_id": "chat", "client_secret": SECRET, "resource": place.resource}
+    status, told = place.ask(made, assertion=place.id_jag(cnf=cnf), **given)
+    if is_good:
+        assert (status, claims_of(told["access_token"])["cnf"]) == (200, bound_to(key or ""))
+    else:
+        assert (status, told["error"]) == (400, "invalid_grant")
+        assert "bound to a key" in told["error_description"]
 
 
 @pytest.mark.spec("XAUTH-06")

@@ -41,7 +41,8 @@ class World:
         self.now = 1_000_000.0
         monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: self.now))
         self.store = store or MemoryBackend(clock=lambda: self.now).store
-        self.grants = Grants(self.store, KeyRing.ephemeral(), 86_400.0, **{"grace_seconds": 30.0, **options})
+        times = {"grace_seconds": 30.0, "access_seconds": 600.0, **options}
+        self.grants = Grants(self.store, KeyRing.ephemeral(), 86_400.0, **times)
         self.made = 0
 
     async def log_in(self) -> tuple[Grant, str]:
@@ -116,6 +117,16 @@ async def test_of_many_at_once_without_a_grace_the_family_ends(monkeypatch: pyte
     answers = await asyncio.gather(*(world.use(token) for _ in range(8)), return_exceptions=True)
     assert sum(isinstance(answer, dict) for answer in answers) <= 1
     assert await world.grants.has_ended(grant.family)
+
+
+async def test_a_family_that_has_ended_has_no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    grant, token = await world.log_in()
+    await world.use(token)
+    await world.grants.end(grant.family)
+    with pytest.raises(OAuthError):
+        await world.use(token)
+    assert world.made == 1
 
 
 async def test_what_is_kept_of_an_answer_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:

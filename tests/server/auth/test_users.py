@@ -1,6 +1,7 @@
 """Passwords: an address that guesses is locked out for that name alone; many addresses are slowed down."""
 
 import asyncio
+import base64
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,6 +10,7 @@ import pytest
 from support.authorizing import authorize
 from support.logging_in import Browser, hidden_fields, pkce, sent_to
 from weft.backends.memory import MemoryBackend
+from weft.server.auth.authorization import hash_password
 from weft.server.auth.authorization import users as module
 from weft.server.auth.authorization.users import TooManyTries, Users
 
@@ -179,6 +181,12 @@ async def test_what_is_too_long_is_not_looked_at(what: str, length: int, looked_
     given = {"name": "ann", "password": "x", what: "x" * length}
     assert (await Users(check, MemoryBackend().store).check(**given) == "ann") is looked_at
     assert bool(asked) is looked_at
+
+
+def test_how_a_password_is_written_down() -> None:
+    one, other = (hash_password("correct horse").split("$") for _ in range(2))
+    assert [one[0], *(len(base64.b64decode(part)) for part in one[1:])] == ["scrypt", 16, 32]
+    assert one[1:] != other[1:]  # another salt each time
 
 
 def test_over_the_wire_an_address_is_the_clients() -> None:

@@ -76,8 +76,8 @@ class Grants:
         ring: KeyRing,
         refresh_seconds: float,
         *,
-        grace_seconds: float = 0.0,
-        access_seconds: float = 3600.0,
+        grace_seconds: float,
+        access_seconds: float,
     ) -> None:
         self._store = store
         self._ring = ring
