@@ -21,7 +21,7 @@ log = logging.getLogger("weft.http")
 
 _JSON = (b"content-type", b"application/json")
 _BUSY = 503
-_RETRY = (b"retry-after", b"1")  # seconds: goes with every 503, for what is in the way may be over any moment
+_RETRY = (b"retry-after", b"1")  # seconds: goes with each 503 without one: what is in the way may be over any moment
 _STREAM = [
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache, no-store"),
@@ -177,7 +177,7 @@ class HttpReply:
         await self._whole(refusal.status, [_JSON, (b"content-length", b"%d" % len(body)), *refusal.headers], body)
 
     async def _whole(self, status: int, headers: RawHeaders, body: bytes) -> None:
-        if status == _BUSY:
+        if status == _BUSY and _RETRY[0] not in dict(headers):
             headers = [*headers, _RETRY]
         try:
             await self.send({"type": "http.response.start", "status": status, "headers": headers})
