@@ -235,9 +235,15 @@ async def test_a_call_whose_headers_were_not_known_is_made_again_once() -> None:
         assert len(server.calls) == 5
 
 
-@pytest.mark.spec("HDR-23", "HDR-24")
-async def test_a_tool_with_a_bad_annotation_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    bad = mirrored("bad", n={"type": "number", "x-mcp-header": "N"})
+@pytest.mark.spec("HDR-19", "HDR-23", "HDR-24")
+@pytest.mark.parametrize(
+    "kind",
+    [{"type": "number"}, {"type": ["string", "null"]}, {"anyOf": [{"type": "string"}, {"type": "null"}]}, {}],
+)
+async def test_a_tool_with_a_bad_annotation_is_left_out_with_a_warning(
+    kind: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = mirrored("bad", n={**kind, "x-mcp-header": "N"})
     server = HeaderServer([bad, mirrored("good", region=REGION)])
     async with http_server(server) as url, Client(url) as client:
         assert [tool.name for tool in await client.list_tools()] == ["good"]

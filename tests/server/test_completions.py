@@ -75,6 +75,15 @@ def example() -> Server:
     return server
 
 
+@pytest.mark.security("R9")
+@pytest.mark.parametrize(
+    ("value", "owner"), [("../etc", "ann"), ("%2e%2e", "ann"), ("a\nb", "ann"), ("we", ".."), ("we", "a%2fb")]
+)
+async def test_a_value_that_no_resource_would_get_is_not_completed(value: str, owner: str) -> None:
+    answer = await complete(example(), TEMPLATE, "name", value, {"owner": owner})
+    assert answer["result"]["completion"]["values"] == []
+
+
 @pytest.mark.spec("CMP-01")
 async def test_the_capability_is_declared_once_something_can_be_completed() -> None:
     server = Server("s")

@@ -325,13 +325,31 @@ def test_a_mirrored_parameter_is_marked_in_the_schema():
 
 class Target(BaseModel):
     region: Annotated[str, MirroredHeader("Region")]
+    zone: Annotated[str | None, MirroredHeader("Zone")] = None
+
+
+@pytest.mark.spec("HDR-19", "HDR-23", "HDR-35")
+@pytest.mark.parametrize(
+    "annotation", [Annotated[str | None, MirroredHeader("Region")], Annotated[str, MirroredHeader("Region")] | None]
+)
+def test_an_optional_mirrored_parameter_has_a_primitive_type(annotation: Any):
+    """Clients leave out a tool with `anyOf`, or a list of types, beside the annotation."""
+
+    def f(region=None) -> None: ...
+
+    f.__annotations__["region"] = annotation
+    signature = read_signature(f)
+    assert signature.input_schema["properties"]["region"] == {"type": "string", "x-mcp-header": "Region"}
+    assert signature.bind_json(b"{}") == {}
+    assert signature.bind_json(b'{"region":null}') == {"region": None}
+    assert signature.bind_json(b'{"region":"eu"}') == {"region": "eu"}
 
 
 @pytest.mark.spec("HDR-21")
 def test_a_mirrored_property_of_a_nested_model_is_reached_through_properties_alone():
     def f(target: Target) -> None: ...
 
-    assert [mirror.path for mirror in find_mirrors(schema_of(f))] == [("target", "region")]
+    assert [mirror.path for mirror in find_mirrors(schema_of(f))] == [("target", "region"), ("target", "zone")]
 
 
 # --- binding

@@ -229,9 +229,8 @@ class Mirror(msgspec.Struct, frozen=True):
 def find_mirrors(schema: Mapping[str, Any]) -> tuple[Mirror, ...]:
     """The arguments that an inputSchema annotates with `x-mcp-header`; ValueError when one may not be so.
 
-    A property that may also be null — `["string", "null"]`, or an `anyOf`/`oneOf` of one primitive type and
-    null — counts as its other type: null means that the header is omitted. The type must be stated on the
-    property itself; one behind a `$ref` does not count, since not every peer would follow it.
+    The type must be stated on the property itself, as one of the primitive types: neither a list of types, nor an
+    `anyOf`, nor one behind a `$ref` counts, since clients leave out a tool that has them.
 
     >>> find_mirrors({"properties": {"region": {"type": "string", "x-mcp-header": "Region"}}})[0].field
     b'mcp-param-region'
@@ -247,10 +246,10 @@ def find_mirrors(schema: Mapping[str, Any]) -> tuple[Mirror, ...]:
         name = node[_ANNOTATION]
         if not isinstance(name, str) or not _TOKEN.fullmatch(name):  # HDR-15, HDR-16, HDR-17
             raise ValueError(f"{where} must be a non-empty HTTP token, such as 'Region'; it is {str(name)[:100]!r}.")
-        if not _is_mirrorable(node):  # HDR-19
+        if node.get("type") not in _MIRRORED_TYPES:  # HDR-19
             raise ValueError(
-                f"{where} is on a property whose type is not integer, string or boolean; "
-                "give it one of these as its 'type', or remove the annotation."
+                f"{where} is on a property whose type is not integer, string or boolean; give it one of "
+                "these as its 'type', alone (an optional argument is left out, not null), or remove the annotation."
             )
         mirror = Mirror(f"Mcp-Param-{name}", b"mcp-param-" + name.lower().encode("ascii"), path)
         if mirror.field in found:  # HDR-18
@@ -289,18 +288,6 @@ def _is_object(value: object) -> TypeGuard[Mapping[str, Any]]:
 
 def _is_array(value: object) -> TypeGuard[Sequence[Any]]:
     return isinstance(value, (list, tuple))
-
-
-def _is_mirrorable(node: Mapping[str, Any]) -> bool:
-    """Whether a property is of one primitive type, null aside; not of another, of several, or of none."""
-    stated = node.get("type")
-    if stated is None:
-        branches = node.get("anyOf", node.get("oneOf"))
-        if not _is_array(branches):
-            return False
-        stated = [branch.get("type") if _is_object(branch) else None for branch in branches]
-    kinds = [kind for kind in (stated if _is_array(stated) else [stated]) if kind != "null"]
-    return bool(kinds) and kinds[0] in _MIRRORED_TYPES and all(kind == kinds[0] for kind in kinds)
 
 
 def _value_at(arguments: Mapping[str, Any], path: tuple[str, ...]) -> object:

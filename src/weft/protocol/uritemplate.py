@@ -19,6 +19,7 @@ may end, one forward pass picks; nothing is tried twice.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeGuard
 from urllib.parse import quote, unquote_to_bytes
@@ -34,7 +35,8 @@ _VARIABLE = re.compile(rf"({_NAME}+(?:\.{_NAME}+)*)(?:(\*)|:([1-9][0-9]{{0,3}}))
 _TRIPLET = re.compile(r"(%[0-9A-Fa-f]{2})")
 _STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _NOT_LITERAL = re.compile(r"[\x00-\x20\x7f\"<>\\^`{|}]|%(?![0-9A-Fa-f]{2})")
-_DRIVE = re.compile(r"[A-Za-z]:(?:/|\Z)")
+_ELSEWHERE = re.compile(r"/|(?:[A-Za-z][A-Za-z0-9+.\-]*:)+(?:/|\Z)")  # an absolute path, a drive, a URL
+_MOST_DECODED = 8
 
 
 class _Operator(NamedTuple):
@@ -136,9 +138,7 @@ class UriTemplate:
     def match(self, uri: str, *, safe: bool = True) -> dict[str, str | list[str]] | None:
         """The values that this URI has, or None when it does not match.
 
-        With `safe`, a URI is refused when a decoded value could leave the place it is put into: for every variable
-        a NUL or a `..` segment; outside query and fragment also a backslash; for `{+var}` an absolute path; for the
-        rest outside query and fragment any `/`, and `.` alone.
+        With `safe`, a URI is refused when a value could leave the place it is put into (`is_safe`).
         """
         if not self._matching:
             raise ValueError(f"{self!r} was built with matching=False; build it without to match URIs.")
@@ -156,10 +156,30 @@ class UriTemplate:
                 decoded = [(var, [_decode(item) for item in items]) for var, items in pairs]
             except UnicodeDecodeError:
                 return None
-            if safe and not all(_is_safe(taker.operator, item) for _, items in decoded for item in items):
+            if safe and not all(self._keeps(taker, item) for _, items in decoded for item in items):
                 return None
             found += [(var, items if var.explode else items[0]) for var, items in decoded]
         return _reconcile(found)
+
+
+    def is_safe(self, name: str, value: str) -> bool:
+        """Whether a decoded value stays in the place of this variable; True for a name that the template has not.
+
+        What is looked at is the value as whoever uses it might read it in the end: percent-decoded until nothing is
+        left to decode, and with look-alikes such as full-width dots made plain (R9). Then nowhere may there be a NUL or
+        a segment `..`, also with `;` and more behind it; outside query and fragment neither a backslash nor a control
+        character. `{+var}` must not begin like an absolute path or a URL, unless it is the whole URI; the others there
+        have no `/`, and are not `.` alone.
+
+        >>> template = UriTemplate("docs://{+path}")
+        >>> template.is_safe("path", "100%.txt"), template.is_safe("path", "a/%2e%2e")
+        (True, False)
+        """
+        parts = (part for part in self._parts if isinstance(part, _Expression))
+        return all(self._keeps(part, value) for part in parts for var in part.variables if var.name == name)
+
+    def _keeps(self, part: _Expression | _Taker, value: str) -> bool:
+        return _is_safe(part.operator, value, is_whole=not self._head)
 
 
 # --- grammar
@@ -431,16 +451,27 @@ def _decode(text: str) -> str:
     return unquote_to_bytes(text).decode("utf-8") if "%" in text else text
 
 
-def _is_safe(operator: str, value: str) -> bool:
-    if "\x00" in value or ".." in re.split(r"[/\\]", value):
+def _is_safe(operator: str, value: str, *, is_whole: bool) -> bool:
+    plain = _plain(value)
+    segments = re.split(r"[/\\]", plain)
+    if "\0" in plain or any(segment.partition(";")[0].strip() == ".." for segment in segments):
         return False
     if operator in ("?", "&", "#"):
         return True
-    if "\\" in value:
+    if "\\" in plain or any(unicodedata.category(char) == "Cc" for char in plain):
         return False
     if operator == "+":
-        return not value.startswith("/") and not _DRIVE.match(value)
-    return "/" not in value and value != "."
+        return is_whole or not _ELSEWHERE.match(plain)
+    return len(segments) == 1 and plain != "."
+
+
+def _plain(value: str) -> str:
+    """A value as whoever uses it might read it in the end."""
+    for _ in range(_MOST_DECODED):
+        if not _TRIPLET.search(value):
+            return value if value.isascii() else unicodedata.normalize("NFKC", value)
+        value = unquote_to_bytes(value).decode("utf-8", "replace")
+    return ".."  # whoever encodes so often means no good
 
 
 def _reconcile(found: list[tuple[_Variable, str | list[str]]]) -> dict[str, str | list[str]] | None:

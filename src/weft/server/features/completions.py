@@ -145,8 +145,15 @@ class Completions:
             return CompleteResult(
                 completion=to_completion(_matching(_choices(signature, argument.name), argument.value))
             )
-        context = params.context.arguments if params.context is not None else None
-        return CompleteResult(completion=await function.suggest(call, argument.value, context or {}))
+        given = (params.context.arguments if params.context is not None else None) or {}
+        if kind == "template" and not self._are_safe(name, {**given, argument.name: argument.value}):
+            return CompleteResult(completion=to_completion([]))  # no resource could be read with it
+        return CompleteResult(completion=await function.suggest(call, argument.value, given))
+
+    def _are_safe(self, template: str, values: Mapping[str, str]) -> bool:
+        """Whether a URI may have such values: what no resource would be given is not for its completions either (R9)."""
+        entry = self._resources.get_template(template)
+        return entry is None or all(entry.template.is_safe(name, value) for name, value in values.items())
 
     def _signature(self, kind: str, name: str) -> Signature | None:
         entry = self._prompts.get(name) if kind == "prompt" else self._resources.get_template(name)

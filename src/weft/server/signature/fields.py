@@ -107,8 +107,7 @@ class _Fields:
             if name in self.defaults and "default" not in shown:
                 shown.update(shown_default(self.defaults[name]))
         schema = inline(schema)
-        schema["properties"] = {name: _hoist_header(shown) for name, shown in schema["properties"].items()}
-        return {"type": "object", **schema}
+        return {"type": "object", **_with_plain_mirrors(schema)}
 
     def check_mirrored(self, schema: dict[str, Any], core: Any) -> None:
         """R8: a mirrored argument has one name, or it could be sent by another that no header is compared with."""
@@ -203,10 +202,14 @@ def _takes_names(core: Any) -> bool:
     return bool(config.get("validate_by_name") or config.get("populate_by_name"))
 
 
-def _hoist_header(shown: dict[str, Any]) -> dict[str, Any]:
-    """Move the keyword of `Annotated[T, MirroredHeader(…)] | None` from the union's member to the property (HDR-21)."""
-    for member in shown.get("anyOf", ()):
-        if "x-mcp-header" in member and "x-mcp-header" not in shown:
-            members = [{key: value for key, value in m.items() if key != "x-mcp-header"} for m in shown["anyOf"]]
-            return {**shown, "anyOf": members, "x-mcp-header": member["x-mcp-header"]}
-    return shown
+def _with_plain_mirrors(shown: dict[str, Any]) -> dict[str, Any]:
+    """Say the type of a mirrored property plainly, also where it may be null: clients leave out a tool that has no
+    primitive `type` beside the annotation (HDR-19, HDR-23). A null is still taken; it means no header (HDR-35).
+    """
+    if "properties" in shown:
+        shown = {**shown, "properties": {name: _with_plain_mirrors(one) for name, one in shown["properties"].items()}}
+    members: list[dict[str, Any]] = [one for one in shown.get("anyOf", ()) if one != {"type": "null"}]
+    if len(members) != 1 or not ("x-mcp-header" in shown or "x-mcp-header" in members[0]):
+        return shown
+    beside = {key: value for key, value in shown.items() if key != "anyOf" and (key, value) != ("default", None)}
+    return {**members[0], **beside}
