@@ -317,7 +317,7 @@ def test_duplicate_names(folder: Folder):
     )
     assert "Tool 'buy' is registered twice: at shop.py:5 and at shop.py:8." in shown
     assert "one of the two could never be called" in shown
-    assert "Give one of them another name with @server.tool(name=...)." in shown
+    assert "Give one of them another name with @server.tool(name=...), or the second replace=True." in shown
 
 
 @pytest.mark.mistake("duplicate names")
@@ -658,7 +658,19 @@ def test_unknown_tool(folder: Folder):
 @pytest.mark.mistake("unknown tool")
 def test_unknown_tool_that_is_like_no_other(folder: Folder):
     error = folder.run(SHOP, call("weather")).only["error"]
-    assert error["message"] == "Unknown tool. tools/list names them all."
+    assert error["message"] == "Unknown tool. The tools are: buy_item."
+
+
+@pytest.mark.mistake("a function without its decorator")
+def test_a_function_without_its_decorator(folder: Folder):
+    session = folder.run("def buy_item(item: str) -> str:\n    return item", call("buy_item", item="tea"))
+    assert_plain(session.terminal)
+    assert "The server 'shop' has no tools, resources or prompts." in session.terminal
+    assert "Write @server.tool above `def buy_item` in shop.py" in session.terminal
+
+
+def test_a_server_that_offers_something_is_not_told_so(folder: Folder):
+    assert "has no tools" not in folder.run(SHOP, call("buy_item", item="tea")).terminal
 
 
 @pytest.mark.mistake("wrong, missing and extra arguments")

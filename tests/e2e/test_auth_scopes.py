@@ -92,8 +92,8 @@ def test_nobody_is_told_the_names_of_what_is_not_listed_for_them(live: Live, era
     }
     reader, writer = (Peer(live, era, token_for(scope=scope)) for scope in ("read", "read write admin"))
     for method, (params, text, meant) in hints.items():
-        listed = "tools/list" if method == "tools/call" else "prompts/list"
-        assert reader.send(method, params).error["message"] == text.format(f"{listed} names them all.")
+        seen = "The tools are: who, book." if method == "tools/call" else "The prompts are: plain."
+        assert reader.send(method, params).error["message"] == text.format(seen)
         assert writer.send(method, params).error["message"] == text.format(f"Did you mean {meant}?")
 
 

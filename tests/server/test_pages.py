@@ -173,12 +173,12 @@ def test_the_cache_holds_no_more_than_the_list_for_a_few_keys() -> None:
     assert all(len(starts) <= 10 for starts in kept.values())
 
 
-def test_items_can_be_looked_up_and_a_taken_name_is_refused() -> None:
+def test_items_can_be_looked_up_and_replaced_in_their_place() -> None:
     pages = filled(2)
     assert (len(pages), pages.get("t1"), pages.get("t9"), pages.get("t0")) == (2, "t1", None, "t0")
     assert (list(pages), pages.names()) == (["t0", "t1"], ["t0", "t1"])
-    with pytest.raises(KeyError):
-        pages.add("t1", "again")
+    pages.add("t0", "again")
+    assert list(pages) == ["again", "t1"]
     assert pages.remove("t9") is None
 
 
@@ -329,7 +329,7 @@ def test_what_takes_a_scope_is_guarded_before_it_can_be_found(
 
     def observed(pages: Pages[Any], name: str, item: Any) -> None:  # what a request in another thread would meet
         tools = server.tools
-        scopes = tools._scopes if registry == "tools" else getattr(server, registry).scopes
+        scopes = (tools._audience if registry == "tools" else getattr(server, registry).audience).scopes
         guarded.append("admin" in scopes and (registry != "tools" or name in tools._guarded))
         put(pages, name, item)
 

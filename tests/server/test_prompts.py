@@ -292,7 +292,7 @@ async def test_an_unknown_prompt_is_minus_32602_with_a_hint_and_without_the_name
     error = (await get(server, "reviev"))["error"]
     assert error == {"code": -32602, "message": "Unknown prompt. Did you mean 'review'?"}
     far = (await get(server, "zzz" * 1000))["error"]
-    assert far == {"code": -32602, "message": "Unknown prompt. prompts/list names them all."}
+    assert far == {"code": -32602, "message": "Unknown prompt. The prompts are: review."}
 
 
 @pytest.mark.spec("PRM-07", "PRM-08", "PRM-11")

@@ -333,7 +333,13 @@ async def test_an_unknown_tool_gets_a_hint() -> None:
     server = make_server()
     assert (await ask(server, "tools/call", {"name": "ecko"})).error["message"] == "Unknown tool. Did you mean 'echo'?"
     far = (await ask(server, "tools/call", {"name": "zzzzzzzz"})).error["message"]
-    assert far == "Unknown tool. tools/list names them all."
+    names = [tool.name for tool in server.tools]
+    more = f", and {len(names) - 10} more; tools/list names them all."
+    assert far == f"Unknown tool. The tools are: {', '.join(names[:10])}{more}"
+    assert len(far) < 300
+    for tool in list(server.tools):
+        server.remove_tool(tool.name)
+    assert (await ask(server, "tools/call", {"name": "echo"})).error["message"] == "Unknown tool. There are no tools."
 
 
 def test_removing_what_is_not_there() -> None:

@@ -13,7 +13,15 @@ from msgspec import UNSET, field
 
 from weft.errors import WeftError
 from weft.types.base import Result
-from weft.types.content import ContentBlock, TextContent
+from weft.types.content import (
+    AudioContent,
+    ContentBlock,
+    EmbeddedResource,
+    ImageContent,
+    ResourceContents,
+    ResourceLink,
+    TextContent,
+)
 from weft.types.interaction import InputRequest, InputRequiredResult
 
 __all__ = [
@@ -51,7 +59,34 @@ class ToolResult(Result, kw_only=True):
         return "\n".join(block.text for block in self.content if isinstance(block, TextContent))
 
     def __str__(self) -> str:
-        return self.text
+        """The text, and in the place of what is no text a note of what it is."""
+        return "\n".join(map(_shown, self.content))
+
+
+def _shown(block: ContentBlock) -> str:
+    """A block as people read it.
+
+    >>> _shown(ImageContent("R0lGODlh", "image/gif"))
+    '[image, image/gif, 6 bytes]'
+    """
+    match block:
+        case TextContent():
+            return block.text
+        case ImageContent() | AudioContent():
+            kind = "image" if isinstance(block, ImageContent) else "audio"
+            return f"[{kind}, {block.mime_type}, {_size(block.data)} bytes]"
+        case ResourceLink():
+            return f"[link to {block.uri}, {block.title or block.name}]"
+        case EmbeddedResource(resource=ResourceContents(text=str() as text)):
+            return text
+        case EmbeddedResource(resource=resource):
+            kind = resource.mime_type or "application/octet-stream"
+            return f"[resource {resource.uri}, {kind}, {_size(resource.blob or '')} bytes]"
+
+
+def _size(data: str) -> int:
+    """How many bytes some base64 stands for."""
+    return len(data) * 3 // 4 - data[-2:].count("=")
 
 
 class CallDeclined(WeftError):

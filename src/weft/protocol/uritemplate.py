@@ -161,7 +161,6 @@ class UriTemplate:
             found += [(var, items if var.explode else items[0]) for var, items in decoded]
         return _reconcile(found)
 
-
     def is_safe(self, name: str, value: str) -> bool:
         """Whether a decoded value stays in the place of this variable; True for a name that the template has not.
 

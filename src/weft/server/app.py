@@ -60,7 +60,7 @@ __all__ = ["CacheList", "EraName", "RootsChanged", "Server"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 E = TypeVar("E", bound=Exception)
-PROMPT_OPTIONS = ("name", "title", "description", "icons", "meta", "needs", "scopes")
+PROMPT_OPTIONS = ("name", "title", "description", "icons", "meta", "needs", "hide", "scopes", "replace")
 RESOURCE_OPTIONS = (*PROMPT_OPTIONS, "mime_type", "size", "annotations", "cache")
 EraName = Literal["stateless", "session"]
 ASKING = ("tools/call", "prompts/get", "resources/read")  # what may ask (MRTR-02)
@@ -97,6 +97,7 @@ class Server:
         cache: CachePolicy | None = None,
         list_cache: Mapping[CacheList, CachePolicy] | None = None,
         page_size: int = DEFAULT_PAGE_SIZE,
+        schema_refs: bool = False,
         limits: Limits = DEFAULT_LIMITS,
         state_keys: Sequence[str | bytes] | None = None,
         eras: Sequence[EraName] = ("stateless", "session"),
@@ -159,7 +160,7 @@ class Server:
         self._require_initialized = require_initialized
         policy, policies = read_policies(cache, list_cache, get_args(CacheList))
         self._discover_cache = policies["discover"]
-        self.tools = Tools(self.changes, self.threads, policies["tools"], page_size)
+        self.tools = Tools(self.changes, self.threads, policies["tools"], page_size, refs=schema_refs)
         self.resources = Resources(
             self.changes,
             policy,
@@ -207,7 +208,9 @@ class Server:
         timeout: float | None = None,
         single_use: bool = False,
         needs: Sequence[str] = (),
+        hide: bool = False,
         scopes: Sequence[str] = (),
+        replace: bool = False,
     ) -> Callable[[F], F]: ...
     def tool(self, fn: Any = None, /, **options: Any) -> Any:
         """Register a function as a tool: `@server.tool`, or `@server.tool(title=...)`.
@@ -242,7 +245,9 @@ class Server:
         meta: dict[str, Any] | None = None,
         cache: CachePolicy | None = None,
         needs: Sequence[str] = (),
+        hide: bool = False,
         scopes: Sequence[str] = (),
+        replace: bool = False,
     ) -> Callable[[F], F]:
         """Register a function that reads a resource, or all resources of an RFC 6570 template.
 
@@ -260,7 +265,9 @@ class Server:
             "meta": meta,
             "cache": cache,
             "needs": needs,
+            "hide": hide,
             "scopes": scopes,
+            "replace": replace,
         }
         if not isinstance(uri, str):  # pyright: ignore[reportUnnecessaryIsInstance] - the decorator without arguments
             raise UsageError("@server.resource needs the URI: write @server.resource('scheme://path').")
@@ -288,7 +295,9 @@ class Server:
         icons: list[Icon] | None = None,
         meta: dict[str, Any] | None = None,
         needs: Sequence[str] = (),
+        hide: bool = False,
         scopes: Sequence[str] = (),
+        replace: bool = False,
     ) -> Callable[[F], F]: ...
     def prompt(self, fn: Any = None, /, **options: Any) -> Any:
         """Register a function as a prompt: `@server.prompt`, or `@server.prompt(title=...)`."""

@@ -15,7 +15,7 @@ from weft.errors import MissingCapability, UsageError
 if TYPE_CHECKING:
     from weft.server.call import Call
 
-__all__ = ["check_needs", "not_declared", "require_needs"]
+__all__ = ["check_hide", "check_needs", "not_declared", "require_needs"]
 
 _PARTS = {"elicitation": ("form", "url"), "sampling": ("tools", "context"), "roots": ("listChanged",)}
 
@@ -38,6 +38,18 @@ def check_needs(needs: Sequence[str], where: str) -> tuple[str, ...]:
             "extensions.<id>."
         )
     return tuple(needs)
+
+
+def check_hide(hide: object, needs: Sequence[str], where: str) -> bool:
+    """The option that leaves a feature out of the lists of clients that lack what it needs."""
+    if type(hide) is not bool:
+        raise UsageError(f"{where} has hide={hide!r}; it is True or False.")
+    if hide and not needs:
+        raise UsageError(
+            f"{where} has hide=True and needs nothing. Say what its clients must have, such as "
+            "needs=['elicitation.form'], or leave hide= out."
+        )
+    return hide
 
 
 def require_needs(call: Call, needs: Sequence[str]) -> None:

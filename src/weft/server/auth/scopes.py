@@ -15,20 +15,22 @@ from weft.errors import InvalidRequest, UsageError
 from weft.server.auth.challenge import challenge
 from weft.server.features.pages import Encoded, Pages
 from weft.server.transports.http_reply import HttpReply
-from weft.types.base import Result
+from weft.types.base import CacheScope, Result
 from weft.types.request import PaginatedParams
 
 if TYPE_CHECKING:
     from weft.server.call import Call
 
-__all__ = ["InsufficientScope", "check_scopes", "granted_to", "page_for", "require_scopes", "usable"]
+__all__ = ["Audience", "InsufficientScope", "check_scopes", "granted_to", "require_scopes", "usable"]
 
 
-class _Scoped(Protocol):
+class _Listed(Protocol):
     scopes: tuple[str, ...]
+    needs: tuple[str, ...]
+    hide: bool
 
 
-T = TypeVar("T", bound=_Scoped)
+T = TypeVar("T", bound=_Listed)
 
 _SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+")  # RFC 6749, 3.3
 _NONE: frozenset[str] = frozenset()
@@ -65,26 +67,50 @@ def granted_to(call: Call) -> frozenset[str] | None:
 def usable(call: Call, items: Iterable[T]) -> list[T]:
     """What of these the caller may use, and may be told of."""
     granted = granted_to(call)
-    return [item for item in items if granted is None or granted.issuperset(item.scopes)]
+    return [
+        item
+        for item in items
+        if (granted is None or granted.issuperset(item.scopes))
+        and not (item.hide and any(not call.context.client_supports(need) for need in item.needs))
+    ]
 
 
-def page_for(
-    call: Call, pages: Pages[T], build: Callable[[list[T], str | None], Result], scopes: frozenset[str]
-) -> Encoded:
-    """One page of a list, with what the caller may use. `scopes` are all that anything in the list takes."""
-    cursor = cast("PaginatedParams", call.envelope.params).cursor
-    granted = granted_to(call) if scopes else None
-    if granted is None:
-        return pages.page(cursor, build, call.seal, call.envelope.revision.version)
-    useful = granted & scopes  # what else a token is good for makes no difference to the list
-    return pages.page(
-        cursor,
-        build,
-        call.seal,
-        call.envelope.revision.version,
-        view=useful,
-        sees=lambda item: useful.issuperset(item.scopes),
-    )
+class Audience:
+    """What the lists of one registry differ by: the scopes that anything in it takes, and the needs that hide it."""
+
+    __slots__ = ("hiding", "scopes")
+
+    def __init__(self) -> None:
+        self.scopes: frozenset[str] = _NONE
+        self.hiding: frozenset[str] = _NONE
+
+    def add(self, item: _Listed) -> None:
+        """Heed what this takes from now on."""
+        self.scopes |= frozenset(item.scopes)
+        if item.hide:
+            self.hiding |= frozenset(item.needs)
+
+    def scope(self, otherwise: CacheScope) -> CacheScope:
+        """Who may share a list that a client keeps: nobody, where callers get different ones (CACHE-16)."""
+        return "private" if self.scopes or self.hiding else otherwise
+
+    def page(self, call: Call, pages: Pages[T], build: Callable[[list[T], str | None], Result]) -> Encoded:
+        """One page of a list, with what the caller may use and its client can."""
+        cursor = cast("PaginatedParams", call.envelope.params).cursor
+        version = call.envelope.revision.version
+        granted = granted_to(call) if self.scopes else None
+        if granted is None and not self.hiding:
+            return pages.page(cursor, build, call.seal, version)
+        # What else a token is good for, or a client declares, makes no difference to the list.
+        useful = None if granted is None else granted & self.scopes
+        lacking = frozenset(need for need in self.hiding if not call.context.client_supports(need))
+
+        def sees(item: T) -> bool:
+            return (useful is None or useful.issuperset(item.scopes)) and not (
+                item.hide and not lacking.isdisjoint(item.needs)
+            )
+
+        return pages.page(cursor, build, call.seal, version, view=(useful, lacking), sees=sees)
 
 
 def require_scopes(call: Call, scopes: Iterable[str]) -> None:

@@ -151,7 +151,7 @@ class Completions:
         return CompleteResult(completion=await function.suggest(call, argument.value, given))
 
     def _are_safe(self, template: str, values: Mapping[str, str]) -> bool:
-        """Whether a URI may have such values: what no resource would be given is not for its completions either (R9)."""
+        """Whether a URI may have such values: what no resource would be given, its completions are not either (R9)."""
         entry = self._resources.get_template(template)
         return entry is None or all(entry.template.is_safe(name, value) for name, value in values.items())
 

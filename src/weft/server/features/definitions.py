@@ -19,6 +19,7 @@ from weft.types.base import Implementation, Meta, Struct
 
 __all__ = ["check_definition", "check_info", "meant_or_known", "nothing_to_remove", "unknown"]
 
+_MOST_NAMED = 10  # in the answer to a request for what is not there
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 _encode = msgspec.json.Encoder().encode
@@ -55,7 +56,14 @@ def meant_or_known(name: str, known: Sequence[str]) -> str:
 def unknown(kind: str, name: str, known: Sequence[str]) -> InvalidParams:
     """The refusal of a request for a tool or a prompt that is not there (PRM-07). `known` are those to be told of."""
     near = closest(name, known)
-    hint = f"Did you mean {near!r}?" if near else f"{kind}s/list names them all."
+    if near:
+        hint = f"Did you mean {near!r}?"
+    elif known:
+        rest = len(known) - _MOST_NAMED
+        more = f", and {rest} more; {kind}s/list names them all" if rest > 0 else ""
+        hint = f"The {kind}s are: {', '.join(known[:_MOST_NAMED])}{more}."
+    else:
+        hint = f"There are no {kind}s."
     return InvalidParams(f"Unknown {kind}. {hint}")
 
 

@@ -164,12 +164,13 @@ class Pages(Generic[T]):
         return list(self._current().names)
 
     def add(self, name: str, item: T) -> None:
-        """Put an item at the end. Its name must be free: registries say so in their own words."""
+        """Put an item at the end, or in the place of the one that has its name: registries decide if it may."""
         with self._lock:
             if name in self._entries:
-                raise KeyError(name)
-            self._entries[name] = (self._next, item)
-            self._next += 1
+                self._entries[name] = (self._entries[name][0], item)
+            else:
+                self._entries[name] = (self._next, item)
+                self._next += 1
             self._snapshot = None
 
     def remove(self, name: str) -> T | None:

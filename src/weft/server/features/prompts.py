@@ -17,7 +17,7 @@ from weft.errors import InvalidParams, ParseError, RegistrationError
 from weft.jsonrpc import check_bounds
 from weft.limits import Limits
 from weft.protocol.schema import alternatives
-from weft.server.auth.scopes import check_scopes, page_for, usable
+from weft.server.auth.scopes import Audience, check_scopes, usable
 from weft.server.call import Call
 from weft.server.changes import Change, Changes
 from weft.server.context import Context
@@ -25,7 +25,7 @@ from weft.server.decorating import check_kind
 from weft.server.features.content import BLOCKS, HELPERS, Unserialisable, refuse_unawaited, to_block
 from weft.server.features.definitions import check_definition, nothing_to_remove, unknown
 from weft.server.features.pages import CachePolicy, Encoded, Pages
-from weft.server.needs import check_needs
+from weft.server.needs import check_hide, check_needs
 from weft.server.signature.signature import ArgumentsError, read_signature
 from weft.server.where import location
 from weft.types.base import ROLES, Icon, Meta, Result, Struct
@@ -110,7 +110,7 @@ def _message(value: Any) -> PromptMessage:
 class RegisteredPrompt:
     """A prompt and how it is filled in."""
 
-    __slots__ = ("_limits", "_spoken", "definition", "fn", "needs", "scopes", "signature", "where")
+    __slots__ = ("_limits", "_spoken", "definition", "fn", "hide", "needs", "scopes", "signature", "where")
 
     def __init__(self, fn: Callable[..., Any], definition: Prompt, limits: Limits, where: str) -> None:
         self.fn = fn
@@ -118,6 +118,7 @@ class RegisteredPrompt:
         self.where = where
         self.scopes: tuple[str, ...] = ()
         self.needs: tuple[str, ...] = ()  # of the client
+        self.hide = False  # from clients that lack it
         self._limits = limits
         self.signature = read_signature(
             fn, injected=(Context,), opaque=(Struct, *HELPERS), kind="prompt", name=definition.name
@@ -197,7 +198,7 @@ class Prompts:
         self._cache = cache
         self._limits = limits
         self._pages: Pages[RegisteredPrompt] = Pages("prompts", page_size)
-        self.scopes: frozenset[str] = frozenset()  # that any prompt takes
+        self.audience = Audience()
         self._lock = threading.Lock()  # prompts come and go from threads, too
         self.used = False  # once there was a prompt, the capability stays declared
 
@@ -221,7 +222,9 @@ class Prompts:
         icons: list[Icon] | None = None,
         meta: Meta | None = None,
         needs: Sequence[str] = (),
+        hide: bool = False,
         scopes: Sequence[str] = (),
+        replace: bool = False,
         where: str | None = None,
     ) -> None:
         """Register a prompt; listeners hear of it."""
@@ -232,15 +235,16 @@ class Prompts:
         prompt = RegisteredPrompt(fn, definition, self._limits, where)
         prompt.scopes = check_scopes(scopes, prompt.described)
         prompt.needs = check_needs(needs, prompt.described)
+        prompt.hide = check_hide(hide, prompt.needs, prompt.described)
         check_definition(definition, f"Prompt {name!r}", where)
         with self._lock:
             taken = self._pages.get(name)
-            if taken is not None:
+            if taken is not None and not replace:
                 raise RegistrationError(
                     f"Prompt {name!r} is registered twice: at {taken.where} and at {where}. "
-                    "Give one of them another name with @server.prompt(name=...)."
+                    "Give one of them another name with @server.prompt(name=...), or the second replace=True."
                 )
-            self.scopes |= frozenset(prompt.scopes)  # guarded before it can be found
+            self.audience.add(prompt)  # guarded before it can be found
             self._pages.add(name, prompt)
             self.used = True
         self._changes.publish(Change("prompts"))
@@ -268,12 +272,12 @@ class Prompts:
             prompts=[prompt.definition for prompt in prompts],
             next_cursor=next_cursor,
             ttl_ms=self._cache.ttl_ms,
-            cache_scope="private" if self.scopes else self._cache.list_scope,  # CACHE-16
+            cache_scope=self.audience.scope(self._cache.list_scope),
         )
 
     async def list(self, call: Call) -> Encoded:
         """`prompts/list`."""
-        return page_for(call, self._pages, self._page, self.scopes)
+        return self.audience.page(call, self._pages, self._page)
 
 
 def _check_name(name: str, where: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any, cast
 from weft.errors import InvalidParams, RegistrationError, ResourceNotFound
 from weft.limits import Limits
 from weft.protocol.names import check_uri
-from weft.server.auth.scopes import check_scopes, page_for
+from weft.server.auth.scopes import Audience, check_scopes
 from weft.server.call import Call
 from weft.server.changes import Change, Changes
 from weft.server.context import Context
@@ -34,7 +34,7 @@ from weft.server.features.content import (
 from weft.server.features.definitions import check_definition, nothing_to_remove
 from weft.server.features.pages import CachePolicy, Encoded, Pages
 from weft.server.features.templates import check_no_parameters, check_parameters, parse_template
-from weft.server.needs import check_needs
+from weft.server.needs import check_hide, check_needs
 from weft.server.signature.signature import ArgumentsError, Signature, read_signature
 from weft.server.where import caller, location
 from weft.types.base import Annotations, Icon, Meta, Result, Struct
@@ -95,7 +95,7 @@ def _one(value: Any, uri: str, mime_type: str | None) -> ResourceContents:
 class _Registered:
     """What resources and templates have in common."""
 
-    __slots__ = ("cache", "needs", "scopes", "uri", "where")
+    __slots__ = ("cache", "hide", "needs", "scopes", "uri", "where")
 
     def __init__(self, uri: str, cache: CachePolicy, where: str) -> None:
         self.uri = uri  # or the text of a template
@@ -103,6 +103,7 @@ class _Registered:
         self.where = where
         self.scopes: tuple[str, ...] = ()
         self.needs: tuple[str, ...] = ()  # of the client
+        self.hide = False  # from clients that lack it
 
     @property
     def described(self) -> str:
@@ -203,7 +204,7 @@ class Resources:
         self._limits = limits
         self._resources: Pages[RegisteredResource] = Pages("resources", page_size)
         self._templates: Pages[RegisteredTemplate] = Pages("resource templates", page_size)
-        self.scopes: frozenset[str] = frozenset()  # that any resource takes
+        self.audience = Audience()
         self.has_needs = False  # whether any resource needs something of the client
         self._lock = threading.Lock()  # resources come and go from threads, too
         self.used = False  # once there was a resource, the capability stays declared
@@ -241,7 +242,9 @@ class Resources:
         meta: Meta | None = None,
         cache: CachePolicy | None = None,
         needs: Sequence[str] = (),
+        hide: bool = False,
         scopes: Sequence[str] = (),
+        replace: bool = False,
         where: str | None = None,
     ) -> None:
         """Register a function that reads a resource, or what is in it; listeners hear of it.
@@ -260,34 +263,32 @@ class Resources:
         if "{" in uri:
             self._check_template(uri, fn, size, where)
             template = ResourceTemplate(uri, name, title, description, mime_type, icons, annotations, meta)
+            entry: RegisteredResource | RegisteredTemplate
             entry = RegisteredTemplate(template, cast("Any", fn), policy, where)
-            self._add(self._templates, entry, needs, scopes)
+            pages: Pages[Any] = self._templates
         else:
             self._check_uri(uri, where)
             resource = Resource(uri, name, title, description, mime_type, size, icons, annotations, meta)
-            self._add(self._resources, RegisteredResource(resource, fn, content, policy, where), needs, scopes)
-
-    def _add(
-        self,
-        pages: Pages[Any],
-        entry: RegisteredResource | RegisteredTemplate,
-        needs: Sequence[str],
-        scopes: Sequence[str],
-    ) -> None:
-        uri = entry.uri
-        check_definition(entry.definition, f"Resource {uri!r}", entry.where)
+            entry = RegisteredResource(resource, fn, content, policy, where)
+            pages = self._resources
         entry.scopes = check_scopes(scopes, entry.described)
         entry.needs = check_needs(needs, entry.described)
+        entry.hide = check_hide(hide, entry.needs, entry.described)
+        self._add(pages, entry, replace=replace)
+
+    def _add(self, pages: Pages[Any], entry: RegisteredResource | RegisteredTemplate, *, replace: bool) -> None:
+        uri = entry.uri
+        check_definition(entry.definition, f"Resource {uri!r}", entry.where)
         with self._lock:
             taken = pages.get(uri)
-            if taken is not None:
+            if taken is not None and not replace:
                 raise RegistrationError(
                     f"Resource {uri!r} is registered twice: at {taken.where} and at {entry.where}. "
-                    "Give one of them another URI, or remove the first."
+                    "Give one of them another URI, or the second replace=True."
                 )
-            if isinstance(entry, RegisteredTemplate):
+            if isinstance(entry, RegisteredTemplate) and taken is None:
                 self._warn_if_hidden(entry)
-            self.scopes |= frozenset(entry.scopes)  # guarded before it can be found
+            self.audience.add(entry)  # guarded before it can be found
             self.has_needs |= bool(entry.needs)
             pages.add(uri, entry)
             self.used = True
@@ -374,14 +375,14 @@ class Resources:
 
     async def templates(self, call: Call) -> Encoded:
         """`resources/templates/list`."""
-        return page_for(call, self._templates, self._templates_page, self.scopes)
+        return self.audience.page(call, self._templates, self._templates_page)
 
     def _templates_page(self, entries: list[RegisteredTemplate], next_cursor: str | None) -> Result:
         return ListResourceTemplatesResult(
             resource_templates=[entry.definition for entry in entries],
             next_cursor=next_cursor,
             ttl_ms=self._templates_cache.ttl_ms,
-            cache_scope="private" if self.scopes else self._templates_cache.list_scope,  # CACHE-16
+            cache_scope=self.audience.scope(self._templates_cache.list_scope),
         )
 
     def _resources_page(self, entries: list[RegisteredResource], next_cursor: str | None) -> Result:
@@ -389,12 +390,12 @@ class Resources:
             resources=[entry.definition for entry in entries],
             next_cursor=next_cursor,
             ttl_ms=self._list_cache.ttl_ms,
-            cache_scope="private" if self.scopes else self._list_cache.list_scope,  # CACHE-16
+            cache_scope=self.audience.scope(self._list_cache.list_scope),
         )
 
     async def list(self, call: Call) -> Encoded:
         """`resources/list`."""
-        return page_for(call, self._resources, self._resources_page, self.scopes)
+        return self.audience.page(call, self._resources, self._resources_page)
 
 
 def _result(value: Any, uri: str, entry: RegisteredResource | RegisteredTemplate) -> Result:

@@ -18,7 +18,7 @@ from weft.protocol.headers import Mirror, check_mirrors, find_mirrors
 from weft.protocol.names import check_tool_name
 from weft.protocol.schema import SchemaError, Validator, check_object_schema, compile_schema
 from weft.server.asks.rounds import InputRequired
-from weft.server.auth.scopes import check_scopes, page_for, require_scopes, usable
+from weft.server.auth.scopes import Audience, check_scopes, require_scopes, usable
 from weft.server.call import Call
 from weft.server.changes import Change, Changes
 from weft.server.context import Context
@@ -27,7 +27,7 @@ from weft.server.faults import record, report
 from weft.server.features.content import BLOCKS, HELPERS, refuse_unawaited, to_blocks, to_json_text
 from weft.server.features.definitions import check_definition, nothing_to_remove, unknown
 from weft.server.features.pages import CachePolicy, Encoded, Pages
-from weft.server.needs import check_needs, require_needs
+from weft.server.needs import check_hide, check_needs, require_needs
 from weft.server.signature.signature import ArgumentsError, OutputError, Signature, read_signature
 from weft.server.signature.words import type_name
 from weft.server.threads import Threads
@@ -59,6 +59,8 @@ class ToolOptions(msgspec.Struct, kw_only=True, frozen=True):
     single_use: bool = False  # a `requestState` of this tool is accepted once (MRTR-14)
     scopes: Sequence[str] = ()  # without which a token is refused, and the tool not listed
     needs: Sequence[str] = ()  # client capabilities without which the call is refused before it begins
+    hide: bool = False  # leave it out of the lists of clients that lack what it needs
+    replace: bool = False  # take the place of a tool of the same name
 
 
 class RegisteredTool:
@@ -72,6 +74,7 @@ class RegisteredTool:
         "_whole",
         "definition",
         "fn",
+        "hide",
         "mirrors",
         "name",
         "needs",
@@ -82,7 +85,7 @@ class RegisteredTool:
         "where",
     )
 
-    def __init__(self, fn: Callable[..., Any], options: ToolOptions, threads: Threads) -> None:
+    def __init__(self, fn: Callable[..., Any], options: ToolOptions, threads: Threads, *, refs: bool = False) -> None:
         self.fn = fn
         self.where = location(fn)
         check_kind("name", options.name or "", str, "'buy_tea'")
@@ -90,7 +93,13 @@ class RegisteredTool:
         self._check(lambda: check_tool_name(self.name))
         raw = options.input_schema
         self.signature: Signature = read_signature(
-            fn, injected=(Context,), opaque=OPAQUE_TYPES, kind="tool", name=self.name, untyped=raw is not None
+            fn,
+            injected=(Context,),
+            opaque=OPAQUE_TYPES,
+            kind="tool",
+            name=self.name,
+            untyped=raw is not None,
+            refs=refs,
         )
         self._whole = self._whole_parameter() if raw is not None else None
         self._input = self._compile(raw, "input_schema") if raw is not None else None
@@ -100,6 +109,7 @@ class RegisteredTool:
         self.mirrors: tuple[Mirror, ...] = self._check(lambda: find_mirrors(schema))
         self.timeout = self._check(lambda: _check_timeout(options.timeout))
         self.needs = check_needs(options.needs, self._described)
+        self.hide = check_hide(options.hide, self.needs, self._described)
         self.scopes = check_scopes(options.scopes, self._described)
         self.single_use = options.single_use
         self._threads = threads
@@ -293,13 +303,16 @@ def failure(text: str) -> CallToolResult:
 class Tools:
     """All tools of a server."""
 
-    def __init__(self, changes: Changes, threads: Threads, cache: CachePolicy, page_size: int) -> None:
+    def __init__(
+        self, changes: Changes, threads: Threads, cache: CachePolicy, page_size: int, *, refs: bool = False
+    ) -> None:
         self._changes = changes
         self._threads = threads
+        self._refs = refs  # whether schemas have their definitions under `$defs`
         self._cache = cache
         self._pages: Pages[RegisteredTool] = Pages("tools", page_size)
         self._tools: dict[str, RegisteredTool] = {}  # the same, for the quickest look-up there is
-        self._scopes: frozenset[str] = frozenset()  # that any tool takes
+        self._audience = Audience()
         self._guarded: dict[str, RegisteredTool] = {}  # those whose calls must pass a check first
         self._lock = threading.Lock()  # tools come and go from threads, too
         self.used = False  # once there was a tool, the capability stays declared
@@ -316,13 +329,16 @@ class Tools:
 
     def add(self, fn: Callable[..., Any], options: ToolOptions) -> RegisteredTool:
         """Register a tool; listeners hear of it."""
-        tool = RegisteredTool(fn, options, self._threads)
+        tool = RegisteredTool(fn, options, self._threads, refs=self._refs)
         with self._lock:
-            self._check_free(tool)
+            if not options.replace:
+                self._check_free(tool)
             if tool.mirrors or tool.needs or tool.single_use or tool.scopes:  # guarded before it can be found
                 self._guarded[tool.name] = tool
-                self._scopes |= frozenset(tool.scopes)
+                self._audience.add(tool)
             self._tools[tool.name] = tool
+            if self._guarded.get(tool.name) is not tool:  # it replaces one that was
+                self._guarded.pop(tool.name, None)
             self._pages.add(tool.name, tool)
             self.used = True
         self._changes.publish(Change("tools"))
@@ -334,7 +350,7 @@ class Tools:
             raise RegistrationError(
                 f"Tool {tool.name!r} is registered twice: at {taken.where} and at {tool.where}. "
                 "Clients find a tool by its name, so one of the two could never be called. "
-                "Give one of them another name with @server.tool(name=...)."
+                "Give one of them another name with @server.tool(name=...), or the second replace=True."
             )
 
     def remove(self, name: str) -> None:
@@ -348,14 +364,14 @@ class Tools:
 
     async def list(self, call: Call) -> Encoded:
         """`tools/list`."""
-        return page_for(call, self._pages, self._page, self._scopes)
+        return self._audience.page(call, self._pages, self._page)
 
     def _page(self, tools: Sequence[RegisteredTool], next_cursor: str | None) -> ListToolsResult:
         return ListToolsResult(
             tools=[tool.definition for tool in tools],
             next_cursor=next_cursor,
             ttl_ms=self._cache.ttl_ms,
-            cache_scope="private" if self._scopes else self._cache.list_scope,  # CACHE-16
+            cache_scope=self._audience.scope(self._cache.list_scope),
         )
 
     def call(self, call: Call) -> Awaitable[Result]:

@@ -28,9 +28,11 @@ __all__ = ["read_fields"]
 _HOLDERS = ("dataclass-args", "model-fields", "typed-dict")  # the core schemas that have fields
 
 
-def read_fields(parameters: Sequence[Parameter], doc: Docstring, refuse: Callable[..., RegistrationError]) -> Arguments:
+def read_fields(
+    parameters: Sequence[Parameter], doc: Docstring, refuse: Callable[..., RegistrationError], *, refs: bool = False
+) -> Arguments:
     """Compile parameters whose annotations are evaluated; `refuse` makes the error when one cannot be offered."""
-    return _Fields(parameters, refuse).compile(doc)
+    return _Fields(parameters, refuse).compile(doc, refs=refs)
 
 
 class _Fields:
@@ -45,13 +47,14 @@ class _Fields:
             if parameter.default is not Parameter.empty and not isinstance(parameter.default, FieldInfo)
         }
 
-    def compile(self, doc: Docstring) -> Arguments:
+    def compile(self, doc: Docstring, *, refs: bool) -> Arguments:
         try:
             adapter = _typed_dict(self.fields, allow_inf_nan=False)  # as `signature.plain` has it
             schema = schema_of(adapter, "validation")
         except Exception as error:  # noqa: BLE001  # whatever a type's own hooks raise, the remedy is the same
             raise self.blame(error) from None
         schema = self.describe(schema, doc)
+        schema = {"type": "object", **_with_plain_mirrors(schema if refs else inline(schema))}
         core = refusing_extras(adapter.core_schema)
         self.check_mirrored(schema, core)
         return Arguments(
@@ -106,8 +109,7 @@ class _Fields:
                 shown.setdefault("description", doc.params[name])
             if name in self.defaults and "default" not in shown:
                 shown.update(shown_default(self.defaults[name]))
-        schema = inline(schema)
-        return {"type": "object", **_with_plain_mirrors(schema)}
+        return schema
 
     def check_mirrored(self, schema: dict[str, Any], core: Any) -> None:
         """R8: a mirrored argument has one name, or it could be sent by another that no header is compared with."""

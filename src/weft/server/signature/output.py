@@ -42,13 +42,15 @@ class Output(msgspec.Struct, frozen=True):
     require_text: Callable[[Any], None] | None = None
 
 
-def read_output(fn: Callable[..., Any], returns: Any, *, opaque: tuple[type, ...], kind: str, name: str) -> Output:
+def read_output(
+    fn: Callable[..., Any], returns: Any, *, opaque: tuple[type, ...], kind: str, name: str, refs: bool = False
+) -> Output:
     """Read a return annotation that is evaluated already; RegistrationError when it cannot be described."""
     subject = f"{kind.capitalize()} {name!r} ({location(fn)})"
     if _is_silent(returns) or _contains(returns, (*opaque, bytes)):
         return Output(require_text=_text_requirement(returns, subject))
     try:
-        promised = _promise(returns)
+        promised = _promise(returns, refs=refs)
     except Exception as error:  # noqa: BLE001  # whatever a type's own hooks raise, the remedy is the same
         raise RegistrationError(
             f"{kind.capitalize()} {name!r} at {location(fn)}: its return type {type_name(returns)} cannot be "
@@ -69,7 +71,7 @@ class _Promise(msgspec.Struct, frozen=True):
     to_python: Callable[..., Any]
 
 
-def _promise(returns: Any) -> _Promise:
+def _promise(returns: Any, *, refs: bool) -> _Promise:
     if plain := plain_type(returns):
         return _Promise(
             plain.shown, SchemaValidator(plain.core).validate_python, SchemaSerializer(plain.core).to_python
@@ -79,8 +81,8 @@ def _promise(returns: Any) -> _Promise:
     from weft.server.signature.schema import inline, schema_of
 
     adapter: TypeAdapter[Any] = TypeAdapter(returns)
-    schema = inline(schema_of(adapter, "serialization"))
-    return _Promise(schema, adapter.validator.validate_python, adapter.serializer.to_python)
+    schema = schema_of(adapter, "serialization")
+    return _Promise(schema if refs else inline(schema), adapter.validator.validate_python, adapter.serializer.to_python)
 
 
 def _checked_dump(promised: _Promise, returns: Any, subject: str) -> Callable[[Any], Any]:

@@ -49,17 +49,25 @@ class Params(msgspec.Struct, frozen=True):
 
 
 def read_params(
-    fn: Callable[..., Any], *, injected: tuple[type, ...], doc: Docstring, kind: str, name: str, untyped: bool = False
+    fn: Callable[..., Any],
+    *,
+    injected: tuple[type, ...],
+    doc: Docstring,
+    kind: str,
+    name: str,
+    untyped: bool = False,
+    refs: bool = False,
 ) -> Params:
     """Read the parameters of a function; RegistrationError when one cannot be offered. `untyped` ones take anything."""
-    return _Reader(fn, kind, name, untyped=untyped).read(injected, doc)
+    return _Reader(fn, kind, name, untyped=untyped, refs=refs).read(injected, doc)
 
 
 class _Reader:
     """One reading of one function; it exists so that each refusal can say whose it is and where."""
 
-    def __init__(self, fn: Callable[..., Any], kind: str, name: str, *, untyped: bool) -> None:
+    def __init__(self, fn: Callable[..., Any], kind: str, name: str, *, untyped: bool, refs: bool) -> None:
         self.fn = fn
+        self.refs = refs
         self.untyped = untyped
         self.subject = f"{kind.capitalize()} {name!r} at {location(fn)}"
         self.globals: dict[str, Any] = getattr(target(fn), "__globals__", {})
@@ -89,7 +97,7 @@ class _Reader:
     def compile(self, offered: Sequence[inspect.Parameter], doc: Docstring) -> Arguments:
         from weft.server.signature.fields import read_fields  # brings all of pydantic, which plain tools do without
 
-        return read_fields(offered, doc, self.refuse)
+        return read_fields(offered, doc, self.refuse, refs=self.refs)
 
     def refuse(self, what: str, remedy: str, why: str | None = None) -> RegistrationError:
         because = f"\n  Why: {why}" if why else ""

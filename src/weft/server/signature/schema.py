@@ -7,7 +7,7 @@ caller, who knows the parameter.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
@@ -20,6 +20,7 @@ from weft.server.signature.plain import with_each
 __all__ = ["inline", "refusing_extras", "schema_of"]
 
 _DEFS = "#/$defs/"
+_LONGEST = 2000  # parts of a schema that has all of its definitions in place
 _WITH_FIELDS = ("dataclass", "model", "typed-dict")
 
 
@@ -55,17 +56,64 @@ def _is_silent_on_extras(core: Any) -> bool:
 
 
 def inline(schema: dict[str, Any]) -> dict[str, Any]:
-    """Put each definition that is used once where it is used.
+    """Put each definition where it is used.
 
-    A nested model is then reachable through `properties` alone, as mirrored headers need (HDR-21), and a model reads
-    the schema without following references. What is used twice, or contains itself, stays under `$defs`.
+    A nested model is then reachable through `properties` alone, as mirrored headers need (HDR-21), and clients that do
+    not follow references can read it: VS Code's Copilot, Claude Desktop, the Gemini and Copilot command lines. What
+    contains itself stays under `$defs`; so does what is used twice where the whole would become too long with it.
     """
     definitions: dict[str, Any] = schema.get("$defs", {})
-    uses = Counter(_references(schema))
-    single = {name: body for name, body in definitions.items() if uses[_DEFS + name] == 1}
-    placed = _place({key: value for key, value in schema.items() if key != "$defs"}, single)
-    kept = {name: _place(body, single) for name, body in definitions.items() if name not in single}
+    placeable = {name: body for name, body in definitions.items() if not _contains_itself(name, definitions)}
+    if _length(schema, placeable, _LONGEST) >= _LONGEST:
+        uses = Counter(_references(schema))
+        placeable = {name: body for name, body in placeable.items() if uses[_DEFS + name] == 1}
+    named = {text.removeprefix(_DEFS) for text in _mapped(schema)}  # by a discriminator: they must stay to be found
+    placeable = {name: body for name, body in placeable.items() if name not in named}
+    placed = _place({key: value for key, value in schema.items() if key != "$defs"}, placeable)
+    kept = {name: _place(body, placeable) for name, body in definitions.items() if name not in placeable}
     return {**placed, "$defs": kept} if kept else placed
+
+
+def _contains_itself(name: str, definitions: Mapping[str, Any]) -> bool:
+    """Whether a definition leads back to itself."""
+    reached: set[str] = set()
+    pending = [name]
+    while pending:
+        for text in _references(definitions.get(pending.pop(), {})):
+            inner = text.removeprefix(_DEFS)
+            if inner == name:
+                return True
+            if inner not in reached:
+                reached.add(inner)
+                pending.append(inner)
+    return False
+
+
+def _length(node: Any, placeable: Mapping[str, Any], most: int) -> int:
+    """How many parts a schema has with its definitions in place; counted up to `most`."""
+    count = 1
+    if is_object(node):
+        reference = node.get("$ref")
+        children = [value for key, value in node.items() if key != "$defs"]
+        if isinstance(reference, str):
+            children.append(placeable.get(reference.removeprefix(_DEFS)))
+    else:
+        children = list(node) if is_array(node) else []
+    for child in children:
+        count += _length(child, placeable, most - count)
+        if count >= most:
+            break
+    return count
+
+
+def _mapped(node: Any) -> Iterator[str]:
+    """What the mappings of discriminators name."""
+    if is_object(node):
+        mapping = node.get("discriminator")
+        if is_object(mapping):
+            yield from _references(mapping)
+    for child in node.values() if is_object(node) else node if is_array(node) else ():
+        yield from _mapped(child)
 
 
 def _references(node: Any) -> Iterator[str]:

@@ -118,6 +118,7 @@ def read_signature(
     kind: str = "tool",
     name: str | None = None,
     untyped: bool = False,
+    refs: bool = False,
 ) -> Signature:
     """Read a function; RegistrationError, with its place and the remedy, when it cannot be offered as written.
 
@@ -125,7 +126,8 @@ def read_signature(
     values, for which no output schema is made. A plain `str`, `bytes`, `None` or `Any`, too, makes no output schema: it
     would promise nothing that the text of the result does not say already. Nor does a list of anything, `list` or
     `list[Any]`, which may hold pictures and other blocks. `untyped` lets parameters pass that have no annotation, where
-    something else says what they take.
+    something else says what they take. `refs` leaves the definitions of a schema under `$defs`, in place of where they
+    are used.
 
     >>> def add(a: int, b: int = 1) -> int:
     ...     "Add two numbers."
@@ -138,8 +140,8 @@ def read_signature(
     """
     name = name or describe(fn).partition(" ")[0]
     doc = parse(inspect.getdoc(target(fn)))
-    params = read_params(fn, injected=injected, doc=doc, kind=kind, name=name, untyped=untyped)
-    output = read_output(fn, params.returns, opaque=opaque, kind=kind, name=name)
+    params = read_params(fn, injected=injected, doc=doc, kind=kind, name=name, untyped=untyped, refs=refs)
+    output = read_output(fn, params.returns, opaque=opaque, kind=kind, name=name, refs=refs)
     return Signature(
         name=name,
         kind=kind,
