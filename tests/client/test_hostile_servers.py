@@ -6,6 +6,7 @@ every attack goes through `Client`, as a user would meet it.
 
 import asyncio
 import gzip
+import itertools
 import json
 import sys
 import time
@@ -17,6 +18,7 @@ import pytest
 
 from support.fakes import DISCOVERED, LEGACY, Exchange, FakePipe, http_server, initialized, reply, sse
 from weft import Client, ClientLimits, ConnectionFailed, InvalidAnswer, RemoteError, RequestTimeout, WeftError
+from weft.client.cache import MemoryCacheStore, ResponseCache
 from weft.limits import DEFAULT_CLIENT_LIMITS
 
 TEXT = {"content": [{"type": "text", "text": "done"}]}
@@ -558,3 +560,71 @@ async def test_a_child_whose_line_never_ends_is_ended(tmp_path: Path) -> None:
     with pytest.raises(WeftError, match="1,000,000 bytes"):
         await asyncio.wait_for(use(), 30)
     assert others() == []
+
+
+# --- what a client keeps of what it is told
+
+
+async def test_cookies_do_not_pile_up() -> None:
+    """A proxy may set one to find its way back; a server that sets new ones with each answer is not believed."""
+    sent: list[int] = []
+    count = itertools.count()
+
+    async def handle(exchange: Exchange) -> None:
+        sent.append(len(exchange.headers.get("cookie", "").split(";")))
+        cookies = "".join(f"set-cookie: c{next(count)}={'x' * 50}\r\n" for _ in range(40))
+        result = DISCOVERED if exchange.rpc == "server/discover" else {"content": []}
+        body = reply(exchange.message, result)
+        head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{cookies}content-length: {len(body)}\r\n\r\n"
+        await exchange.raw(head.encode() + body)
+
+    async with http_server(handle) as url, Client(url.replace("127.0.0.1", "localhost")) as client:
+        for _ in range(30):
+            await client.call_tool("t")
+    assert max(sent[1:3]) > 1, "cookies are sent back"
+    assert max(sent) <= 140
+
+
+async def test_a_cookie_is_sent_back() -> None:
+    sent: list[str] = []
+
+    async def handle(exchange: Exchange) -> None:
+        sent.append(exchange.headers.get("cookie", ""))
+        await exchange.result(DISCOVERED if exchange.rpc == "server/discover" else {"content": []}, set_cookie="way=b")
+
+    async with http_server(handle) as url, Client(url.replace("127.0.0.1", "localhost")) as client:
+        for _ in range(3):
+            await client.call_tool("t")
+    assert sent == ["", "way=b", "way=b", "way=b"]
+
+
+async def test_changes_told_faster_than_a_store_takes_them_do_not_pile_up() -> None:
+    """Each makes something stale in the store of the cache, which may be far away."""
+    dropped = 0
+
+    class Slow(MemoryCacheStore):
+        async def drop(self, server: str, method: str, params: Any = None) -> None:
+            nonlocal dropped
+            dropped += 1
+            await asyncio.sleep(0.05)
+            await super().drop(server, method, params)
+
+    most = 0
+
+    def handle(pipe: FakePipe, message: dict[str, Any]) -> None:
+        if message["method"] == "server/discover":
+            pipe.answer(message, DISCOVERED)
+            return
+        for number in range(5000):
+            pipe.say({"method": "notifications/resources/updated", "params": {"uri": f"x://{number}"}})
+        asyncio.get_running_loop().call_later(0.2, look)
+        asyncio.get_running_loop().call_later(0.3, pipe.answer, message, {"content": []})
+
+    def look() -> None:
+        nonlocal most
+        most = len(asyncio.all_tasks())
+
+    async with Client(FakePipe(handle), cache=ResponseCache(Slow())) as client:
+        await client.call_tool("t")
+        assert most < 50
+        assert 1 <= dropped < 50

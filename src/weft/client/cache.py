@@ -72,6 +72,7 @@ _ROUNDS = ("inputResponses", "requestState")
 _MAX_SECONDS = 24 * 3600.0  # a server cannot make an answer last longer: some day it will be wrong
 _MAX_PARENTS = 64
 _MAX_CHANGES = 4096
+_MAX_STALE = 1024  # params that wait to be taken out of a store; beyond that, all of the method are
 
 
 class CacheKey(NamedTuple):
@@ -205,6 +206,9 @@ class CacheView:
         self._cache = cache
         self._server = server
         self._partition = partition
+        # What was told to have changed and is still in the store: by method the params, or None for all of them.
+        self._stale: dict[str, set[bytes] | None] = {}
+        self._is_dropping = False
 
     def mark(self) -> int:
         """Taken before a request is sent, and given to `put`: an answer that a change overtook is not kept."""
@@ -241,16 +245,36 @@ class CacheView:
             if self._cache.has_changed(self._server, method, mark):  # meanwhile, for a store may take its time
                 await self._cache.store.drop(self._server, method, {key.params})
 
-    async def changed(self, method: str, params: Mapping[str, Any] | None = None) -> None:
-        """Hear a notification: what it is about is stale at once (CACHE-12); any other is no matter."""
+    def hear(self, method: str, params: Mapping[str, Any] | None = None) -> bool:
+        """Hear a notification: what it is about is stale at once (CACHE-12); any other is no matter.
+
+        Return whether `drop_stale` is to be run: it is not, where it runs. A server may tell more than a store takes.
+        """
         for stale in _CHANGES.get(method, ()):
             self._cache.note_change(self._server, stale)
             uri = (params or {}).get("uri")
+            waiting = self._stale.setdefault(stale, set())
+            if waiting is None:
+                continue
             if stale == _READ and isinstance(uri, str) and uri.count("/") <= _MAX_PARENTS:
-                parts = {_canonical({"uri": part}) for part in _with_parents(uri)}
-                await self._drop(stale, parts)
-            else:
-                await self._drop(stale)
+                waiting.update(_canonical({"uri": part}) for part in _with_parents(uri))
+            if not waiting or len(waiting) > _MAX_STALE:
+                self._stale[stale] = None
+        return bool(self._stale) and not self._is_dropping
+
+    async def drop_stale(self) -> None:
+        """Take what was told to have changed out of the store."""
+        self._is_dropping = True
+        try:
+            while self._stale:
+                await self._drop(*self._stale.popitem())
+        finally:
+            self._is_dropping = False
+
+    async def changed(self, method: str, params: Mapping[str, Any] | None = None) -> None:
+        """Hear a notification, and wait until what it is about is out of the store."""
+        if self.hear(method, params):
+            await self.drop_stale()
 
     async def drop(self, method: str) -> None:
         """Forget every page: a cursor was refused, or a consistent snapshot is wanted (CACHE-13, CACHE-14)."""

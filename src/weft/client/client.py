@@ -527,8 +527,9 @@ class Client:
         if method == "notifications/tools/list_changed":
             self._toolbox.forget()
         link, cache = self._opened, self._exchange.cache
-        if link is not None and cache is not None and method.endswith(("list_changed", "updated")):
-            link.spawn(cache.changed(method, msgspec.json.decode(params)))
+        has_changed = method.endswith(("list_changed", "updated"))
+        if link is not None and cache is not None and has_changed and cache.hear(method, msgspec.json.decode(params)):
+            link.spawn(cache.drop_stale())
         self._subscriptions.heard(method, params, origin)
         if self._on_notification is not None:
             self._on_notification.call(method, msgspec.json.decode(params))

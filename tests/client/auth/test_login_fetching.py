@@ -2,11 +2,14 @@
 
 import asyncio
 import socket
+import ssl
 
 import pytest
 from auth_world import PRM
 
+from support.certificates import Authority
 from support.fakes import http_server
+from support.proxying import FakeProxy
 from weft.client.auth import Fetcher
 from weft.client.auth import fetching as fetching_module
 from weft.client.auth.steps import FetchFailed, Request
@@ -148,6 +151,38 @@ async def test_a_name_that_leads_to_a_private_place_is_found_out_when_it_is_reso
         assert reply.status == 200
 
 
+@pytest.mark.spec("SBP-02")
+@pytest.mark.security("D15")
+@pytest.mark.parametrize("addresses", ["8.8.8.8 127.0.0.1", "127.0.0.1 8.8.8.8"])
+async def test_a_name_with_one_private_address_among_public_ones_leads_nowhere(addresses, monkeypatch):
+    """Which of them is connected to is chance, or the choice of whoever answers for the name."""
+    monkeypatch.setattr(fetching_module, "_barred_for", public)
+    asked: list[str] = []
+
+    async def handler(exchange):
+        asked.append(exchange.path)
+        await exchange.respond(200, b"{}")
+
+    async with http_server(handler) as url:
+        port = url.split(":")[2].split("/")[0]
+        resolve(monkeypatch, both=addresses)
+        with pytest.raises(FetchFailed, match="private address"):
+            await fetch(Fetcher(allow_insecure=True), Request("GET", f"http://both.example:{port}/metadata"), PUBLIC)
+    assert asked == []
+
+
+@pytest.mark.security("D15")
+async def test_a_proxy_that_was_chosen_here_may_be_private(monkeypatch):
+    """It is this program's own way out; what is barred is what a server names."""
+    monkeypatch.setattr(fetching_module, "_barred_for", public)
+    proxy = FakeProxy(refuses="502 Bad Gateway")
+    async with proxy.running() as place:
+        way = place.replace("127.0.0.1", "localhost")
+        fetcher = Fetcher(allow_insecure=True, proxy=f"http://{way}")
+        assert (await fetch(fetcher, Request("GET", "http://public.example/metadata"), PUBLIC)).status == 502
+    assert proxy.seen == ["GET http://public.example/metadata HTTP/1.1"]
+
+
 def resolve(monkeypatch, **names: str) -> None:
     """Have names lead to addresses: those of others to one that is public, and `gone` nowhere."""
 
@@ -204,7 +239,8 @@ async def test_a_document_arrives_with_its_headers_and_nothing_went_along_that_w
         seen.append(exchange.headers)
         await exchange.respond(401, b'{"a": 1}', **{"DPoP-Nonce": "n", "Set-Cookie": "track=me"})
 
-    async with http_server(handler) as url, Fetcher().open(url) as do:
+    async with http_server(handler) as here, Fetcher().open(here) as do:
+        url = here.replace("127.0.0.1", "localhost")  # addresses have no cookies anyway
         first = await do(Request("GET", url, {"Accept": "application/json"}))
         await do(Request("GET", url))
     assert (first.status, first.json(), first.headers["dpop-nonce"]) == (401, {"a": 1}, "n")
@@ -260,6 +296,30 @@ async def test_redirects_lead_to_no_other_kind_of_place(target):
     async with http_server(handler) as url:
         with pytest.raises(FetchFailed, match=r"neither https|not encrypted"):
             await fetch(Fetcher(), Request("GET", url), url)
+
+
+@pytest.mark.spec("SBP-02")
+@pytest.mark.security("R11")
+async def test_a_redirect_does_not_lead_from_encryption_to_none(tmp_path):
+    """Not even on this machine, where http is fetched otherwise."""
+    authority, asked = Authority(tmp_path, "tests"), []
+    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    serving.load_cert_chain(authority.issue("localhost"))
+
+    async def plain(exchange):
+        asked.append(exchange.path)
+        await exchange.respond(200, b"{}")
+
+    async with http_server(plain) as target:
+
+        async def send_away(exchange):
+            await exchange.respond(302, location=target)
+
+        async with http_server(send_away, tls=serving) as url:
+            assert (await fetch(Fetcher(), Request("GET", target), url)).status == 200
+            with pytest.raises(FetchFailed, match="redirects to a place without encryption"):
+                await fetch(Fetcher(tls=authority.trusted()), Request("GET", url), url)
+    assert asked == ["/mcp"], "asked for by ourselves, not by the redirect"
 
 
 async def test_secrets_follow_no_redirect():

@@ -8,8 +8,9 @@ from auth_world import AS, ISSUER, NOW, PRM, REDIRECT, SERVER, World, json_respo
 
 from weft.client.auth.challenge import Challenge
 from weft.client.auth.credentials import Token
-from weft.client.auth.flow import CodeFlow
+from weft.client.auth.flow import CodeFlow, read_redirect
 from weft.client.auth.grant import Situation, recall_token
+from weft.client.auth.metadata import Issuer
 from weft.client.auth.registration import Registration
 from weft.errors import AuthorizationFailed
 
@@ -354,6 +355,42 @@ def test_a_refused_token_is_refreshed_and_the_refresh_token_rotates():
     assert (form["grant_type"], form["refresh_token"], form["resource"]) == ("refresh_token", "refresh-0", SERVER)
     assert (token.access_token, token.refresh_token, token.granted) == ("new", "refresh-1", ["a"])
     assert world.run(recall_token(SERVER)) == token
+
+
+@pytest.mark.spec("ASEC-11", "AUTH-21")
+@pytest.mark.parametrize(
+    "query",
+    [
+        "code=c&state=s&state=s&iss=ISS",
+        "code=c&state=s&state=other&iss=ISS",
+        "code=c&state=other&state=s&iss=ISS",
+        "code=c&code=c&state=s&iss=ISS",
+        "code=c&code=other&state=s&iss=ISS",
+        "code=c&state=s&iss=ISS&iss=ISS",
+        "code=c&state=s&iss=ISS&iss=https://evil.example",
+        "code=c&state=s&iss=https://evil.example&iss=ISS",
+        "code=c&state=s&iss=ISS&error=a&error=b",
+    ],
+)
+@pytest.mark.parametrize("must_say", [True, False])
+def test_an_answer_that_says_something_twice_is_discarded(query, must_say):
+    """Two parsers may take different ones of two; a parameter comes once (RFC 6749, 3.1)."""
+    issuer = Issuer(ISSUER, authorization_response_iss_parameter_supported=must_say)
+    with pytest.raises(AuthorizationFailed):
+        read_redirect(f"{REDIRECT}?{query.replace('ISS', ISSUER)}", "s", issuer, [])
+    assert read_redirect(f"{REDIRECT}?code=c&state=s&iss={ISSUER}", "s", issuer, []) == "c"
+
+
+def test_an_answer_with_more_fields_than_any_has_is_not_read():
+    issuer = Issuer(ISSUER)
+    for fields, code in [(48, "c"), (49, None)]:
+        more = "&".join(f"f{number}=1" for number in range(fields))
+        url = f"{REDIRECT}?code=c&state=s&{more}"
+        if code is None:
+            with pytest.raises(AuthorizationFailed, match="another login"):
+                read_redirect(url, "s", issuer, [])
+        else:
+            assert read_redirect(url, "s", issuer, []) == code
 
 
 def test_a_refresh_names_the_scope_that_was_granted():

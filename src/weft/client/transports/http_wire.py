@@ -34,6 +34,7 @@ from weft.limits import ClientLimits
 __all__ = ["AiohttpWire", "HttpReply", "Wire", "is_event_stream", "media_type", "resolved"]
 
 _MOST_CONNECTIONS = 100
+_MOST_COOKIES = 100  # then all are forgotten: who means one well sets it again
 # Readable to the end, or broken: how a kept connection looks that the server has closed.
 _HUNG_UP = getattr(select, "POLLRDHUP", 0) | getattr(select, "POLLHUP", 0) | getattr(select, "POLLERR", 0)
 _LEAST_IDLE = 0.1  # seconds, whatever a server says
@@ -284,6 +285,8 @@ class AiohttpWire:
             refusal = proxy_refusal(response.status, response.headers, proxy)
             raise ConnectionFailed(f"{place(url)} cannot be reached: {refusal}.")
         self._was_reached = True
+        if "Set-Cookie" in response.headers and len(session.cookie_jar) > _MOST_COOKIES:
+            session.cookie_jar.clear()
         if (kept := response.headers.get("Keep-Alive")) is not None:
             self._obey(kept)
         return _Reply(response, place(url), self._ends)
