@@ -24,7 +24,6 @@ UNITS = {"": 1, "s": 1, "KiB": 1024, "MiB": 1024 * 1024}
 
 # Numbers in the code that bound nothing a peer or a user could notice.
 NO_BOUNDS = {
-    "backends.memory._GLANCE": "how much is looked at by the way",
     "cli.calling.NESTING": "how a type is shown",
     "cli.command.MOST_PORT": "what a port is",
     "client.auth.registration._LATEST": "what a time is",
