@@ -8,6 +8,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -505,6 +506,21 @@ def test_a_closed_stdout_ends_the_process(child: Child) -> None:
 
 
 @pytest.mark.security("D15")
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_closed_stdout_is_noticed_though_nothing_is_written(child: Child, is_open: bool) -> None:
+    child.send(tool(1, "add", a=1, b=1), *([tool(2, "wait")] if is_open else []))
+    assert child.answer()["id"] == 1
+    if is_open:
+        child.say("waiting")
+    child.process.stdout.close()
+    child.process.stdout = None
+    assert child.process.wait(10) == 0  # stdin is open, and nothing comes on it
+    errors = child.process.stderr.read()
+    assert b"Traceback" not in errors
+    assert not is_open or b"unwound" in errors
+
+
+@pytest.mark.security("D15")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_process_cleanly(child: Child, number: int) -> None:
     child.send(tool(1, "wait"))
@@ -777,6 +793,37 @@ async def test_a_writer_says_when_nobody_reads() -> None:
         broken.clear()
         await writer.close(5)
         os.close(sink)
+
+
+@pytest.mark.parametrize("is_socket", [True, False])
+async def test_a_writer_says_at_once_when_the_reader_goes(is_socket: bool) -> None:
+    if is_socket:  # as Node gives its children
+        ours, theirs = (one.detach() for one in socket.socketpair())
+    else:
+        theirs, ours = os.pipe()
+    broken = asyncio.Event()
+    writer = LineWriter(ours, broken.set)
+    writer.send_now(b"hello")
+    await asyncio.sleep(0.1)
+    assert not broken.is_set()
+    os.close(theirs)
+    await asyncio.wait_for(broken.wait(), 5)
+    writer.release()
+    os.close(ours)
+
+
+async def test_a_client_that_writes_into_our_output_is_not_gone() -> None:
+    ours, theirs = (one.detach() for one in socket.socketpair())
+    broken = asyncio.Event()
+    writer = LineWriter(ours, broken.set)
+    os.write(theirs, b"what?")
+    await asyncio.sleep(0.1)
+    assert not broken.is_set()
+    writer.send_now(b"hello")
+    assert os.read(theirs, 100) == b"hello\n"
+    writer.release()
+    os.close(theirs)
+    os.close(ours)
 
 
 async def test_other_pipes_than_the_process_own_can_be_served() -> None:

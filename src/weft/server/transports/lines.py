@@ -177,7 +177,8 @@ class LineReader:
 
 
 class LineWriter:
-    """Lines out. `send` returns at once; `broken` is called if the reader at the other end goes away.
+    """Lines out. `send` returns at once; `broken` is called if the reader at the other end goes away, at once where the
+    loop can tell, else with the next line.
 
     Between `hold` and `flush` lines are gathered whatever they are sent with: more are on their way.
     """
@@ -197,6 +198,34 @@ class LineWriter:
         self._drained = asyncio.Event()
         self._drained.set()
         self._done = asyncio.Event()  # the thread has nothing left to write
+        self._watched_fd = self._watch()  # a copy of the descriptor, by which the loop tells when the reader goes
+
+    def _watch(self) -> int | None:
+        """Have the loop tell when nobody reads any more. A descriptor is "readable" then, though it is for writing."""
+        mode = os.fstat(self._fd).st_mode
+        if not hasattr(select, "poll") or not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+            return None
+        fd = os.dup(self._fd)
+        try:
+            self._loop.add_reader(fd, self._look)
+        except (NotImplementedError, OSError):
+            os.close(fd)
+            return None
+        return fd
+
+    def _look(self) -> None:
+        """Something has happened at the other end."""
+        fd = self._watched_fd
+        is_closed = fd is not None and _is_closed(fd)
+        self._stop_watching()  # a client that writes into our output is nothing to us
+        if is_closed:
+            self._broken()
+
+    def _stop_watching(self) -> None:
+        fd, self._watched_fd = self._watched_fd, None
+        if fd is not None:
+            self._loop.remove_reader(fd)
+            os.close(fd)
 
     def send(self, line: bytes) -> None:
         """Write one line, soon."""
@@ -236,6 +265,7 @@ class LineWriter:
 
     def release(self) -> None:
         """Close what was opened here; the reader at the other end would wait for more."""
+        self._stop_watching()
         own_fd, self._own_fd = self._own_fd, None
         if own_fd is not None:
             os.close(own_fd)
@@ -355,6 +385,12 @@ if hasattr(select, "poll"):
                 return False
         return True
 
+    def _is_closed(fd: int) -> bool:
+        """Whether the other end is closed."""
+        poll = select.poll()
+        poll.register(fd, 0)
+        return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
     def _takes_at_once(fd: int) -> bool:
         """Whether `AT_ONCE` bytes can be written without waiting; an error shows when they are."""
         poll = select.poll()
@@ -367,6 +403,9 @@ else:  # Windows polls sockets only
         select.select([fd] if for_input else [], [] if for_input else [fd], [])
 
     def _comes_soon(fd: int, seconds: float) -> bool:  # noqa: ARG001 - the other platform's signature
+        return False
+
+    def _is_closed(fd: int) -> bool:  # noqa: ARG001 - the other platform's signature
         return False
 
     def _takes_at_once(fd: int) -> bool:  # noqa: ARG001 - the other platform's signature
