@@ -123,6 +123,20 @@ async def test_one_peer_too_many_ends_a_session_of_its_own(at: At) -> None:
 
 
 @pytest.mark.security("D8", "R12")
+async def test_handshakes_alone_end_no_session_that_is_used(at: At) -> None:
+    """Behind a proxy that is not named, all clients have one address: whoever only shakes hands ends its own."""
+    server = make_server(sessions_per_peer=20)
+    user = at(server, address="10.0.0.1")
+    await user.open()
+    assert await healthy(user)
+    flood = [at(server, address="10.0.0.1") for _ in range(40)]
+    for peer in flood:
+        await peer.open(ready=False)
+    assert await healthy(user)
+    assert len(server.sessions) == 20
+
+
+@pytest.mark.security("D8", "R12")
 async def test_of_one_peer_the_session_ends_that_was_used_longest_ago(at: At) -> None:
     server = make_server(sessions_per_peer=2)
     first, second, third = (at(server, "ann") for _ in range(3))

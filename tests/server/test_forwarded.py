@@ -2,7 +2,11 @@
 
 import pytest
 
+from support import ACCEPT_BOTH, ask, make_server
+from weft import TokenInfo
 from weft.errors import UsageError
+from weft.server.process.listening import HttpOptions, warn_of_proxy
+from weft.server.transports.caller import TOKEN_INFO
 from weft.server.transports.forwarded import TrustedProxies
 
 PROXIES = TrustedProxies(["10.0.0.0/8", "2001:db8::1"])
@@ -43,3 +47,57 @@ def test_the_sender(peer: str, x_forwarded_for: list[str], forwarded: list[str],
 def test_what_is_no_proxy(proxies: list[str]) -> None:
     with pytest.raises(UsageError, match="trusted_proxies"):
         TrustedProxies(proxies)
+
+
+# Proxies that nobody has named.
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "weft.advice"]
+
+
+@pytest.mark.mistake("behind a proxy that is not named")
+@pytest.mark.parametrize("trusted", [(), ("10.9.9.9",)])
+@pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded"])
+async def test_the_first_forwarded_header_that_is_not_believed_is_told(
+    trusted: tuple[str, ...], header: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = make_server().asgi(trusted_proxies=trusted)
+    await ask(app, "tools/list", scope={"client": ("10.0.0.1", 4711)})
+    assert warnings_of(caplog) == []
+    for accept in ("application/json", "*/*", ACCEPT_BOTH):
+        await ask(
+            app, "tools/list", scope={"client": ("10.0.0.1", 4711)}, headers={header: f"for={CLIENT}", "Accept": accept}
+        )
+    (line,) = warnings_of(caplog)
+    assert "from 10.0.0.1" in line
+    assert "trusted_proxies=['10.0.0.1'] (--trust-proxy 10.0.0.1)" in line
+    assert "sessions_per_peer=100" in line
+
+
+async def test_nothing_is_told_of_a_proxy_that_is_believed_or_where_callers_are_known(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    headers = {"X-Forwarded-For": CLIENT}
+    proxied = {"client": ("10.0.0.1", 4711)}
+    await ask(make_server().asgi(trusted_proxies=["10.0.0.1"]), "tools/list", scope=proxied, headers=headers)
+    known = {**proxied, TOKEN_INFO: TokenInfo(subject="ann")}
+    await ask(make_server().asgi(), "tools/list", scope=known, headers=headers)
+    assert warnings_of(caplog) == []
+
+
+@pytest.mark.mistake("starting behind a proxy that is not named")
+def test_a_server_that_must_be_behind_a_proxy_is_warned_of_when_it_starts(caplog: pytest.LogCaptureFixture) -> None:
+    server = make_server()
+    for harmless in (
+        HttpOptions(),
+        HttpOptions(allowed_hosts=["localhost:8000", "127.0.0.1"]),
+        HttpOptions(allowed_hosts=["api.example.com"], trusted_proxies=["127.0.0.1"]),
+        HttpOptions(host="0.0.0.0", allowed_hosts=["api.example.com"]),
+    ):
+        warn_of_proxy(server, harmless)
+    assert warnings_of(caplog) == []
+    warn_of_proxy(server, HttpOptions(allowed_hosts=["api.example.com"]))
+    (line,) = warnings_of(caplog)
+    assert "listens on 127.0.0.1 only and is called api.example.com" in line
+    assert "trusted_proxies=['127.0.0.1'] (--trust-proxy 127.0.0.1)" in line

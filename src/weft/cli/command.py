@@ -99,6 +99,12 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-origin", action="append", metavar="ORIGIN", help="an Origin that is served; repeatable"
     )
+    parser.add_argument(
+        "--trust-proxy",
+        action="append",
+        metavar="ADDRESS",
+        help="a proxy whose word on senders counts; repeatable",
+    )
     parser.add_argument("--cors", action="append", metavar="ORIGIN", help="web pages that may call; repeatable")
     parser.add_argument("--reload", action="store_true", help="start again when a Python file changes")
     parser.add_argument("--listener", type=int, help=argparse.SUPPRESS)  # the socket that --reload keeps open
@@ -200,6 +206,7 @@ def _run(parsed: argparse.Namespace) -> int:
         "sessions": False if parsed.no_sessions else None,
         "allowed_hosts": parsed.allow_host,
         "allowed_origins": parsed.allow_origin,
+        "trusted_proxies": parsed.trust_proxy,
         "cors": parsed.cors,
     }
     options = {name: value for name, value in given.items() if value is not None}
@@ -242,7 +249,8 @@ def _spelled(option: str) -> str:
     """How an option is typed."""
     if option.startswith("allowed_"):
         return option.replace("allowed_", "allow-").removesuffix("s")
-    return "no-sessions" if option == "sessions" else option.removesuffix("_path")
+    spelled = {"sessions": "no-sessions", "trusted_proxies": "trust-proxy"}
+    return spelled.get(option, option.removesuffix("_path"))
 
 
 def _call(parsed: argparse.Namespace) -> int:

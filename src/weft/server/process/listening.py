@@ -9,6 +9,7 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -24,6 +25,7 @@ from weft.errors import StartError
 from weft.protocol.hosts import is_loopback
 from weft.protocol.schema import compile_schema, is_array, is_object
 from weft.server.process.loading import typed_command
+from weft.server.transports.forwarded import shared_limits
 
 if TYPE_CHECKING:
     from weft.server.app import Server
@@ -39,6 +41,7 @@ __all__ = [
     "example_of",
     "try_line",
     "url_of",
+    "warn_of_proxy",
     "warn_of_scopes",
 ]
 
@@ -87,7 +90,8 @@ class HttpKeywords(TypedDict, total=False):
     allowed_hosts: Sequence[str] | None
     allowed_origins: Sequence[str] | None
     trusted_proxies: Sequence[str]
-    log_level: str
+    cors: Sequence[str]
+    log_level: str | None
 
 
 def check_exposure(options: HttpOptions) -> None:
@@ -105,6 +109,22 @@ def check_workers(workers: Any) -> None:
     """At least one process serves."""
     if type(workers) is not int or workers < 1:
         raise StartError(f"workers={workers!r} is not possible; it is the number of processes that serve, 1 or more.")
+
+
+def warn_of_proxy(server: Server, options: HttpOptions) -> None:
+    """Warn where there must be a proxy in front that is not named: all of its clients would count as one."""
+    if server.auth is not None or options.trusted_proxies or not is_loopback(options.host):
+        return
+    named = [entry for entry in options.allowed_hosts or () if not is_loopback(re.sub(r":\d+$", "", entry))]
+    if named:
+        log.warning(
+            "The server listens on %s only and is called %s: so a proxy passes its requests on. All of its clients "
+            "have the proxy's address, and share what one client may have (%s). Name it, so that they are told apart: "
+            "trusted_proxies=['127.0.0.1'] (--trust-proxy 127.0.0.1).",
+            options.host,
+            ", ".join(named[:MOST_NAMED]),
+            shared_limits(server.limits),
+        )
 
 
 def warn_of_scopes(server: Server) -> None:

@@ -38,6 +38,7 @@ from weft.server.process.listening import (
     check_workers,
     try_line,
     url_of,
+    warn_of_proxy,
     warn_of_scopes,
 )
 from weft.server.process.loading import Target, is_loading, warn_of_nothing
@@ -190,6 +191,7 @@ def _prepare(server: Server, transport: str, options: HttpOptions, *, is_guest: 
         check_workers(options.workers)
         check_exposure(options)
         warn_of_scopes(server)
+        warn_of_proxy(server, options)
     else:
         raise StartError(f"There is no transport {transport!r}; write run() or run('stdio'), or run('http').")
 

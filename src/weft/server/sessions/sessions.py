@@ -250,7 +250,9 @@ class Sessions:
         found: list[Session] = []
         mine = self._per_peer.get(peer)
         if mine is not None and len(mine) >= self.limits.sessions_per_peer:
-            found.append(_idle(mine.values()))
+            # Clients of one address need not be one client. Those that only shake hands end their own sessions first.
+            unused = (session for session in mine.values() if session.id in self._unused)
+            found.append(_idle(chain(unused, mine.values())))
         if len(self) - len(found) >= self.limits.sessions:
             found.append(_idle(self._all()))
         return found

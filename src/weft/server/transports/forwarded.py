@@ -7,19 +7,55 @@ a server is reached, it says itself.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 from weft.errors import UsageError
+from weft.limits import Limits
 from weft.protocol.headers import Headers
 from weft.server.transports.asgi import Scope
 
-__all__ = ["TrustedProxies"]
+__all__ = ["TrustedProxies", "UntrustedProxies", "shared_limits"]
+
+log = logging.getLogger("weft.advice")
 
 _Address = IPv4Address | IPv6Address
 _FOR = re.compile(r'(?:^|;)\s*for="?([^";]*)"?', re.IGNORECASE)  # of one element of `Forwarded`
 _MOST = 32  # proxies in a row; what is said beyond is not read
+
+
+def shared_limits(limits: Limits) -> str:
+    """Name the limits that all clients of one address share."""
+    return (
+        f"sessions_per_peer={limits.sessions_per_peer}, listen_streams_per_peer={limits.listen_streams_per_peer}: "
+        "beyond that, one client's handshake ends another's session"
+    )
+
+
+class UntrustedProxies:
+    """Warns once where a proxy seems to pass requests on that nobody has named."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._is_told = False
+
+    def look(self, scope: Scope, headers: Headers) -> None:
+        """Look at a request whose forwarded headers are not believed."""
+        if self._is_told or not any(name in headers.known for name in _NAMES):
+            return
+        self._is_told = True
+        address = (scope.get("client") or ("an unknown address",))[0]
+        log.warning(
+            "A request from %s says that it was forwarded, and is not believed: that address is none of "
+            "trusted_proxies=. If it is your proxy, all of its clients share what one may have (%s). Name it: "
+            "trusted_proxies=[%r] (--trust-proxy %s). If not, there is nothing to do.",
+            address,
+            shared_limits(self._limits),
+            address,
+            address,
+        )
 
 
 class TrustedProxies:
@@ -38,10 +74,16 @@ class TrustedProxies:
     def resolve(self, scope: Scope, headers: Headers) -> None:
         """Put the address of the client into the scope, in place of that of the proxy."""
         peer = scope.get("client")
+        if peer and not self.trusts(peer[0]):
+            return
         said = [(name, value.decode("latin-1")) for name, value in headers.raw if name in _NAMES]
         if peer and said:
             chains = [[value for name, value in said if name == wanted] for wanted in _NAMES]
             scope["client"] = (self.client(peer[0], *chains), 0)
+
+    def trusts(self, peer: str) -> bool:
+        """Whether a request that comes from this address may say who sent it."""
+        return self._trusts(_read(peer))
 
     def client(self, peer: str, forwarded_for: Sequence[str], forwarded: Sequence[str]) -> str:
         """The address of who sent a request, by the values of the two headers."""

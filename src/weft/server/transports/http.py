@@ -24,9 +24,9 @@ from weft.server.inline import Deadline, Suspended
 from weft.server.process.host_signals import follow_host_signals
 from weft.server.request_log import refused_http
 from weft.server.transports.asgi import Message, Receive, Scope, Send
-from weft.server.transports.caller import read_caller
+from weft.server.transports.caller import TOKEN_INFO, read_caller
 from weft.server.transports.cors import Cors, is_preflight, preflight_refusal
-from weft.server.transports.forwarded import TrustedProxies
+from weft.server.transports.forwarded import TrustedProxies, UntrustedProxies
 from weft.server.transports.http_reply import Accepts, HttpReply, Refusal, read_accept
 from weft.server.transports.http_session import SessionExchange
 from weft.server.transports.http_sse import SseExchange
@@ -77,6 +77,7 @@ class HttpApp:
         self._policy = HostPolicy(allowed_hosts, allowed_origins, public, cors=cors)
         self._cors = Cors(self._policy) if cors else None
         self._proxies = TrustedProxies(trusted_proxies) if trusted_proxies else None
+        self._untrusted = UntrustedProxies(server.limits)
         self._gate = None if server.auth is None else Gate(server.auth, server)
         self._is_plain = self._proxies is None and self._gate is None
         self._session: SessionExchange | None = None
@@ -297,6 +298,8 @@ class HttpApp:
 
     def _check_place(self, scope: Scope, headers: Headers) -> Sequence[str]:
         """Where a request goes to and comes from; what can be done there."""
+        if self._gate is None and TOKEN_INFO not in scope:  # else clients are told apart by who they are
+            self._look_for_proxy(scope, headers)
         if self.follows_host:  # here, where few requests come by, but the first one does
             self.follows_host = False
             follow_host_signals(self.server)
@@ -307,6 +310,11 @@ class HttpApp:
     def _shown_path(self, scope: Scope) -> str:
         """The path of the endpoint, as a client has to write it."""
         return f"{scope.get('root_path', '')}{self.path}"
+
+    def _look_for_proxy(self, scope: Scope, headers: Headers) -> None:
+        client = scope.get("client")
+        if self._proxies is None or (client and client[1] and not self._proxies.trusts(client[0])):
+            self._untrusted.look(scope, headers)
 
     def _check_source(self, headers: Headers) -> None:
         host, origin = headers.known.get(b"host"), headers.known.get(b"origin")
