@@ -267,7 +267,7 @@ CALLS = {
     ),
     "auth": (
         "Server('x', auth='secret')",
-        "auth= is a ResourceServer, not str (shop.py:4). Write auth=ResourceServer(...).",
+        "or an async function; not str (shop.py:4). Write auth=StaticTokens({'a-long-random-text': 'ann'}).",
     ),
 }
 

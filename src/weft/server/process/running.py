@@ -128,7 +128,8 @@ async def _visit(server: Server) -> AsyncGenerator[None]:
 def _read_options(what: str, transport: str, options: Mapping[str, Any]) -> HttpOptions:
     check_options(what, options, HttpOptions.__struct_fields__)
     for name, example in (("host", "127.0.0.1"), ("path", "/mcp"), ("log_level", "info")):
-        check_kind(name, options.get(name, example), str, repr(example))
+        if name != "log_level" or options.get(name) is not None:
+            check_kind(name, options.get(name, example), str, repr(example))
     wrong = next((name for name in options if name != "log_level"), None)
     if transport == "stdio" and wrong is not None:
         raise UsageError(
