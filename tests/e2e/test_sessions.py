@@ -259,9 +259,9 @@ def test_arguments_are_not_demanded_in_headers() -> None:
 @pytest.mark.parametrize("tool", ["book", "welcome_text", "luggage", "pay", "pay_first", "book_by_hand"])
 def test_who_declares_nothing_is_asked_nothing(hotel: Live, tool: str) -> None:
     session = OpenSession(hotel, capabilities={})
-    response = session.call(tool)
-    assert response.refusal == (200, -32600)
-    assert response.error["data"]["requiredCapabilities"]
+    result = session.call(tool).result  # for the model to read: hosts end their run at an error
+    assert result["isError"] is True
+    assert "the client must declare the capability `" in result["content"][0]["text"]
 
 
 @pytest.mark.spec("L11-06")
@@ -371,7 +371,7 @@ def test_clients_with_a_handshake_are_served_without_being_remembered() -> None:
         }
         assert session.request("ping").result == {}
         assert session.request("resources/subscribe", {"uri": LOBBY}).error["code"] in (-32600, -32601)
-        assert session.call("book").error["code"] == -32600
+        assert "It runs without sessions" in session.call("book").result["content"][0]["text"]
         assert len(session.post(rpc("tools/call", {**ADDED, "name": "clean", "arguments": {"rooms": 2}, "_meta":
                                     {"progressToken": 1}})).messages) == 3  # fmt: skip
         assert session.request("initialize", introduction()).status == 200  # nobody knows that it is the second
