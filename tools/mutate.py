@@ -289,7 +289,11 @@ def read_map(workers: int, *, reuse: bool) -> Map:
             command = [str(python), "-m", "pytest", "-p", "_mutate_plugin", "-p", "no:cacheprovider", *TESTS]
             command += ["-n", str(2 * workers), "--dist", "loadfile", "--timeout", "600"]
             with (Path(folder) / "log").open("wb") as log:
-                subprocess.run(command, cwd=copy, env=environment(copy), stdout=log, stderr=log, check=False)
+                done = subprocess.run(command, cwd=copy, env=environment(copy), stdout=log, stderr=log, check=False)
+            if done.returncode not in (0, 1):  # some tests may fail; a run that was ended would leave half a map
+                raise SystemExit(
+                    f"The traced run ended with {done.returncode}:\n{(Path(folder) / 'log').read_text()[-2000:]}"
+                )
             untraced = Path(folder) / "untraced"
             failed = keep_map(copy, place.with_suffix(".new"), untraced)
             say(f"Traced in {time.monotonic() - began:.0f} s; {len(failed)} tests fail or skip, also untraced.")
