@@ -69,6 +69,7 @@ NO_BOUNDS = {
     "server.sessions.streams._EVENT_COST": "a weight",
     "server.sessions.streams._STREAM_COST": "a weight",
     "server.stopping._MOST_NAMED": "how a list is shown",
+    "server.features.definitions._MOST_NAMED": "how a list is shown",
     "server.process.listening.MOST_NAMED": "how a list is shown",
     "server.process.loading.MOST_FRAMES": "how a traceback is shown",
     "server.process.loading.MOST_NAMES": "how a list is shown",

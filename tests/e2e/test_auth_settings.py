@@ -185,6 +185,8 @@ def test_a_public_key_in_pem(key: Any) -> None:
 
 def test_a_key_set_may_have_keys_of_another_use() -> None:
     TrustedIssuer("https://idp.example", keys={"keys": [rsa_jwk(), rsa_jwk("second", use="enc"), P521]})
+    with pytest.raises(UsageError, match="a key that signs with none of"):  # those of a program are chosen by hand
+        PROGRAM.with_keys([rsa_jwk(), P521])
 
 
 @pytest.mark.parametrize(
