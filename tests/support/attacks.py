@@ -26,8 +26,8 @@ long.
 
 `assert_harmless(report)` is the bound of the project: memory within 64 MB of the start, p99 of the other caller at most
 100 ms. Where the machine itself is slow, so that a quiet server answers late or this process is woken late, a multiple
-of that counts instead; where other programs take the processor, a wait is longer by as much (`Report.slow`). `peak=`
-also bounds what it took meanwhile.
+of that counts instead; where other programs take the processor away, a wait is longer by as much (`Report.slow`).
+`peak=` also bounds what it took meanwhile.
 """
 
 import contextlib
@@ -134,14 +134,6 @@ def assert_harmless(report: Report, *, memory: int = MEMORY, peak: int | None = 
         assert not report.meanwhile.refused, f"another caller was refused: {report}"
 
 
-def _slowness(cpu: float = 0.1) -> float:
-    """How many seconds pass for one of work: more than one where others want the processor as well."""
-    began, worked = time.monotonic(), time.thread_time()
-    while time.thread_time() - worked < cpu:
-        pass
-    return (time.monotonic() - began) / cpu
-
-
 class Target:
     """A server that may be attacked: what there is on both transports."""
 
@@ -181,6 +173,11 @@ class Target:
         """The most that it ever had."""
         return self._status("VmHWM")
 
+    def _scheduled(self) -> tuple[int, int]:
+        """Nanoseconds that the server has run, and that it would have run, had a processor been free."""
+        ran, waited, _ = Path(f"/proc/{self.process.pid}/schedstat").read_text().split()
+        return int(ran), int(waited)
+
     def _status(self, name: str) -> int:
         lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
@@ -188,20 +185,22 @@ class Target:
     def attack(self, function: Callable[[], Any], *, settle: float = 10.0, linger: float = 1.0) -> Report:
         """Measure, call the function, measure again."""
         quiet = self._quiet()
-        slow = _slowness()
         before = self.resident
+        ran, waited = self._scheduled()
         started = time.monotonic()
         kept = function()  # sockets in it stay open until all is measured
         seconds = time.monotonic() - started
         time.sleep(linger)
         meanwhile = self._waits()
+        ran, waited = (now - then for now, then in zip(self._scheduled(), (ran, waited), strict=True))
+        slow = 1.0 + waited / max(ran, 1)
         until = time.monotonic() + settle
         while (after := self.resident) - before > MEMORY and time.monotonic() < until:
             time.sleep(0.1)
         for one in kept if isinstance(kept, list) else [kept]:
             if isinstance(one, socket.socket):
                 one.close()
-        return Report(before, after, self.peak, quiet, meanwhile, seconds, max(slow, _slowness()))
+        return Report(before, after, self.peak, quiet, meanwhile, seconds, slow)
 
     def _quiet(self) -> Waits | None:
         """Warm the server up; on stdio that is all."""

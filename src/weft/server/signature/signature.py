@@ -69,18 +69,22 @@ class Signature(msgspec.Struct, frozen=True):
             return self._arguments.validate_large(raw, strict=True)
         except ValidationError as error:
             # What it says is kept, not the exception: with this frame it would be a cycle, and hold all that came in.
-            problems = _problems(error)
+            problems = self._problems(error)
         return self._bind_leniently(raw, problems)
 
     def bind(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The keyword arguments for JSON values that are decoded already; ArgumentsError when they do not fit."""
         return self.bind_json(pydantic_core.to_json(dict(values)))
 
-    def _bind_leniently(self, raw: bytes, problems: list[Any] | None) -> dict[str, Any]:
-        if problems is None:
-            raise ArgumentsError(
-                [f"More than {_MANY} values do not fit; compare them with the input schema."], subject=self._subject
-            )
+    def _problems(self, error: ValidationError) -> list[Any]:
+        """What is wrong with the arguments, each by itself; ArgumentsError when that is too much to tell (D4)."""
+        if error.error_count() <= _MANY:
+            return error.errors(include_url=False)
+        raise ArgumentsError(
+            [f"More than {_MANY} values do not fit; compare them with the input schema."], subject=self._subject
+        ) from None
+
+    def _bind_leniently(self, raw: bytes, problems: list[Any]) -> dict[str, Any]:
         if len(raw) <= _LARGE:
             whole = _with_whole_numbers(problems, raw)
             if whole is not None:
@@ -89,7 +93,7 @@ class Signature(msgspec.Struct, frozen=True):
             try:
                 bound = self._arguments.validate_json(raw)
             except ValidationError as error:
-                problems += _problems(error) or ()
+                problems += self._problems(error)
             else:
                 if not problems:
                     return bound
@@ -156,11 +160,6 @@ def read_signature(
         require_text=output.require_text,
         _arguments=params.arguments,
     )
-
-
-def _problems(error: ValidationError) -> list[Any] | None:
-    """What is wrong with the arguments, each by itself; None when that is too much to tell (D4)."""
-    return None if error.error_count() > _MANY else error.errors(include_url=False)
 
 
 def _with_whole_numbers(problems: list[Any], raw: bytes) -> bytes | None:
