@@ -146,6 +146,35 @@ async def test_an_error_that_lists_no_pages_is_an_error_like_any_other(pages: An
     assert user.asked == []
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        {},
+        {"data": None},
+        {"data": []},
+        {"data": [page("one")]},
+        {"data": "elicitations"},
+        {"data": 7},
+        {"data": {}},
+        {"data": {"elicitations": [page("one"), None]}},
+        {"data": {"elicitations": [[page("one")]]}},
+    ],
+)
+async def test_an_error_whose_data_is_something_else_is_an_error_like_any_other(error: dict[str, Any]) -> None:
+    """Whatever a server writes there, the call fails with its error, and nobody is sent anywhere."""
+
+    class Odd(Gate):
+        def call(self, message: dict[str, Any]) -> None:
+            self.answer(message, error={"code": REQUIRED, "message": "Odd.", **error})
+
+    user = User()
+    async with Client(Odd(), elicit_url=user) as client:
+        with pytest.raises(RemoteError, match=r"Odd\.") as caught:
+            await client.call_tool("t")
+    assert caught.value.code == REQUIRED
+    assert user.asked == []
+
+
 async def test_in_the_stateless_era_the_code_means_nothing() -> None:
     user = User()
     async with Client(Gate([page("one")], is_legacy=False), elicit_url=user) as client:

@@ -237,3 +237,17 @@ def test_a_server_that_publishes_nothing_at_all_has_fixed_places():
 )
 def test_the_canonical_uri_of_a_server(url, expected):
     assert canonical(url) == expected
+
+
+def test_few_authorization_servers_are_asked_however_many_are_named():
+    """A server must not be able to have a client knock at a thousand doors."""
+    for dead, is_found in [(4, True), (5, False)]:
+        world = World()
+        named = [f"https://down{number}.example" for number in range(dead)]
+        world.documents[PRM] = prm(authorization_servers=[*named, ISSUER])
+        if is_found:
+            assert find(world).issuer.issuer == ISSUER
+        else:
+            with pytest.raises(AuthorizationFailed):
+                find(world)
+        assert (AS in world.fetched) is is_found

@@ -2,12 +2,13 @@
 
 import base64
 import hashlib
+import json
 
 import pytest
 from auth_world import AS, ISSUER, NOW, PRM, REDIRECT, SERVER, World, json_response, metadata, prm
 
 from weft.client.auth.challenge import Challenge
-from weft.client.auth.credentials import Token
+from weft.client.auth.credentials import Token, token_key
 from weft.client.auth.flow import CodeFlow, read_redirect
 from weft.client.auth.grant import Situation, recall_token
 from weft.client.auth.metadata import Issuer
@@ -391,6 +392,17 @@ def test_an_answer_with_more_fields_than_any_has_is_not_read():
                 read_redirect(url, "s", issuer, [])
         else:
             assert read_redirect(url, "s", issuer, []) == code
+
+
+def test_a_kept_token_of_another_issuer_or_resource_is_not_taken():
+    """Whoever can write to the storage must not be able to have a token sent elsewhere (AUTH-32)."""
+    for changes in ({"issuer": "https://other.example"}, {"resource": "https://other.example/mcp"}):
+        world = World()
+        log_in(world)
+        key = token_key(ISSUER, SERVER)
+        record = {**json.loads(world.kept[key]), **changes}
+        world.kept[key] = json.dumps(record).encode()
+        assert world.run(recall_token(SERVER)) is None
 
 
 def test_a_refresh_names_the_scope_that_was_granted():
