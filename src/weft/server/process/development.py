@@ -13,8 +13,9 @@ import logging
 import sys
 import threading
 import time
+from contextvars import Context
 from types import FrameType
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from weft.server.where import describe, is_users, short_path
 
@@ -38,7 +39,8 @@ def watch_for_blocking(loop: asyncio.AbstractEventLoop, *, debug: bool) -> None:
 
 class _Watch:
     def __init__(self, loop: asyncio.AbstractEventLoop, beat_seconds: float, blocked_seconds: float) -> None:
-        self._loop = loop
+        self._loop = ref(loop)  # a thread that sleeps must not keep a loop that is done with
+        self._context = Context()  # or the beat would keep that of the request which it began with
         self._beat_seconds = beat_seconds
         self._blocked_seconds = blocked_seconds
         self._thread = threading.get_ident()
@@ -51,14 +53,19 @@ class _Watch:
 
     def _tick(self) -> None:
         self._beat = time.monotonic()
-        self._loop.call_later(self._beat_seconds, self._tick)
+        if (loop := self._loop()) is not None:
+            loop.call_later(self._beat_seconds, self._tick, context=self._context)
 
     def _listen(self) -> None:
-        while not self._loop.is_closed():
+        while self._is_alive():
             time.sleep(self._beat_seconds)
-            if time.monotonic() - self._beat > self._blocked_seconds and self._loop.is_running():
-                frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - another thread's stack
-                self._tell(frames.get(self._thread))
+            if time.monotonic() - self._beat > self._blocked_seconds and self._is_alive():
+                # In no variable: a frame that is kept keeps all that is in it.
+                self._tell(sys._current_frames().get(self._thread))  # pyright: ignore[reportPrivateUsage]
+
+    def _is_alive(self) -> bool:
+        loop = self._loop()
+        return loop is not None and not loop.is_closed()
 
     def _tell(self, frame: FrameType | None) -> None:
         found = _find(frame)
