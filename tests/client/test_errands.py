@@ -137,7 +137,7 @@ async def test_where_nobody_is_to_be_asked_the_error_is_told(options: dict[str, 
     assert caught.value.data["elicitations"][0]["elicitationId"] == "one"
 
 
-@pytest.mark.parametrize("pages", [None, "many", [], [7], {"url": "https://a.example"}])
+@pytest.mark.parametrize("pages", [None, "many", 7, [], [7], {"url": "https://a.example"}])
 async def test_an_error_that_lists_no_pages_is_an_error_like_any_other(pages: Any) -> None:
     user = User()
     async with Client(Gate(pages), elicit_url=user) as client:
