@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 
 from support.fakes import DISCOVERED, Exchange, http_server, initialized, reply, sse
-from weft import BearerToken, Client, ClientLimits, ConnectionFailed, InvalidAnswer, RemoteError, RequestTimeout
+from weft import (
+    AuthorizationFailed,
+    BearerToken,
+    Client,
+    ClientLimits,
+    ConnectionFailed,
+    InvalidAnswer,
+    RemoteError,
+    RequestTimeout,
+)
 from weft.client import StreamReopened, ToolsChanged
 from weft.client.transports.base import Refused
 from weft.client.transports.http import HttpTransport
@@ -233,13 +242,15 @@ async def test_one_byte_too_many_is_too_many() -> None:
 
 @pytest.mark.security("D12")
 async def test_a_gzip_bomb_does_not_go_off() -> None:
-    bomb = gzip.compress(b" " * 50_000_000)
+    """It would be a good answer, were it not for its size."""
 
     async def call(exchange: Exchange) -> None:
+        bomb = gzip.compress(reply(exchange.message, TEXT) + b" " * 50_000_000)
+        assert len(bomb) < 1_000_000
         await exchange.respond(200, bomb, content_encoding="gzip")
 
     async with http_server(Server(call)) as url, Client(url, limits=ClientLimits(message_bytes=1_000_000)) as client:
-        with pytest.raises((InvalidAnswer, ConnectionFailed)):
+        with pytest.raises(InvalidAnswer, match="more than 1000000 bytes"):
             await client.call_tool("t")
 
 
@@ -329,6 +340,27 @@ async def test_a_hook_may_authorize_and_try_again() -> None:
 
     async with http_server(handle) as url, Client(url, auth=Hook()) as client:
         assert (await client.call_tool("t")).text == "done"
+
+
+async def test_a_hook_that_always_wants_to_try_again_is_not_let() -> None:
+    asked = 0
+
+    class Hopeful:
+        async def headers(self, url: str, method: str) -> dict[str, str]:
+            return {}
+
+        async def refused(self, refusal: Refused, given: Any, request: Any) -> bool:
+            return True
+
+    async def handle(exchange: Exchange) -> None:
+        nonlocal asked
+        asked += 1
+        await exchange.respond(401, www_authenticate="Bearer")
+
+    async with http_server(handle) as url:
+        with pytest.raises(AuthorizationFailed):
+            await asyncio.wait_for(Client(url, auth=Hopeful()).connect(), 10)
+    assert asked == 4
 
 
 @pytest.mark.parametrize("at", ["the hook's", "a call's", "a stream's"])
