@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 
 import pytest
@@ -81,6 +82,32 @@ def test_what_follows_bearer_is_masked_wherever_it_stands() -> None:
 def test_what_is_no_secret_is_shown() -> None:
     plain = '{"error":{"code":-32602,"message":"no"},"_meta":{"progressToken":7},"maxTokens":5}'
     assert masked_body(plain) == plain
+
+
+QUESTION = {"method": "sampling/createMessage", "params": {"messages": [{"content": SECRET}]}}
+
+
+@pytest.mark.spec("SAM-13")
+@pytest.mark.parametrize(
+    ("message", "from_client"),
+    [
+        ({"id": 1, "method": "elicitation/create", "params": {"message": SECRET}}, False),
+        ({"id": 1, **QUESTION}, False),
+        ({"result": {"inputRequests": {"k0": QUESTION}}}, False),
+        ({"params": {"inputResponses": {"k0": {"content": {"card": SECRET}}}}}, False),
+        ({"id": 1, "result": {"content": {"text": SECRET}}}, True),
+        ([{"id": 1, "result": {"content": {"text": SECRET}}}], True),
+    ],
+)
+@pytest.mark.parametrize("most", [None, 40])
+def test_what_is_asked_and_answered_is_masked(message: object, from_client: bool, most: int | None) -> None:
+    body = json.dumps(message).replace(SECRET, SECRET * 3000 if most else SECRET)
+    for text in (body, body[:-3]):  # a message, and one that was cut off
+        assert SECRET not in masked_body(text, from_client=from_client)
+
+
+def test_what_a_server_answers_is_shown() -> None:
+    assert masked_body('{"id":1,"result":{"content":[]}}') == '{"id":1,"result":{"content":[]}}'
 
 
 def test_a_long_body_is_cut_and_its_secrets_masked_all_the_same() -> None:

@@ -66,6 +66,8 @@ _SECRET_NAME = re.compile(
     r"(?i)(password|passwd|passphrase|secret|authorization|credential|cookie|assertion|verifier|api_?-?key|private_?-?key"
     r"|requeststate|session_?-?id|(?<!progress)(?<!progress_)token$|^dpop$|^jwt$)"
 )
+_ASKED = ("elicitation/create", "sampling/createMessage")  # methods that are about what people and models say
+_ANSWERED = "inputResponses"
 _BEARER = re.compile(r"(?i)\b(bearer|basic|dpop)(\s+)[A-Za-z0-9._~+/=-]{8,}")
 # The same for a text that cannot be read as JSON: `"token": "…"`, cut off or not.
 _SECRET_MEMBER = re.compile(r'"([^"\\]{1,64})"(\s*:\s*)("(?:[^"\\]|\\.)*(?:"|\Z)|[^\s,}\]"]+)')
@@ -132,8 +134,11 @@ def masked_url(url: str) -> str:
     return printable(f"{place}{mark}{MASK if mark else ''}"[:500], "?")
 
 
-def masked_body(body: bytes | str) -> str:
+def masked_body(body: bytes | str, *, from_client: bool = False) -> str:
     """Return a body as one line, bounded, with the values of secret names masked.
+
+    What a user or a model is asked, and answers, is masked as a whole (SAM-13). A result that a client sends is such an
+    answer: `from_client` says that it is one.
 
     >>> masked_body(b'{"a": 1, "refresh_token": "r", "b": [{"password": 7}]}')
     '{"a":1,"refresh_token":"***","b":[{"password":"***"}]}'
@@ -141,17 +146,23 @@ def masked_body(body: bytes | str) -> str:
     'grant_type=refresh_token&refresh_token=***&code=***'
     """
     data = body.encode("utf-8", "replace") if isinstance(body, str) else body
-    text = _read(data) if len(data) <= _MOST_READ else None
+    text = _read(data, from_client=from_client) if len(data) <= _MOST_READ else None
     if text is None:
-        text = _masked_text(data[:_MOST_READ].decode("utf-8", "replace"))
+        names = (*_ASKED, _ANSWERED, '"result"') if from_client else (*_ASKED, _ANSWERED)
+        cut = data[:_MOST_READ].decode("utf-8", "replace")
+        text = MASK if any(name in cut for name in names) else _masked_text(cut)
     shown = printable(_BEARER.sub(rf"\1\2{MASK}", text), "?")
     return shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}… ({len(data)} bytes)"
 
 
-def _read(data: bytes) -> str | None:
+def _read(data: bytes, *, from_client: bool) -> str | None:
     """Return a JSON body or a form, masked; None where it is neither."""
     try:
-        return msgspec.json.encode(_masked("", msgspec.json.decode(data), _DEEPEST)).decode()
+        message = msgspec.json.decode(data)
+        if from_client:
+            several = cast("list[Any]", message) if isinstance(message, list) else None
+            message = _unanswered(message) if several is None else [_unanswered(one) for one in several]
+        return msgspec.json.encode(_masked("", message, _DEEPEST)).decode()
     except (msgspec.DecodeError, RecursionError, ValueError):
         pass
     if b"=" not in data or b" " in data or data[:1] in (b"{", b"["):
@@ -167,12 +178,22 @@ def _masked(name: str, value: Any, depth: int) -> Any:
     if _is_secret(name, value):
         return MASK
     if depth and isinstance(value, dict):
-        return {key: _masked(key, part, depth - 1) for key, part in cast("dict[str, Any]", value).items()}
+        members = cast("dict[str, Any]", value)
+        if "params" in members and members.get("method") in _ASKED:
+            members = {**members, "params": MASK}
+        return {key: _masked(key, part, depth - 1) for key, part in members.items()}
     if depth and isinstance(value, list):
         return [_masked("", part, depth - 1) for part in cast("list[Any]", value)]
     if depth and isinstance(value, str) and value.lstrip()[:1] in ("{", "["):  # JSON in a text, as tools return it
         return _masked_json(value, depth - 1)
     return value if depth or not isinstance(value, dict | list) else MASK
+
+
+def _unanswered(message: Any) -> Any:
+    """Return a message without the answer in it."""
+    if not isinstance(message, dict) or "result" not in message:
+        return cast("Any", message)
+    return {**cast("dict[str, Any]", message), "result": MASK}
 
 
 def _masked_json(text: str, depth: int) -> str:
@@ -186,6 +207,8 @@ def _is_secret(name: str, value: object) -> bool:
     """Return whether a member is masked. `code` is one of OAuth where it is text; JSON-RPC has numbers there."""
     if name == "code":
         return isinstance(value, str)
+    if name == _ANSWERED:
+        return True
     return value is not None and _SECRET_NAME.search(name) is not None
 
 

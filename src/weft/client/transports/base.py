@@ -260,7 +260,7 @@ class PipeTransport:
 
     def _out(self, message: bytes) -> Awaitable[None] | None:
         if wire_log.isEnabledFor(logging.DEBUG):
-            wire_log.debug("> %s", masked_body(message))
+            wire_log.debug("> %s", masked_body(message, from_client=True))
         return self._write(message)
 
     async def _begin(self) -> None:

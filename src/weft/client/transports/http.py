@@ -138,7 +138,13 @@ class HttpTransport:
         raise ConnectionFailed(f"{self.where} redirects again and again; use the URL that the server gives out itself.")
 
     async def _shown_exchange(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> HttpReply:
-        wire_log.debug("> %s %s [%s] %s", method, masked_url(url), masked_headers(headers), masked_body(body or b""))
+        wire_log.debug(
+            "> %s %s [%s] %s",
+            method,
+            masked_url(url),
+            masked_headers(headers),
+            masked_body(body or b"", from_client=True),
+        )
         reply = await self._wire.exchange(method, url, headers, body)
         wire_log.debug("< %d [%s]", reply.status, masked_headers(reply.headers))
         return reply

@@ -77,7 +77,7 @@ class _Exchange:
 
     def _tell_request(self) -> None:
         self._is_read = True
-        log.debug("< %s %s", self._request, masked_body(bytes(self._body)) if self._body else "")
+        log.debug("< %s %s", self._request, masked_body(bytes(self._body), from_client=True) if self._body else "")
 
 
 def _masked_event(body: bytes) -> str:
@@ -92,7 +92,7 @@ class _LoggedPipe(Pipe):
     """A pipe that logs the lines that come in."""
 
     def receive(self, line: bytes | None, *, full: int = 0) -> None:
-        log.debug("< %s", "a line that is too long" if line is None else masked_body(line.strip()))
+        log.debug("< %s", "a line that is too long" if line is None else masked_body(line.strip(), from_client=True))
         super().receive(line, full=full)
 
 
