@@ -443,7 +443,7 @@ def test_a_lifespan_that_fails_fails_the_request() -> None:
 
     app = Server("broken", lifespan=lifespan).asgi(sse_path="/sse")
     with serve(without_start) as live:
-        assert live.send(b"", [STREAM], verb="GET", path="/sse").refusal == (503, -32603)
+        assert live.send(b"", [STREAM], verb="GET", path="/sse").refusal == (500, -32603)
 
 
 def test_what_a_session_has_opened_is_closed_with_it() -> None:

@@ -243,7 +243,8 @@ def test_it_serves_on_stdio_within_a_loop(tmp_path: Path) -> None:
 def test_ctrl_c_ends_it_as_it_ends_the_loop(tmp_path: Path) -> None:
     script = tmp_path / "shop.py"
     script.write_text(
-        "import asyncio, weft\nserver = weft.Server('s')\nasync def main():\n    try:\n"
+        "import asyncio, weft\nserver = weft.Server('s')\n@server.tool\ndef tea() -> str:\n    return 'green'\n"
+        "async def main():\n    try:\n"
         "        await server.serve('http', port=0)\n    finally:\n        print('tidied up')\n"
         "try:\n    asyncio.run(main())\nexcept KeyboardInterrupt:\n    print('interrupted')\n"
     )
@@ -251,10 +252,12 @@ def test_ctrl_c_ends_it_as_it_ends_the_loop(tmp_path: Path) -> None:
         [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None
-        assert "Weft serves 's' at http" in process.stderr.readline()
-        process.send_signal(signal.SIGINT)
         try:
-            assert process.communicate(timeout=30) == ("tidied up\ninterrupted\n", "")
+            assert "Weft serves 's' at http" in process.stderr.readline()
+            process.send_signal(signal.SIGINT)
+            said, logged = process.communicate(timeout=30)
+            assert said == "tidied up\ninterrupted\n"
+            assert "Traceback" not in logged
         finally:
             process.kill()  # else a process that did not hear it would be waited for without end
 
