@@ -10,11 +10,13 @@ LOWEST := .cache/lowest
 
 # Most tests wait more than they work: four workers take a third of the time of one, also on two cores.
 AT_ONCE := --numprocesses 4 --dist loadfile
+# What is measured under attack is measured with nothing else running.
+ALONE := tests/attacks
 # The unit tests are all that need nothing from elsewhere: no other SDK, no Node package, no browser, no proxy.
-UNIT := $(AT_ONCE) --ignore=tests/interop
+UNIT := $(AT_ONCE) --ignore=tests/interop --ignore=tests/attacks
 # At the lowest versions, and in CI with the newest Python, without those that say nothing of versions: what the code
 # looks like, what is measured under attack, what is drawn at random.
-ENDS := $(UNIT) --ignore=tests/attacks --ignore=tests/properties --ignore=tests/e2e/test_fuzz.py \
+ENDS := $(UNIT) --ignore=tests/properties --ignore=tests/e2e/test_fuzz.py \
 	--ignore=tests/test_architecture.py --ignore=tests/test_ledger.py --ignore=tests/test_mutations.py
 
 .DEFAULT_GOAL := help
@@ -40,7 +42,8 @@ run: $(VENV)/.runtime
 	@exec $(BIN)/weft run examples/server.py --http --port $(PORT)
 
 test: lint peers-test
-	$(BIN)/pytest $(AT_ONCE)
+	$(BIN)/pytest $(AT_ONCE) --ignore=tests/attacks
+	$(BIN)/pytest $(ALONE)
 
 unit: $(VENV)/.dev
 	$(BIN)/pytest $(UNIT)

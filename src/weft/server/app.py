@@ -507,8 +507,8 @@ class Server:
     async def stop(self) -> None:
         """Release everything, at the end of the process: sessions, what runs beside calls, threads, the lifespan."""
         self.subscriptions.close()
-        self.open_calls.end()
         try:
+            await self.open_calls.give_up()
             await self.sessions.close()
             await self.background.close(self.limits.drain_seconds)
         finally:

@@ -55,6 +55,12 @@ class OpenCalls:
                 await asyncio.sleep(0)  # for what follows the end of a task
         self.end(when=f"after {seconds:g} s")
 
+    async def give_up(self) -> None:
+        """End those that do not end in a moment, as streams do that only listen and are told to."""
+        if self._since:
+            await asyncio.sleep(_TURN)
+            self.end()
+
     def end(self, concerned: Callable[[Call], bool] = lambda _: True, *, when: str = "at once") -> None:
         """End them all, or those that are concerned. Their clients are told, where they can still be reached."""
         ending = [call for call in self._since if not call.cancellation.cancelled and concerned(call)]
