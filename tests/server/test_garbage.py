@@ -121,7 +121,10 @@ WAYS: dict[str, Callable[[Client], Awaitable[Any]]] = {
 @pytest.fixture
 def no_collector() -> Iterator[None]:
     logging.disable(logging.CRITICAL)  # pytest keeps log records, and with them exceptions
+    gc.collect()
+    gc.freeze()  # what is there by now is not searched again with every collection
     yield
+    gc.unfreeze()
     gc.set_debug(0)
     gc.garbage.clear()
     gc.enable()
