@@ -5,6 +5,7 @@ that is in no row fails the collection. A row about both sides counts for the cl
 or of what both sides share. The table of rows is made by tools/ledger_rows.py.
 """
 
+import logging
 import signal
 import textwrap
 from collections.abc import Iterator
@@ -114,3 +115,13 @@ def _names(missing: set[str], reasons: dict[str, str]) -> str:
             f"{', '.join(left_out)} (not of a library's making, or of a later issue: tests/ledger_left_out.json)"
         )
     return "; ".join(parts) or "none"
+
+
+@pytest.fixture(autouse=True)
+def log_levels_as_they_were() -> Iterator[None]:
+    """Undo what a test, or a server that it ran in this process, did to the levels of loggers."""
+    loggers = [logging.getLogger(name) for name in ("", "weft", "weft.server", "weft.client", "weft.client.wire")]
+    before = [(logger, logger.level) for logger in loggers]
+    yield
+    for logger, level in before:
+        logger.setLevel(level)
