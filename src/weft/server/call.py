@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 import msgspec
 
@@ -27,14 +26,6 @@ __all__ = ["Asker", "Asking", "Call", "Reply", "peer_of"]
 def peer_of(address: str, token_info: TokenInfo | None) -> str:
     """Whom limits are counted for: the principal where somebody has verified that, else the address."""
     return address if token_info is None else f"principal {token_info.principal}"
-
-
-@cache
-def _context_type() -> type[Context]:
-    """Import the class late, for its module imports this one; and once, for even that costs with every call."""
-    from weft.server.context import Context
-
-    return Context
 
 
 class Reply(Protocol):
@@ -117,6 +108,8 @@ class Call:
     What not every call needs is made when it is asked for.
     """
 
+    context_type: ClassVar[type[Context]]  # set by the module of Context, which imports this one
+    params_seen = False  # whether the user's code has had the params, and may have changed them
     session: Asking | None = None  # where the client is remembered from call to call
     asked: Asker | None = None  # there once the call has asked, or has brought answers back
     blamed: str | None = None  # what of the user's an exception came out of, where that is known
@@ -197,13 +190,8 @@ class Call:
     def context(self) -> Context:
         """The context of this call: one, shared by middleware and handler."""
         if self._context is None:
-            self._context = _context_type()(self)
+            self._context = self.context_type(self)
         return self._context
-
-    @property
-    def has_context(self) -> bool:
-        """Whether anything has had the context so far, such as middleware."""
-        return self._context is not None
 
     @property
     def asker(self) -> Asker:

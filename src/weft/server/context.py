@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
@@ -93,7 +94,7 @@ class Context:
 
     def __init__(self, call: Call) -> None:
         self._call = call
-        self._loop = asyncio.get_running_loop()
+        self._loop = _loop_here()
         self._progress: float | None = None  # the last progress told: the next must be more (PROG-03)
         self._state: dict[str, Any] | None = None
 
@@ -107,6 +108,7 @@ class Context:
     @property
     def params(self) -> Any:
         """The params, decoded; a struct of `weft.types`. What middleware changes in them reaches the handler."""
+        self._call.params_seen = True
         return self._call.envelope.params
 
     @property
@@ -458,11 +460,31 @@ def _warn_of_late(described: str, what: str) -> None:
     )
 
 
+Call.context_type = Context
+
+
 def _log_data(data: Any) -> msgspec.Raw:
     try:
         return msgspec.Raw(to_json_text(data).encode())
     except Unserialisable as error:
         raise UsageError(str(error).replace("The returned", "The logged", 1)) from None
+
+
+class _Here(threading.local):
+    """What belongs to one thread."""
+
+    loop: asyncio.AbstractEventLoop | None = None  # the one that ran when last asked
+
+
+_here = _Here()
+
+
+def _loop_here() -> asyncio.AbstractEventLoop:
+    """The running loop. `asyncio.get_running_loop` asks the system for the process with each call, in Python 3.11."""
+    loop = _here.loop
+    if loop is None or not loop.is_running():  # a thread has one running loop at a time: if this one runs, it is that
+        loop = _here.loop = asyncio.get_running_loop()
+    return loop
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

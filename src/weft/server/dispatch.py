@@ -75,6 +75,7 @@ class Dispatcher:
         self._server = server
         self._translations = translations
         self._handlers = {name: _compose(name, handler, middleware) for name, handler in handlers.items()}
+        self._outermost = middleware[0] if middleware else None
         self._tracing = tracing
         self._traced: dict[str, Handler] = {}  # the same, with a span around each
         if tracing is not None:
@@ -92,6 +93,8 @@ class Dispatcher:
                 result = _settle(call, result)
             if isinstance(result, Encoded):
                 return 200, encode_result(call.id, result.body)
+            if not isinstance(result, Result):  # pyright: ignore[reportUnnecessaryIsInstance] - middleware may lie
+                raise _no_result(self._outermost)
             if result.result_type is not None:
                 self._check_type(call, result.result_type)
             return 200, encode_result(call.id, call.seal(result))
@@ -245,9 +248,9 @@ def _compose(name: str, handler: Handler, middleware: Sequence[Middleware]) -> H
     """Put the middleware around the handler of a method, the first outermost."""
     is_list = name in METHODS and METHODS[name].params is PaginatedParams
     chain: Handler = partial(_plain, handler) if middleware and is_list else handler
-    for layer in reversed(middleware):
-        chain = partial(_step, layer, chain)
-    return chain
+    for layer in reversed(middleware[1:]):
+        chain = partial(_checked_step, layer, chain)
+    return partial(_step, middleware[0], chain) if middleware else chain
 
 
 async def _plain(handler: Handler, call: Call) -> Result:
@@ -256,10 +259,19 @@ async def _plain(handler: Handler, call: Call) -> Result:
     return copy(result.result) if isinstance(result, Encoded) else result
 
 
-async def _step(layer: Middleware, chain: Handler, call: Call) -> Result | Encoded:
+def _step(layer: Middleware, chain: Handler, call: Call) -> Awaitable[Result | Encoded]:
+    """Call the outermost middleware. The dispatcher looks at what it returns, which saves a coroutine."""
     following: Any = partial(chain, call)
-    result: Any = await layer(call.context, following)
+    return layer(call.context, following)
+
+
+async def _checked_step(layer: Middleware, chain: Handler, call: Call) -> Result | Encoded:
+    result: Any = await _step(layer, chain, call)
     if not isinstance(result, (Result, Encoded)):  # a tuple: a union would be made with each call
-        name = getattr(layer, "__name__", layer)
-        raise UsageError(f"The middleware {name!r} returned no result. Write `return await next()`.")
+        raise _no_result(layer)
     return result
+
+
+def _no_result(layer: Middleware | None) -> UsageError:
+    name = getattr(layer, "__name__", layer)
+    return UsageError(f"The middleware {name!r} returned no result. Write `return await next()`.")

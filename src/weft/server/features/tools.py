@@ -378,7 +378,7 @@ class Tools:
         """`tools/call`."""
         params = call.envelope.params
         assert isinstance(params, CallToolParams)
-        if call.has_context:  # without one, nothing has seen them
+        if call.params_seen:
             params = self._as_changed(call, params)
         tool = self._tools.get(params.name)
         if tool is None:

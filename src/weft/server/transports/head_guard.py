@@ -14,13 +14,13 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
-from functools import cache
 from http import HTTPStatus
 from importlib.util import find_spec
 from typing import Any, cast
 
 from weft.limits import Limits
 from weft.protocol.hosts import target_host
+from weft.server.transports.access_log import log_access
 from weft.server.transports.asgi import Send
 
 __all__ = ["guarded_protocol", "respond_at_once"]
@@ -52,32 +52,17 @@ def respond_at_once(send: Send, status: int, body: bytes) -> bool:
         if cycle.response_started or cycle.disconnected or cycle.flow.write_paused or not cycle.keep_alive:
             return False
         head, write, set_event = _head(status, cycle.default_headers), cycle.transport.write, cycle.message_event.set
-        on_response, logs = cycle.on_response, cycle.access_log
+        on_response, logger, scope = cycle.on_response, cycle.access_log and cycle.access_logger, cycle.scope
     except AttributeError:  # a uvicorn that is made otherwise: nothing was done yet, so the messages still can be sent
         return False
-    if logs:
-        _log_access(cycle, status)
+    if logger:
+        log_access(logger, scope, status)
     cycle.response_started = cycle.response_complete = True
     cycle.waiting_for_100_continue = False
     write(b"%b%d\r\n\r\n%b" % (head, len(body), body))
     set_event()
     on_response()
     return True
-
-
-def _log_access(cycle: Any, status: int) -> None:
-    """Write the line of uvicorn's access log, as uvicorn writes it."""
-    scope, utils = cycle.scope, _uvicorn_utils()
-    line = (utils.get_client_addr(scope), scope["method"], utils.get_path_with_query_string(scope))
-    cycle.access_logger.info('%s - "%s %s HTTP/%s" %d', *line, scope["http_version"], status)
-
-
-@cache
-def _uvicorn_utils() -> Any:
-    """Import late, for another ASGI server may be in use; and once, for even that costs with every call."""
-    from uvicorn.protocols import utils
-
-    return utils
 
 
 _HTTPTOOLS = "uvicorn.protocols.http.httptools_impl"
