@@ -73,8 +73,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
     yield run
     for hosted in started:
-        hosted.process.kill()
-        hosted.process.wait()
+        hosted.kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -96,14 +95,72 @@ def test_the_process_still_ends_by_the_signal(host: Host) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_every_worker_leaves_its_lifespan(host: Host, number: int) -> None:
     hosted = host(API, "--workers", "2")
+    workers = _both_workers(hosted)
+    hosted.end(number)
+    for worker in workers:
+        assert hosted.of(worker) == ["entered", "leaving", "left"]
+
+
+def _both_workers(hosted: Hosted) -> set[int]:
     workers: set[int] = set()
     until = time.monotonic() + 30
     while len(workers) < 2 and time.monotonic() < until:
         workers.add(int(hosted.call("who")))
     assert len(workers) == 2
-    hosted.end(number)
+    return workers
+
+
+SLOW = API.replace("sleep(0.5)", "sleep(1.5)")  # longer than uvicorn's supervisor takes to pass a signal on
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_whole_group_cuts_no_cleanup(host: Host, number: int) -> None:
+    # Ctrl-C in a terminal, and systemd: the workers hear it, and then again from their supervisor.
+    hosted = host(SLOW, "--workers", "2")
+    workers = _both_workers(hosted)
+    hosted.end_group(number)
     for worker in workers:
         assert hosted.of(worker) == ["entered", "leaving", "left"]
+    assert "Traceback" not in hosted.log
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_waits_for_the_cleanup(host: Host, first: int, second: int) -> None:
+    hosted = host(API)
+    hosted.call("who")
+    hosted.process.send_signal(first)
+    hosted.until("leaving")
+    code = hosted.end_group(second)
+    assert hosted.of(hosted.process.pid) == ["entered", "leaving", "left"]
+    if signal.SIGTERM in (first, second):
+        assert code == -signal.SIGTERM  # put off, not lost
+    assert "Traceback" not in hosted.log
+
+
+def test_a_second_signal_waits_for_the_cleanup_of_every_server(host: Host) -> None:
+    hosted = host(SLOW + SECOND)
+    hosted.call("who")
+    with Client(hosted.url.replace("/mcp", "/other/mcp")) as client:
+        client.call_tool("who")
+    hosted.process.send_signal(signal.SIGINT)
+    hosted.until("leaving")
+    hosted.end_group(signal.SIGTERM)
+    assert hosted.of(hosted.process.pid).count("left") == 2
+
+
+def test_who_presses_ctrl_c_again_and_again_is_obeyed(host: Host) -> None:
+    hosted = host(API.replace("sleep(0.5)", "sleep(60)"))
+    hosted.call("who")
+    hosted.process.send_signal(signal.SIGINT)
+    hosted.until("leaving")
+    begun = time.monotonic()
+    hosted.process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    assert hosted.process.poll() is None
+    hosted.end(signal.SIGINT)
+    assert time.monotonic() - begun < 10
+    assert "left" not in hosted.of(hosted.process.pid)
 
 
 def test_calls_that_are_open_end_before_the_lifespan_does(host: Host) -> None:
@@ -120,8 +177,7 @@ def test_calls_that_are_open_end_before_the_lifespan_does(host: Host) -> None:
     assert hosted.of(hosted.process.pid) == ["entered", "waiting", "waited", "leaving", "left"]
 
 
-def test_two_mounted_servers_are_both_closed(host: Host) -> None:
-    second = """
+SECOND = """
 other = Server("other", lifespan=lifespan)
 
 @other.tool
@@ -132,7 +188,10 @@ app = FastAPI()
 app.mount("/other", other.asgi("/mcp"))
 app.mount("/", server.asgi("/mcp"))
 """
-    hosted = host(API + second)
+
+
+def test_two_mounted_servers_are_both_closed(host: Host) -> None:
+    hosted = host(API + SECOND)
     hosted.call("who")
     with Client(hosted.url.replace("/mcp", "/other/mcp")) as client:
         client.call_tool("who")

@@ -1,8 +1,11 @@
 """`uvicorn api:app` in a process of its own, as people deploy."""
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ class Hosted:
                 stdout=log,
                 stderr=log,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                start_new_session=True,  # a process group, as a terminal and a service manager have one
             )
         until_listening(self.process, self.port)
 
@@ -50,6 +54,23 @@ class Hosted:
         """The text of a tool's result, asked for by a new client."""
         with Client(self.url, **options) as client:
             return client.call_tool(tool).text
+
+    def until(self, event: str, process: int | None = None) -> None:
+        """Wait until a process has done something, at most 20 s."""
+        until = time.monotonic() + 20
+        while event not in self.of(process or self.process.pid) and time.monotonic() < until:
+            time.sleep(0.01)
+
+    def end_group(self, number: int) -> int:
+        """Send a signal to it and to all that it has started, as Ctrl-C in a terminal does; wait for its exit code."""
+        os.killpg(self.process.pid, number)
+        return self.process.wait(20)
+
+    def kill(self) -> None:
+        """End it and all that it has started, whatever they do."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
     def end(self, number: int) -> int:
         """Send it a signal, and wait for its exit code."""

@@ -33,6 +33,7 @@ class Lifespan:
         self._stop: asyncio.Event | None = None
         self.started = factory is None  # nothing to start
         self.value: Any = None  # what the context manager yielded
+        self.on_leaving: Callable[[asyncio.Task[Any]], None] | None = None  # told before the context manager is left
         self._told: tuple[str, str] | None = None  # the last failure that was logged, and what callers read of it
 
     @property
@@ -84,6 +85,9 @@ class Lifespan:
                 self._told = None
                 ready.set_result(None)
                 cancelled = await _cancelled_before(stop)
+                task = asyncio.current_task()
+                if self.on_leaving is not None and task is not None:
+                    self.on_leaving(task)
             if cancelled is not None:
                 raise cancelled
         except BaseException as error:

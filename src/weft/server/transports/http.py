@@ -90,9 +90,7 @@ class HttpApp:
                 self._exchanges.append(StatelessExchange(server, era))
         self._sse = None if sse_path is None else self._old_transport(sse_path, keeps_sessions=sessions)
         self._verbs = ("POST",) if self._session is None else self._session.verbs
-        self.follows_host = (
-            True  # whether the end of the process has to be heard of by its signals; our runner knows it
-        )
+        self.follows_host = True  # hear of the end of the process by its signals; our own runner says it another way
         # What the guards found of headers that came before. Clients repeat themselves: the next check is one look-up.
         self._passes: dict[tuple[bytes | None, ...], Accepts] = {}
 

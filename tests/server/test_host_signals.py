@@ -1,0 +1,48 @@
+"""Following the signals of a host: what is kept for that."""
+
+import gc
+import signal
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from weft import Server
+from weft.server.process.host_signals import follow_host_signals
+
+
+@pytest.fixture
+def heard() -> Iterator[list[int]]:
+    """The signals that the host has heard, by handlers of its own."""
+    numbers: list[int] = []
+
+    def hear(number: int, _frame: Any) -> None:
+        numbers.append(number)
+
+    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield numbers
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_server_whose_host_is_followed_can_be_collected(heard: list[int]) -> None:
+    server = Server("shop")
+    follow_host_signals(server)
+    kept = weakref.ref(server)
+    del server
+    gc.collect()
+    assert kept() is None
+    signal.raise_signal(signal.SIGTERM)
+    assert heard == [signal.SIGTERM]
+
+
+def test_many_servers_share_one_handler(heard: list[int]) -> None:
+    servers = [Server(f"shop {index}") for index in range(3)]
+    follow_host_signals(servers[0])
+    first = signal.getsignal(signal.SIGTERM)
+    for server in servers[1:]:
+        follow_host_signals(server)
+    assert signal.getsignal(signal.SIGTERM) is first
+    signal.raise_signal(signal.SIGINT)
+    assert heard == [signal.SIGINT]
