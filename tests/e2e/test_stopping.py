@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from support import encode, headers_for, message
+from support.hosted import Hosted
 from support.ports import find_port
 
 SERVER = """
@@ -215,3 +216,31 @@ def test_a_call_that_is_given_up_is_told_on_stdio(run: Callable[..., Stopping], 
     assert STOPPED in error_in(said.splitlines()[-1], 7)
     assert f"gives up at once 1 call: tools/call '{tool}'" in log
     assert "Traceback" not in log
+
+
+HOSTED = """
+from fastapi import FastAPI
+
+app = FastAPI()
+app.mount("/", server.asgi("/mcp"))
+"""
+
+
+@pytest.mark.parametrize("app", [HOSTED, "app = server.asgi('/mcp')"], ids=["mounted", "alone"])
+@pytest.mark.parametrize("speak", [False, True], ids=["json", "stream"])
+@pytest.mark.parametrize("era", ["stateless", "session"])
+def test_a_call_that_another_host_gives_up_is_told_so(tmp_path: Path, era: str, speak: bool, app: str) -> None:
+    hosted = Hosted(tmp_path, SERVER + app, "--timeout-graceful-shutdown", "1")
+    try:
+        with socket.create_connection(("127.0.0.1", hosted.port)) as peer:
+            peer.settimeout(20)
+            open_call(peer, era, "wait", speak=speak)
+            until = time.monotonic() + 20
+            while "waiting" not in hosted.log and time.monotonic() < until:
+                time.sleep(0.02)
+            hosted.process.send_signal(signal.SIGTERM)
+            said = read_all(peer)
+        assert STOPPED in error_in(said, 7)
+        hosted.process.wait(20)
+    finally:
+        hosted.kill()

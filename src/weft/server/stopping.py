@@ -17,12 +17,19 @@ from weft.errors import InternalError
 if TYPE_CHECKING:
     from weft.server.call import Call
 
-__all__ = ["OpenCalls"]
+__all__ = ["OpenCalls", "stopped"]
 
 log = logging.getLogger("weft.running")
 
 _MOST_NAMED = 5  # calls in one line of the log
 _TURN = 0.05  # seconds in which streams end that only listen, and calls that were about to
+
+
+def stopped() -> InternalError:
+    """What the client of a call is told that ends with the server."""
+    return InternalError(
+        "The server stopped before this call was done. It may have taken effect in part: check before you call again."
+    )
 
 
 class OpenCalls:
@@ -67,13 +74,7 @@ class OpenCalls:
         if ending:
             log.warning("The server stops, and gives up %s %s.", when, self._describe(ending))
         for call in ending:
-            call.cancellation.cancel(
-                "the server stops",
-                told=InternalError(
-                    "The server stopped before this call was done. It may have taken effect in part: check before you "
-                    "call again."
-                ),
-            )
+            call.cancellation.cancel("the server stops", told=stopped())
 
     def _describe(self, calls: Collection[Call]) -> str:
         """How many there are, what they call, and for how long."""

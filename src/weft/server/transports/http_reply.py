@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from enum import Flag
 
 from weft.errors import InvalidRequest, WeftError
@@ -139,6 +140,15 @@ class HttpReply:
                 await self._event(encode_event(body), last=True)
             return
         await self._answer_json(status, body)
+
+    async def part(self, status: int, body: bytes) -> None:
+        """Send the answer to a call that the ASGI server gives up, so that it sends none of its own.
+
+        It may do so because it stops, or because the client is gone: whether this arrives is not asked.
+        """
+        with suppress(Exception):
+            async with asyncio.timeout(self.limits.write_seconds):
+                await HttpReply.answer(self, status, body)
 
     async def _answer_json(self, status: int, body: bytes) -> None:
         if not self.extra and status != _BUSY and respond_at_once(self.send, status, body):

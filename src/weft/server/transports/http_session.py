@@ -25,6 +25,7 @@ from weft.server.inline import take_back
 from weft.server.request_log import refused
 from weft.server.sessions.session import Session
 from weft.server.sessions.sessions import SessionsFull
+from weft.server.stopping import stopped
 from weft.server.transports.asgi import Receive, Scope
 from weft.server.transports.caller import Caller, read_caller
 from weft.server.transports.http_batch import Batch
@@ -32,6 +33,7 @@ from weft.server.transports.http_reply import HttpReply, Refusal
 from weft.server.transports.http_session_reply import Answering, SessionReply
 from weft.server.transports.http_session_streams import SessionStreams, check_takes_stream
 from weft.server.transports.load import busy, is_full, still_served
+from weft.types.base import RequestId
 
 if TYPE_CHECKING:
     from weft.server.app import Server
@@ -134,7 +136,7 @@ class SessionExchange:
             await batch.add(refusal)
         for frame in requests:
             await self._take_next(session, frame, headers, caller, batch.part())
-        await self._until_over(whole, None)
+        await self._until_over(whole, None, None)
 
     async def _greet(self, frame: Frame, headers: Headers, caller: Caller, reply: HttpReply) -> None:
         """The handshake. If it succeeds there is a session from now on."""
@@ -174,14 +176,18 @@ class SessionExchange:
         answer = self._reply(session, reply)
         task = await self._start(session, frame, headers, caller, answer)
         if task is not None:
-            await self._until_over(answer, task)
+            await self._until_over(answer, task, frame.reply_id)
 
-    async def _until_over(self, reply: SessionReply, task: asyncio.Task[None] | None) -> None:
+    async def _until_over(
+        self, reply: SessionReply, task: asyncio.Task[None] | None, request_id: RequestId | None
+    ) -> None:
         """Wait for the end of the HTTP response; a task that goes on after it still counts as being served."""
         try:
             await reply.over
             await reply.end()
-        except asyncio.CancelledError:  # an ASGI server that cancels when the client disconnects
+        except asyncio.CancelledError:  # an ASGI server that stops, or that cancels when the client disconnects
+            wire = self.era.refuse(stopped(), opened=True)
+            await reply.part(wire.status, encode_error(request_id, wire.code, wire.message, wire.data))
             reply.let_go()
             raise
         finally:

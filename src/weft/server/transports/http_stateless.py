@@ -22,6 +22,7 @@ from weft.server.dispatch import Answer
 from weft.server.faults import note_refusal
 from weft.server.inline import Suspended, take_back
 from weft.server.request_log import refused
+from weft.server.stopping import stopped
 from weft.server.transports.asgi import Receive, Scope
 from weft.server.transports.caller import read_caller
 from weft.server.transports.http_reply import HttpReply
@@ -82,6 +83,7 @@ async def _watched(call: Call, running: Suspended[Answer], receive: Receive, rep
     except asyncio.CancelledError as error:
         if not cancellation.cancelled:
             if task is None or not running.cancelled_itself:  # whoever runs this app has given it up
+                await reply.part(*call.server.dispatcher.refuse(call, stopped()))
                 raise
             await take_back(task)
             answer = call.server.dispatcher.fail(call, error)
