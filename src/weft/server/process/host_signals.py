@@ -37,7 +37,7 @@ _waiting: set[asyncio.Task[Any]] = set()  # lifespans that have to be left, but 
 _leaving: set[asyncio.Task[Any]] = set()  # lifespans that are being left
 _former: dict[int, Any] = {}  # the handlers in whose place `_note` stands
 _noted: set[int] = set()  # signals that came meanwhile
-_blocked = False  # whether we have blocked SIGTERM in the main thread
+_blocked: set[int] = set()  # what we have blocked in the main thread: SIGTERM, unless it was already
 
 
 def follow_host_signals(server: Server) -> None:
@@ -109,11 +109,15 @@ def _hold() -> None:
 
 def _block() -> None:
     """Block SIGTERM in this thread as long as somebody waits."""
-    global _blocked
-    if bool(_waiting) is not _blocked and hasattr(signal, "pthread_sigmask"):
-        _blocked = not _blocked
+    if not hasattr(signal, "pthread_sigmask"):
+        return
+    if _waiting and not _blocked:
+        _blocked.update({signal.SIGTERM} - signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}))
+    elif _blocked and not _waiting:
         _flush()
-        signal.pthread_sigmask(signal.SIG_BLOCK if _blocked else signal.SIG_UNBLOCK, {signal.SIGTERM})
+        signals = list(_blocked)
+        _blocked.clear()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
 
 
 def _note(number: int, _frame: FrameType | None) -> None:
