@@ -15,9 +15,10 @@ ALONE := tests/attacks
 # The unit tests are all that need nothing from elsewhere: no other SDK, no Node package, no browser, no proxy.
 UNIT := $(AT_ONCE) --ignore=tests/interop --ignore=tests/attacks
 # At the lowest versions, and in CI with the newest Python, without those that say nothing of versions: what the code
-# looks like, what is measured under attack, what is drawn at random.
+# looks like, what type checkers say of it, what is measured under attack, what is drawn at random.
 ENDS := $(UNIT) --ignore=tests/properties --ignore=tests/e2e/test_fuzz.py \
-	--ignore=tests/test_architecture.py --ignore=tests/test_ledger.py --ignore=tests/test_mutations.py
+	--ignore=tests/test_architecture.py --ignore=tests/test_ledger.py --ignore=tests/test_mutations.py \
+	--ignore=tests/test_typing.py
 
 .DEFAULT_GOAL := help
 .PHONY: help run test unit lowest newest check lint interop conformance bench soak mutate

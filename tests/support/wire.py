@@ -22,6 +22,7 @@ import uvicorn
 from weft import Server
 from weft.eras.stateless import NEWEST
 from weft.protocol.headers import encode_value
+from weft.server.process import running
 from weft.types.request import CLIENT_CAPABILITIES_KEY, CLIENT_INFO_KEY, PROTOCOL_VERSION_KEY
 
 VERSION = NEWEST.version
@@ -178,8 +179,13 @@ class Live(RawClient):
         self.port = self._socket.getsockname()[1]
         config = uvicorn.Config(app, log_config=None, log_level="error", ws="none", timeout_graceful_shutdown=1)
         self._uvicorn = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._uvicorn.run, args=([self._socket],), daemon=True)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._log = _Recorder(self.faults)
+
+    def _run(self) -> None:
+        """Serve; `uvicorn.Server.run` of older releases changes the default loop of the whole process."""
+        with asyncio.Runner(loop_factory=running._new_loop) as runner:
+            runner.run(self._uvicorn.serve([self._socket]))
 
     def start(self) -> None:
         logging.getLogger("uvicorn.error").addHandler(self._log)

@@ -20,6 +20,7 @@ import asyncio
 import errno
 import logging
 import os
+import select
 import signal
 import socket
 import stat
@@ -272,7 +273,8 @@ class _Child(asyncio.SubprocessProtocol):
         """Write, unless the pipe is closed: then the end of the child is told in a moment."""
         pipe = self._process.get_pipe_transport(0)
         if pipe is not None and not pipe.is_closing():
-            self._was_sent = True
+            # A child may have ended without the loop's knowing it yet: what is written now goes nowhere.
+            self._was_sent = self._was_sent or self._stdin is None or _has_reader(self._stdin)
             cast("asyncio.WriteTransport", pipe).write(data)
 
     def _split(self, data: bytes) -> None:
@@ -382,6 +384,13 @@ _KILL = int(getattr(signal, "SIGKILL", signal.SIGTERM))
 _OWN_GROUP: Mapping[str, Any] = (
     {"creationflags": getattr(subprocess, "CREATE_NO_WINDOW", 0)} if _IS_WINDOWS else {"start_new_session": True}
 )
+
+
+def _has_reader(stdin: int) -> bool:
+    """Whether the other end of a pipe, or pair of sockets, is still open."""
+    poll = select.poll()
+    poll.register(stdin, 0)
+    return not poll.poll(0)  # its end and its failure are told always
 
 
 def _has_unread(stdin: int) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
+from functools import cache
 from http import HTTPStatus
 from importlib.util import find_spec
 from typing import Any, cast
@@ -51,6 +52,8 @@ def respond_at_once(send: Send, status: int, body: bytes) -> bool:
     try:
         if cycle.response_started or cycle.disconnected or cycle.flow.write_paused or not cycle.keep_alive:
             return False
+        if (field := _closing_field(type(cycle))) is not None and field in cycle.scope["headers"]:
+            return False
         head, write, set_event = _head(status, cycle.default_headers), cycle.transport.write, cycle.message_event.set
         on_response, logger, scope = cycle.on_response, cycle.access_log and cycle.access_logger, cycle.scope
     except AttributeError:  # a uvicorn that is made otherwise: nothing was done yet, so the messages still can be sent
@@ -66,6 +69,16 @@ def respond_at_once(send: Send, status: int, body: bytes) -> bool:
 
 
 _HTTPTOOLS = "uvicorn.protocols.http.httptools_impl"
+
+
+@cache
+def _closing_field(cycle_class: type) -> tuple[bytes, bytes] | None:
+    """The field by which older releases of uvicorn know a connection that is to be closed; newer ones have `keep_alive`
+    say it, and none.
+    """
+    return getattr(sys.modules[cycle_class.__module__], "CLOSE_HEADER", None)
+
+
 _heads: dict[int, tuple[Any, bytes]] = {}  # by status: the fields that it was made with, and the head
 
 
