@@ -271,3 +271,64 @@ def test_a_mounted_lifespan_that_recovers_is_served(host: Host) -> None:
         hosted.call("who")
     (hosted.events_file.parent / "db").touch()
     assert hosted.call("who") == str(hosted.process.pid)
+
+
+ASKING = (
+    API.replace(
+        "app = FastAPI()",
+        """
+from weft import Context, Limits
+from dataclasses import dataclass
+
+
+@dataclass
+class Name:
+    name: str
+
+
+@server.tool
+async def ask(ctx: Context) -> str:
+    note("asking")
+    return str(await ctx.elicit("Who are you?", Name))
+
+
+app = FastAPI()""",
+    )
+    .replace('Server("shop", ', 'Server("shop", limits=Limits(drain_seconds=0.5), ')
+    .replace("from weft import Server", "from weft import Limits, Server")
+)
+
+
+@contextlib.contextmanager
+def sent(hosted: Hosted, session: str | None, body: dict[str, Any]) -> Iterator[http.client.HTTPResponse]:
+    """The answer to one message of a session client; it may be a stream."""
+    headers = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+    if session is not None:
+        headers |= {"Mcp-Session-Id": session, "MCP-Protocol-Version": "2025-11-25"}
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", hosted.port, timeout=20)) as connection:
+        connection.request("POST", "/mcp", encode({"jsonrpc": "2.0", **body}), headers)
+        with connection.getresponse() as response:
+            yield response
+
+
+@pytest.mark.parametrize("goes", [True, False])
+def test_a_question_that_cannot_be_answered_does_not_hold_the_process(host: Host, goes: bool) -> None:
+    """A session client is asked something while the process is asked to end; it may be gone by then."""
+    hosted = host(ASKING)
+    client = {"capabilities": {"elicitation": {}}, "clientInfo": {"name": "test", "version": "1"}}
+    opening = {"id": 1, "method": "initialize", "params": {"protocolVersion": "2025-11-25", **client}}
+    with sent(hosted, None, opening) as opened:
+        session = opened.getheader("mcp-session-id")
+    with sent(hosted, session, {"method": "notifications/initialized"}):
+        pass
+    asking = {"id": 2, "method": "tools/call", "params": {"name": "ask", "arguments": {}}}
+    with sent(hosted, session, asking) as asked:
+        while b"elicitation/create" not in asked.readline():
+            pass
+        if not goes:
+            hosted.end(signal.SIGTERM)
+            assert b"The server stops" in asked.read()
+    if goes:
+        hosted.end(signal.SIGTERM)
+    assert hosted.of(hosted.process.pid) == ["entered", "asking", "leaving", "left"]
+    assert "The server stops. It waits for 1 call: tools/call 'ask'" in hosted.log

@@ -49,9 +49,7 @@ class OpenCalls:
     async def drain(self, seconds: float) -> None:
         """Let them finish within some seconds, and end those that do not."""
         await asyncio.sleep(_TURN)
-        if self._since:
-            patience = "" if math.isinf(seconds) else f" up to {seconds:g} s"
-            log.warning("The server stops. It waits%s for %s.", patience, self._describe(self._since))
+        self._tell("" if math.isinf(seconds) else f" up to {seconds:g} s")
         until = time.monotonic() + seconds
         while self._since and (left := until - time.monotonic()) > 0:
             tasks = [call.cancellation.task for call in self._since if call.cancellation.task is not None]
@@ -61,6 +59,14 @@ class OpenCalls:
                 await asyncio.wait(tasks, timeout=None if math.isinf(left) else left)
                 await asyncio.sleep(0)  # for what follows the end of a task
         self.end(when=f"after {seconds:g} s")
+
+    def tell_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Say in the log what a host waits for that was asked to end. It decides for how long."""
+        loop.call_later(_TURN, self._tell)
+
+    def _tell(self, patience: str = "") -> None:
+        if self._since:
+            log.warning("The server stops. It waits%s for %s.", patience, self._describe(self._since))
 
     async def give_up(self) -> None:
         """End those that do not end in a moment, as streams do that only listen and are told to."""

@@ -3,9 +3,10 @@
 A mounted app is told nothing of the end: Starlette and FastAPI do not pass lifespan events on to what is mounted in
 them. It learns of it here, from the signal, by a handler in front of the one that the host has installed.
 
-Two things have to happen. Streams that never end by themselves are ended, or a host that waits for open responses would
-wait for them forever. And the lifespan needs time to be left: that happens when the event loop is closed, but uvicorn
-ends its process by the same signal once more *before* it closes the loop. So signals are held back in two steps:
+Two things have to happen. Streams that never end by themselves are ended, and so are questions that cannot be answered
+any more, or a host that waits for open responses would wait for them forever. And the lifespan needs time to be left:
+that happens when the event loop is closed, but uvicorn ends its process by the same signal once more *before* it closes
+the loop. So signals are held back in two steps:
 
 - From when one was heard, SIGTERM is blocked in the main thread, to which uvicorn sends it.
 - While a lifespan is being left, SIGINT and SIGTERM are only noted, whichever thread the system gives them to: a
@@ -61,6 +62,8 @@ class _InFront:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         for server in list(_servers):
             server.close_streams()
+            with contextlib.suppress(RuntimeError):  # no loop runs
+                server.open_calls.tell_soon(asyncio.get_running_loop())
             task = server.lifespan.task
             if task is not None and not task.done():
                 _wait_for(task)

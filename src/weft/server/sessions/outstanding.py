@@ -55,7 +55,7 @@ class Outstanding:
         self.farewell = farewell  # how to say that a request is not needed any more, when its own way is closed
         self._numbers = count(1)
         self._waiting: dict[str, _Waiting] = {}
-        self._closed = False
+        self._closed: str | None = None  # why no answer can come
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -74,8 +74,8 @@ class Outstanding:
 
         `withdraw` is how the peer is told that nobody waits any more; the farewell, where it is not said.
         """
-        if self._closed:
-            raise _gone()
+        if self._closed is not None:
+            raise RemoteError(InternalError.code, self._closed)
         request_id = f"{self._name}-{next(self._numbers)}"
         waiting = self._waiting[request_id] = _Waiting(on_progress, timeout)
         if on_progress is not None:
@@ -119,22 +119,18 @@ class Outstanding:
             log.exception("hearing of the progress of a request failed")
         return True
 
-    def close(self) -> None:
-        """The peer is gone: nobody need wait any more, now or later."""
-        self._closed = True
+    def close(self, reason: str = "The client is gone.") -> None:
+        """No answer will come: end what waits for one, and what asks later."""
+        self._closed = reason
         for waiting in self._waiting.values():
             if not waiting.answer.done():
-                waiting.answer.set_exception(_gone())
+                waiting.answer.set_exception(RemoteError(InternalError.code, reason))
                 waiting.answer.exception()  # seen: whoever waits may be cancelled before it gets to look
 
 
 PROGRESS_SECONDS = 60.0  # that a request gets at least from when its progress was last heard of
 TOTAL_SECONDS = 600.0  # whatever progress there is, unless it was given more from the beginning
 FAREWELL_SECONDS = 1.0  # that the peer gets to take in that a request is given up
-
-
-def _gone() -> RemoteError:
-    return RemoteError(InternalError.code, "The client is gone.")
 
 
 async def _give_up(way: Way, request_id: str, reason: str) -> None:

@@ -110,6 +110,10 @@ class Session:
         """The same, if there ever was one."""
         return self._outstanding
 
+    def end_questions(self) -> None:
+        """The server stops: what the client was asked cannot be answered any more, nor can it be asked."""
+        self.outstanding.close("The server stops, and takes no answers any more.")
+
     def name_stream(self) -> str:
         """A name for a stream of this session that no other has, in any worker (L11-18)."""
         self.streams_begun += 1

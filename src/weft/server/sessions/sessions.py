@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import secrets
 import time
 from collections import OrderedDict
@@ -166,10 +167,21 @@ class Sessions:
             self._loop.call_soon_threadsafe(self.end_streams)
 
     def end_streams(self) -> None:
-        """The server is about to stop: end the streams that only wait, and those that are opened from now on."""
+        """The server is about to stop: end the streams that only wait, and those that are opened from now on.
+
+        Questions get as long as calls do. Their answers would come in new requests, which a server that stops does not
+        take any more: at most another worker does.
+        """
+        if not self.closing and self._loop is not None and math.isfinite(self.limits.drain_seconds):
+            self._loop.call_later(self.limits.drain_seconds, self._end_questions)
         self.closing = True
         for session in self._all():
             session.wake_streams()
+
+    def _end_questions(self) -> None:
+        if self.closing:
+            for session in self._all():
+                session.end_questions()
 
     async def close(self) -> None:
         """The server stops: end the live part of every session. The records stay, for other workers."""
