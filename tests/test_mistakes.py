@@ -833,6 +833,34 @@ def test_asking_in_an_async_function_without_await(folder: Folder):
     assert "plain" not in session.terminal
 
 
+@pytest.mark.mistake("a question that is not awaited")
+@pytest.mark.parametrize("kind", ["async def", "def"])
+@pytest.mark.parametrize(
+    ("question", "what"),
+    [
+        ('ctx.elicit("Really?", {"type": "object", "properties": {"yes": {"type": "boolean"}}})', "ctx.elicit(...)"),
+        ('ctx.elicit_url("Pay", "https://example.com/pay")', "ctx.elicit_url(...)"),
+        ('ctx.sample("Really?", max_tokens=5)', "ctx.sample(...)"),
+        ("ctx.list_roots()", "ctx.list_roots(...)"),
+        ('ctx.once("charge", int)', "ctx.once(...)"),
+    ],
+)
+def test_a_question_that_is_not_awaited_is_no_yes(folder: Folder, kind: str, question: str, what: str):
+    source = f"""
+    @server.tool
+    {kind} delete(ctx: Context) -> str:
+        if {question}:
+            return "All is deleted."
+        return "Nothing is deleted."
+    """
+    session = folder.run(source, message("tools/call", {"name": "delete"}, meta=EVERYTHING))
+    assert session.only["result"]["isError"]
+    assert "deleted" not in str(session.only)
+    assert f"{what} at shop.py:7 has no `await`" in session.terminal
+    assert f"Write `await {what}`; in a plain function `ctx.wait({what})`." in session.terminal
+    assert "never awaited" not in session.terminal
+
+
 @pytest.mark.mistake("a side effect before a question")
 def test_a_side_effect_before_a_question(folder: Folder):
     source = """

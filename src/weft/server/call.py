@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
+from collections.abc import Callable, Coroutine, Mapping
+from inspect import CORO_CREATED, getcoroutinestate
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, cast
 
 import msgspec
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from weft.server.sessions.outstanding import Outstanding
 
 __all__ = ["Asker", "Asking", "Call", "Reply", "peer_of"]
+
+
+Question: TypeAlias = tuple[Coroutine[Any, Any, Any], str, str]  # with what it is, and where it stands
 
 
 def peer_of(address: str, token_info: TokenInfo | None) -> str:
@@ -117,6 +121,9 @@ class Call:
     replay: Replay | None = None  # in development: watches for what would happen again when the handler is run again
     undo: Callable[[], None] | None = None  # takes back what the call has done, should its answer be an error
     spends: str | None = None  # the `requestState` that this call uses up (MRTR-14)
+    questions: list[Question] | None = (
+        None  # what the handler has made to ask or do once: without `await` it is neither
+    )
     _cancellation: Cancellation | None = None
     _context: Context | None = None
     _progress_pace: Pace | None = None
@@ -193,6 +200,14 @@ class Call:
             self._context = self.context_type(self)
         return self._context
 
+    def forgotten_question(self) -> tuple[str, str] | None:
+        """The first question that was never awaited: what it is, and where it stands."""
+        for coroutine, what, where in self.questions or ():
+            if getcoroutinestate(coroutine) == CORO_CREATED:
+                coroutine.close()  # or Python complains of it, too
+                return what, where
+        return None
+
     @property
     def asker(self) -> Asker:
         """Made when the call first asks, or brings answers back."""
@@ -229,7 +244,7 @@ class Call:
         Not of `asked`, which does not hold the call. Tasks of the handler may outlive it, and what they have done by
         `once` must not be done again.
         """
-        self._context = None
+        self._context = self.questions = None
 
     def seal(self, result: Result) -> Result:
         """A fresh result as it goes on the wire of this call."""

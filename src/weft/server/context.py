@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from functools import lru_cache
+from functools import lru_cache, wraps
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast, get_args, overload
 
@@ -34,6 +34,7 @@ __all__ = ["Context", "TokenInfo"]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+Ask = TypeVar("Ask", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 _server_log = logging.getLogger("weft.context")
 
@@ -74,6 +75,19 @@ def _as_set(scopes: object) -> frozenset[str]:
         if len(found) == len(listed):
             return frozenset(found)
     raise UsageError(f"TokenInfo(scopes={scopes!r}) is not possible: give a set of texts, such as {{'read'}}.")
+
+
+def _question(ask: Ask) -> Ask:
+    """Note what a handler asks: without `await` it is never asked, and would count as a yes in `if ctx.elicit(...)`."""
+
+    @wraps(ask)
+    def noted(self: Context, *args: Any, **options: Any) -> Any:
+        question = ask(self, *args, **options)
+        call = self._call  # pyright: ignore[reportPrivateUsage] - of the class that this is for
+        call.questions = [*(call.questions or ()), (question, f"ctx.{ask.__name__}(...)", caller())]
+        return question
+
+    return cast("Ask", noted)
 
 
 class Context:
@@ -325,6 +339,7 @@ class Context:
     async def elicit(
         self, message: str, schema: Mapping[str, Any], *, key: str | None = None
     ) -> Elicitation[dict[str, Any]]: ...
+    @_question
     async def elicit(
         self, message: str, schema: type[Any] | Mapping[str, Any], *, key: str | None = None
     ) -> Elicitation[Any]:
@@ -338,6 +353,7 @@ class Context:
         """
         return await asks.elicit(self._call, message, schema, key)
 
+    @_question
     async def elicit_url(self, message: str, url: str, *, key: str | None = None) -> Elicitation[None]:
         """Ask the user to visit a page. Accepted means consent, not that anything is done there."""
         return await asks.elicit_url(self._call, message, url, key)
@@ -349,6 +365,7 @@ class Context:
         """
         await asks.notify_complete(self._call, page)
 
+    @_question
     async def sample(
         self,
         messages: str | list[SamplingMessage],
@@ -362,11 +379,13 @@ class Context:
         request = asks.ask_model(messages, max_tokens=max_tokens, system_prompt=system_prompt, **options)
         return await asks.sample(self._call, request, key)
 
+    @_question
     async def sample_raw(self, params: Mapping[str, Any], *, key: str | None = None) -> dict[str, Any]:
         """Ask the client's model with params as they stand on the wire; the answer as it stands there."""
         answer = await asks.sample(self._call, asks.ask_model_raw(params), key)
         return cast("dict[str, Any]", msgspec.to_builtins(answer))
 
+    @_question
     async def list_roots(self, *, key: str | None = None) -> list[Root]:
         """Ask the client for its roots."""
         return await asks.list_roots(self._call, key)
@@ -377,9 +396,8 @@ class Context:
     async def once(self, key: str, fn: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts) -> T: ...
     @overload
     async def once(self, key: str, fn: Callable[[*Ts], T], *args: *Ts) -> T: ...
-    async def once(  # type: ignore[misc]  # mypy does not see that *args takes any *Ts
-        self, key: str, fn: Callable[..., Any], *args: Any, type: Any = None
-    ) -> Any:
+    @_question  # type: ignore[misc]  # mypy does not see that *args takes any *Ts
+    async def once(self, key: str, fn: Callable[..., Any], *args: Any, type: Any = None) -> Any:
         """Call `fn(*args)` once per logical call, however often the handler runs: charge a card, draw a number.
 
         A handler that asks runs from the top again when the answer comes. What `fn` returned the first time is kept

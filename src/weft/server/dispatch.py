@@ -89,6 +89,8 @@ class Dispatcher:
             if call.spends is not None:
                 await _spend(call, call.spends)
             result = await handler(call)
+            if call.questions is not None:
+                _refuse_unasked(call)
             if call.asked is not None:
                 result = _settle(call, result)
             if isinstance(result, Encoded):
@@ -214,6 +216,18 @@ def _restore(call: Call) -> None:
     call.blamed = None
     if isinstance(call.envelope.params, CallToolParams):
         call.envelope.params.forget_arguments()
+
+
+def _refuse_unasked(call: Call) -> None:
+    """Fail a call whose handler forgot to await a question: it went on as if that were answered."""
+    forgotten = call.forgotten_question()
+    if forgotten is not None:
+        what, where = forgotten
+        call.blamed = call.described
+        raise UsageError(
+            f"{what} at {where} has no `await`, so it was never asked or done, and what it returned means nothing. "
+            f"Write `await {what}`; in a plain function `ctx.wait({what})`."
+        )
 
 
 def _settle(call: Call, result: Result | Encoded) -> Result | Encoded:

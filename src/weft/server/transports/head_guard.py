@@ -52,7 +52,7 @@ def respond_at_once(send: Send, status: int, body: bytes) -> bool:
     try:
         if cycle.response_started or cycle.disconnected or cycle.flow.write_paused or not cycle.keep_alive:
             return False
-        if (field := _closing_field(type(cycle))) is not None and field in cycle.scope["headers"]:
+        if (field := _closing_field(cycle.__class__)) is not None and field in cycle.scope["headers"]:
             return False
         head, write, set_event = _head(status, cycle.default_headers), cycle.transport.write, cycle.message_event.set
         on_response, logger, scope = cycle.on_response, cycle.access_log and cycle.access_logger, cycle.scope
@@ -72,7 +72,7 @@ _HTTPTOOLS = "uvicorn.protocols.http.httptools_impl"
 
 
 @cache
-def _closing_field(cycle_class: type) -> tuple[bytes, bytes] | None:
+def _closing_field(cycle_class: Any) -> tuple[bytes, bytes] | None:
     """The field by which older releases of uvicorn know a connection that is to be closed; newer ones have `keep_alive`
     say it, and none.
     """
