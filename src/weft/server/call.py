@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from weft.server.context import Context, TokenInfo
     from weft.server.sessions.outstanding import Outstanding
 
-__all__ = ["Asker", "Asking", "Call", "Reply", "peer_of"]
+__all__ = ["Asker", "Asking", "Call", "Question", "Reply", "peer_of"]
 
 
 Question: TypeAlias = tuple[Coroutine[Any, Any, Any], str, str]  # with what it is, and where it stands
