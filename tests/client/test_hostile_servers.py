@@ -19,6 +19,7 @@ import pytest
 from support.fakes import DISCOVERED, LEGACY, Exchange, FakePipe, http_server, initialized, reply, sse
 from weft import Client, ClientLimits, ConnectionFailed, InvalidAnswer, RemoteError, RequestTimeout, WeftError
 from weft.client.cache import MemoryCacheStore, ResponseCache
+from weft.client.transports import reading
 from weft.limits import DEFAULT_CLIENT_LIMITS
 
 TEXT = {"content": [{"type": "text", "text": "done"}]}
@@ -628,3 +629,146 @@ async def test_changes_told_faster_than_a_store_takes_them_do_not_pile_up() -> N
         await client.call_tool("t")
         assert most < 50
         assert 1 <= dropped < 50
+
+
+# --- what comes faster than it is read
+
+
+async def longest_hold(work: Any) -> tuple[Any, float]:
+    """What some work returns, and the longest time that the loop had nothing for others: as the processor counts it."""
+    longest, last = 0.0, time.thread_time()
+
+    async def look() -> None:
+        nonlocal longest, last
+        while True:
+            await asyncio.sleep(0)
+            now = time.thread_time()
+            longest, last = max(longest, now - last), now
+
+    watch = asyncio.create_task(look())
+    try:
+        return await work, longest
+    finally:
+        watch.cancel()
+
+
+FLOODS = {
+    "comments": b":\n" * 400_000,
+    "empty events": b"data:\n\n" * 120_000,
+    "no messages": b"data: 7\n\n" * 40_000,
+}
+
+
+@pytest.mark.security("D12")
+@pytest.mark.parametrize("kind", FLOODS)
+async def test_a_flood_on_a_stream_leaves_others_their_turn(kind: str) -> None:
+    async def call(exchange: Exchange) -> None:
+        await exchange.respond(200, FLOODS[kind] + sse(reply(exchange.message, TEXT)), "text/event-stream")
+
+    async with http_server(hostile(call)) as url, Client(url) as client:
+        await client.call_tool("good")
+        result, held = await longest_hold(client.call_tool("bad"))
+    assert result.text == "done"
+    assert held < 0.1
+
+
+@pytest.mark.security("D12")
+@pytest.mark.parametrize("kind", FLOODS)
+async def test_so_it_is_on_the_stream_of_the_first_revision(kind: str) -> None:
+    """Its answers come on one stream, whoever they are for."""
+    sent: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def handle(exchange: Exchange) -> None:
+        if exchange.method == "GET":
+            await exchange.stream(sse("/post", event="endpoint"))
+            while True:
+                await exchange.raw(await sent.get())
+        elif exchange.path != "/post":
+            await exchange.respond(404)
+        else:
+            await exchange.respond(202)
+            if exchange.rpc == "initialize":
+                await sent.put(sse(reply(exchange.message, initialized("2024-11-05"))))
+            elif exchange.rpc == "tools/call":
+                await sent.put(FLOODS[kind] + sse(reply(exchange.message, TEXT)))
+
+    async with http_server(handle) as url, Client(url) as client:
+        assert client.protocol_version == "2024-11-05"
+        result, held = await longest_hold(client.call_tool("bad"))
+    assert result.text == "done"
+    assert held < 0.1
+
+
+@pytest.mark.security("D12")
+async def test_so_it_is_with_a_child_process(tmp_path: Path) -> None:
+    program = tmp_path / "child.py"
+    program.write_text(CHILD.replace("TALK", "os.write(1, b'{}\\n' * 40000); time.sleep(60)"))
+    async with Client([sys.executable, str(program)], limits=ClientLimits(close_seconds=1)) as client:
+        result, held = await longest_hold(client.call_tool("t"))
+    assert result.text == "done"
+    assert held < 0.1
+
+
+@pytest.mark.security("D12")
+@pytest.mark.parametrize("over", ["http", "a pipe"])
+@pytest.mark.parametrize("more", [0, 1])
+async def test_one_message_more_than_an_array_may_have(more: int, over: str) -> None:
+    note = b'{"jsonrpc":"2.0","method":"notifications/x"},'
+    many = note * (reading._MOST_MESSAGES - 1 + more)
+
+    async def call(exchange: Exchange) -> None:
+        await exchange.respond(200, b"[" + many + reply(exchange.message, TEXT) + b"]")
+
+    def handle(pipe: FakePipe, message: dict[str, Any]) -> None:
+        if message["method"] == "server/discover":
+            pipe.answer(message, DISCOVERED)
+        elif message["method"] == "tools/call":
+            pipe.say(b"[" + many + reply(message, TEXT) + b"]")
+
+    limits = ClientLimits(request_seconds=0.5)
+    async with (
+        http_server(hostile(call)) as url,
+        Client(url if over == "http" else FakePipe(handle), limits=limits) as client,
+    ):
+        if not more:
+            assert (await client.call_tool("bad")).text == "done"
+        elif over == "http":
+            with pytest.raises(InvalidAnswer, match="at most 1000 messages"):
+                await client.call_tool("bad")
+        else:  # nobody is named in what is not read
+            with pytest.raises(RequestTimeout):
+                await client.call_tool("bad")
+
+
+@pytest.mark.security("D12")
+@pytest.mark.parametrize("one", [b"1", b"{}", b"[]"])
+async def test_an_array_of_what_is_no_message_does_not_hold_up_others(one: bytes) -> None:
+    async def call(exchange: Exchange) -> None:
+        await exchange.respond(200, b"[" + (one + b",") * 400_000 + reply(exchange.message, TEXT) + b"]")
+
+    async with http_server(hostile(call)) as url, Client(url) as client:
+
+        async def refused() -> None:
+            with pytest.raises(InvalidAnswer, match="array"):
+                await client.call_tool("bad")
+
+        await client.call_tool("good")
+        _, held = await longest_hold(refused())
+    assert held < 0.25
+
+
+@pytest.mark.security("D12")
+async def test_a_head_with_too_many_fields_is_refused_before_it_is_kept() -> None:
+    async def call(exchange: Exchange) -> None:
+        await exchange.raw(b"HTTP/1.1 200 X\r\n")
+        exchange.is_stream = True
+        for number in range(20_000):
+            await exchange.raw(b"x-%d: %b\r\n" % (number, b"v" * 4000))
+        told.append(number)
+
+    told: list[int] = []
+    async with http_server(hostile(call)) as url, Client(url) as client:
+        with pytest.raises(ConnectionFailed):
+            await asyncio.wait_for(client.call_tool("bad"), 5)
+        assert (await client.call_tool("good")).text == "done"
+    assert told == []

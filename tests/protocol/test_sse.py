@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import pairwise
 
 import pytest
@@ -155,3 +156,16 @@ def test_by_default_an_event_may_have_sixteen_mebibytes() -> None:
 
 def test_comments_do_not_add_up_to_an_event_too_large() -> None:
     assert Decoder(max_event_bytes=100).feed(b": keep-alive\n" * 100 + b"data: a\n\n") == [Event("a")]
+
+
+def test_lines_of_data_take_little_more_memory_than_they_have_bytes() -> None:
+    decoder = Decoder()
+    tracemalloc.start()
+    try:
+        assert decoder.feed(b"data:ab\n" * 131_072) == []
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 2 * 1024 * 1024
+    (event,) = decoder.feed(b"\n")
+    assert event.data == "\n".join(["ab"] * 131_072)

@@ -21,9 +21,11 @@ from weft.errors import WeftError
 from weft.protocol.logs import Seldom
 from weft.types.base import RequestId
 
-__all__ = ["Attempts", "Clock", "Clocks", "Courier", "Pulse", "courier", "pause"]
+__all__ = ["TURN_SECONDS", "Attempts", "Clock", "Clocks", "Courier", "Pulse", "courier", "pause"]
 
 log = logging.getLogger("weft.client")
+
+TURN_SECONDS = 0.005  # of reading what came at once: then others have their turn
 
 _FAILED = "The function that was given as %s= failed."
 _END_SECONDS = 2.0  # for a function of the user's that was cancelled; one that goes on is not waited for

@@ -93,7 +93,7 @@ class Decoder:
         self._size = 0  # of the event so far, the incomplete line included
         self._after_cr = False  # the last chunk ended in CR: an LF at the start of the next belongs to it
         self._at_start = True  # no line was complete yet: the first may begin with a byte-order mark
-        self._data: list[bytes] = []
+        self._data: bytes | bytearray | None = None  # several lines are one text at once: each alone takes more
         self._event = b""
         self._id: bytes | None = None  # counts once its event is complete
         self._retry: int | None = None
@@ -136,7 +136,13 @@ class Decoder:
 
     def _set_field(self, name: bytes, value: bytes, size: int) -> None:
         if name == b"data":
-            self._data.append(value)
+            if self._data is None:
+                self._data = value
+            else:
+                if isinstance(self._data, bytes):
+                    self._data = bytearray(self._data)
+                self._data += b"\n"
+                self._data += value
         elif name == b"event":
             self._event = value
         elif name == b"id":
@@ -150,14 +156,14 @@ class Decoder:
 
     def _dispatch(self) -> Event | None:
         data, event, retry = self._data, self._event, self._retry
-        self._data, self._event, self._retry, self._size = [], b"", None, 0
+        self._data, self._event, self._retry, self._size = None, b"", None, 0
         if self._id is not None:
             self.last_event_id = self._id.decode("utf-8", "replace")
             self._id = None
-        if not data:
+        if data is None:
             return None
         return Event(
-            b"\n".join(data).decode("utf-8", "replace"),
+            data.decode("utf-8", "replace"),
             event.decode("utf-8", "replace") or "message",
             self.last_event_id,
             retry,

@@ -184,7 +184,12 @@ class PipeTransport:
             return
         if wire_log.isEnabledFor(logging.DEBUG):
             wire_log.debug("< %s", masked_body(data))
-        for part in (data,) if data[:1] == b"{" else split_messages(data, self._bounds):
+        try:
+            parts = (data,) if data[:1] == b"{" else split_messages(data, self._bounds)
+        except ProtocolError as error:
+            self._unreadable(data, error)
+            return
+        for part in parts:
             try:
                 frame = decode(part, self._bounds)
             except ProtocolError as error:

@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from weft.client.calls import Attempts, Pulse, pause
+from weft.client.calls import TURN_SECONDS, Attempts, Pulse, pause
 from weft.client.transports.base import NO_HEADERS, Answer, Lost, Receive, Refused, wire_log
 from weft.client.transports.http_auth import Auth, AuthorizedWire, read_refusal
 from weft.client.transports.http_failures import place
 from weft.client.transports.http_wire import HttpReply, Wire, is_event_stream, media_type, resolved
-from weft.client.transports.reading import as_sent, bounds_of, is_nameless, split_messages, whom_it_answers
+from weft.client.transports.reading import as_sent, bounds_of, is_nameless, pieces, split_messages, whom_it_answers
 from weft.errors import ConnectionFailed, InvalidAnswer, ProtocolError, WeftError
 from weft.jsonrpc import Frame, decode
 from weft.limits import ClientLimits
@@ -181,16 +181,16 @@ class HttpTransport:
         if wire_log.isEnabledFor(logging.DEBUG):
             wire_log.debug("< %s", masked_body(data))
         answer: Frame | None = None
-        for part in split_messages(data, self._bounds):
+        try:
+            parts = split_messages(data, self._bounds)
+        except ProtocolError as error:
+            self._unreadable(data, error, request_id, faults)
+            return None
+        for part in parts:
             try:
                 frame = decode(part, self._bounds)
             except ProtocolError as error:
-                fault = InvalidAnswer(f"{self.where} sent something that is no message: {error}")
-                is_answer, named = whom_it_answers(part)
-                if faults is None or (is_answer and request_id is not None and named in (None, request_id)):
-                    raise fault from None
-                self._seldom.warning("%s", fault)
-                faults[:] = [fault]
+                self._unreadable(part, error, request_id, faults)
                 continue
             if not frame.is_response:
                 self._receive(frame, request_id)
@@ -201,6 +201,16 @@ class HttpTransport:
             else:
                 self._seldom.warning("%s answered a request that does not wait for it.", self.where)
         return answer
+
+    def _unreadable(
+        self, part: bytes, error: ProtocolError, request_id: RequestId | None, faults: list[InvalidAnswer] | None
+    ) -> None:
+        fault = InvalidAnswer(f"{self.where} sent something that is no message: {error}")
+        is_answer, named = whom_it_answers(part)
+        if faults is None or (is_answer and request_id is not None and named in (None, request_id)):
+            raise fault from None
+        self._seldom.warning("%s", fault)
+        faults[:] = [fault]
 
     # --- streams
 
@@ -288,8 +298,13 @@ class HttpTransport:
         try:
             async with asyncio.timeout(None) as silence:
                 async for chunk in reply.chunks():
-                    if (frame := self._read_chunk(chunk, events, request_id, faults)) is not None:
-                        return frame
+                    began = now()
+                    for piece in pieces(chunk):
+                        if (frame := self._read_piece(piece, events, request_id, faults)) is not None:
+                            return frame
+                        if now() - began > TURN_SECONDS:
+                            await asyncio.sleep(0)
+                            began = now()
                     silence.reschedule(pulse.felt(chunk, now()))
         except TimeoutError:
             self._wire.renew()  # those to the same place that are idle are as dead
@@ -298,11 +313,11 @@ class HttpTransport:
             ) from None
         return None
 
-    def _read_chunk(
-        self, chunk: bytes, events: sse.Decoder, request_id: RequestId | None, faults: list[InvalidAnswer]
+    def _read_piece(
+        self, piece: bytes, events: sse.Decoder, request_id: RequestId | None, faults: list[InvalidAnswer]
     ) -> Frame | None:
         try:
-            complete = events.feed(chunk)
+            complete = events.feed(piece)
         except ValueError as error:
             raise InvalidAnswer(f"{self.where}: {error}") from None
         for event in complete:

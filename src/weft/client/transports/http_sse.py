@@ -11,11 +11,12 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from weft.client.calls import Pulse
+from weft.client.calls import TURN_SECONDS, Pulse
 from weft.client.transports.base import NO_HEADERS, PipeTransport, Refused
 from weft.client.transports.http_auth import Auth, AuthorizedWire
 from weft.client.transports.http_failures import place
 from weft.client.transports.http_wire import HttpReply, Wire, is_event_stream, resolved
+from weft.client.transports.reading import pieces
 from weft.errors import AuthorizationFailed, ConnectionFailed, InvalidAnswer
 from weft.limits import ClientLimits
 from weft.protocol import sse
@@ -114,11 +115,16 @@ class SseTransport(PipeTransport):
         try:
             async with asyncio.timeout(None) as silence:
                 async for chunk in reply.chunks():
-                    for event in events.feed(chunk):
-                        if event.event == "endpoint" and not named.done():
-                            named.set_result(event.data)
-                        elif event.event == "message" and event.data:
-                            self._incoming(event.data.encode())
+                    began = now()
+                    for piece in pieces(chunk):
+                        for event in events.feed(piece):
+                            if event.event == "endpoint" and not named.done():
+                                named.set_result(event.data)
+                            elif event.event == "message" and event.data:
+                                self._incoming(event.data.encode())
+                        if now() - began > TURN_SECONDS:
+                            await asyncio.sleep(0)
+                            began = now()
                     silence.reschedule(pulse.felt(chunk, now()))
         except ConnectionFailed as error:
             failure = error

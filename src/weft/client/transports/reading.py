@@ -12,12 +12,15 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from weft.errors import ProtocolError
+from weft.errors import InvalidRequest, ParseError, ProtocolError
 from weft.jsonrpc import Frame, check_bounds, decode
 from weft.limits import ClientLimits, Limits
 from weft.types.base import RequestId
 
-__all__ = ["as_sent", "bounds_of", "error_in", "is_nameless", "split_messages", "whom_it_answers"]
+__all__ = ["as_sent", "bounds_of", "error_in", "is_nameless", "pieces", "split_messages", "whom_it_answers"]
+
+_MOST_MESSAGES = 1000  # in one array: a client sends none, so few come back in one
+_PIECE = 16 * 1024  # of a stream: what is read without looking at the time
 
 
 def bounds_of(limits: ClientLimits) -> Limits:
@@ -26,14 +29,35 @@ def bounds_of(limits: ClientLimits) -> Limits:
 
 
 def split_messages(data: bytes, bounds: Limits) -> Sequence[bytes]:
-    """The messages in a body, an event or a line, not read yet: one, or in one revision an array of them (L03-01)."""
+    """The messages in a body, an event or a line, not read yet: one, or in one revision an array of them (L03-01).
+
+    InvalidRequest when an array has too many: all of them are taken in one go.
+    """
     if data[:1] != b"{" and data.lstrip()[:1] == b"[":
         try:
             check_bounds(data, bounds)
+            if data.count(b",") >= _MOST_MESSAGES and _count_objects(data) > _MOST_MESSAGES:
+                raise InvalidRequest(f"Invalid request: an array has at most {_MOST_MESSAGES} messages.")
             return [bytes(raw) for raw in msgspec.json.decode(data, type=list[msgspec.Raw])]
-        except (ProtocolError, msgspec.DecodeError, RecursionError):
+        except (ParseError, msgspec.DecodeError, RecursionError):
             pass  # whoever reads it finds out
     return (data,)
+
+
+class _Object(msgspec.Struct, gc=False):
+    """Any object."""
+
+
+def _count_objects(data: bytes) -> int:
+    """Count what an array has, in little memory; a DecodeError at the first of it that is no object."""
+    return len(msgspec.json.decode(data, type=list[_Object]))
+
+
+def pieces(chunk: bytes) -> Sequence[bytes]:
+    """Cut what came at once: between two of these it is looked whether others should have their turn."""
+    if len(chunk) <= _PIECE:
+        return (chunk,)
+    return [chunk[start : start + _PIECE] for start in range(0, len(chunk), _PIECE)]
 
 
 def as_sent(named: Any) -> Any:

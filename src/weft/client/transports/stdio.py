@@ -26,11 +26,13 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, cast
 
+from weft.client.calls import TURN_SECONDS
 from weft.client.config import CommandTarget
 from weft.client.transports.base import PipeTransport
 from weft.errors import ConnectionFailed
@@ -278,20 +280,39 @@ class _Child(asyncio.SubprocessProtocol):
             cast("asyncio.WriteTransport", pipe).write(data)
 
     def _split(self, data: bytes) -> None:
-        *ends, rest = data.split(b"\n")
-        for end in ends:
-            line = end
-            if self._rest:
-                self._rest += end
-                line, self._rest = bytes(self._rest), bytearray()
+        *lines, rest = data.split(b"\n")
+        if lines and self._rest:
+            self._rest += lines[0]
+            lines[0], self._rest = bytes(self._rest), bytearray()
+        self._rest += rest
+        self._take(lines)
+
+    def _take(self, lines: list[bytes]) -> None:
+        """Take the lines that came at once. Where that takes its time, others have their turn in between."""
+        until = time.monotonic() + TURN_SECONDS
+        for number, line in enumerate(lines, 1):
             if len(line) > self._limit:
                 self._too_long()
                 return
             if line and not line.isspace():
                 self._owner.heard(self, line)
-        self._rest += rest
+            if time.monotonic() > until and number < len(lines):
+                self._read_on(later=True)
+                asyncio.get_running_loop().call_soon(self._take_rest, lines[number:])
+                return
         if len(self._rest) > self._limit:
             self._too_long()
+
+    def _take_rest(self, lines: list[bytes]) -> None:
+        if not self._is_over:
+            self._read_on()
+            self._take(lines)
+
+    def _read_on(self, *, later: bool = False) -> None:
+        """Read from the child, or not until the lines are taken that are here."""
+        pipe = cast("asyncio.ReadTransport | None", self._process.get_pipe_transport(1))
+        if pipe is not None and not pipe.is_closing():
+            pipe.pause_reading() if later else pipe.resume_reading()
 
     def _too_long(self) -> None:
         self._rest = bytearray()
