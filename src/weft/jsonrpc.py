@@ -27,6 +27,7 @@ __all__ = [
     "encode_notification",
     "encode_request",
     "encode_result",
+    "fault_of_id",
 ]
 
 SAFE_INTEGER = 2**53
@@ -129,13 +130,20 @@ def decode(data: bytes, limits: Limits = DEFAULT_LIMITS) -> Frame:
 
 def check_id(request_id: object, limits: Limits = DEFAULT_LIMITS) -> None:
     """An id is a string or an integer, within bounds; never null (JRPC-03, JRPC-04)."""
-    if type(request_id) is int:
-        if not -SAFE_INTEGER <= request_id <= SAFE_INTEGER:
-            raise _fault("an integer `id` stays within 2**53.", None)
-    elif type(request_id) is not str:
-        raise _fault("`id` must be a string or an integer.", None)
-    elif len(request_id) > limits.id_bytes or len(request_id.encode()) > limits.id_bytes:
-        raise _fault(f"a string `id` has at most {limits.id_bytes} bytes.", None)
+    fault = fault_of_id(request_id, limits.id_bytes)
+    if fault is not None:
+        raise _fault(fault, None)
+
+
+def fault_of_id(value: object, most_bytes: int, name: str = "id") -> str | None:
+    """What is wrong with a value that is repeated to its sender as a name: an id, or a progress token."""
+    if type(value) is int:
+        return None if -SAFE_INTEGER <= value <= SAFE_INTEGER else f"an integer `{name}` stays within 2**53."
+    if type(value) is not str:
+        return f"`{name}` must be a string or an integer."
+    if len(value) > most_bytes or len(value.encode()) > most_bytes:
+        return f"a string `{name}` has at most {most_bytes} bytes."
+    return None
 
 
 def _fault(reason: str, request_id: RequestId | None) -> InvalidRequest:

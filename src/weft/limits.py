@@ -26,7 +26,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     json_depth: int = 128  # nesting of arrays and objects
     json_values: int = 500_000  # values in a message; an array, an object and a value with a name count ten times
     number_digits: int = 1000  # digits of one number; CPython refuses to print more than 4,300
-    id_bytes: int = 256  # a string id; integer ids stay within ±2**53
+    id_bytes: int = 256  # a string id, or a progress token; integers stay within ±2**53
     uri_bytes: int = 8 * 1024
     header_bytes: int = 64 * 1024
     header_fields: int = 128
@@ -48,6 +48,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     listen_streams: int = 1024  # open `subscriptions/listen` streams
     listen_streams_per_peer: int = 16  # of one principal or address
     listen_uris: int = 1024  # resources one stream listens to, or one session subscribes to
+    listen_uris_bytes: int = 64 * 1024  # of them together: all are stored again with each that a session adds
     batch: int = 100  # messages in one array, where the revision has them
     input_rounds: int = 32  # times that a handler is run again for a client that is asked on the way
     asks_per_call: int = 100  # questions of one call in all: a loop with a model ends
@@ -59,6 +60,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     # Sessions, of clients that open with a handshake.
     sessions: int = 10_000  # then the one that was idle longest ends
     sessions_per_peer: int = 100  # of one principal or address
+    introduction_bytes: int = 16 * 1024  # what a client says of itself, kept as long as its session
     session_unused_seconds: float = 60.0  # opened, and nothing followed
     session_idle_seconds: float = 1800.0  # nothing under way, no stream open
     replay_seconds: float = 300.0  # how long what was sent on a stream can be asked for again

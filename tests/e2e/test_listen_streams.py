@@ -454,6 +454,16 @@ def test_the_uris_of_one_stream() -> None:
             assert _listen_once(live, {"resourceSubscriptions": wish}).error["code"] == -32602
 
 
+@pytest.mark.security("D10", "D7", "R12")
+def test_the_bytes_of_the_uris_of_one_stream() -> None:
+    with serve(make(limits=Limits(listen_uris_bytes=20))) as live:
+        with listen(live, {"resourceSubscriptions": ["note://a", "note://é456"]}) as stream:
+            assert stream.ack["method"] == ACK
+        refused = _listen_once(live, {"resourceSubscriptions": ["note://a", "note://é4567"]})
+        assert refused.error["code"] == -32602
+        assert "20 bytes" in refused.error["message"]
+
+
 @pytest.mark.security("D9")
 def test_open_streams_are_not_counted_as_requests_in_flight() -> None:
     with serve(make(limits=Limits(in_flight=2))) as live, contextlib.ExitStack() as stack:
@@ -483,7 +493,7 @@ def unfinished() -> Iterator[None]:
 @pytest.mark.usefixtures("unfinished")
 def test_a_listener_that_does_not_read_is_bounded_and_cut_and_hurts_no_other() -> None:
     uris = ["note://" + f"{number:03}" * 1000 for number in range(300)]
-    server = make(limits=Limits(write_seconds=0.3))
+    server = make(limits=Limits(write_seconds=0.3, listen_uris_bytes=1024 * 1024))
     body = message("subscriptions/listen", {"notifications": {"resourceSubscriptions": uris}})
     head = "".join(f"{name}: {value}\r\n" for name, value in headers_for(body))
     with serve(server) as live, listen(live, ALL) as other, socket.socket() as deaf:

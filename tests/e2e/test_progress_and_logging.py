@@ -43,6 +43,16 @@ def test_a_token_is_a_string_or_an_integer(live: Live, token: object) -> None:
     assert live.tool("steps", {"values": [1]}, meta={"progressToken": token}).refusal == (400, -32602)
 
 
+@pytest.mark.security("D2", "R12")
+@pytest.mark.parametrize(("most", "more"), [("x" * 256, "x" * 257), ("é" * 128, "é" * 129), (2**53, 2**53 + 1)])
+def test_a_token_has_the_bounds_of_an_id(live: Live, most: int | str, more: int | str) -> None:
+    (note,) = progress(live.tool("steps", {"values": [0.5]}, meta={"progressToken": most}))
+    assert note["progressToken"] == most
+    response = live.tool("steps", {"values": [1]}, meta={"progressToken": more})
+    assert response.refusal == (400, -32602)
+    assert "progressToken" in response.error["message"]
+
+
 @pytest.mark.spec("PROG-06", "LOG-04", "HTTP-15")
 def test_nothing_is_told_after_the_answer(live: Live) -> None:
     response = live.tool("late", {"token": "late"}, meta={"progressToken": 1, LOG_LEVEL_KEY: "debug"})

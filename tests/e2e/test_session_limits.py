@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from support.raw_sessions import FORM, AppPeer, Reply, accept, answer_to, called, eventually, message
+from support.wire import encode
 from weft import Context, InputRequired, Limits, Server, ask_form
 from weft.eras.session import REVISIONS
 from weft.protocol.revisions import Revision
@@ -270,6 +271,72 @@ async def test_one_subscription_too_many_is_refused(at: At) -> None:
     assert await (await peer.post(message("resources/subscribe", {"uri": "a://more"}, 1))).result() == {}
     too_long = await peer.post(message("resources/subscribe", {"uri": "a://" + "x" * 8 * 1024}, 1))
     assert (await too_long.json())["error"]["code"] == -32602
+
+
+@pytest.mark.security("D10", "R12")
+async def test_subscriptions_of_one_byte_too_many_are_refused(at: At) -> None:
+    assert Limits().listen_uris_bytes == 64 * 1024
+    peer = at(make_server(listen_uris_bytes=20))
+    await peer.open()
+
+    async def tell(method: str, uri: str) -> Any:
+        return await (await peer.post(message(f"resources/{method}", {"uri": uri}, 1))).json()
+
+    for uri in ("a://1", "a://1", "a://éé23456789"):  # 5 bytes, no more, 15
+        assert (await tell("subscribe", uri))["result"] == {}
+    refused = await tell("subscribe", "a")
+    assert refused["error"]["code"] == -32602
+    assert "20 bytes" in refused["error"]["message"]
+    assert (await tell("unsubscribe", "a://1"))["result"] == {}
+    assert (await tell("subscribe", "a://2"))["result"] == {}
+
+
+@pytest.mark.security("D10")
+async def test_what_changes_nothing_is_not_stored_again(at: At) -> None:
+    server = make_server()
+    peer = at(server)
+    await peer.open()
+    steps = [
+        ("resources/subscribe", {"uri": "a://1"}),
+        ("logging/setLevel", {"level": "error"}),
+        ("resources/unsubscribe", {"uri": "a://2"}),
+    ]
+    key = f"session/{peer.session}"
+    stored: list[bytes | None] = []
+    for _ in range(2):
+        for method, params in steps:
+            assert await (await peer.post(message(method, params, 1))).result() == {}
+            stored.append(await server.backend.store.get(key))
+    assert stored[1] is not stored[0]
+    assert all(later is stored[1] for later in stored[2:])
+
+
+@pytest.mark.security("D8", "R12")
+@pytest.mark.parametrize("part", ["name", "icons", "experimental", "extensions"])
+async def test_an_introduction_one_byte_too_long_is_refused(at: At, part: str) -> None:
+    assert Limits().introduction_bytes == 16 * 1024
+    server = make_server(introduction_bytes=1000)
+
+    def introduce(size: int) -> dict[str, Any]:
+        info: dict[str, Any] = {"name": "t", "version": "1"}
+        capabilities: dict[str, Any] = {}
+        if part == "name":
+            info["name"] = "x" * size
+        elif part == "icons":
+            info["icons"] = [{"src": "x" * size}]
+        else:
+            capabilities[part] = {"a": {"b": "x" * size}}
+        return {"protocolVersion": "2025-11-25", "capabilities": capabilities, "clientInfo": info}
+
+    first = introduce(0)
+    most = 1000 - len(encode(first["clientInfo"])) - len(encode(first["capabilities"]))
+    peer = at(server)
+    refused = await (await peer.post(message("initialize", introduce(most + 1), 1))).json()
+    assert refused["error"]["code"] == -32602
+    assert "1000 bytes" in refused["error"]["message"]
+    assert len(server.sessions) == 0
+    assert "result" in await (await peer.post(message("initialize", introduce(most), 1))).json()
+    assert len(server.sessions) == 1
 
 
 @pytest.mark.security("R12")

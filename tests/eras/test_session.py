@@ -132,6 +132,17 @@ def test_a_request_is_read_with_what_its_session_remembers(version: str) -> None
     assert opened(rpc("tools/list"), Known(version)).progress_token is None
 
 
+@pytest.mark.security("D2", "R12")
+@pytest.mark.parametrize("token", ["x" * 257, "é" * 129, 2**53 + 1, -(2**53) - 1])
+def test_a_progress_token_has_the_bounds_of_an_id(token: int | str) -> None:
+    body = rpc("tools/list", {"_meta": {"progressToken": token}})
+    with pytest.raises(InvalidParams, match="progressToken"):
+        opened(body, Known())
+    wider = Offer(METHODS_OF, {}, (VERSION, *SESSION.versions), id_bytes=300)
+    if isinstance(token, str):
+        assert opened(body, Known(), offer=wider).progress_token == token
+
+
 @pytest.mark.spec("COMPAT-02")
 @pytest.mark.parametrize("method", ["server/discover", "subscriptions/listen", "tasks/get", "no/such/method"])
 def test_methods_that_this_era_does_not_have(method: str) -> None:

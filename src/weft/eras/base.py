@@ -16,8 +16,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from weft.errors import ProtocolError
-from weft.jsonrpc import Frame
+from weft.errors import InvalidParams, ProtocolError
+from weft.jsonrpc import Frame, fault_of_id
+from weft.limits import DEFAULT_LIMITS
 from weft.protocol.headers import Headers
 from weft.protocol.revisions import Method, Revision
 from weft.types.base import Implementation, LogLevel, Meta, NotificationParams, ProgressToken, Result
@@ -37,6 +38,7 @@ __all__ = [
     "ServerEra",
     "Welcome",
     "WireError",
+    "check_token",
     "choose",
     "fault_of_params",
     "log_level_reached",
@@ -114,6 +116,14 @@ class Offer(msgspec.Struct):
     result_meta: Meta  # goes on every result of the stateless era
     versions: Sequence[str]  # all versions served, newest first
     require_initialized: bool = False  # a session is served only from when the client has confirmed the handshake
+    id_bytes: int = DEFAULT_LIMITS.id_bytes
+
+
+def check_token(token: ProgressToken, offer: Offer) -> None:
+    """Refuse a progress token that no id could be: each message about the progress repeats it."""
+    fault = fault_of_id(token, offer.id_bytes, "progressToken")
+    if fault is not None:
+        raise InvalidParams(f"Invalid params: {fault}")
 
 
 class ServerEra(Protocol):

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from weft.eras.base import CORE_TYPES, Envelope, Offer, Peer, WireError, fault_of_params, log_level_reached
+from weft.eras.base import CORE_TYPES, Envelope, Offer, Peer, WireError, check_token, fault_of_params, log_level_reached
 from weft.eras.session_fields import fit, fit_capabilities, fit_question
 from weft.errors import (
     InvalidParams,
@@ -117,6 +117,9 @@ class SessionServer:
         if method is None:
             raise MethodNotFound("Method not found")
         params = _decode(method, frame)
+        token = None if params.meta is None else params.meta.progress_token
+        if token is not None:
+            check_token(token, offer)
         return Envelope(
             REVISIONS.get(peer.protocol_version, ASSUMED),
             method,
@@ -124,7 +127,7 @@ class SessionServer:
             peer.client_capabilities,
             peer.client_info,
             peer.log_level,
-            None if params.meta is None else params.meta.progress_token,
+            token,
         )
 
     def check_version(self, headers: Headers) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import msgspec
 from msgspec import UNSET
 
-from weft.eras.base import Envelope, Offer, Peer, WireError, fault_of_params, log_level_reached
+from weft.eras.base import Envelope, Offer, Peer, WireError, check_token, fault_of_params, log_level_reached
 from weft.errors import (
     HeaderMismatch,
     InternalError,
@@ -118,6 +118,8 @@ class StatelessServer:
             expected: str = getattr(params, method.mirrored)
             if headers.known.get(_NAME_HEADER) != expected.encode():
                 check_name(headers.get(_NAME_HEADER), expected)
+        if meta.progress_token is not None:
+            check_token(meta.progress_token, offer)
         return Envelope(
             revision,
             method,

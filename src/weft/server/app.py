@@ -404,7 +404,7 @@ class Server:
         methods = {era.name: offered(era, declared, self.extensions) for era in self.eras}
         meta = {SERVER_INFO_KEY: msgspec.to_builtins(self.info)}
         versions = [version for era in self.eras for version in era.versions]
-        return Offer(methods, meta, versions, self._require_initialized)
+        return Offer(methods, meta, versions, self._require_initialized, self.limits.id_bytes)
 
     @Kept
     def dispatcher(self) -> Dispatcher:

@@ -153,6 +153,11 @@ class Subscriptions:
             raise InvalidParams(
                 f"Invalid params: a stream listens to at most {limits.listen_uris} URIs of {limits.uri_bytes} bytes."
             )
+        if sum(len(uri.encode()) for uri in uris) > limits.listen_uris_bytes:
+            raise InvalidParams(
+                f"Invalid params: the URIs that a stream listens to have at most {limits.listen_uris_bytes} bytes "
+                "together. Open another stream for the rest."
+            )
         if len(self._listeners) >= limits.listen_streams:
             raise Busy(
                 f"{limits.listen_streams} streams are open already, the most this server has. Try again when one ends."

@@ -28,6 +28,13 @@ async def _greet(call: Call) -> InitializeResult:
     envelope, server = call.envelope, call.server
     if call.connection.handshake_done:  # by one that came before this one was answered
         raise AlreadyInitialized
+    most = server.limits.introduction_bytes
+    said = (envelope.client_info, envelope.client_capabilities)
+    if sum(len(msgspec.json.encode(part)) for part in said if part is not None) > most:
+        raise InvalidParams(
+            f"Invalid params: `clientInfo` and `capabilities` have at most {most} bytes together, for they are kept "
+            "with the session. Leave long texts out, and give icons as links."
+        )
     call.connection.greet(envelope.revision.version, envelope.client_info, envelope.client_capabilities)
     call.undo = call.connection.ungreet
     heard = call.connection.has_standalone_channel
@@ -64,8 +71,9 @@ async def _set_level(call: Call) -> EmptyResult:
                 f"{DEFAULT_LEVEL!r} on."
             )
         return EmptyResult()
-    connection.log_level = level
-    connection.is_changed = True
+    if connection.log_level != level:
+        connection.log_level = level
+        connection.is_changed = True
     return EmptyResult()
 
 
@@ -75,10 +83,17 @@ async def _subscribe(call: Call) -> EmptyResult:
     uri = cast("SubscribeParams", call.envelope.params).uri
     if not connection.has_standalone_channel:
         raise InvalidRequest("Invalid request: there is no session here that could hear of changes.")
-    if len(uri.encode()) > limits.uri_bytes:
+    if uri in connection.subscribed_uris:
+        return EmptyResult()
+    if (size := len(uri.encode())) > limits.uri_bytes:
         raise InvalidParams(f"Invalid params: a URI has at most {limits.uri_bytes} bytes.")
-    if len(connection.subscribed_uris) >= limits.listen_uris and uri not in connection.subscribed_uris:
+    if len(connection.subscribed_uris) >= limits.listen_uris:
         raise InvalidParams(f"Invalid params: a session subscribes to at most {limits.listen_uris} resources.")
+    if size + sum(len(one.encode()) for one in connection.subscribed_uris) > limits.listen_uris_bytes:
+        raise InvalidParams(
+            f"Invalid params: the URIs that a session subscribes to have at most {limits.listen_uris_bytes} bytes "
+            "together. Unsubscribe from one first."
+        )
     connection.subscribed_uris.add(uri)
     connection.is_changed = True
     return EmptyResult()
@@ -86,9 +101,10 @@ async def _subscribe(call: Call) -> EmptyResult:
 
 async def _unsubscribe(call: Call) -> EmptyResult:
     """Not to hear of it any more; what was not subscribed to is nothing to complain about."""
-    connection = call.connection
-    connection.subscribed_uris.discard(cast("SubscribeParams", call.envelope.params).uri)
-    connection.is_changed = True
+    connection, uri = call.connection, cast("SubscribeParams", call.envelope.params).uri
+    if uri in connection.subscribed_uris:
+        connection.subscribed_uris.remove(uri)
+        connection.is_changed = True
     return EmptyResult()
 
 
