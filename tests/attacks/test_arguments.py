@@ -17,6 +17,9 @@ MEMBERS, ARRAYS = MOST // 11, MOST // 11  # each counts ten times, and so do the
 MODELS = (
     SERVER
     + """
+import dataclasses, uuid
+from decimal import Decimal
+
 from pydantic import BaseModel
 
 from weft import Context, ToolError
@@ -40,6 +43,24 @@ def refuse(text: str) -> str:
 @server.tool
 async def hold(ctx: Context, text: str) -> int:
     return len(text)
+
+
+@dataclasses.dataclass
+class Order:
+    parts: dict[int, int] | None = None
+
+
+@server.tool
+def tell_apart(
+    whole: set[int] = set(),
+    rows: dict[int, int] = {},
+    prices: frozenset[Decimal] = frozenset(),
+    ids: set[uuid.UUID] = set(),
+    places: set[tuple[int, int]] = set(),
+    anything: set = set(),
+    order: Order = Order(),
+) -> int:
+    return sum(map(len, (whole, rows, prices, ids, places, anything, order.parts or {})))
 
 
 @server.prompt
@@ -78,6 +99,17 @@ LARGE: dict[str, tuple[str, dict[str, Any]]] = {
     "a function with a Context": ("hold", {"text": "x" * 3_900_000}),
 }
 
+# Numbers that have one hash in Python, which takes them modulo 2**61 - 1: each is compared with all others.
+ALIKE = [number * (2**61 - 1) for number in range(1, 20_001)]
+COLLISIONS: dict[str, Any] = {
+    "whole": ALIKE,
+    "rows": dict.fromkeys(map(str, ALIKE), 1),
+    "prices": [str(number) for number in ALIKE],
+    "ids": [f"{number:032x}" for number in ALIKE],
+    "places": [[number, 1] for number in ALIKE],
+    "anything": ALIKE,
+    "order": {"parts": dict.fromkeys(map(str, ALIKE), 1)},
+}
 
 PEAK = 200 * MB  # that a server may take meanwhile
 TIMES = 20
@@ -123,6 +155,22 @@ def test_on_stdio(name: str) -> None:
 
         assert_harmless(target.attack(attack), peak=PEAK)
         assert target.tool("add", {"a": 2, "b": 3}).result["structuredContent"] == 5
+
+
+@pytest.mark.security("D4", "R7")
+def test_numbers_with_one_hash() -> None:
+    with attacked_server(MODELS) as target:
+
+        def attack() -> None:
+            for name, value in COLLISIONS.items():
+                request = message("tools/call", {"name": "tell_apart", "arguments": {name: value}})
+                answer = target.send(encode(request), headers_for(request)).result
+                assert answer["isError"], name
+                assert "one and the same hash" in answer["content"][0]["text"]
+
+        report = target.attack(attack)
+        assert_harmless(report, peak=PEAK)
+        assert report.seconds < 3
 
 
 @pytest.mark.security("D4", "R1")

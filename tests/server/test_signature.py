@@ -545,3 +545,58 @@ def test_a_number_is_still_no_boolean():
     for number in (1, 1.0):
         with pytest.raises(ArgumentsError, match="'a': expected true or false"):
             read_signature(f).bind({"a": number})
+
+
+# --- keys that have one hash
+
+APART = 2**61 - 1  # Python's hash of a number is the rest of dividing by this
+
+
+@dataclasses.dataclass(frozen=True)
+class Seat:
+    row: int
+
+
+class Plan(BaseModel):
+    seats: dict[str, set[int] | None] = {}
+
+
+def hashed(
+    numbers: set[int] = set(),  # noqa: B006
+    names: dict[int, str] | None = None,
+    seats: frozenset[Seat] = frozenset(),
+    plan: Plan | None = None,
+    mixed: list[set[int | str]] = [],  # noqa: B006
+) -> None: ...
+
+
+HASHED: dict[str, Any] = {
+    "numbers": lambda keys: keys,
+    "names": lambda keys: dict.fromkeys(map(str, keys), ""),
+    "seats": lambda keys: [{"row": key} for key in keys],
+    "plan": lambda keys: {"seats": {"a": keys}},
+    "mixed": lambda keys: [keys[:9], keys[9:]],
+}
+
+
+@pytest.mark.security("D4")
+@pytest.mark.parametrize("name", HASHED)
+def test_keys_with_one_hash_are_bounded(name: str) -> None:
+    signature = read_signature(hashed)
+    at_limit = [number * APART for number in range(1, 17)]
+    assert name in signature.bind({name: HASHED[name](at_limit)})
+    with pytest.raises(ArgumentsError, match="one and the same hash"):
+        signature.bind({name: HASHED[name]([*at_limit, 17 * APART])})
+
+
+def test_the_same_key_again_and_keys_with_their_own_hashes_are_not_counted() -> None:
+    signature = read_signature(hashed)
+    many = [*range(-5000, 5000), *range(2**60, 2**60 + 5000), *[APART, 0, -1, -2] * 1000]
+    assert signature.bind({"numbers": many})["numbers"] == set(many)
+    assert signature.bind({"numbers": ["1", 2.0]})["numbers"] == {1, 2}  # and the spellings that models are fond of
+
+
+def test_a_key_without_a_hash_is_told_as_before() -> None:
+    def anything(values: set) -> None: ...
+
+    assert issues(anything, b'{"values": [[1]]}') == ["'values[0]': Set items should be hashable."]

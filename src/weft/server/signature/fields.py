@@ -19,6 +19,7 @@ from weft.errors import RegistrationError
 from weft.protocol.headers import find_mirrors
 from weft.protocol.schema import is_array
 from weft.server.signature.docstrings import Docstring
+from weft.server.signature.hashing import guarded, watching
 from weft.server.signature.plain import Arguments, is_hashable, shown_default, stopping_early
 from weft.server.signature.schema import inline, refusing_extras, schema_of
 from weft.server.signature.words import reason, remedy, type_name
@@ -57,11 +58,11 @@ class _Fields:
         schema = {"type": "object", **_with_plain_mirrors(schema if refs else inline(schema))}
         core = refusing_extras(adapter.core_schema)
         self.check_mirrored(schema, core)
-        return Arguments(
-            schema=schema,
-            validate_json=_compiled(core).validate_json,
-            validate_large=_compiled(stopping_early(core)).validate_json,
-        )
+        watched = guarded(core)
+        exact, early = (_compiled(each).validate_json for each in (watched, stopping_early(watched)))
+        if watched is not core:
+            exact, early = watching(exact), watching(early)
+        return Arguments(schema=schema, validate_json=exact, validate_large=early)
 
     def field_of(self, parameter: Parameter) -> Any:
         """The TypedDict field of one parameter; its default is left to Python where that is safe."""
