@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import time
+import timeit
 
 import pytest
 
@@ -171,11 +173,24 @@ def test_the_search_for_the_closest_name_is_bounded(monkeypatch: pytest.MonkeyPa
     assert closest("", ["x"]) is None
     assert looked_at == []
     assert closest("name", ["y" * 129, *(f"name{index}" for index in range(2000))]) is None
-    assert len(looked_at) == 100
+    assert len(looked_at) == 30
     assert all(len(name) <= 7 for name in looked_at)
     looked_at.clear()
     assert closest("x" * 128, [f"{'x' * 120}{index}" for index in range(2000)]) is None
-    assert sum(len(name) * 128 for name in looked_at) <= 200_000
+    assert sum(len(name) * 128 for name in looked_at) <= 20_000
+
+
+@pytest.mark.security("R7")
+@pytest.mark.parametrize("length", [6, 14, 26, 50, 94, 128])
+@pytest.mark.parametrize("unit", ["a", "ab", "tool_", "abcdefghijklm"])
+def test_the_search_for_the_closest_name_is_quick(length: int, unit: str) -> None:
+    names = [(unit * 128)[: length - 4] + f"{number:04}" for number in range(1000)]
+    closest("serach", ["search"])  # imports
+    for name in (names[500][::-1], (unit * 128)[:length], names[0][1:] + "z"):
+        assert (
+            min(timeit.repeat(lambda name=name: closest(name, names), timer=time.process_time, number=1, repeat=5))
+            < 0.012
+        )
 
 
 def test_the_closest_of_very_many_names_is_still_found() -> None:

@@ -32,8 +32,8 @@ _KEYS = {
 # Types whose hash is secret, or of whose values but few can have the same one.
 _HARMLESS = frozenset({"bool", "bytes", "date", "enum", "float", "literal", "none", "str"})
 _REFUSAL = (
-    f"More than {_MOST_ALIKE} different items of a set, or names of an object, have one and the same hash in Python, which "
-    "would take it too long. Send fewer of them in one call."
+    f"More than {_MOST_ALIKE} different items of a set, or names of an object, have one and the same hash in Python, "
+    "which would take it too long. Send fewer of them in one call."
 )
 
 
