@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+import timeit
 import unicodedata
 from types import FrameType
 from typing import Any
@@ -356,6 +358,17 @@ UNSAFE = [
     ("x://h{?a}", "x://h?a=%2e%2e%5Cb"),
     ("x://h{?a}", "x://h?a=%00"),
     ("x://h{#a}", "x://h#a/.."),
+    ("x://{+p}", "x://a/.%E2%80%8B./b"),  # a zero width space
+    ("x://{+p}", "x://a/.%C2%AD./b"),  # a soft hyphen
+    ("x://{+p}", "x://a/.%E2%80%8D./b"),  # a zero width joiner
+    ("x://{a}", "x://.%E2%80%8C."),  # and a non-joiner
+    ("x://{a}", "x://%E2%80%8C."),
+    ("x://h{?a}", "x://h?a=.%E2%80%8B./b"),
+    ("x://{+p}", "x://%E2%80%8D/etc"),
+    ("x://{+p}", "x://a%E2%80%A8b"),  # a line separator
+    ("x://{+p}", "x://a%E2%80%A9b"),  # a paragraph separator
+    ("x://{+p}", "x://%E2%80%AEtxt.exe"),  # what follows is shown from right to left
+    ("x://{a}", "x://a%EF%BB%BFb"),
 ]
 
 
@@ -379,6 +392,7 @@ def test_values_that_could_leave_their_place_do_not_match(template: str, uri: st
         ("x://{+a}", "x://a/.hidden/..b/c", "a/.hidden/..b/c"),
         ("x://{+a}", "x://note:%201/a;v=2/b", "note: 1/a;v=2/b"),
         ("{+a}", "http://h/p", "http://h/p"),
+        ("x://{a}", "x://%D9%85%DB%8C%E2%80%8C%D8%B1%D9%88%D9%85", "می\u200cروم"),  # Persian has non-joiners in words
         ("x://h{?a}", "x://h?a=/b%5C", "/b\\"),
         ("x://h{?a}", "x://h?a=http://h/p%0a", "http://h/p\n"),
     ],
@@ -395,7 +409,7 @@ def is_plain(text: str) -> bool:
     return not set(shown) & set("/\\%") and shown.partition(";")[0].strip() not in (".", "..")
 
 
-SAFE = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1).filter(is_plain)
+SAFE = st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs", "Zl", "Zp"]), min_size=1).filter(is_plain)
 PATH = st.lists(
     SAFE.filter(lambda text: not set(text) & set("?#&;") and ":" not in unicodedata.normalize("NFKC", text)), min_size=1
 ).map("/".join)
@@ -473,6 +487,26 @@ def test_a_hundred_kilobytes_finish_with_the_same_verdict_as_a_few(template: str
     start, parsed = template.split("{")[0], UriTemplate(template)
     few, many = (parsed.match(start + unit * (size // len(unit))) for size in (100, 100_000))
     assert (few is None) == (many is None)
+
+
+@pytest.mark.security("R7")
+@pytest.mark.parametrize(
+    ("template", "uri"),
+    [
+        ("x://{a}/x%d/{b}", "x://" + "a/x" * 2600 + "/"),
+        ("x://{a}/x%d/{b}", "x://a" + "".join(f"/x{number}" for number in range(1500)) + "/"),
+        ("x://{+a}/x%d/{+b}", "x://a/../" + "".join(f"x{number}/" for number in range(1500))),
+        ("x://{+a}/x%d/{b}!", "x://" + "".join(f"x{number}/" for number in range(1500))),
+        ("x://{a}.x%d.{b}.z", "x://" + "".join(f".x{number}" for number in range(1500))),
+    ],
+)
+def test_a_long_uri_and_many_templates(template: str, uri: str) -> None:
+    templates = [UriTemplate(template % number) for number in range(40)]
+
+    def match() -> None:
+        assert not any(each.match(uri) for each in templates)
+
+    assert min(timeit.repeat(match, timer=time.process_time, number=1, repeat=3)) < 0.03
 
 
 # --- shapes

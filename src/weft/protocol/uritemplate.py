@@ -13,7 +13,8 @@ the RFC leaves open, so these are its rules (RES-16):
 - Values are percent-decoded exactly once, as UTF-8, then checked (R9): see `UriTemplate.match`.
 
 Matching costs time linear in the URI whatever the URI is (R7): one backward sweep per expression finds where each
-may end, one forward pass picks; nothing is tried twice.
+may end, one forward pass picks; nothing is tried twice. A pattern that never goes back is tried first: it tells most
+URIs of other templates, in a fraction of that time.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ _STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _NOT_LITERAL = re.compile(r"[\x00-\x20\x7f\"<>\\^`{|}]|%(?![0-9A-Fa-f]{2})")
 _ELSEWHERE = re.compile(r"/|(?:[A-Za-z][A-Za-z0-9+.\-]*:)+(?:/|\Z)")  # an absolute path, a drive, a URL
 _MOST_DECODED = 8
+_STEERING = frozenset({"Cc", "Cf", "Zl", "Zp"})
+_JOINERS = "\u200c\u200d"  # words of Persian and of Indian languages have them, and emoji
 
 
 class _Operator(NamedTuple):
@@ -81,6 +84,7 @@ class _Taker(msgspec.Struct, frozen=True):
     operator: str
     variables: tuple[_Variable, ...]
     chars: frozenset[str]
+    runs: Callable[[str], Iterable[re.Match[str]]]  # of these characters
 
 
 class UriTemplate:
@@ -96,7 +100,7 @@ class UriTemplate:
     {'owner': 'ann', 'path': 'src/a b.py', 'rev': '7'}
     """
 
-    __slots__ = ("_head", "_matching", "_parts", "_takers", "text", "variables")
+    __slots__ = ("_head", "_matching", "_may_match", "_parts", "_takers", "text", "variables")
 
     def __init__(self, text: str, *, matching: bool = True) -> None:
         self.text = text
@@ -104,8 +108,8 @@ class UriTemplate:
         names = [var.name for part in self._parts if isinstance(part, _Expression) for var in part.variables]
         self.variables: tuple[str, ...] = tuple(dict.fromkeys(names))
         self._matching = matching
-        # A leading literal is compared first: most URIs of other templates end there.
         self._head, self._takers = _takers(text, self._parts) if matching else ("", [])
+        self._may_match = re.compile(re.escape(self._head) + _outline(self._takers), re.DOTALL).match
 
     def __repr__(self) -> str:
         return f"UriTemplate({self.text!r})"
@@ -142,7 +146,7 @@ class UriTemplate:
         """
         if not self._matching:
             raise ValueError(f"{self!r} was built with matching=False; build it without to match URIs.")
-        if not uri.startswith(self._head) or _STRAY_PERCENT.search(uri):
+        if not self._may_match(uri) or _STRAY_PERCENT.search(uri):
             return None
         spans = _spans(self._takers, uri[len(self._head) :])
         if spans is None:
@@ -166,9 +170,10 @@ class UriTemplate:
 
         What is looked at is the value as whoever uses it might read it in the end: percent-decoded until nothing is
         left to decode, and with look-alikes such as full-width dots made plain (R9). Then nowhere may there be a NUL or
-        a segment `..`, also with `;` and more behind it; outside query and fragment neither a backslash nor a control
-        character. `{+var}` must not begin like an absolute path or a URL, unless it is the whole URI; the others there
-        have no `/`, and are not `.` alone.
+        a segment `..`, also with `;` and more behind it, or with something invisible in it; outside query and fragment
+        neither a backslash nor a character that controls: to end a line, to turn the direction, to be invisible (but
+        joiners, which words may have). `{+var}` must not begin like an absolute path or a URL, unless it is the whole
+        URI; the others there have no `/`, and are not `.` alone.
 
         >>> template = UriTemplate("docs://{+path}")
         >>> template.is_safe("path", "100%.txt"), template.is_safe("path", "a/%2e%2e")
@@ -332,14 +337,15 @@ def _takers(text: str, parts: tuple[str | _Expression, ...]) -> tuple[str, list[
             takers.append(part)
         elif isinstance(previous, _Taker) and previous.operator + part.operator in ("?&", "&&", ";;"):
             # One list of parameters: names are found in any order across both.
-            takers[-1] = _Taker(previous.operator, previous.variables + part.variables, previous.chars)
+            takers[-1] = _Taker(previous.operator, previous.variables + part.variables, previous.chars, previous.runs)
         elif isinstance(previous, _Taker) and part.operator in ("", "+"):
             raise ValueError(
                 f"The URI template {text!r} has two expressions side by side, so no match could tell where the "
                 f"first ends; put a literal before {part.variables[0].name!r}, or one of . / ; ? & #."
             )
         else:
-            takers.append(_Taker(part.operator, part.variables, _chars(part, parts[index + 1 :])))
+            chars = _chars(part, parts[index + 1 :])
+            takers.append(_Taker(part.operator, part.variables, chars, re.compile(f"{_class(chars)}+").finditer))
     head = takers[0] if takers else ""
     return (head, takers[1:]) if isinstance(head, str) else ("", takers)
 
@@ -354,15 +360,58 @@ def _chars(expression: _Expression, later: tuple[str | _Expression, ...]) -> fro
     return frozenset(chars)
 
 
+def _outline(takers: list[str | _Taker]) -> str:
+    """A pattern that every URI of a template matches behind its head, and few others; it takes nothing back.
+
+    It is exact as long as an expression ends where its characters do. From the first that may end before, only the
+    literals are looked for, in their order.
+    """
+    pattern, exact = "", True
+    for index, part in enumerate(takers):
+        if isinstance(part, str):
+            pattern += re.escape(part) if exact else f"(?>.*?{re.escape(part)})"
+            continue
+        follows = _followers(takers[index + 1 :])
+        exact = exact and part.operator not in _OPTIONAL and not part.chars & follows
+        if exact:
+            pattern += f"{re.escape(_OPERATORS[part.operator].first)}{_class(part.chars)}++"
+            pattern += f"(?:(?={_class(follows)})|\\Z)" if follows else r"\Z"
+    return pattern
+
+
+def _followers(takers: list[str | _Taker]) -> frozenset[str]:
+    """The characters that may come first in what these take; none when there is nothing to take."""
+    firsts: set[str] = set()
+    for part in takers:
+        if isinstance(part, str):
+            return frozenset({*firsts, part[0]})
+        first = _OPERATORS[part.operator].first
+        firsts |= {first} if first else part.chars
+        if part.operator not in _OPTIONAL:
+            break
+    return frozenset(firsts)
+
+
+def _class(chars: Iterable[str]) -> str:
+    return f"[{re.escape(''.join(sorted(chars)))}]"
+
+
+class _Ends(NamedTuple):
+    """Where a part of a template ends, for each place where it may begin: -1 for those where it may not."""
+
+    ends: list[int]
+    begins: bytearray  # whether it may begin there
+
+
 def _spans(takers: list[str | _Taker], uri: str) -> list[tuple[_Taker, str]] | None:
     """What each expression takes of `uri`; an optional one that takes nothing is left out."""
     can_end = bytearray(len(uri) + 1)  # where the parts so far, seen from the right, can begin
     can_end[-1] = 1
     ends_by_part: list[list[int]] = []
     for part in reversed(takers):
-        ends = _literal_ends(part, uri, can_end) if isinstance(part, str) else _taker_ends(part, uri, can_end)
-        can_end = bytearray(end >= 0 for end in ends)
-        ends_by_part.append(ends)
+        found = _literal_ends(part, uri, can_end) if isinstance(part, str) else _taker_ends(part, uri, can_end)
+        can_end = found.begins
+        ends_by_part.append(found.ends)
     if not can_end[0]:
         return None
     start, spans = 0, list[tuple[_Taker, str]]()
@@ -374,38 +423,49 @@ def _spans(takers: list[str | _Taker], uri: str) -> list[tuple[_Taker, str]] | N
     return spans
 
 
-def _literal_ends(literal: str, uri: str, can_end: bytearray) -> list[int]:
-    """For each position, where the literal ends if it begins there and the rest can match; else -1."""
-    ends = [-1] * len(can_end)
+def _literal_ends(literal: str, uri: str, can_end: bytearray) -> _Ends:
+    """For each position, where the literal ends if it begins there and the rest can match."""
+    ends, begins = [-1] * len(can_end), bytearray(len(can_end))
     position = uri.find(literal)
     while position >= 0:
         if can_end[position + len(literal)]:
             ends[position] = position + len(literal)
+            begins[position] = 1
         position = uri.find(literal, position + 1)
-    return ends
+    return _Ends(ends, begins)
 
 
-def _taker_ends(taker: _Taker, uri: str, can_end: bytearray) -> list[int]:
-    """For each position, the last place where the expression can end if it begins there; else -1."""
+def _taker_ends(taker: _Taker, uri: str, can_end: bytearray) -> _Ends:
+    """For each position, the last place where the expression can end if it begins there."""
     first = _OPERATORS[taker.operator].first
-    optional = taker.operator in _OPTIONAL
-    ends = [-1] * len(can_end)
-    ends[-1] = len(uri) if optional and can_end[-1] else -1
-    farthest = -1  # the last possible end of a run of `chars` that begins at `position + 1`
-    for position in range(len(uri) - 1, -1, -1):
-        here = farthest
-        if uri[position] not in taker.chars:
-            farthest = -1
-        elif farthest < 0 and can_end[position + 1] and "%" not in uri[max(0, position - 1) : position + 1]:
-            # (an end inside a percent-encoded triplet is none)
-            farthest = position + 1
+    if taker.operator in _OPTIONAL:
+        ends = [place if can else -1 for place, can in enumerate(can_end)]
+        begins = can_end[:]
+    else:
+        ends, begins = [-1] * len(can_end), bytearray(len(can_end))
+    for run in taker.runs(uri):
+        start = run.start()
+        end = _last_end(uri, can_end, start, run.end())
+        if end < 0:
+            continue
         if not first:
-            ends[position] = farthest
-        elif uri[position] == first and here >= 0:
-            ends[position] = here
-        elif optional and can_end[position]:
-            ends[position] = position
-    return ends
+            ends[start:end] = [end] * (end - start)
+            begins[start:end] = b"\1" * (end - start)
+            continue
+        position = uri.find(first, max(0, start - 1), end - 1)
+        while position >= 0:
+            ends[position] = end
+            begins[position] = 1
+            position = uri.find(first, position + 1, end - 1)
+    return _Ends(ends, begins)
+
+
+def _last_end(uri: str, can_end: bytearray, start: int, stop: int) -> int:
+    """The last place in a run of characters where an expression can end, and not inside a percent-encoded triplet."""
+    end = can_end.rfind(1, start + 1, stop + 1)
+    while end >= 0 and "%" in uri[max(0, end - 2) : end]:
+        end = can_end.rfind(1, start + 1, end)
+    return end
 
 
 _Pairs = list[tuple[_Variable, list[str]]]
@@ -452,16 +512,27 @@ def _decode(text: str) -> str:
 
 def _is_safe(operator: str, value: str, *, is_whole: bool) -> bool:
     plain = _plain(value)
-    segments = re.split(r"[/\\]", plain)
+    shown = _without_invisible(plain)
+    segments = re.split(r"[/\\]", shown)
     if "\0" in plain or any(segment.partition(";")[0].strip() == ".." for segment in segments):
         return False
     if operator in ("?", "&", "#"):
         return True
-    if "\\" in plain or any(unicodedata.category(char) == "Cc" for char in plain):
+    if "\\" in plain or any(_steers(char) for char in plain):
         return False
     if operator == "+":
-        return is_whole or not _ELSEWHERE.match(plain)
-    return len(segments) == 1 and plain != "."
+        return is_whole or not _ELSEWHERE.match(shown)
+    return len(segments) == 1 and shown != "."
+
+
+def _without_invisible(text: str) -> str:
+    """Without what is not seen, and what some drop: `.`, a zero width space and `.` are `..` to them."""
+    return text if text.isascii() else "".join(char for char in text if unicodedata.category(char) != "Cf")
+
+
+def _steers(char: str) -> bool:
+    """Whether a character ends a line, turns the direction, or does something else than to be shown."""
+    return unicodedata.category(char) in _STEERING and char not in _JOINERS
 
 
 def _plain(value: str) -> str:
