@@ -82,3 +82,38 @@ async def test_an_exception_that_cannot_be_shown_is_answered_and_logged_all_the_
     assert "Internal error. The server's log has it under error" in response.body.decode()
     assert f"{what} (tests/server/test_faults.py:" in caplog.text
     assert ") raised Mute [error" in caplog.text
+
+
+FORGED = "x\n10:00:00 INFO weft.server: tools/call pay stateless 200 1.0 ms admin\r\x1b[2J\u2028gone"
+
+
+@pytest.mark.security("D4")
+async def test_a_peer_cannot_write_lines_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server("s")
+
+    @server.tool
+    async def seat(seat: str) -> str:
+        raise ValueError(f"no seat {seat}")
+
+    await ask(server, "tools/call", {"name": "seat", "arguments": {"seat": FORGED}})
+    (record,) = caplog.records
+    first, *further = record.getMessage().splitlines()
+    assert ") raised ValueError: no seat x" in first
+    assert further[:3] == [
+        "  | 10:00:00 INFO weft.server: tools/call pay stateless 200 1.0 ms admin",
+        "  | ?[2J",
+        f"  | gone [error {record.getMessage().split('[error ')[1][:8]}]",
+    ]
+    assert all(line.startswith("  tests/server/test_faults.py:") for line in further[3:])
+    assert len(further) > 3
+
+
+async def test_the_client_in_development_reads_the_text_as_it_was_raised() -> None:
+    server = Server("s", debug=True)
+
+    @server.tool
+    async def act() -> str:
+        raise ValueError("one\n  two")
+
+    response = await ask(server, "tools/call", {"name": "act"})
+    assert "raised ValueError: one\n  two (tests/" in response.json["result"]["content"][0]["text"]

@@ -18,11 +18,14 @@ from typing import Any
 import pytest
 
 from support import encode, headers_for, message, serve
-from weft import Client, Context, Limits, ResourceServer, Server, StaticTokens, TokenInfo, ToolError
+from weft import Client, Context, Extension, Limits, ResourceServer, Server, StaticTokens, TokenInfo, ToolError
+from weft.protocol.revisions import Method
 from weft.server.dispatch import Dispatcher
 from weft.server.process.running import set_up_logging
 from weft.server.request_log import LoggedDispatcher
 from weft.server.transports.http import HttpApp
+from weft.types.base import EmptyResult, Result
+from weft.types.request import RequestParams
 
 TOKEN = "t0ken-of-ann-that-is-secret"
 MS = re.compile(r"\d+\.\d ms")
@@ -133,6 +136,63 @@ def protected(**limits: Any) -> Server:
         verifier=StaticTokens({TOKEN: TokenInfo("ann o'hara", scopes=frozenset({"read"}))}),
     )
     return shop(auth=auth, limits=Limits(**limits))
+
+
+@pytest.mark.parametrize("level", [logging.INFO, logging.DEBUG])
+def test_a_uri_is_logged_without_its_query(lines: Any, caplog: pytest.LogCaptureFixture, level: int) -> None:
+    server = shop()
+
+    @server.resource("db://{table}{?token}")
+    def rows(table: str, token: str) -> str:
+        return table
+
+    with caplog.at_level(level, "weft.server"), serve(server) as live:
+        assert live.call("resources/read", {"uri": "db://users?token=s3cret"}).status == 200
+        live.call("resources/read", {"uri": "base://me:s3cret@host/ü?token=s3cret"})  # in base64 in the header
+        live.call("completion/complete", {"ref": {"type": "ref/prompt", "name": "a://b?s3cret"}, "argument": {}})
+        said = "\n".join(lines.now())
+    assert "resources/read db://users?*** stateless 200 # ms" in said
+    assert "resources/read base://***@host/ü?*** stateless 200/-32602 # ms" in said
+    assert "s3cret" not in said
+    assert "czNjcmV0" not in said  # nor in base64
+    if level == logging.DEBUG:
+        assert "mcp-name: db://users?***" in said.lower()
+        assert '"uri":"db://users?***"' in said
+
+
+DECLARED = {"com.example/counting": {}}
+
+
+class Numbered(RequestParams):
+    number: int
+
+
+class Counting(Extension):
+    id = "com.example/counting"
+
+    def methods(self) -> Any:
+        async def count(_call: Any) -> Result:
+            return EmptyResult()
+
+        return [(Method("count/to", Numbered, mirrored="number"), count)]
+
+
+@pytest.mark.parametrize("mode", ["stateless", "session"])
+async def test_a_name_that_is_no_text_does_not_keep_the_answer_back(lines: Any, mode: Any) -> None:
+    async with (
+        asyncio.timeout(10),
+        Client(Server("s", extensions=[Counting()]), mode=mode, extensions=DECLARED) as client,
+    ):
+        await client.request("count/to", {"number": 7})
+    assert f"count/to 7 {mode} ok # ms" in lines.now()
+
+
+@pytest.mark.parametrize("mode", ["stateless", "session"])
+async def test_a_name_that_is_no_text_is_answered_over_http(lines: Any, mode: Any) -> None:
+    with serve(Server("s", extensions=[Counting()])) as live:
+        async with Client(f"http://127.0.0.1:{live.port}/mcp", mode=mode, extensions=DECLARED) as client:
+            await client.request("count/to", {"number": 7}, mirrored="number")
+    assert f"count/to 7 {mode} 200 # ms" in lines.now()
 
 
 def test_who_calls_and_who_may_not(lines: Any) -> None:

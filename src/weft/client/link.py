@@ -33,7 +33,7 @@ from weft.errors import (
 )
 from weft.jsonrpc import Frame, encode_error, encode_notification, encode_request, encode_result
 from weft.limits import ClientLimits
-from weft.protocol.logs import Seldom, call_line, masked_url, printable
+from weft.protocol.logs import Seldom, call_line, masked_name, printable
 from weft.types.base import Implementation, LogLevel, RequestId
 from weft.types.capabilities import ClientCapabilities
 from weft.types.lifecycle import CancelledParams, ProgressParams
@@ -523,10 +523,8 @@ class Link:
 
 def _named(params: Mapping[str, Any]) -> str | None:
     """Return what a request is about, if that has a name: a tool, a prompt, a resource without its query."""
-    name, uri = params.get("name"), params.get("uri")
-    if isinstance(name, str):
-        return name
-    return masked_url(uri) if isinstance(uri, str) else None
+    named = (params.get("name"), params.get("uri"))
+    return next((masked_name(one) for one in named if isinstance(one, str)), None)
 
 
 def _shown(method: str, params: Mapping[str, Any]) -> str:

@@ -115,7 +115,7 @@ class StatelessServer:
         if method is None:
             raise MethodNotFound("Method not found")
         if headers is not None and method.mirrored is not None:
-            expected: str = getattr(params, method.mirrored)
+            expected = str(getattr(params, method.mirrored))  # an extension may have a number there
             if headers.known.get(_NAME_HEADER) != expected.encode():
                 check_name(headers.get(_NAME_HEADER), expected)
         if meta.progress_token is not None:

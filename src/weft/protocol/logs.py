@@ -4,7 +4,8 @@ Used by the server and by the client, so that both write the same. A caller asks
 cheap enough for a log that is off. Nothing here raises, whatever it is given.
 
 Masking works by names. A header is shown if it is known to be harmless; every other header is masked. In a body, the
-value of a name that says "password", "token" and the like is masked, and so is whatever follows `Bearer`.
+value of a name that says "password", "token" and the like is masked, and so is whatever follows `Bearer`. A URI,
+wherever it stands, is shown without its query and its credentials.
 """
 
 from __future__ import annotations
@@ -18,7 +19,19 @@ from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 
-__all__ = ["MASK", "Seldom", "call_line", "masked_body", "masked_headers", "masked_url", "printable"]
+from weft.protocol.headers import decode_value
+
+__all__ = [
+    "MASK",
+    "Seldom",
+    "call_line",
+    "marked_lines",
+    "masked_body",
+    "masked_headers",
+    "masked_name",
+    "masked_url",
+    "printable",
+]
 
 MASK = "***"
 
@@ -66,6 +79,7 @@ _SECRET_NAME = re.compile(
     r"(?i)(password|passwd|passphrase|secret|authorization|credential|cookie|assertion|verifier|api_?-?key|private_?-?key"
     r"|requeststate|session_?-?id|(?<!progress)(?<!progress_)token$|^dpop$|^jwt$)"
 )
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S*")
 _ASKED = ("elicitation/create", "sampling/createMessage")  # methods that are about what people and models say
 _ANSWERED = "inputResponses"
 _BEARER = re.compile(r"(?i)\b(bearer|basic|dpop)(\s+)[A-Za-z0-9._~+/=-]{8,}")
@@ -82,7 +96,16 @@ def printable(text: str, instead: str = " ") -> str:
     return "".join(char if char.isprintable() else instead for char in text)
 
 
-def call_line(method: str, name: str | None, era: str, status: object, seconds: float, principal: str = "") -> str:
+def marked_lines(text: str) -> str:
+    r"""Return a foreign text of several lines so that none of them can be taken for a line of the log.
+
+    >>> marked_lines("no seat x\n10:00 INFO all is well")
+    'no seat x\n  | 10:00 INFO all is well'
+    """
+    return "\n  | ".join(printable(line, "?") for line in text.splitlines())
+
+
+def call_line(method: str, name: object, era: str, status: object, seconds: float, principal: str = "") -> str:
     """Return the line of one call. It has no arguments, which may be anything.
 
     `status` is the HTTP status, or "ok" where there is none; of a JSON-RPC error its code; of a call that was not
@@ -93,11 +116,11 @@ def call_line(method: str, name: str | None, era: str, status: object, seconds: 
     >>> call_line("tools/list", None, "session", -32603, 2, "alice")
     'tools/list - session -32603 2000.0 ms alice'
     """
-    line = f"{_word(method)} {_word(name)} {era} {status} {seconds * 1000:.1f} ms"
+    line = f"{_word(method)} {_word(masked_name(name))} {era} {status} {seconds * 1000:.1f} ms"
     return f"{line} {_word(principal)}" if principal else line
 
 
-def _word(text: str | None) -> str:
+def _word(text: str) -> str:
     """Return a name as one word: a peer must not be able to write other fields with it."""
     if not text:
         return "-"
@@ -114,6 +137,8 @@ def masked_headers(headers: Mapping[str, str] | Iterable[tuple[bytes | str, byte
     shown: list[str] = []
     for name, value in pairs:
         name, value = _text(name), _text(value)
+        if name.lower() == "mcp-name":
+            value = _masked_name_header(value)
         is_plain = name.lower() in _PLAIN_HEADERS or name.lower().startswith("mcp-param-")
         shown.append(f"{printable(name, '?')}: {printable(value[:500], '?') if is_plain else MASK}")
     return ", ".join(shown)
@@ -132,6 +157,26 @@ def masked_url(url: str) -> str:
     place, mark, _ = url.partition("?")
     place = re.sub(r"(?<=://)[^/@]*@", f"{MASK}@", place)
     return printable(f"{place}{mark}{MASK if mark else ''}"[:500], "?")
+
+
+def masked_name(name: object) -> str:
+    """Return what a request is about: the name of a tool or a prompt, or a URI without what may be a secret in it.
+
+    An extension may have a number there, or anything else that JSON has.
+
+    >>> masked_name("add"), masked_name("db://users?token=1"), masked_name(7), masked_name(None)
+    ('add', 'db://users?***', '7', '')
+    """
+    text = name if isinstance(name, str) else "" if name is None else str(name)
+    return masked_url(text) if _URI.match(text) else text
+
+
+def _masked_name_header(value: str) -> str:
+    try:
+        plain = decode_value(value)
+    except ValueError:
+        return MASK
+    return value if plain == value and not _URI.match(plain) else masked_name(plain)
 
 
 def masked_body(body: bytes | str, *, from_client: bool = False) -> str:
@@ -184,6 +229,8 @@ def _masked(name: str, value: Any, depth: int) -> Any:
         return {key: _masked(key, part, depth - 1) for key, part in members.items()}
     if depth and isinstance(value, list):
         return [_masked("", part, depth - 1) for part in cast("list[Any]", value)]
+    if isinstance(value, str) and name != "uriTemplate" and (name == "uri" or _URI.fullmatch(value)):
+        return masked_url(value)
     if depth and isinstance(value, str) and value.lstrip()[:1] in ("{", "["):  # JSON in a text, as tools return it
         return _masked_json(value, depth - 1)
     return value if depth or not isinstance(value, dict | list) else MASK
@@ -214,7 +261,10 @@ def _is_secret(name: str, value: object) -> bool:
 
 def _masked_text(text: str) -> str:
     def member(found: re.Match[str]) -> str:
-        return f'"{found[1]}"{found[2]}"{MASK}"' if _is_secret(found[1], found[3]) else found[0]
+        if _is_secret(found[1], found[3]):
+            return f'"{found[1]}"{found[2]}"{MASK}"'
+        value = found[3].strip('"')
+        return f'"{found[1]}"{found[2]}"{masked_url(value)}"' if "?" in value and _URI.match(value) else found[0]
 
     return _SECRET_MEMBER.sub(member, text)
 

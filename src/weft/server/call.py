@@ -10,6 +10,7 @@ import msgspec
 
 from weft.eras.base import Envelope, ServerEra
 from weft.protocol.headers import Headers
+from weft.protocol.logs import masked_name
 from weft.server.connection import Cancellation, Connection
 from weft.server.pace import Pace
 from weft.types.base import RequestId, Result
@@ -254,4 +255,4 @@ class Call:
     def described(self) -> str:
         """What is called, for messages to the developer."""
         mirrored = self.envelope.method.mirrored
-        return f"{self.method} {getattr(self.envelope.params, mirrored)!r}" if mirrored else self.method
+        return f"{self.method} {masked_name(getattr(self.envelope.params, mirrored))!r}" if mirrored else self.method

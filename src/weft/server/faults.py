@@ -17,6 +17,7 @@ from types import CoroutineType, TracebackType
 from typing import Any, cast
 
 from weft.errors import ProtocolError, UnsupportedVersion, UsageError
+from weft.protocol.logs import marked_lines, printable
 from weft.server.features.content import Unserialisable
 from weft.server.where import is_users, user_frames
 
@@ -99,9 +100,13 @@ def _is_in_async_function(error: BaseException) -> bool:
 
 
 def record(text: str, frames: Sequence[str] = (), *, debug: bool) -> str:
-    """Log what went wrong, once, under a reference; return the text for the peer."""
+    """Log what went wrong, once, under a reference; return the text for the peer.
+
+    A peer may have written part of the text, as in "no seat x". So its lines are marked: none passes for a line of the
+    log.
+    """
     reference = os.urandom(4).hex()
-    log.error("%s", "\n".join([f"{text} [error {reference}]", *(f"  {frame}" for frame in frames)]))
+    log.error("%s", "\n".join([f"{marked_lines(text)} [error {reference}]", *(f"  {frame}" for frame in frames)]))
     if not debug:
         return f"Internal error. The server's log has it under error {reference}."
     place = f" ({frames[-1].strip().splitlines()[0]})" if frames else ""
@@ -112,7 +117,7 @@ def note_refusal(error: ProtocolError) -> None:
     """Warn, once for each version, that a client was turned away because of its version; say nothing of the rest."""
     if not isinstance(error, UnsupportedVersion):
         return
-    requested = "".join(char if char.isprintable() else "?" for char in error.data["requested"])
+    requested = printable(error.data["requested"], "?")
     if requested not in _refused_versions and len(_refused_versions) < MOST_VERSIONS:
         _refused_versions.add(requested)
         spoken = ", ".join(error.data["supported"])

@@ -324,7 +324,7 @@ class Round:
     def _binding(self) -> bytes:
         """State is good for the same server, caller, method, name and arguments only (MRTR-11, MRTR-13)."""
         mirrored = self._call.envelope.method.mirrored
-        name = getattr(self._params, mirrored) if mirrored else ""
+        name = str(getattr(self._params, mirrored)) if mirrored else ""  # an extension may have a number there
         if isinstance(self._params, CallToolParams):  # as the client sent them, whatever middleware made of them
             sent = self._params.raw_arguments
             raw = b"{}" if sent is msgspec.UNSET else bytes(sent)
