@@ -50,12 +50,12 @@ async def test_one_too_many_is_dropped_and_logged(
         begun.append(connection)
         await asyncio.sleep(30)
 
-    connections = [a_connection() for _ in range(3)]
+    connections = [a_connection() for _ in range(8)]
     for connection in connections:
         running.start("on_change", work, connection)
     await asyncio.sleep(0)
     assert begun == connections[:2]
-    assert "'work' was not called" in caplog.text
+    assert caplog.text.count("'work' was not called") == 1  # clients can cause it as often as they like
     await running.close(1)
 
 

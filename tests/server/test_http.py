@@ -5,8 +5,9 @@ import contextlib
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
 
-from support import ask, encode, headers_for, make_server, message
+from support import ask, encode, headers_for, make_server, message, serve
 from weft import Context, Limits, Server, TokenInfo
 from weft.errors import UsageError
 from weft.server.connection import Cancellation
@@ -374,3 +375,28 @@ async def test_so_it_is_of_sessions(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.text.count("Put weft.TokenInfo(subject=...) there") == 4
     assert not app.server.sessions
     assert app.server.in_flight == 0
+
+
+@pytest.mark.parametrize(
+    ("place", "path", "asked", "named"),
+    [
+        (None, "/mcp", "/other", "/mcp"),
+        ("/mcp", "/mcp", "/mcp/other", "/mcp/"),
+        ("/mcp/", "/mcp/", "/mcp/other", "/mcp/"),
+        ("/", "/mcp", "/other", "/mcp"),
+        ("/api", "/mcp", "/api/other", "/api/mcp"),
+        ("/api/mcp", "/mcp", "/api/mcp/other", "/api/mcp/"),
+        ("/api", "/", "/api/other", "/api/"),
+    ],
+)
+def test_a_wrong_path_is_told_the_right_one(place: str | None, path: str, asked: str, named: str) -> None:
+    app: Any = Server("x").asgi(path)
+    if place is not None:
+        inner, app = app, Starlette()
+        app.mount(place, inner)
+    body = message("server/discover")
+    with serve(app) as live:
+        refused = live.send(encode(body), headers_for(body), path=asked)
+        assert refused.status == 404
+        assert refused.error["message"] == f"There is nothing at this path: the MCP endpoint is {named}."
+        assert live.send(encode(body), headers_for(body), path=named).status == 200

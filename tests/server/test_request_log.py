@@ -326,6 +326,9 @@ log = logging.getLogger("shop.till")
 def price(item: str) -> int:
     log.info("looking up a price")
     logging.getLogger().debug("by the root")
+    log.debug("by the till")
+    for name in ("httpx", "httpcore.http11", "aiohttp.client", "urllib3.connectionpool", "asyncio", "uvicorn.error"):
+        logging.getLogger(name).debug("Authorization: s3cret")
     return 3
 """
 
@@ -352,6 +355,8 @@ def test_on_stdio_it_is_asked_for(tmp_path: Path) -> None:
     assert all(re.match(r"\d\d:\d\d:\d\d ", line) for line in said)
     debug = run(tmp_path, *weft, "--log-level", "debug")
     assert "DEBUG root: by the root" in debug
+    assert "DEBUG shop.till: by the till" in debug
+    assert "s3cret" not in debug  # what other libraries write is not masked
     assert "DEBUG weft.server: < {" in debug
     assert '"item":"secret-tea"' in debug
 
@@ -406,11 +411,13 @@ def test_over_http_there_is_a_line_for_each_call_by_default(tmp_path: Path, work
 def test_a_level_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [])
-    before = {name: logging.getLogger(name).level for name in ("", "weft", "uvicorn", "asyncio")}
+    before = {name: logging.getLogger(name).level for name in ("", "weft", "uvicorn", "asyncio", "httpx")}
     try:
+        logging.getLogger("httpx").setLevel(logging.DEBUG)
         set_up_logging("debug")
         assert root.level == logging.DEBUG
         assert [logging.getLogger(name).level for name in ("uvicorn", "asyncio")] == [logging.WARNING, logging.INFO]
+        assert logging.getLogger("httpx").level == logging.DEBUG  # which the program wants to see
     finally:
         for name, level in before.items():
             logging.getLogger(name).setLevel(level)

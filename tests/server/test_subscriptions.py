@@ -296,6 +296,18 @@ async def test_the_end_of_the_lifespan_ends_the_streams() -> None:
 
 
 @pytest.mark.security("D10")
+async def test_streams_are_counted_by_the_network_of_an_ipv6_address() -> None:
+    server = make(limits=Limits(listen_streams_per_peer=1))
+    wish = {"toolsListChanged": True}
+    opened = [Stream(server, wish, client=(one, 1)) for one in ("2001:db8::1", "2001:db8:0:1::1", "10.0.0.1")]
+    async with streams(*opened):
+        assert len(server.subscriptions) == 3
+        again = Stream(server, wish, client=("2001:db8::2", 1))  # one machine has all of such a network
+        await asyncio.wait_for(again.task, 30)
+        assert "You have 1 streams open already" in b"".join(part.get("body", b"") for part in again.sent).decode()
+
+
+@pytest.mark.security("D10")
 async def test_streams_are_counted_by_principal_where_there_is_one() -> None:
     server = make(limits=Limits(listen_streams_per_peer=1))
     ann, bob = {"weft.token_info": TokenInfo("ann")}, {"weft.token_info": TokenInfo("bob")}

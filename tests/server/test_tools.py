@@ -212,6 +212,19 @@ async def test_a_tool_has_its_time(plain: bool, caplog: pytest.LogCaptureFixture
     assert warning.endswith(f"took longer than its 0.02 s and {end}.")
 
 
+@pytest.mark.security("D4")
+async def test_a_client_does_not_fill_the_log_with_a_tool_that_takes_too_long(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server("x")
+
+    async def slow() -> None:
+        await asyncio.sleep(10)
+
+    server.add_tool(slow, timeout=0.001)
+    for _ in range(12):
+        await ask(server, "tools/call", {"name": "slow"})
+    assert [record.getMessage().partition("stopped.")[2] for record in caplog.records] == ["", " (10 times by now)"]
+
+
 async def test_a_timeout_inside_a_tool_is_not_the_tools_own() -> None:
     server = Server("inner")
 

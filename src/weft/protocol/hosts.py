@@ -1,6 +1,7 @@
 """Which `Host` and `Origin` a server answers to (R2): the guard against DNS rebinding.
 
-Owns how both headers are parsed and compared: exactly, never by prefix; and which addresses are on the public internet.
+Owns how both headers are parsed and compared: exactly, never by prefix; which addresses are on the public internet;
+and which of them are one machine's, as far as limits are concerned.
 It does no I/O and resolves no name: a host is allowed by how it is written, not by where it leads.
 """
 
@@ -9,12 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import Literal
 
 from weft.errors import UsageError
 
-__all__ = ["HostPolicy", "is_loopback", "is_public_address", "refusal", "shown", "target_host"]
+__all__ = ["HostPolicy", "is_loopback", "is_public_address", "network_of", "refusal", "shown", "target_host"]
 
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]+)(?::([0-9]{1,5}))?")
 _ORIGIN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#@]+)")
@@ -22,6 +24,7 @@ _TARGET = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _MAX_BYTES = 512  # a DNS name has at most 253 characters; nothing longer is worth parsing
 _MAX_REMEMBERED = 1024
+_SITE_BITS = 64  # of an IPv6 address: who has one has all that begin with the same
 # IPv6 networks whose last 32 bits are the IPv4 address that they lead to: by NAT64 (RFC 6052), SIIT, or of old.
 _TRANSLATED = tuple(IPv6Network(net) for net in ("64:ff9b::/96", "::ffff:0:0:0/96", "::/96"))
 # IPv6 networks of one site, which some releases of Python take for public: NAT64 to where the site likes, and of old.
@@ -293,3 +296,23 @@ def refusal(kind: Literal["host", "origin"], value: bytes | None) -> str:
 def shown(value: bytes) -> str:
     """A header's value as it can be shown: printable, and not long."""
     return "".join(char if " " <= char <= "~" else "?" for char in value[:100].decode("latin-1"))
+
+
+@lru_cache(_MAX_REMEMBERED)
+def network_of(address: str) -> str:
+    """Return what limits are counted for: an address; of IPv6 its network, of which one machine may use every address.
+
+    What is no address, such as the name of a pipe, stays as it is.
+
+    >>> network_of("10.0.0.1"), network_of("2001:db8::5:1"), network_of("::ffff:10.0.0.1")
+    ('10.0.0.1', '2001:db8::', '10.0.0.1')
+    """
+    try:
+        found = ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(found, IPv4Address):
+        return str(found)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(IPv6Address(int(found) >> _SITE_BITS << _SITE_BITS))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import UsageError
+from weft.protocol.logs import Seldom
 from weft.server.connection import Connection
 from weft.server.faults import report
 
@@ -29,6 +30,7 @@ class Background:
 
     def __init__(self, server: Server) -> None:
         self._server = server
+        self._seldom = Seldom(log)  # for what clients can cause at will
         self._tasks: dict[_Key, asyncio.Task[None]] = {}
         self._again: set[_Key] = set()  # of them, those to be run once more
 
@@ -42,7 +44,7 @@ class Background:
         if key in self._tasks:
             self._again.add(key)
         elif len(self._tasks) >= MOST:
-            log.warning("%s was not called: %d such functions run already", name, MOST)
+            self._seldom.warning("%s was not called: %d such functions run already", name, MOST, about=name)
         else:
             running = self._run(key, option, name)
             self._tasks[key] = asyncio.get_running_loop().create_task(running, name=f"weft-{name}")

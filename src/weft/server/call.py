@@ -10,6 +10,7 @@ import msgspec
 
 from weft.eras.base import Envelope, ServerEra
 from weft.protocol.headers import Headers
+from weft.protocol.hosts import network_of
 from weft.protocol.logs import masked_name
 from weft.server.connection import Cancellation, Connection
 from weft.server.pace import Pace
@@ -29,8 +30,8 @@ Question: TypeAlias = tuple[Coroutine[Any, Any, Any], str, str]  # with what it 
 
 
 def peer_of(address: str, token_info: TokenInfo | None) -> str:
-    """Whom limits are counted for: the principal where somebody has verified that, else the address."""
-    return address if token_info is None else f"principal {token_info.principal}"
+    """Whom limits are counted for: the principal where somebody has verified that, else the address, or its network."""
+    return network_of(address) if token_info is None else f"principal {token_info.principal}"
 
 
 class Reply(Protocol):

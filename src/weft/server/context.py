@@ -15,6 +15,7 @@ import msgspec
 
 from weft.errors import InvalidParams, UsageError
 from weft.jsonrpc import encode_notification
+from weft.protocol.logs import Seldom
 from weft.server.asks import asks
 from weft.server.asks.asks import Elicitation
 from weft.server.call import Call
@@ -37,6 +38,7 @@ Ts = TypeVarTuple("Ts")
 Ask = TypeVar("Ask", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 _server_log = logging.getLogger("weft.context")
+_seldom = Seldom(_server_log)  # for what clients can cause at will
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -258,7 +260,9 @@ class Context:
         shown, pace = _log_data(data), call.log_pace
         if not pace.allows():
             if pace.dropped == 1:
-                _server_log.warning(_TOO_FAST, call.described, call.server.limits.log_messages_per_second)
+                _seldom.warning(
+                    _TOO_FAST, call.described, call.server.limits.log_messages_per_second, about=call.described
+                )
             return
         if pace.untold:
             dropped, pace.untold = pace.untold, 0

@@ -12,6 +12,7 @@ from weft.backends.memory import MemoryBackend
 from weft.server.auth.authorization import registering as module
 from weft.server.auth.authorization.clients import Clients
 from weft.server.auth.authorization.web import OAuthError, Request
+from weft.server.call import peer_of
 
 
 class World:
@@ -132,4 +133,5 @@ def test_whom_limits_are_counted_for(one: str, other: str, same: bool) -> None:
         return Request({"client": (text, 1)}, None, None).address  # type: ignore[arg-type] - nothing else is looked at
 
     assert (address(one) == address(other)) is same
+    assert (peer_of(one, None) == peer_of(other, None)) is same  # by calls too
     assert Request({}, None, None).address == ""  # type: ignore[arg-type] - as above

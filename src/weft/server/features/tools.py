@@ -15,6 +15,7 @@ from msgspec import UNSET, UnsetType
 
 from weft.errors import InvalidParams, ProtocolError, RegistrationError, ToolError, UsageError
 from weft.protocol.headers import Mirror, check_mirrors, find_mirrors
+from weft.protocol.logs import Seldom
 from weft.protocol.names import check_tool_name
 from weft.protocol.schema import SchemaError, Validator, check_object_schema, compile_schema
 from weft.server.asks.rounds import InputRequired
@@ -70,6 +71,7 @@ class RegisteredTool:
         "_full_output",
         "_input",
         "_output",
+        "_seldom",
         "_threads",
         "_whole",
         "definition",
@@ -113,6 +115,7 @@ class RegisteredTool:
         self.scopes = check_scopes(options.scopes, self._described)
         self.single_use = options.single_use
         self._threads = threads
+        self._seldom = Seldom(log)  # for what clients can cause at will
         self.definition = Tool(
             name=self.name,
             title=options.title,
@@ -201,7 +204,7 @@ class RegisteredTool:
                 raise
             # A thread cannot be stopped: what runs there runs on, and only its result is not waited for.
             end = "was stopped" if self.signature.is_async else "was given up"
-            log.warning("%s took longer than its %g s and %s.", self._described, self.timeout, end)
+            self._seldom.warning("%s took longer than its %g s and %s.", self._described, self.timeout, end)
             raise ToolError(f"The tool took longer than its {self.timeout:g} s and {end}.") from None
 
     def _result(self, value: Any) -> Result:

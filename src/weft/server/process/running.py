@@ -69,6 +69,14 @@ INTERRUPTED = 130  # the exit code of who was asked to end a second time
 MOST_FRAMES = 8
 THREAD_SECONDS = 0.25  # that threads get to end by themselves
 
+# Libraries whose debug lines have what we mask on the wire, or are of no use to who debugs a server.
+_CHATTY = (
+    *("aiohttp", "anyio", "asyncio", "asyncpg", "botocore", "charset_normalizer", "fsspec", "google", "grpc", "h11"),
+    *("h2", "hpack", "httpcore", "httpx", "kombu", "markdown_it", "multipart", "openai", "anthropic", "opentelemetry"),
+    *("paramiko", "PIL", "pymongo", "python_multipart", "redis", "requests", "s3transfer", "sse_starlette", "urllib3"),
+    *("boto3", "azure", "watchfiles", "websockets"),
+)
+
 _Transport = Literal["stdio", "http"]
 
 
@@ -340,8 +348,9 @@ def set_up_logging(level: str | None, transport: str = "http", *, is_guest: bool
     """Let the log reach stderr: Weft's own and the app's, from a level on.
 
     By default that is `info` over HTTP, which has a line for each call, as HTTP servers do; and `warning` on stdio,
-    where hosts show what is on stderr as problems. A program that has arranged its logging itself is left alone, but
-    for a level that was asked for. As a guest, only Weft's own log is shown: the rest is the program's.
+    where hosts show what is on stderr as problems. At `debug`, libraries that are known to write much stay at `info`:
+    what they write of requests is not masked. A program that has arranged its logging itself is left alone, but for a
+    level that was asked for. As a guest, only Weft's own log is shown: the rest is the program's.
     """
     chosen = (level or ("warning" if transport == "stdio" else "info")).upper()
     names: Any = logging.getLevelNamesMapping()
@@ -357,8 +366,11 @@ def set_up_logging(level: str | None, transport: str = "http", *, is_guest: bool
     for logger in (own, logging.getLogger("uvicorn")) if is_guest else (root,):
         logger.addHandler(handler)
         logger.setLevel(chosen)
-    for name, least in (("uvicorn", "WARNING"), ("asyncio", "INFO")):  # at their own levels they say nothing of use
-        logging.getLogger(name).setLevel(max(names[least], names[chosen]))
+    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, names[chosen]))  # below, it says nothing of use
+    for name in _CHATTY:
+        logger = logging.getLogger(name)
+        if logger.level == logging.NOTSET:  # else the program has chosen one
+            logger.setLevel(max(logging.INFO, names[chosen]))
 
 
 def say(text: str) -> None:

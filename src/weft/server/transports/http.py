@@ -18,6 +18,7 @@ from weft.limits import DEFAULT_LIMITS
 from weft.protocol.headers import HeaderFault, Headers, read
 from weft.protocol.hosts import HostPolicy
 from weft.protocol.hosts import refusal as refused
+from weft.protocol.logs import Seldom
 from weft.server.auth.gate import Gate
 from weft.server.faults import report
 from weft.server.inline import Deadline, Suspended
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HttpApp", "refuse_in_place_of_app"]
 
-log = logging.getLogger("weft.http")
+_seldom = Seldom(logging.getLogger("weft.http"))  # for what peers can cause at will
 
 _NO_APP = "A Server is no ASGI app itself. Give server.asgi() in its place: app.mount('/', server.asgi('/mcp'))."
 
@@ -306,8 +307,10 @@ class HttpApp:
         return verbs
 
     def _shown_path(self, scope: Scope) -> str:
-        """The path of the endpoint, as a client has to write it."""
-        return f"{scope.get('root_path', '')}{self.path}"
+        """The path of the endpoint, as a client has to write it: not twice, where we are mounted at that path."""
+        root: str = scope.get("root_path", "").rstrip("/")
+        path = self.path.rstrip("/")
+        return f"{root}/" if root.endswith(path) and root else f"{root}{self.path}"
 
     def _look_for_proxy(self, scope: Scope, headers: Headers) -> None:
         client = scope.get("client")
@@ -438,7 +441,7 @@ async def refuse_in_place_of_app(scope: Scope, receive: Receive, send: Send) -> 
         await receive()
         await send({"type": "lifespan.startup.failed", "message": _NO_APP})
         return
-    log.error("%s", _NO_APP)
+    _seldom.error("%s", _NO_APP)
     if scope["type"] == "http":
         await HttpReply(send, DEFAULT_LIMITS).refuse(Refusal(500, _NO_APP, code=InternalError.code))
 

@@ -18,6 +18,7 @@ import msgspec
 
 from weft.backends.base import Store
 from weft.errors import UsageError, WeftError
+from weft.protocol.logs import Seldom
 from weft.server.auth.authorization.web import OAuthError, digest
 from weft.server.auth.verifying import is_async
 from weft.server.faults import MOST_FRAMES, record
@@ -25,7 +26,7 @@ from weft.server.where import user_frames
 
 __all__ = ["Login", "TooManyTries", "Users", "ask_function", "hash_password"]
 
-log = logging.getLogger("weft.auth")
+_seldom = Seldom(logging.getLogger("weft.auth"))  # for what anybody can cause who tries to log in
 
 Login: TypeAlias = Callable[[str, str], Awaitable[str | None]]  # name and password, to the subject of tokens
 
@@ -98,11 +99,12 @@ async def ask_function(what: str, function: Callable[..., Awaitable[str | None]]
     if isinstance(said, str):
         return said or None
     if said:  # as of a function that says only whether
-        log.warning(
+        _seldom.warning(
             "The function that %s returned something of type %s, which lets nobody in: return the subject of the "
             "tokens as a text, or None.",
             what,
             type(said).__name__,
+            about=what,
         )
     return None
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Sequence
-from ipaddress import IPv6Address, ip_address
 from urllib.parse import parse_qsl
 
 import msgspec
 
 from weft.errors import WeftError
 from weft.protocol.headers import Headers
+from weft.protocol.hosts import network_of
 from weft.server.transports.asgi import RawHeaders, Receive, Scope, Send
 
 __all__ = ["Answer", "OAuthError", "Request", "digest", "json_answer", "read_fields", "redirect"]
@@ -20,7 +20,6 @@ _MOST_BYTES = 64 * 1024
 _MOST_FIELDS = 64
 _BODY_SECONDS = 30.0  # D6
 _NO_STORE = (b"cache-control", b"no-store")
-_SITE_BITS = 64  # of an IPv6 address: who has one has all that begin with the same
 
 
 def digest(secret: str) -> str:
@@ -79,23 +78,12 @@ def read_fields(data: bytes) -> dict[str, str]:
     return fields
 
 
-def _place_of(address: str) -> str:
-    """The address that limits are counted for; of IPv6 the network, of which one machine may use every address."""
-    try:
-        found = ip_address(address)
-    except ValueError:
-        return address
-    if not isinstance(found, IPv6Address) or found.ipv4_mapped is not None:
-        return str(getattr(found, "ipv4_mapped", None) or found)
-    return str(IPv6Address(int(found) >> _SITE_BITS << _SITE_BITS))
-
-
 class Request:
     """One request, with its body not read yet."""
 
     def __init__(self, scope: Scope, headers: Headers, receive: Receive) -> None:
         self.headers = headers
-        self.address = _place_of((scope.get("client") or ("",))[0])  # whom limits are counted for
+        self.address = network_of((scope.get("client") or ("",))[0])  # whom limits are counted for
         self._query: bytes = scope.get("query_string", b"")
         self._receive = receive
 
