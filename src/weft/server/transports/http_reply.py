@@ -10,7 +10,6 @@ from enum import Flag
 from weft.errors import InvalidRequest, WeftError
 from weft.jsonrpc import encode_error
 from weft.limits import Limits
-from weft.protocol.logs import Seldom
 from weft.protocol.sse import COMMENT
 from weft.protocol.sse import encode as encode_event
 from weft.server.connection import Cancellation
@@ -19,7 +18,7 @@ from weft.server.transports.head_guard import respond_at_once
 
 __all__ = ["Accepts", "HttpReply", "Refusal", "read_accept"]
 
-_seldom = Seldom(logging.getLogger("weft.http"))  # for what peers can cause at will
+log = logging.getLogger("weft.http")
 
 _JSON = (b"content-type", b"application/json")
 _BUSY = 503
@@ -210,7 +209,7 @@ class HttpReply:
                     await self.send({"type": "http.response.start", "status": 200, "headers": headers})
                 await self.send({"type": "http.response.body", "body": event, "more_body": not last})
         except TimeoutError:
-            _seldom.warning("A stream is cut: its client has read nothing for %g s.", self.limits.write_seconds)
+            log.warning("A stream is cut: its client has read nothing for %g s.", self.limits.write_seconds)
             await self._cut("the client does not read", last=last)
         except OSError:  # how an ASGI server may say that the client is gone
             await self._cut("the client disconnected", last=last)
