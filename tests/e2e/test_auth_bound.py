@@ -15,7 +15,7 @@ from support.protected import Peer, challenge_of, make_protected
 from support.tokens import RESOURCE, ec_jwk, proof_for, rsa_jwk
 from weft import Client, ClientCredentials, OAuth
 from weft.client.auth import FunctionRedirect
-from weft.server.auth import Dpop, IntrospectionVerifier, ResourceServer
+from weft.server.auth import Dpop, IntrospectionVerifier, ResourceServer, dpop
 from weft.server.auth.authorization import CLIENT_CREDENTIALS, AuthorizationServer, RegisteredClient
 from weft.server.auth.dpop import thumbprint
 
@@ -159,6 +159,45 @@ def test_what_gets_no_token_is_not_remembered(place: Authorization) -> None:
         assert len(made) == 1
     finally:
         tokening.Proofs.use = use  # type: ignore[method-assign] - as above
+
+
+@pytest.mark.parametrize("kind", ["code", "refresh"])
+@pytest.mark.parametrize("trouble", ["was used before", "has no room", "cannot be looked up"])
+def test_what_a_proof_came_with_stays_good_when_the_proof_is_not_taken(
+    place: Authorization, trouble: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "code":
+        code, verifier = place.code()
+        request = {"grant_type": "authorization_code", "code": code, "code_verifier": verifier}
+    else:
+        first = json.loads(exchange(place, proof(place)).body)["refresh_token"]
+        request = {"grant_type": "refresh_token", "refresh_token": first}
+    shown, store = proof(place), place.server.backend.store
+    status, kept = 400, list[str]()
+    put, swap = store.put, store.swap
+
+    async def watched(key: str, *given: Any, **named: Any) -> None:
+        kept.append(key.partition(":")[0])
+        await put(key, *given, **named)
+
+    async def failing(key: str, *given: Any, **named: Any) -> bool:
+        if key.startswith("dpop:"):
+            raise ConnectionError("the store is gone")
+        return await swap(key, *given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "put", watched)
+        if trouble == "was used before":
+            program = {"grant_type": CLIENT_CREDENTIALS, "client_id": "program", "client_secret": SECRET}
+            assert place.token(shown, **program).status == 200
+        elif trouble == "has no room":
+            patch.setattr(dpop, "_MOST_SEEN", 0)
+        else:
+            patch.setattr(store, "swap", failing)
+            status = 500
+        assert place.token(shown, **request).status == status
+    assert "refresh" not in kept  # no token that its client does not get
+    assert place.token(proof(place), **request).status == 200
 
 
 def test_a_client_whose_tokens_are_always_bound(place: Authorization) -> None:

@@ -518,6 +518,16 @@ def test_a_grant_without_what_it_takes_is_incomplete(place: Place) -> None:
 
 
 @pytest.mark.spec("XAUTH-06")
+def test_an_id_jag_stays_good_when_the_proof_with_it_is_not_taken(place: Place) -> None:
+    used, fresh = ({"DPoP": proof_for("", url=f"{place.base}/token", ath=None)} for _ in range(2))
+    asked = {"grant_type": JWT_BEARER, "client_id": "chat", "client_secret": SECRET, "resource": place.resource}
+    assert place.ask(used, **asked, assertion=place.id_jag())[0] == 200
+    jag = place.id_jag()
+    assert place.ask(used, **asked, assertion=jag)[1]["error"] == "invalid_dpop_proof"
+    assert place.ask(fresh, **asked, assertion=jag)[0] == 200
+
+
+@pytest.mark.spec("XAUTH-06")
 def test_an_id_jag_is_good_once_and_only_when_it_was_good(place: Place) -> None:
     jag = place.id_jag()
     assert place.ask_with_jag(jag, scope="write")[1]["error"] == "invalid_scope"

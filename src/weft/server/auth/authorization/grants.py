@@ -122,6 +122,14 @@ class Grants:
         )
         return await self._issue("code", grant, CODE_SECONDS)
 
+    async def read_code(self, code: str) -> Grant:
+        """Return what a code stands for; it stays as it is. One that is used up ends the family."""
+        kept = (await self._find("code", code))[2]
+        if kept.used_at:
+            await self.end(kept.grant.family)
+            raise _refusal("code")
+        return kept.grant
+
     async def redeem_code(self, code: str) -> Grant:
         """Return what a code stands for, and use it up. A second use ends the family."""
         key, record, kept = await self._find("code", code)

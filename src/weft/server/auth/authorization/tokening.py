@@ -80,10 +80,7 @@ class Tokening:
         if kind not in client.grant_types:
             raise OAuthError("unauthorized_client", "The client is not registered for this grant_type.")
         try:
-            asking = _Asking(client, fields, self._read_proof(request, client))
-            told = await self._ways[kind](asking)
-            if asking.proof is not None:  # last: nobody fills the record of proofs who gets no token
-                await self._proofs.use(asking.proof)
+            told = await self._ways[kind](_Asking(client, fields, self._read_proof(request, client)))
         except ProofRefused as error:
             nonce = [] if error.nonce is None else [(b"dpop-nonce", error.nonce.encode())]
             raise OAuthError(error.error, str(error), headers=nonce) from None
@@ -97,9 +94,16 @@ class Tokening:
             return self._proofs.read(proofs, method="POST", urls=[self._url])
         return None
 
+    async def _use_proof(self, asking: _Asking) -> None:
+        """Use the proof of a request up. All else about the request is right by then: nobody fills the record of proofs
+        who gets no token. And nothing else is used up yet: with another proof, the client may ask again.
+        """
+        if asking.proof is not None:
+            await self._proofs.use(asking.proof)
+
     async def _redeem_code(self, asking: _Asking) -> Told:
         code, verifier = asking.need("code"), asking.need("code_verifier")
-        grant = await self._server.grants.redeem_code(code)
+        grant = await self._server.grants.read_code(code)
         made = base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=")
         if (
             grant.client_id != asking.client.client_id
@@ -110,7 +114,9 @@ class Tokening:
         ):
             await self._server.grants.end(grant.family)
             raise OAuthError("invalid_grant", "The code was given to another request.")
-        return await self._issue(asking, grant, self._scopes_asked_for(asking, grant))
+        scopes = self._scopes_asked_for(asking, grant)
+        await self._use_proof(asking)
+        return await self._issue(asking, await self._server.grants.redeem_code(code), scopes)
 
     async def _redeem_refresh(self, asking: _Asking) -> Told:
         """Looked at before it is used up: a client that asks for too much may ask again."""
@@ -126,6 +132,7 @@ class Tokening:
         scopes = self._scopes_asked_for(asking, grant)
         said = [asking.key, asking.fields.get("scope"), asking.fields.get("resource")]
         asked = digest(msgspec.json.encode(said).decode())
+        await self._use_proof(asking)
         return await grants.redeem_refresh(token, asked, lambda: self._issue(asking, grant, scopes))
 
     async def _redeem_credentials(self, asking: _Asking) -> Told:
@@ -156,6 +163,7 @@ class Tokening:
         looked for: that may take its time, and must not be done again for the same one.
         """
         resource, scopes = self._check_id_jag(asking, claims)
+        await self._use_proof(asking)
         await self._server.assertions.use(claims, ID_JAG)
         subject = await issuer.subject_of(claims)
         if subject is None:
@@ -191,6 +199,7 @@ class Tokening:
         id = asking.client.client_id
         scopes = self._server.choose_scopes(asking.client, asking.fields.get("scope"))
         resource = self._server.choose_resource(asking.fields.get("resource"))
+        await self._use_proof(asking)
         return await self._issue(asking, Grant(client_id=id, subject=id, scopes=scopes, resource=resource), scopes)
 
     async def _issue(self, asking: _Asking, grant: Grant, scopes: tuple[str, ...]) -> Told:
