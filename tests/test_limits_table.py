@@ -165,7 +165,7 @@ SAID: list[tuple[str, str, Any, Any]] = [
     ("how-to/protect.md", "after 90 days without one", registering.KEEP_SECONDS, 90 * 86_400),
     ("how-to/protect.md", "An address registers 100 clients in an hour", registering.MOST_PER_ADDRESS, 100),
     ("how-to/protect.md", "of 10,000 in all", registering.MOST_UNUSED, 10_000),
-    ("how-to/protect.md", "Ten wrong passwords", users._MOST_TRIES, 10),
+    ("how-to/protect.md", "Ten wrong passwords", users.MOST_TRIES, 10),
     ("how-to/protect.md", "within a minute lock", users._TRIES_SECONDS, 60),
     ("how-to/protect.md", "try every 2 s", users._SLOW_SECONDS, 2),
     ("reference/authorization.md", "| `window` | `60.0` |", Dpop().window, 60),

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from support.authorizing import Authorization, authorize, error_of
-from support.logging_in import REDIRECT
+from support.logging_in import REDIRECT, Browser, hidden_fields, pkce
 from weft.backends.memory import MemoryBackend
 from weft.server.auth.authorization import registering as module
+from weft.server.auth.authorization import users
 from weft.server.auth.authorization.clients import Clients
 from weft.server.auth.authorization.web import OAuthError, Request
 from weft.server.call import peer_of
@@ -135,3 +136,57 @@ def test_whom_limits_are_counted_for(one: str, other: str, same: bool) -> None:
     assert (address(one) == address(other)) is same
     assert (peer_of(one, None) == peer_of(other, None)) is same  # by calls too
     assert Request({}, None, None).address == ""  # type: ignore[arg-type] - as above
+
+
+# What the operator is told.
+
+
+def lines_of(caplog: pytest.LogCaptureFixture, logger: str) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == logger]
+
+
+def test_a_proxy_that_is_not_named_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    with authorize() as place:
+        for _ in range(2):
+            Browser(place.base).send("GET", "/jwks", headers={"X-Forwarded-For": "203.0.113.9"})
+    (told,) = lines_of(caplog, "weft.advice")
+    assert "100 registrations an hour" in told
+    assert "10 wrong passwords a minute" in told
+    assert "Name it: trusted_proxies=['127.0.0.1']. If not" in told  # there is no command that serves it
+
+
+@pytest.mark.parametrize(("proxies", "lines"), [(["127.0.0.1"], 0), (["10.0.0.1"], 1)])
+def test_a_proxy_that_is_named_is_not_told(proxies: list[str], lines: int, caplog: pytest.LogCaptureFixture) -> None:
+    with authorize({"trusted_proxies": proxies}) as place:
+        Browser(place.base).send("GET", "/jwks", headers={"X-Forwarded-For": "203.0.113.9"})
+    assert len(lines_of(caplog, "weft.advice")) == lines
+
+
+def test_what_is_refused_is_logged_without_what_is_secret(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_PER_ADDRESS", 1)
+    monkeypatch.setattr(users, "MOST_TRIES", 1)
+    with caplog.at_level("INFO", "weft.server"), authorize() as place:
+        place.live.send(b"", [("Host", "evil.example")], path="/jwks")
+        place.token(client_id="private", client_secret="hidden-1", grant_type="authorization_code")
+        place.token(grant_type="refresh_token", refresh_token="hidden-2")
+        Browser(place.base).get("/no%0Asuch?code=hidden-3")
+        register(place, "6.6.6.6")
+        assert error_of(register(place, "6.6.6.6")) == (429, "temporarily_unavailable")
+        browser, (_, challenge) = Browser(place.base), pkce()
+        fields = hidden_fields(browser.get("/authorize", **place.request(challenge)))
+        for _ in range(2):
+            browser.post("/authorize", {**fields, "action": "allow", "username": "ann", "password": "hidden-4"})
+    told = [line.split(":")[0] for line in lines_of(caplog, "weft.server")]
+    assert told == [
+        "refused POST /jwks 421 127.0.0.1",
+        "refused POST /token 401 127.0.0.1",
+        "refused POST /token 400 127.0.0.1",
+        "refused GET /no?such 404 127.0.0.1",
+        "refused POST /register 429 127.0.0.1",
+        "refused POST /authorize 403 127.0.0.1",
+        "refused POST /authorize 429 127.0.0.1",
+    ]
+    assert "hidden" not in caplog.text
+    assert "Name or password is wrong." in caplog.text

@@ -35,10 +35,13 @@ def shared_limits(limits: Limits) -> str:
 
 
 class UntrustedProxies:
-    """Warns once where a proxy seems to pass requests on that nobody has named."""
+    """Warns once where a proxy seems to pass requests on that is not named; `shared` says what its clients share then,
+    `flag` with which option of a command it could be named, where there is a command.
+    """
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self, shared: str, flag: str = "") -> None:
+        self._shared = shared
+        self._flag = flag
         self._is_told = False
 
     def look(self, scope: Scope, headers: Headers) -> None:
@@ -50,11 +53,11 @@ class UntrustedProxies:
         log.warning(
             "A request from %s says that it was forwarded, and is not believed: that address is none of "
             "trusted_proxies=. If it is your proxy, all of its clients share what one may have (%s). Name it: "
-            "trusted_proxies=[%r] (--trust-proxy %s). If not, there is nothing to do.",
+            "trusted_proxies=[%r]%s. If not, there is nothing to do.",
             address,
-            shared_limits(self._limits),
+            self._shared,
             address,
-            address,
+            f" ({self._flag} {address})" if self._flag else "",
         )
 
 

@@ -27,7 +27,7 @@ from weft.server.request_log import refused_http
 from weft.server.transports.asgi import Message, Receive, Scope, Send
 from weft.server.transports.caller import TOKEN_INFO, read_caller
 from weft.server.transports.cors import Cors, is_preflight, preflight_refusal
-from weft.server.transports.forwarded import TrustedProxies, UntrustedProxies
+from weft.server.transports.forwarded import TrustedProxies, UntrustedProxies, shared_limits
 from weft.server.transports.http_reply import Accepts, HttpReply, Refusal, read_accept
 from weft.server.transports.http_session import SessionExchange
 from weft.server.transports.http_sse import SseExchange
@@ -78,7 +78,7 @@ class HttpApp:
         self._policy = HostPolicy(allowed_hosts, allowed_origins, public, cors=cors)
         self._cors = Cors(self._policy) if cors else None
         self._proxies = TrustedProxies(trusted_proxies) if trusted_proxies else None
-        self._untrusted = UntrustedProxies(server.limits)
+        self._untrusted = UntrustedProxies(shared_limits(server.limits), "--trust-proxy")
         self._gate = None if server.auth is None else Gate(server.auth, server)
         self._is_plain = self._proxies is None and self._gate is None
         self._session: SessionExchange | None = None

@@ -19,19 +19,21 @@ from weft.server.auth.authorization.authorizing import Authorizing
 from weft.server.auth.authorization.clients import CLIENT_CREDENTIALS, JWT_BEARER, Clients, RegisteredClient
 from weft.server.auth.authorization.grants import Grants
 from weft.server.auth.authorization.introspecting import Introspecting
+from weft.server.auth.authorization.registering import MOST_PER_ADDRESS
 from weft.server.auth.authorization.signing import IssuedTokens, Signer
 from weft.server.auth.authorization.tokening import Tokening
-from weft.server.auth.authorization.users import Login, Users
-from weft.server.auth.authorization.web import Answer, OAuthError, Request, json_answer
+from weft.server.auth.authorization.users import MOST_TRIES, Login, Users
+from weft.server.auth.authorization.web import Answer, OAuthError, Request, error_answer, json_answer
 from weft.server.auth.dpop import Dpop
 from weft.server.auth.keys import DEFAULT_ALGORITHMS
 from weft.server.auth.scopes import check_scopes
 from weft.server.auth.urls import check_url, origin_of, same_url, spell
 from weft.server.auth.verifying import LEEWAY
 from weft.server.faults import report
+from weft.server.request_log import refused_http
 from weft.server.transports.asgi import Receive, Scope, Send
 from weft.server.transports.cors import Cors, is_preflight, preflight_refusal
-from weft.server.transports.forwarded import TrustedProxies
+from weft.server.transports.forwarded import TrustedProxies, UntrustedProxies
 
 __all__ = ["AuthorizationServer"]
 
@@ -39,6 +41,10 @@ _Endpoint = Callable[[Request], Awaitable[Answer]]
 _T = TypeVar("_T")
 
 _MOST_GRACE_SECONDS = 60.0
+_SHARED = (
+    f"{MOST_PER_ADDRESS} registrations an hour that get no token, {MOST_TRIES} wrong passwords a minute for one name: "
+    "beyond that, one client keeps the others out"
+)
 
 
 class AuthorizationServer:
@@ -342,6 +348,7 @@ class _App:
             self._routes[f"{base}/introspect"] = {"POST": Introspecting(server, authenticating).answer}
         self._own_page = f"{base}/authorize"  # of which no other page is told anything
         self._policy, self._cors, self._proxies = policy, cors, proxies
+        self._untrusted = UntrustedProxies(_SHARED)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
@@ -354,6 +361,8 @@ class _App:
                 send = self._cors.share(scope, send)
             answer = await self._answer(scope, receive, send)
             if answer is not None:
+                if 400 <= answer.status < 500:
+                    refused_http(scope, answer.status, answer.reason)
                 await answer.send(send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> Answer | None:
@@ -363,8 +372,10 @@ class _App:
             host = headers.known.get(b"host")
             if not self._policy.host_ok(host):
                 raise OAuthError("invalid_request", refusal("host", host), status=421)
-            if self._proxies is not None:
+            if self._proxies is not None and self._proxies.trusts((scope.get("client") or ("",))[0]):
                 self._proxies.resolve(scope, headers)
+            else:
+                self._untrusted.look(scope, headers)
             endpoints = self._routes.get(scope["path"])
             if endpoints is None:
                 raise OAuthError("invalid_request", "There is nothing at this path.", status=404)
@@ -379,13 +390,12 @@ class _App:
                 )
             return await endpoint(Request(scope, headers, receive))
         except OAuthError as error:
-            told = {"error": error.error, "error_description": error.description}
-            return json_answer(told, error.status, error.headers)
+            return error_answer(error.error, error.description, error.status, error.headers)
         except HeaderFault as fault:
-            return json_answer({"error": "invalid_request", "error_description": str(fault)}, fault.status)
+            return error_answer("invalid_request", str(fault), fault.status)
         except Exception as error:  # noqa: BLE001 - R1: a login function may raise anything
             text = report("The authorization server", error, debug=False)
-            return json_answer({"error": "server_error", "error_description": text}, 500)
+            return error_answer("server_error", text, 500)
 
     async def _answer_preflight(self, scope: Scope, headers: Headers, verbs: Iterable[str], send: Send) -> None:
         """Tell a browser whether its page may ask here; nobody but its own page may at that of the consent."""

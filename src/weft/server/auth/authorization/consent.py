@@ -43,7 +43,7 @@ def consent_page(pending: Pending, sealed: str, path: str, note: str | None = No
         '<label>Password <input name="password" type="password" autocomplete="current-password"></label>'
         '<button name="action" value="allow">Allow</button><button name="action" value="deny">Deny</button></form>'
     )
-    return _page(status, name, body, f"'self' {target.scheme}://{target.netloc}")
+    return _page(status, name, body, f"'self' {target.scheme}://{target.netloc}", note or "")
 
 
 def error_page(text: str, status: int = 400, *, way_back: str | None = None) -> Answer:
@@ -56,10 +56,10 @@ def error_page(text: str, status: int = 400, *, way_back: str | None = None) -> 
             "<p>Nobody here knows this client. Go on only if you do: "
             f'<a href="{escape(way_back)}" rel="noreferrer">back to {escape(urlsplit(way_back).netloc)}</a></p>'
         )
-    return _page(status, "Not possible", body, "'none'")
+    return _page(status, "Not possible", body, "'none'", text)
 
 
-def _page(status: int, title: str, body: str, form_action: str) -> Answer:
+def _page(status: int, title: str, body: str, form_action: str, reason: str) -> Answer:
     page = (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style>{body}</html>"
@@ -79,4 +79,5 @@ def _page(status: int, title: str, body: str, form_action: str) -> Answer:
             (b"referrer-policy", b"same-origin"),  # with less, browsers do not say where the form comes from
             (b"cache-control", b"no-store"),
         ],
+        reason=reason,
     )

@@ -24,7 +24,7 @@ from weft.server.auth.verifying import is_async
 from weft.server.faults import MOST_FRAMES, record
 from weft.server.where import user_frames
 
-__all__ = ["Login", "TooManyTries", "Users", "ask_function", "hash_password"]
+__all__ = ["MOST_TRIES", "Login", "TooManyTries", "Users", "ask_function", "hash_password"]
 
 _seldom = Seldom(logging.getLogger("weft.auth"))  # for what anybody can cause who tries to log in
 
@@ -34,7 +34,7 @@ _PREFIX = "scrypt$"
 _COST = {"n": 2**14, "r": 8, "p": 1, "dklen": 32, "maxmem": 64 * 1024 * 1024}
 _NOBODY = bytes(16), bytes(32)  # of which no password is the one
 _MOST = 1024  # characters of a name or a password
-_MOST_TRIES = 10  # wrong passwords for one name from one address within a minute; then that address must wait
+MOST_TRIES = 10  # wrong passwords for one name from one address within a minute; then that address must wait
 _TRIES_SECONDS = 60.0
 _FREE_TRIES = 10  # of one name from all addresses within a minute; then one at a time, this far apart …
 _SLOW_SECONDS = 2.0
@@ -173,7 +173,7 @@ class Users:
         while True:
             found = await self._store.get(key)
             tries = int(found or 0)
-            if tries >= _MOST_TRIES:
+            if tries >= MOST_TRIES:
                 raise TooManyTries(_TOO_MANY)
             if await self._store.swap(key, found, b"%d" % (tries + 1), ttl=_TRIES_SECONDS):
                 return

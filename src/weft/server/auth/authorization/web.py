@@ -14,7 +14,7 @@ from weft.protocol.headers import Headers
 from weft.protocol.hosts import network_of
 from weft.server.transports.asgi import RawHeaders, Receive, Scope, Send
 
-__all__ = ["Answer", "OAuthError", "Request", "digest", "json_answer", "read_fields", "redirect"]
+__all__ = ["Answer", "OAuthError", "Request", "digest", "error_answer", "json_answer", "read_fields", "redirect"]
 
 _MOST_BYTES = 64 * 1024
 _MOST_FIELDS = 64
@@ -39,10 +39,11 @@ class OAuthError(WeftError):
 
 
 class Answer:
-    """A whole response."""
+    """A whole response. Of one that refuses something, `reason` says why, for the log: nothing secret."""
 
-    def __init__(self, status: int, body: bytes = b"", headers: RawHeaders = ()) -> None:
+    def __init__(self, status: int, body: bytes = b"", headers: RawHeaders = (), *, reason: str = "") -> None:
         self.status = status
+        self.reason = reason
         self.body = body
         self.headers: Sequence[tuple[bytes, bytes]] = headers
 
@@ -56,6 +57,13 @@ class Answer:
 def json_answer(document: object, status: int = 200, headers: RawHeaders = ()) -> Answer:
     """JSON that nobody keeps."""
     return Answer(status, msgspec.json.encode(document), [(b"content-type", b"application/json"), _NO_STORE, *headers])
+
+
+def error_answer(error: str, description: str, status: int, headers: RawHeaders = ()) -> Answer:
+    """What is wrong with a request (RFC 6749, 5.2)."""
+    answer = json_answer({"error": error, "error_description": description}, status, headers)
+    answer.reason = description
+    return answer
 
 
 def redirect(url: str) -> Answer:
