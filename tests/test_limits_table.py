@@ -35,7 +35,7 @@ NO_BOUNDS = {
     "client.transports.http._NO_STREAMS": "a status",
     "client.transports.http._TAKEN": "a status",
     "client.transports.http_failures._EXPIRED": "a code of OpenSSL",
-    "client.transports.http_wire._HUNG_UP": "a flag",
+    "client.transports.http_wire._UNASKED": "a flag",
     "client.transports.stdio._KILL": "a signal",
     "client.transports.stdio._TERM": "a signal",
     "client.transports.memory._TURN": "how often others have their turn",

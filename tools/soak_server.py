@@ -1,17 +1,14 @@
 """The server that tools/soak.py calls thousands of times; `census` tells what its process holds."""
 
-import os
 import sys
 from pathlib import Path
 
-from weft import Context, Limits, Server, ToolError
+from weft import Context, Server, ToolError
 
 sys.path.insert(0, str(Path(__file__).parent))  # it may be started from anywhere
 from census import held
 
-# What is kept for those who ask again is full after a few calls then, and cannot be taken for a leak.
-KEPT = os.environ.get("SOAK_REPLAY_BYTES")
-server = Server("soak", limits=Limits(replay_bytes=int(KEPT)) if KEPT else Limits())
+server = Server("soak")
 
 
 @server.tool

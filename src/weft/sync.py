@@ -24,6 +24,7 @@ import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import CancelledError, Future, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast
@@ -34,6 +35,7 @@ from weft.client.joining import check_clients, joined_name
 from weft.client.mistakes import plainly
 from weft.errors import ConnectionFailed, UsageError, WeftError
 from weft.protocol.hosts import is_loopback
+from weft.protocol.logs import masked_url
 
 if TYPE_CHECKING:
     from weft.client.results import Change, ToolResult
@@ -148,8 +150,10 @@ def _is_served_by(loop: asyncio.AbstractEventLoop, url: str) -> bool:
     host = parts.hostname or ""
     for one in gc.get_objects():
         kind = cast("type[object]", type(one))
-        if hasattr(kind, "sockets") and hasattr(kind, "get_loop") and one.get_loop() is loop:
-            bound = [end.getsockname()[:2] for end in one.sockets]
+        if not (hasattr(kind, "sockets") and hasattr(kind, "get_loop")):
+            continue
+        with suppress(Exception):  # it may be of any class, which only has the same names
+            bound = [end.getsockname()[:2] for end in one.sockets] if one.get_loop() is loop else []
             if any(at == (host, port) or (at[1:] == (port,) and is_loopback(host)) for at in bound):
                 return True
     return False
@@ -223,9 +227,10 @@ class Client:
             return
         if _is_served_by(loop, self._url):
             raise UsageError(
-                f"{self._url} is served by the event loop that runs here, and weft.sync.Client would wait in it: "
-                "nothing could be answered meanwhile. In async functions, use `async with weft.Client(...)` and await "
-                "its calls; or call weft.sync.Client in a thread, by `await asyncio.to_thread(...)`."
+                f"{masked_url(self._url)} is served by the event loop that runs here, and weft.sync.Client would "
+                "wait in it: nothing could be answered meanwhile. In async functions, use `async with "
+                "weft.Client(...)` and await its calls; or call weft.sync.Client in a thread, by `await "
+                "asyncio.to_thread(...)`."
             )
         self._harmless = weakref.ref(loop)
 

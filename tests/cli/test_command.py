@@ -715,6 +715,14 @@ def test_a_server_that_fails_is_not_blamed_on_the_path(tmp_path: Path, status: i
     assert done.stderr == f"weft: {url} {said}\n"
 
 
+def test_a_server_that_cannot_start_is_told_in_its_own_words(tmp_path: Path) -> None:
+    said = b'{"jsonrpc": "2.0", "id": null, "error": {"code": -32603, "message": "The lifespan failed [error 1a]"}}'
+    with other_server("application/json", said, 500) as url:
+        done = run_weft("list", url, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == f"weft: {url} answered: The lifespan failed [error 1a] (-32603, HTTP 500). L{LOOK}\n"
+
+
 @pytest.mark.mistake("a wrong URL path")
 def test_a_wrong_path_of_a_server_is_told(url: str, tmp_path: Path) -> None:
     done = run_weft("list", url.removesuffix("/mcp"), cwd=tmp_path)

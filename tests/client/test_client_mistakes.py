@@ -1,5 +1,6 @@
 """What a program that uses the client wrongly is told, and which frames it is shown."""
 
+import asyncio
 import functools
 import re
 import subprocess
@@ -456,6 +457,42 @@ def test_the_sync_client_does_not_wait_in_the_loop_that_has_to_answer(loop: str,
     assert "`async with weft.Client(...)`" in lines[2]
     assert "asyncio.to_thread" in lines[2]
     assert lines[3] == "soon"
+
+
+class Strange:
+    """Looks like a server of a loop, and is none."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+
+    def get_loop(self) -> Any:
+        if self.fault == "loop":
+            raise RuntimeError("no loop")
+        return asyncio.get_running_loop()
+
+    @property
+    def sockets(self) -> Any:
+        if self.fault == "sockets":
+            raise OSError("no sockets")
+        return [object()]
+
+
+@pytest.mark.parametrize("fault", ["loop", "sockets", "names"])
+async def test_the_sync_client_is_not_disturbed_by_what_others_hold(fault: str) -> None:
+    held = [Strange(fault)]
+    with serve(Server("elsewhere")) as live, weft.sync.Client(f"http://127.0.0.1:{live.port}/mcp") as client:
+        assert client.list_tools() == []
+    assert held
+
+
+async def test_the_sync_client_that_would_wait_for_itself_tells_no_secret() -> None:
+    async def handle(exchange: Exchange) -> None:
+        await exchange.hang()
+
+    async with http_server(handle) as url:
+        with pytest.raises(UsageError, match="is served by the event loop") as caught:
+            weft.sync.Client(f"{url}?key=hidden").connect()
+    assert "hidden" not in str(caught.value)
 
 
 async def test_the_sync_client_may_wait_in_a_loop_that_serves_something_else() -> None:

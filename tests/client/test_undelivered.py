@@ -148,6 +148,30 @@ async def test_where_it_is_not_known_who_asks_all_calls_of_a_session_that_is_gon
         assert ["does not know the session" in str(outcome) for outcome in outcomes] == [True, True]
 
 
+async def test_a_question_on_the_standing_stream_is_no_calls() -> None:
+    class Standing(Asking):
+        async def __call__(self, exchange: Exchange) -> None:
+            if exchange.method == "GET":
+                await exchange.stream(b": here\n\n")
+                while "tools/call" not in self.seen:  # noqa: ASYNC110 - a server has no event of ours
+                    await asyncio.sleep(0.01)
+                await exchange.raw(sse(json.dumps({"jsonrpc": "2.0", "id": "q1", "method": "roots/list"})))
+                await exchange.hang()
+            elif exchange.rpc == "tools/call":
+                self.seen.append("tools/call")
+                while "answer" not in self.seen:  # noqa: ASYNC110 - as above
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0.2)
+                await exchange.result(TEXT)
+            else:
+                await super().__call__(exchange)
+
+    server = Standing(429)
+    async with http_server(server) as url, connect(url, roots=["file:///tmp"]) as client:
+        assert (await asyncio.wait_for(client.call_tool("t"), 10)).text == "done"
+    assert "answer" in server.seen
+
+
 async def test_an_answer_to_a_ping_that_is_not_taken_fails_no_call() -> None:
     class Pinging(Asking):
         async def __call__(self, exchange: Exchange) -> None:

@@ -21,13 +21,13 @@ from weft.cli.command import WrongCommand
 from weft.cli.printing import show_line
 from weft.client.client import Client
 from weft.client.config import Target, UrlTarget
+from weft.client.paging import says_none
 from weft.client.results import InputNeeded
 from weft.client.transports.base import Refused
 from weft.errors import (
     AuthorizationFailed,
     ConnectionFailed,
     InvalidAnswer,
-    MethodNotFound,
     MissingCapability,
     RemoteError,
     RequestTimeout,
@@ -120,8 +120,7 @@ class Peer:
                 try:
                     found.append(msgspec.to_builtins(await self._pages(client, method, key)) if is_offered else [])
                 except (RemoteError, InvalidAnswer) as error:
-                    is_none = isinstance(error, RemoteError) and error.code == MethodNotFound.code
-                    found.append([] if is_none else self._failure(error))
+                    found.append(self._failure(error))
 
         try:
             self._run("the lists", fetch)
@@ -136,7 +135,12 @@ class Peer:
         items: list[dict[str, Any]] = []
         params: dict[str, Any] = {}
         for _ in range(self._limits.pages):
-            result = await client.request(method, params)
+            try:
+                result = await client.request(method, params)
+            except RemoteError as error:
+                if says_none(error, params.get("cursor")):
+                    break
+                raise
             found = result.get(key)
             items += found if is_array(found) else ()
             if result.get("nextCursor") is None:

@@ -486,10 +486,20 @@ class Link:
             is_over = self._note_end(error, era, generation)
             if method == "ping":
                 return
-            clocks = self._clocks.all() if (own := self._clocks.get(origin)) is None else [own]
-            if is_over or len(clocks) == 1:  # else it is not known which of them asked
-                for clock in clocks:
-                    clock.fail(self._undelivered(method, error))
+            for clock in self._waiting_for(origin, is_over=is_over):
+                clock.fail(self._undelivered(method, error))
+
+    def _waiting_for(self, origin: RequestId | None, *, is_over: bool) -> list[Clock]:
+        """Return the requests that wait in vain when the answer to a question is not taken.
+
+        With a stream for each request, a question on the standing stream is for none of them. Where all comes on one
+        stream, it is for the only request; of several, it is not known which asked.
+        """
+        if (own := self._clocks.get(origin)) is not None:
+            return [own]
+        clocks = list(self._clocks.all())
+        is_guessed = len(clocks) == 1 and not self.transport.stream_per_request
+        return clocks if is_over or is_guessed else []
 
     def _undelivered(self, method: str, error: WeftError | TimeoutError) -> WeftError:
         """Return why a request is given up: the server asked something for it, and did not take the answer."""

@@ -350,6 +350,9 @@ class Negotiator:
         )
         if last is not None and last.status is not None and last.status >= 500:
             remedy = "Look into its log, and into that of a proxy before it."
+            if isinstance(last.error, RemoteError):  # it is an MCP server, which says what is wrong with it
+                said = f"{last.error.message[:200].rstrip('. ')} ({last.error.code}, HTTP {last.status})"
+                return ConnectionFailed(f"{self._link.transport.where} answered: {said}. {remedy}")
         elif len(self._eras) == 1:
             remedy = (
                 f"Nothing but the {self._eras[0].name} era was tried, as `mode=` or `version=` says: leave that out, "

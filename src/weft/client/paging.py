@@ -20,9 +20,16 @@ from weft.types.prompts import ListPromptsResult
 from weft.types.resources import ListResourcesResult, ListResourceTemplatesResult
 from weft.types.tools import ListToolsResult
 
-__all__ = ["Page", "Pages"]
+__all__ = ["Page", "Pages", "says_none"]
 
 Page = TypeVar("Page", ListToolsResult, ListResourcesResult, ListResourceTemplatesResult, ListPromptsResult)
+
+
+def says_none(error: RemoteError, cursor: str | None) -> bool:
+    """Return whether the refusal of a page says that there is no such list: many servers declare `resources`, know no
+    templates, and answer -32601. In the middle of a list it says nothing of the kind.
+    """
+    return cursor is None and error.code == MethodNotFound.code
 
 
 class Pages:
@@ -42,16 +49,13 @@ class Pages:
         self._changed: set[str] = set()  # lists that the server has told of, so it has them
 
     async def one(self, method: str, type: type[Page], cursor: str | None) -> Page:
-        """Return one page; its `next_cursor` leads to the next. A list that the server does not have is empty.
-
-        Many servers declare `resources` and know no templates: -32601 says that there are none.
-        """
+        """Return one page; its `next_cursor` leads to the next. A list that the server does not have is empty."""
         if await self._is_there(method.partition("/")[0]):
             params = {} if cursor is None else {"cursor": cursor}
             try:
                 return await self._exchange.request(method, params, type, Options())
             except RemoteError as error:
-                if cursor is not None or error.code != MethodNotFound.code:
+                if not says_none(error, cursor):
                     raise
         empty: dict[str, list[Any]] = {one.encode_name: [] for one in fields(type) if one.required}
         return convert(empty, type)

@@ -69,8 +69,10 @@ class OnceDeaf(Server):
 
 
 @contextmanager
-def closing_when_idle(server: Server, seconds: float) -> Iterator[str]:
-    """A server in a thread of its own, which closes connections that are idle: the client's loop may stand still."""
+def closing_when_idle(server: Server, seconds: float, says: bytes = b"") -> Iterator[str]:
+    """A server in a thread of its own, which closes connections that are idle: the client's loop may stand still. One
+    that `says` something instead leaves them open.
+    """
     loop, ready = asyncio.new_event_loop(), threading.Event()
     listening = socket.create_server(("127.0.0.1", 0))
     tasks: set[asyncio.Task[Any]] = set()
@@ -82,8 +84,11 @@ def closing_when_idle(server: Server, seconds: float) -> Iterator[str]:
                 async with asyncio.timeout(seconds):
                     exchange = await read_exchange(reader, writer)
                 await server(exchange)
-        except (OSError, EOFError, TimeoutError, asyncio.IncompleteReadError):
+        except (OSError, EOFError, asyncio.IncompleteReadError):
             pass
+        except TimeoutError:
+            writer.write(says)
+            await asyncio.sleep(60 if says else 0)
         finally:
             writer.close()
 
@@ -115,6 +120,19 @@ async def test_a_connection_that_was_closed_while_the_program_was_busy_is_not_us
                 time.sleep(0.5)  # noqa: ASYNC251 - the loop stands still: the end of the connection is not noticed meanwhile
                 assert (await client.call_tool("pay")).text == "done"
     assert server.count("pay") == 3, "each call was made once"
+    assert server.connections() == 4
+
+
+async def test_a_connection_with_an_answer_that_was_not_asked_for_is_not_used() -> None:
+    server = Server()
+    body = b'{"jsonrpc": "2.0", "id": 3, "result": {"content": [{"type": "text", "text": "another\'s"}]}}'
+    unasked = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    with closing_when_idle(server, 0.2, unasked) as url:
+        async with Client(url) as client:
+            for _ in range(3):
+                time.sleep(0.5)  # noqa: ASYNC251 - the loop stands still: what came is not read meanwhile
+                assert (await client.call_tool("pay")).text == "done"
+    assert server.count("pay") == 3
     assert server.connections() == 4
 
 

@@ -36,7 +36,7 @@ __all__ = ["AiohttpWire", "HttpReply", "Wire", "is_event_stream", "media_type", 
 _MOST_CONNECTIONS = 100
 _MOST_COOKIES = 100  # then all are forgotten: who means one well sets it again
 # Readable to the end, or broken: how a kept connection looks that the server has closed.
-_HUNG_UP = getattr(select, "POLLRDHUP", 0) | getattr(select, "POLLHUP", 0) | getattr(select, "POLLERR", 0)
+_UNASKED = getattr(select, "POLLIN", 0)  # bytes, or the end; that it was hung up is told always
 _LEAST_IDLE = 0.1  # seconds, whatever a server says
 _MOST_RETIRED = 3  # pools that are not used any more
 _END_SECONDS = 1.0  # for the end of a stream whose answer was read
@@ -194,7 +194,7 @@ def _is_over(protocol: Any) -> bool:
     if end is None or not hasattr(select, "poll"):
         return False
     poll = select.poll()
-    poll.register(end.fileno(), _HUNG_UP)
+    poll.register(end.fileno(), _UNASKED)
     return bool(poll.poll(0))
 
 
