@@ -261,6 +261,23 @@ async def test_a_text_is_what_the_model_reads_or_the_message_of_the_error(caplog
     assert caplog.text == ""
 
 
+async def test_several_exceptions_at_once_are_not_one() -> None:
+    """A task group with one failure has wrapped it; one with several says more than any single one of them."""
+    server = shop()
+
+    @server.tool
+    async def both() -> str:
+        raise ExceptionGroup("two", [SoldOut("mint"), KeyError("rack")])
+
+    @server.on_error(SoldOut)
+    def sold_out(error: SoldOut) -> str:
+        return f"There is no {error.tea} left."
+
+    result = (await ask(server, "tools/call", {"name": "both", "arguments": {}})).result
+    assert result["isError"]
+    assert "There is no" not in result["content"][0]["text"]
+
+
 async def test_exceptions_of_extension_methods_are_translated() -> None:
     class Broken(Blending):
         async def create(self, call: Any) -> Any:

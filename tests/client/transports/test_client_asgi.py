@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from weft.client.transports.http_asgi import AsgiWire
+from weft.errors import ConnectionFailed
 from weft.limits import ClientLimits
 
 
@@ -62,3 +63,43 @@ async def test_closing_that_is_given_up_cancels_what_is_open() -> None:
         await closing
     async with asyncio.timeout(5):
         await cancelled.wait()
+
+
+async def test_an_answer_that_is_broken_off_is_no_answer() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            raise NotImplementedError
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b'{"half":', "more_body": True})
+
+    wire = AsgiWire(app, ClientLimits())
+    await wire.open()
+    reply = await wire.exchange("POST", "http://test/mcp", {}, b"{}")
+    with pytest.raises(ConnectionFailed, match=r"The application at .* broke off its answer; look into its log"):
+        await reply.body(1000)
+    await wire.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("http://shop.example:8123/mcp", ("shop.example", 8123)),
+        ("http://shop.example/mcp", ("shop.example", 80)),
+        ("http:///mcp", ("localhost", 80)),
+    ],
+)
+async def test_the_application_is_told_which_server_it_is(url: str, place: tuple[str, int]) -> None:
+    seen: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            raise NotImplementedError
+        seen.append(scope["server"])
+        await send({"type": "http.response.start", "status": 202, "headers": []})
+        await send({"type": "http.response.body"})
+
+    wire = AsgiWire(app, ClientLimits())
+    await wire.open()
+    assert (await wire.exchange("POST", url, {}, b"{}")).status == 202
+    await wire.close()
+    assert seen == [place]

@@ -190,3 +190,26 @@ def test_what_is_refused_is_logged_without_what_is_secret(
     ]
     assert "hidden" not in caplog.text
     assert "Name or password is wrong." in caplog.text
+
+
+@pytest.mark.parametrize(
+    "uris",
+    [
+        [],
+        ["http://evil.example/cb"],
+        [REDIRECT, "http://evil.example/cb"],
+        ["javascript:alert(1)", REDIRECT],
+        [f"{REDIRECT}/{number}" for number in range(17)],
+    ],
+    ids=["none", "unsafe", "one of two", "a script", "seventeen"],
+)
+async def test_redirect_uris_that_cannot_be_are_refused(uris: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OAuthError) as refused:
+        await World(monkeypatch).clients.register({"redirect_uris": uris}, "6.6.6.6")
+    assert refused.value.error == "invalid_redirect_uri"
+
+
+async def test_sixteen_redirect_uris_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    uris = [f"{REDIRECT}/{number}" for number in range(16)]
+    registered = await World(monkeypatch).clients.register({"redirect_uris": uris}, "6.6.6.6")
+    assert list(registered["redirect_uris"]) == uris
