@@ -14,11 +14,10 @@ AT_ONCE := --numprocesses 4 --dist loadfile
 ALONE := tests/attacks
 # The unit tests are all that need nothing from elsewhere: no other SDK, no Node package, no browser, no proxy.
 UNIT := $(AT_ONCE) --ignore=tests/interop --ignore=tests/attacks
-# At the lowest versions, and in CI with the newest Python, without those that say nothing of versions: what the code
-# looks like, what type checkers say of it, what is measured under attack, what is drawn at random.
-ENDS := $(UNIT) --ignore=tests/properties --ignore=tests/e2e/test_fuzz.py \
-	--ignore=tests/test_architecture.py --ignore=tests/test_ledger.py --ignore=tests/test_mutations.py \
-	--ignore=tests/test_typing.py
+# At both ends of the versions: the tests of single rooms, which call every dependency. What starts programs, is measured,
+# drawn at random, or looks at the code itself says nothing more of versions, and takes most of the time.
+ENDS := $(AT_ONCE) tests/backends tests/client tests/eras tests/protocol tests/server tests/types \
+	tests/test_jsonrpc.py tests/test_public_api.py
 
 .DEFAULT_GOAL := help
 .PHONY: help run test unit lowest newest check lint interop conformance bench soak mutate
@@ -30,7 +29,8 @@ help:
 	@echo "make test          every check and every test, with the other SDKs' clients where they can be had"
 	@echo "make check         lint, formatting, types, layers and the architecture tests"
 	@echo "make unit          the tests that need nothing from elsewhere; PYTHON=3.13 takes another Python, here and above"
-	@echo "make lowest        the same with the lowest versions that pyproject.toml allows"
+	@echo "make lowest        the tests of single rooms with the lowest versions that pyproject.toml allows"
+	@echo "make newest        the same with another Python: make newest PYTHON=3.13"
 	@echo "make interop       agent frameworks and servers that others wrote, beside Weft; writes docs/interop.md"
 	@echo "make conformance   the official conformance suite against conformance/*.py"
 	@echo "make soak          20,000 calls per era and transport, and what memory, tasks and descriptors do meanwhile"
