@@ -354,6 +354,105 @@ def test_default_none_without_saying_so(folder: Folder):
     assert "What to do: annotate it `count: int | None = None`" in shown
 
 
+# --- middleware, and what stands around calls
+
+
+@pytest.mark.mistake("middleware that is not async")
+@pytest.mark.parametrize("how", ["@server.middleware", "@server.middleware()", "option"])
+def test_plain_middleware(folder: Folder, how: str):
+    option = "Server('x', middleware=[catch])" if how == "option" else ""
+    decorator = "" if option else how
+    source = f"{decorator}\ndef catch(ctx, next):\n    try: return next()\n    except KeyError: raise\n{option}"
+    line = 5 if option else 4
+    assert (
+        f"The middleware 'catch' (shop.py:{line}) is a plain `def`; write `async def` and `return await next()`."
+    ) in refused(folder, source)
+
+
+@pytest.mark.mistake("middleware that is not async")
+def test_an_object_as_middleware_whose_call_is_plain(folder: Folder):
+    source = "class Catch:\n    def __call__(self, ctx, next):\n        return next()\nserver.middleware(Catch())"
+    shown = refused(folder, source)
+    assert "The middleware 'Catch' (shop.py:5) is a plain `def`; write `async def` and `return await n" in shown
+
+
+@pytest.mark.mistake("on_error without a class")
+@pytest.mark.parametrize("decorator", ["@server.on_error", "@server.on_error()"])
+def test_on_error_without_a_class(folder: Folder, decorator: str):
+    shown = refused(folder, f"{decorator}\ndef lost(error):\n    return 'lost'")
+    assert "@server.on_error needs the class of the exceptions (shop.py:4). Write @server.on_error(KeyError)." in shown
+
+
+NEXT_WITH = """
+@server.middleware
+async def first(ctx, next):
+    return await next({0})
+@server.middleware
+async def second(ctx, next):
+    return await next({1})
+@server.tool
+def buy() -> str:
+    return "bought"
+@server.prompt
+def haiku() -> str:
+    return "haiku"
+"""
+
+
+@pytest.mark.mistake("next() with an argument")
+@pytest.mark.parametrize("given", ["ctx", "call=ctx"])
+@pytest.mark.parametrize(("name", "line"), [("first", 5), ("second", 8)])
+@pytest.mark.parametrize("env", [PRODUCTION, DEVELOPMENT], ids=["production", "development"])
+@pytest.mark.parametrize("method", ["tools/call", "tools/list", "server/discover", "prompts/get"])
+def test_next_takes_no_argument(folder: Folder, given: str, name: str, line: int, env: dict[str, str], method: str):
+    params = {"tools/call": {"name": "buy", "arguments": {}}, "prompts/get": {"name": "haiku"}}.get(method, {})
+    source = NEXT_WITH.format(*(given if one == name else "" for one in ("first", "second")))
+    session = folder.run(source, message(method, params), env=env)
+    assert_plain(session.terminal)
+    told = (
+        f"The middleware {name!r} (shop.py:{line}) gave next() an argument; it takes none. Write `await next()`; "
+        "change `ctx.params` to change the call."
+    )
+    assert told in session.terminal
+    assert "takes" not in session.terminal.replace("it takes none", "")
+    assert f"shop.py:{line + 2} in {name}" in session.terminal
+
+
+@pytest.mark.mistake("next() with an argument")
+def test_another_type_error_of_middleware_stays_what_it_is(folder: Folder):
+    source = """
+    def price(): ...
+    @server.middleware
+    async def first(ctx, next):
+        price(ctx)
+        return await next()
+    """
+    session = folder.run(source, message("server/discover", {}))
+    assert "price() takes 0 positional arguments but 1 was given" in session.terminal
+    assert "gave next() an argument" not in session.terminal
+
+
+@pytest.mark.mistake("middleware that returns no result")
+@pytest.mark.parametrize("inner", ["", "@server.middleware\nasync def inner(ctx, next): return await next()"])
+@pytest.mark.parametrize("outer", ["", "@server.middleware\nasync def outer(ctx, next): return await next()"])
+@pytest.mark.parametrize(
+    ("ending", "told"),
+    [
+        ("await next()", "returned nothing. Write `return await next()`."),
+        ("return next()", "returned a coroutine, which was not awaited. Write `return await next()`."),
+        ("return 'text'", "returned a str, which is no result. Return what `await next()` gave, or a CallToolResult."),
+        ("return 5", "returned an int, which is no result. Return what `await next()` gave, or a CallToolResult."),
+    ],
+)
+def test_middleware_that_returns_no_result(folder: Folder, outer: str, inner: str, ending: str, told: str):
+    source = f"{outer}\n@server.middleware\nasync def change(ctx, next):\n    {ending}\n{inner}\n"
+    tool = "@server.tool\ndef buy() -> str:\n    return 'bought'"
+    session = folder.run(source + tool, call("buy"), env=DEVELOPMENT)
+    line = 5 + outer.count("\n")
+    assert f"The middleware 'change' (shop.py:{line}) {told}" in session.terminal
+    assert "never awaited" not in session.terminal  # nothing of Python's own, later
+
+
 # --- met while serving
 
 UNSENDABLE = """

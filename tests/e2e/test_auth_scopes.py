@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from support import Live, serve
@@ -10,7 +11,7 @@ from support.protected import ERAS, Peer, challenge_of, make_protected, protect
 from support.sessions import introduction, rpc
 from support.tokens import METADATA, token_for
 from support.wire import encode
-from weft import CachePolicy, Client, Server
+from weft import CachePolicy, Client, Context, Next, Server
 from weft.errors import UsageError
 
 WRITER = "read write"
@@ -183,3 +184,34 @@ def test_scopes_that_are_none(scopes: Any) -> None:
     ):
         with pytest.raises(UsageError, match="scope"):
             register()
+
+
+@pytest.mark.spec("AUTH-34", "AUTH-40")
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize("what", [*GUARDED, "listening"])
+def test_what_middleware_makes_of_a_call_passes_the_same_checks(era: str, what: str) -> None:
+    method, params, needed = GUARDED[what] if what in GUARDED else (*LISTENS[era], "read write")
+    server = make_protected()
+
+    @server.middleware
+    async def rename(ctx: Context, next: Next) -> Any:
+        if ctx.method == method:
+            for name, value in params.items():
+                setattr(ctx.params, name, msgspec.convert(value, type(getattr(ctx.params, name))))
+        return await next()
+
+    harmless: dict[str, dict[str, Any]] = {
+        "tools/call": {"name": "who", "arguments": {}},
+        "resources/read": {"uri": "note://open"},
+        "resources/subscribe": {"uri": "note://open"},
+        "prompts/get": {"name": "plain", "arguments": {"word": "x"}},
+        "completion/complete": {**params, "ref": {"type": "ref/prompt", "name": "plain"}},
+        "subscriptions/listen": {"notifications": {"resourceSubscriptions": ["note://open"]}},
+    }
+    if what == "completion of a template":
+        harmless["completion/complete"]["ref"] = {"type": "ref/resource", "uri": "open://{name}"}
+    with serve(server) as live:
+        response = Peer(live, era, token_for()).send(method, harmless[method])
+        assert response.refusal == (403, -32600)
+        assert challenge_of(response)[1]["scope"] == needed
+        assert server.ran == []

@@ -10,7 +10,7 @@ from support import Response, ask
 from support.backends import Yielding, YieldingBackend
 from support.raw_sessions import FORM, AppPeer, answer_to, message
 from support.rounds import KEYS, WORD, call, text, word
-from weft import Context, InputRequired, InvalidParams, Server, ToolError, ask_form
+from weft import Context, InputRequired, InvalidParams, Next, Server, ToolError, ask_form
 from weft.backends.base import Backend
 from weft.backends.memory import MemoryBackend
 from weft.server.asks import claims
@@ -28,11 +28,11 @@ def shop(*, single_use: bool) -> Server:
     return server
 
 
-async def rounds(server: Server) -> list[dict]:
+async def rounds(server: Server, name: str = "buy") -> list[dict]:
     meta = {"io.modelcontextprotocol/clientCapabilities": {"elicitation": {}}}
-    first = await ask(server, "tools/call", {"name": "buy"}, meta=meta)
+    first = await ask(server, "tools/call", {"name": name}, meta=meta)
     params = {
-        "name": "buy",
+        "name": name,
         "requestState": first.result["requestState"],
         "inputResponses": {"sure": {"action": "accept", "content": {"ok": True}}},
     }
@@ -42,6 +42,24 @@ async def rounds(server: Server) -> list[dict]:
 @pytest.mark.spec("MRTR-14")
 async def test_a_state_of_a_single_use_tool_is_accepted_once() -> None:
     once, again = await rounds(shop(single_use=True))
+    assert once["result"]["content"][0]["text"] == "accept"
+    assert again["error"]["code"] == -32602
+
+
+@pytest.mark.spec("MRTR-14")
+async def test_a_state_is_accepted_once_by_the_single_use_tool_that_middleware_chose() -> None:
+    server = shop(single_use=True)
+    buy = server.tools.get("buy")
+    assert buy is not None
+    server.add_tool(buy.fn, name="old")
+
+    @server.middleware
+    async def rename(ctx: Context, next: Next) -> Any:
+        if ctx.params.request_state is not None:
+            ctx.params.name = "buy"
+        return await next()
+
+    once, again = await rounds(server, "old")
     assert once["result"]["content"][0]["text"] == "accept"
     assert again["error"]["code"] == -32602
 

@@ -1,13 +1,15 @@
 """The way of a call: the method table, the middleware, and the sole error boundary."""
 
 import asyncio
+import functools
 import logging
-from typing import Any
+from collections.abc import Awaitable
+from typing import Annotated, Any
 
 import pytest
 
 from support import SERVER_INFO, ask, make_server
-from weft import CallToolResult, Context, ProtocolError, Server, TextContent, ToolError
+from weft import CallToolResult, Context, MirroredHeader, Next, ProtocolError, Server, TextContent, ToolError
 from weft.server import app
 
 
@@ -187,3 +189,92 @@ async def test_a_code_that_may_not_be_sent_is_logged_and_masked(caplog: pytest.L
         assert "test_dispatch.py" in logged
     assert caplog.messages[0].startswith("Tool 'lock' (")
     assert caplog.messages[1].startswith("Resource 'vault://gold' (")
+
+
+# What middleware makes of a call
+
+
+async def test_what_a_tool_needs_is_checked_for_the_tool_that_middleware_chose() -> None:
+    server, ran = Server("s"), []
+    server.add_tool(lambda: "old", name="old")
+    server.add_tool(lambda: ran.append("new"), name="new", needs=["elicitation.url"])
+
+    @server.middleware
+    async def rename(ctx: Context, next: Next) -> Any:
+        ctx.params.name = "new"
+        return await next()
+
+    refused = await ask(server, "tools/call", {"name": "old"})
+    assert (refused.status, refused.error["code"], ran) == (400, -32021, [])
+
+
+async def test_the_headers_of_a_call_repeat_what_its_client_sent() -> None:
+    """Not what middleware makes of it, be it other arguments or another tool."""
+    server = Server("s")
+
+    @server.tool
+    def run(region: Annotated[str, MirroredHeader("Region")]) -> str:
+        return region
+
+    server.add_tool(lambda region: region, name="old", input_schema={"type": "object"})
+
+    @server.middleware
+    async def change(ctx: Context, next: Next) -> Any:
+        ctx.params.name = "run"
+        ctx.params.arguments["region"] = "us"
+        return await next()
+
+    given = {"name": "run", "arguments": {"region": "eu"}}
+    changed = await ask(server, "tools/call", given, headers={"Mcp-Param-Region": "eu"})
+    assert changed.result["content"][0]["text"] == "us"
+    renamed = await ask(server, "tools/call", {"name": "old", "arguments": {"region": "eu"}})
+    assert renamed.result["content"][0]["text"] == "us"
+    assert (await ask(server, "tools/call", given)).error["code"] == -32020
+
+
+# Middleware that is written otherwise
+
+
+class Layer:
+    async def __call__(self, ctx: Context, next: Next) -> Any:
+        return await next()
+
+    async def method(self, ctx: Context, next: Next) -> Any:
+        return await next()
+
+
+async def plain_async(ctx: Context, next: Next) -> Any:
+    return await next()
+
+
+@functools.wraps(plain_async)
+def wrapped(ctx: Context, next: Next) -> Any:
+    return plain_async(ctx, next)
+
+
+def says_so(ctx: Context, next: Next) -> Awaitable[Any]:
+    return next()
+
+
+async def bound(more: str, ctx: Context, next: Next) -> Any:
+    return await next()
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        plain_async,
+        wrapped,
+        says_so,
+        Layer(),
+        Layer().method,
+        functools.partial(bound, "more"),
+        lambda ctx, following: plain_async(ctx, next=following),
+    ],
+    ids=["async def", "wrapper", "annotated", "object", "method", "partial", "lambda"],
+)
+async def test_all_that_returns_an_awaitable_can_be_middleware(layer: Any) -> None:
+    server = make_server(middleware=[layer])
+    server.middleware()(layer)
+    added = await ask(server, "tools/call", {"name": "add", "arguments": {"a": 1, "b": 2}})
+    assert added.result["structuredContent"] == 3

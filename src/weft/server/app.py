@@ -36,6 +36,7 @@ from weft.server.features.prompts import Prompts
 from weft.server.features.resources import Resources
 from weft.server.features.tools import ToolOptions, Tools
 from weft.server.kept import Kept
+from weft.server.layers import check_middleware
 from weft.server.lifespan import Lifespan, LifespanFactory
 from weft.server.offering import handlers_of, offered, read_eras
 from weft.server.process.development import watch_for_blocking
@@ -45,7 +46,7 @@ from weft.server.stopping import OpenCalls
 from weft.server.subscriptions import Subscriptions
 from weft.server.telemetry import find_tracing
 from weft.server.threads import Threads
-from weft.server.translations import Translation, Translations
+from weft.server.translations import Translation, Translations, check_exceptions
 from weft.types.base import SERVER_INFO_KEY, Annotations, Icon, Implementation
 from weft.types.capabilities import ListChangedCapability, ResourcesCapability, ServerCapabilities
 from weft.types.lifecycle import DiscoverResult
@@ -143,6 +144,8 @@ class Server:
         check_limits(limits)
         check_kind("instructions", instructions or "", str, "'Search before you answer.'")
         check_list("middleware", middleware, callable, "functions", "timing")
+        for layer in middleware:
+            check_middleware(layer)
         self.info = Implementation(name, version, title, description, website_url, icons)
         check_info(self.info)
         self.instructions = instructions
@@ -326,23 +329,32 @@ class Server:
 
         return register
 
-    def middleware(self, fn: Middleware) -> Middleware:
+    @overload
+    def middleware(self, fn: Middleware, /) -> Middleware: ...
+    @overload
+    def middleware(self, /) -> Callable[[Middleware], Middleware]: ...
+    def middleware(self, fn: Any = None, /) -> Any:
         """Register a function around every call: `async def timing(ctx, next): return await next()`."""
-        decorate(fn, self._middleware.append, "middleware")
-        Server.dispatcher.forget(self)
-        return fn
+
+        def register(layer: Any) -> None:
+            check_middleware(layer)
+            self._middleware.append(layer)
+            Server.dispatcher.forget(self)
+
+        return decorate(fn, register, "middleware")
 
     @overload
     def on_error(self, kind: type[E], /) -> Callable[[F], F]: ...
     @overload
     def on_error(self, kind: type[E], fn: Translation[E], /) -> None: ...
-    def on_error(self, kind: type[E], fn: Translation[E] | None = None, /) -> Any:
+    def on_error(self, kind: Any = None, fn: Any = None, /) -> Any:
         """Turn exceptions of this class, of whatever feature, into what the model or the client reads.
 
         `@server.on_error(SoldOut)`, or `server.on_error(SoldOut, fn)`. The function gets the exception, and the
         `Context` if it takes two parameters; async, or plain. It returns a text, a `ToolError`, a `ProtocolError` or a
         result. The most specific class wins.
         """
+        check_exceptions(kind)
 
         def register(function: Any) -> None:
             self._translations = (self._translations or Translations()).with_one(kind, function)

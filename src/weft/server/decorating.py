@@ -26,6 +26,7 @@ __all__ = [
     "plainly_called",
     "warn_of_mirrors",
     "warn_of_web_uri",
+    "with_article",
 ]
 
 P = ParamSpec("P")
@@ -38,6 +39,15 @@ _SENSITIVE = re.compile(
     r"(?:^|_)(?:password|passphrase|passwd|pwd|pin|secret|token|api_?key|private_?key|authorization|credentials?|cookie"
     r"|session_?id|ssn|social_security|e_?mail|phone|birth(?:day|date)?|passport|iban|card_number|cvc|cvv)(?:_|$)"
 )
+
+
+def with_article(name: str) -> str:
+    """Put the article before the name of a type.
+
+    >>> with_article("int"), with_article("str")
+    ('an int', 'a str')
+    """
+    return f"{'an' if name[:1].lower() in 'aeio' else 'a'} {name}"
 
 
 def check_options(what: str, options: Iterable[str], known: Sequence[str]) -> None:

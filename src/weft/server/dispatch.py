@@ -34,6 +34,7 @@ from weft.server.context import Context
 from weft.server.faults import report, report_code
 from weft.server.features.pages import Encoded
 from weft.server.features.tools import failure_of
+from weft.server.layers import explain_next, no_result
 from weft.server.telemetry import Tracing
 from weft.server.translations import Translations
 from weft.server.transports.load import Busy
@@ -59,7 +60,8 @@ class Dispatcher:
     """The method table of one server, composed with its middleware once.
 
     `checks` are what a request must pass before anything of the user's runs, middleware included: what they refuse must
-    still find the response unsent, for its HTTP status (ledger 0.2, steps 10 and 11).
+    still find the response unsent, for its HTTP status (ledger 0.2, steps 10 and 11). What middleware may have made of
+    the params passes them again: they hold for the tool that runs.
     """
 
     def __init__(
@@ -74,13 +76,15 @@ class Dispatcher:
     ) -> None:
         self._server = server
         self._translations = translations
-        self._handlers = {name: _compose(name, handler, middleware) for name, handler in handlers.items()}
-        self._outermost = middleware[0] if middleware else None
+        self._checks = dict(checks or {})
+        self._middleware = tuple(middleware)
+        self._handlers = {
+            name: _compose(name, handler, middleware, self._checks.get(name)) for name, handler in handlers.items()
+        }
         self._tracing = tracing
         self._traced: dict[str, Handler] = {}  # the same, with a span around each
         if tracing is not None:
             self._traced = {method: partial(_step, tracing.around, chain) for method, chain in self._handlers.items()}
-        self._checks = dict(checks or {})
 
     async def run(self, call: Call) -> Answer:
         """Serve one call."""
@@ -96,7 +100,7 @@ class Dispatcher:
             if isinstance(result, Encoded):
                 return 200, encode_result(call.id, result.body)
             if not isinstance(result, Result):  # pyright: ignore[reportUnnecessaryIsInstance] - middleware may lie
-                raise _no_result(self._outermost)
+                raise no_result(self._middleware[0] if self._middleware else None, result)
             if result.result_type is not None:
                 self._check_type(call, result.result_type)
             return 200, encode_result(call.id, call.seal(result))
@@ -126,6 +130,8 @@ class Dispatcher:
 
     async def _conclude(self, call: Call, error: BaseException) -> Answer:
         """The answer to a call that failed: a result that the model reads, or an error."""
+        if type(error) is TypeError and self._middleware:
+            error = explain_next(error, self._middleware, self._handlers[call.method])
         if self._translations is not None:
             answer = await self._translations.translate(call, error)
             if isinstance(answer, Result):
@@ -258,13 +264,28 @@ async def _give_back(call: Call, state: str) -> None:
         log.exception("The backend failed: a `requestState` stays used up, and its call has to begin anew.")
 
 
-def _compose(name: str, handler: Handler, middleware: Sequence[Middleware]) -> Handler:
+def _compose(name: str, handler: Handler, middleware: Sequence[Middleware], check: Check | None) -> Handler:
     """Put the middleware around the handler of a method, the first outermost."""
     is_list = name in METHODS and METHODS[name].params is PaginatedParams
     chain: Handler = partial(_plain, handler) if middleware and is_list else handler
+    if middleware and check is not None:
+        chain = partial(_rechecked, check, chain)
     for layer in reversed(middleware[1:]):
         chain = partial(_checked_step, layer, chain)
     return partial(_step, middleware[0], chain) if middleware else chain
+
+
+def _rechecked(check: Check, handler: Handler, call: Call) -> Awaitable[Result | Encoded]:
+    return _check_again(check, handler, call) if call.params_seen else handler(call)
+
+
+async def _check_again(check: Check, handler: Handler, call: Call) -> Result | Encoded:
+    """Serve a call whose params middleware may have changed: it may be one of another tool now."""
+    spent = call.spends
+    check(call)
+    if call.spends is not None and spent is None:
+        await _spend(call, call.spends)
+    return await handler(call)
 
 
 async def _plain(handler: Handler, call: Call) -> Result:
@@ -282,10 +303,5 @@ def _step(layer: Middleware, chain: Handler, call: Call) -> Awaitable[Result | E
 async def _checked_step(layer: Middleware, chain: Handler, call: Call) -> Result | Encoded:
     result: Any = await _step(layer, chain, call)
     if not isinstance(result, (Result, Encoded)):  # a tuple: a union would be made with each call
-        raise _no_result(layer)
+        raise no_result(layer, result)
     return result
-
-
-def _no_result(layer: Middleware | None) -> UsageError:
-    name = getattr(layer, "__name__", layer)
-    return UsageError(f"The middleware {name!r} returned no result. Write `return await next()`.")

@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from weft.errors import InternalError, ProtocolError, ToolError, UsageError, WeftError
-from weft.server.where import location
+from weft.server.where import caller, location
 from weft.types.base import Result
 from weft.types.tools import CallToolParams, CallToolResult
 
 if TYPE_CHECKING:
     from weft.server.call import Call
 
-__all__ = ["Translation", "Translations"]
+__all__ = ["Translation", "Translations", "check_exceptions"]
 
 E = TypeVar("E", bound=Exception)
 Translation: TypeAlias = Callable[[E], Any] | Callable[[E, Any], Any]  # the exception; the exception and the Context
@@ -39,11 +39,6 @@ class Translations:
 
     def with_one(self, kind: type[Exception], fn: Callable[..., Any]) -> Translations:
         """Return these and one more; UsageError where it cannot be one."""
-        if not (isinstance(kind, type) and issubclass(kind, Exception)):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
-            raise UsageError(
-                f"server.on_error({kind!r}) is not possible: give a class of exceptions, such as "
-                "server.on_error(LookupError)."
-            )
         if kind in self._functions:
             raise UsageError(f"server.on_error({kind.__name__}) is registered twice; one function is enough.")
         return Translations({**self._functions, kind: (fn, _takes_context(kind, fn))})
@@ -91,6 +86,21 @@ class Translations:
             if kind in self._functions:
                 return kind
         return None
+
+
+def check_exceptions(kind: Any) -> None:
+    """UsageError unless this is a class of exceptions; a function is what stands below a decorator without one."""
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        return
+    if kind is None or inspect.isroutine(kind):
+        where = caller() if kind is None else location(kind)
+        raise UsageError(
+            f"@server.on_error needs the class of the exceptions ({where}). Write @server.on_error(KeyError)."
+        )
+    raise UsageError(
+        f"server.on_error({kind!r}) is not possible ({caller()}): give a class of exceptions, such as "
+        "server.on_error(LookupError)."
+    )
 
 
 def _as_answer(call: Call, answer: Any, described: str) -> Result | BaseException:

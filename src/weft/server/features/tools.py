@@ -409,7 +409,8 @@ class Tools:
             return
         if tool.scopes:
             require_scopes(call, tool.scopes)
-        if tool.mirrors and call.headers is not None and call.era.mirrors_params:
+        # Headers repeat what the client sent, not what middleware made of it.
+        if tool.mirrors and call.headers is not None and call.era.mirrors_params and not call.params_seen:
             check_mirrors(tool.mirrors, call.headers, _decoded(params.raw_arguments))
         require_needs(call, tool.needs)
         if tool.single_use and call.round is not None:  # where there are no rounds, it is a field that nobody knows
