@@ -636,7 +636,7 @@ def test_a_server_that_is_given_to_uvicorn_in_place_of_its_app(tmp_path: Path):
         check=False,
     )
     assert ended.returncode == 3
-    assert NO_APP in ended.stderr
+    assert "Write `app = server.asgi()` and name that, such as `uvicorn shop:app`." in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

@@ -216,7 +216,7 @@ def __getattr__(name: str) -> Any:
     """Import a public name when it is first asked for."""
     home = _HOME_OF.get(name)
     if home is None:
-        raise AttributeError(f"module 'weft' has no attribute {name!r}")
+        import_module("weft.foreign").refuse_import(name)
     value = getattr(import_module(home), name)
     globals()[name] = value
     return value

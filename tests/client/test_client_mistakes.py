@@ -33,7 +33,7 @@ def own_frames(error: BaseException) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"), [(1, "'int'; it needs to be text: '1'."), ([], "'list'; it needs to be text.")]
+    ("value", "said"), [({}, "'dict'; it needs to be text."), ([], "'list'; it needs to be text.")]
 )
 async def test_an_argument_of_a_prompt_that_is_no_text_is_named(value: Any, said: str) -> None:
     async with Client(FakePipe(discovered)) as client:

@@ -37,7 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     own, its = _split(given)
-    parsed = parser.parse_args(own)
+    parsed, rest = parser.parse_known_args(own)
+    if rest:
+        print(f"weft: {_unknown(own, rest)}", file=sys.stderr)
+        return 2
     parsed.given, parsed.its = own, its
     try:
         code: int = parsed.command(parsed)
@@ -62,6 +65,19 @@ def _split(given: list[str]) -> tuple[list[str], list[str]]:
         return given, []
     end = given.index("--")
     return given[:end], given[end + 1 :]
+
+
+def _unknown(own: list[str], rest: list[str]) -> str:
+    """What is said of words that no command takes."""
+    command, word = f"weft {own[0]}", rest[0].partition("=")[0]
+    kind = "option" if word.startswith("-") else "argument"
+    if own[0] not in ("run", "entry"):
+        return f"{command} has no {kind} {word}; see {command} --help."
+    ours = " ".join(own[: own.index(rest[0])])
+    return (
+        f"{command} has no {kind} {word}; see {command} --help. What is meant for the file goes behind `--`: "
+        f"weft {ours} -- {' '.join(own[own.index(rest[0]) :])}"
+    )
 
 
 class WrongCommand(UsageError):

@@ -26,8 +26,9 @@ from weft.client.exchange import Exchange, Options, with_rounds
 from weft.client.lifetime import Lifetime, closed
 from weft.client.link import Link, ProgressCallback, code_and_data
 from weft.client.mistakes import (
+    as_texts,
     check_limits,
-    check_texts,
+    explain_arguments,
     not_connected,
     plainly,
     read_extensions,
@@ -320,6 +321,7 @@ class Client:
         link = self._connected()
         return learn(tools, mirrors=link.era.mirrors_params and link.transport.stream_per_request)
 
+    @explain_arguments
     async def call_tool(
         self,
         name: str,
@@ -417,17 +419,17 @@ class Client:
     async def get_prompt(
         self,
         name: str,
-        arguments: Mapping[str, str] | None = None,
+        arguments: Mapping[str, str | float] | None = None,
         *,
         timeout: float | None = None,
         progress: ProgressCallback | None = None,
         answers: Mapping[str, Any] | None = None,
         state: str | None = None,
     ) -> GetPromptResult:
-        """Fill in a prompt. The values of arguments are text."""
+        """Fill in a prompt. The values of arguments are text; numbers and booleans become text, as JSON has them."""
         self._connected()
-        check_texts(arguments, f"the prompt {name!r}")
-        params = with_rounds({"name": name, "arguments": arguments or {}}, None, answers, state)
+        texts = as_texts(arguments, f"the prompt {name!r}")
+        params = with_rounds({"name": name, "arguments": texts}, None, answers, state)
         options = Options(timeout, progress, is_manual=self._is_manual)
         return await self._exchange.request("prompts/get", params, GetPromptResult, options)
 

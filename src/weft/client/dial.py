@@ -6,6 +6,7 @@ here; all that is written down, `config` reads. The HTTP library is imported whe
 
 from __future__ import annotations
 
+import inspect
 import ssl
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
@@ -71,6 +72,11 @@ def dial(
         return Dialled(MemoryTransport(target, f"the server {name!r} in this process", limits))
     if hasattr(target, "stream_per_request"):  # a transport that somebody else wrote
         return Dialled(cast("Transport", target))
+    if inspect.isroutine(target) and not _takes_three(target):
+        raise UsageError(
+            f"A client was given the function {getattr(target, '__name__', '')!r}, which is no server. Give the Server "
+            "that it is registered at, an ASGI app, a URL or a command."
+        )
     if callable(target):
         return _dial_app(target, limits, http)
     found = parse_target(target, server=server, allow_insecure=http.allow_insecure)
@@ -85,6 +91,17 @@ def dial(
 
         return Dialled(StdioTransport(found, limits, on_stderr=on_stderr))
     return _dial_url(found, limits, http)
+
+
+def _takes_three(function: Any) -> bool:
+    """Whether a function may be an ASGI app: it is called with a scope, `receive` and `send`."""
+    try:
+        inspect.signature(function).bind({}, None, None)
+    except TypeError:
+        return False
+    except ValueError:  # some that are written in C do not tell
+        return True
+    return True
 
 
 def _check_headers(headers: Any) -> None:

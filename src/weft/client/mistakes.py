@@ -6,14 +6,15 @@ and which frames of a traceback are shown: those of Weft say nothing to whoever 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent import futures
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast, get_args
+from typing import Any, ParamSpec, TypeVar, cast, get_args
 
 import msgspec
 
@@ -23,12 +24,14 @@ from weft.protocol.names import check_extension_id
 from weft.types.base import LogLevel
 
 __all__ = [
+    "as_texts",
     "check_function",
     "check_limits",
     "check_numbers",
     "check_texts",
     "check_timeout",
     "check_tls",
+    "explain_arguments",
     "kind_of",
     "not_connected",
     "not_json",
@@ -39,6 +42,9 @@ __all__ = [
     "resource_missing",
     "write_json",
 ]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # Weft, and the futures by which one thread waits for another.
 _HIDDEN = (str(Path(__file__).parent.parent), str(Path(futures.__file__).parent))
@@ -239,6 +245,44 @@ def resource_missing(error: RemoteError, uri: str) -> ResourceMissing:
     """What a server said of a resource that it has not, with its URI, which few of them repeat."""
     said = error.message if uri in error.message else f"{error.message.rstrip('. ')}: {uri[:200]}"
     return ResourceMissing(error.code, said, error.data)
+
+
+def explain_arguments(call: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+    """Decorate `call_tool`: say where the arguments of a tool go, in place of Python's TypeError."""
+
+    @functools.wraps(call)
+    async def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            called = call(*args, **kwargs)
+        except TypeError:  # nothing of it has run: the call does not fit
+            known = inspect.signature(call).parameters
+            if not (given := [name for name in kwargs if name not in known]):
+                raise
+            example = ", ".join(f"{name!r}: ..." for name in given)
+            name = args[1] if len(args) > 1 else kwargs.get("name")
+            raise UsageError(
+                f"call_tool has no option {given[0]!r}. The arguments of a tool go in a dictionary: "
+                f"call_tool({str(name)[:100]!r}, {{{example}}})."
+            ) from None
+        return await called
+
+    return checked
+
+
+def as_texts(arguments: Mapping[str, Any] | None, whose: str) -> dict[str, str]:
+    """Arguments that are text on the wire: numbers, true and false as JSON has them; UsageError for anything else.
+
+    >>> as_texts({"lines": 4, "rhymed": True, "mood": "glad"}, "the prompt 'haiku'")
+    {'lines': '4', 'rhymed': 'true', 'mood': 'glad'}
+    """
+    texts: dict[str, Any] = {
+        name: msgspec.json.encode(value).decode()
+        if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+        else value
+        for name, value in (arguments or {}).items()
+    }
+    check_texts(texts, whose)
+    return texts
 
 
 def check_texts(arguments: Mapping[str, Any] | None, whose: str) -> None:

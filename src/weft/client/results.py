@@ -6,12 +6,13 @@ without.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 from msgspec import UNSET, field
 
 from weft.errors import WeftError
+from weft.foreign import attribute_of
 from weft.types.base import Result
 from weft.types.content import (
     AudioContent,
@@ -57,6 +58,12 @@ class ToolResult(Result, kw_only=True):
     def text(self) -> str:
         """All text blocks, one below the other."""
         return "\n".join(block.text for block in self.content if isinstance(block, TextContent))
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what is called otherwise elsewhere."""
+            return attribute_of(self, name)
 
     def __str__(self) -> str:
         """The text, and in the place of what is no text a note of what it is."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from weft.client.allowance import Allowance
 from weft.client.exchange import Exchange, Options
-from weft.client.mistakes import check_texts, check_timeout
+from weft.client.mistakes import as_texts, check_texts, check_timeout
 from weft.errors import RequestTimeout, UsageError
 from weft.limits import ClientLimits
 from weft.types.prompts import CompleteResult, Completion
@@ -68,9 +68,9 @@ def completion_params(
         raise UsageError("Name what the argument belongs to: give either `prompt` or `template`.")
     owner = f"the prompt {prompt!r}" if prompt is not None else f"the template {template!r}"
     check_texts({argument: value}, owner)
-    check_texts(arguments, owner)
+    texts = as_texts(arguments, owner)
     ref = {"type": "ref/prompt", "name": prompt} if prompt is not None else {"type": "ref/resource", "uri": template}
     params: dict[str, Any] = {"ref": ref, "argument": {"name": argument, "value": value}}
-    if arguments:
-        params["context"] = {"arguments": arguments}
+    if texts:
+        params["context"] = {"arguments": texts}
     return params

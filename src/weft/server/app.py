@@ -15,6 +15,7 @@ from weft.backends.base import Backend
 from weft.backends.memory import MemoryBackend
 from weft.eras.base import Offer
 from weft.errors import UsageError
+from weft.foreign import attribute_of
 from weft.limits import DEFAULT_LIMITS, Limits
 from weft.server.asks.claims import Claims
 from weft.server.asks.rounds import InputRequired, key_ring
@@ -47,6 +48,7 @@ from weft.server.subscriptions import Subscriptions
 from weft.server.telemetry import find_tracing
 from weft.server.threads import Threads
 from weft.server.translations import Translation, Translations, check_exceptions
+from weft.server.where import caller
 from weft.types.base import SERVER_INFO_KEY, Annotations, Icon, Implementation
 from weft.types.capabilities import ListChangedCapability, ResourcesCapability, ServerCapabilities
 from weft.types.lifecycle import DiscoverResult
@@ -273,7 +275,7 @@ class Server:
             "replace": replace,
         }
         if not isinstance(uri, str):  # pyright: ignore[reportUnnecessaryIsInstance] - the decorator without arguments
-            raise UsageError("@server.resource needs the URI: write @server.resource('scheme://path').")
+            raise UsageError(f"@server.resource needs the URI ({caller()}). Write @server.resource('scheme://path').")
         return lambda fn: decorate(fn, lambda function: self.add_resource(uri, function, **options), "resource")
 
     def add_resource(self, uri: str, content: Callable[..., Any] | str | bytes, **options: Any) -> None:
@@ -369,6 +371,11 @@ class Server:
         """
         decorate(fn, self._roots_changed.append, "on_roots_changed")
         return fn
+
+    def calls_for_itself(self, fn: object) -> bool:
+        """Whether a function is registered as something that no client calls: middleware, `on_error`, the lifespan."""
+        of_errors = () if self._translations is None else self._translations.functions
+        return any(fn is one for one in (*self._middleware, *self._roots_changed, *of_errors, self.lifespan.factory))
 
     def roots_changed(self, connection: Connection) -> None:
         """The client at the other end of `connection` says that its roots changed."""
@@ -550,8 +557,12 @@ class Server:
 
     if not TYPE_CHECKING:  # a type checker knows that a Server is no ASGI app; whoever uses none is told
 
+        def __getattr__(self, name: str) -> Any:
+            """Say what is called otherwise elsewhere."""
+            return attribute_of(self, name)
+
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
             """Refuse to be mounted in place of what `asgi` returns."""
             from weft.server.transports.http import refuse_in_place_of_app
 
-            await refuse_in_place_of_app(scope, receive, send)
+            await refuse_in_place_of_app(self, scope, receive, send)

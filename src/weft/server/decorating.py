@@ -109,6 +109,8 @@ def _check_call(what: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
+        if what == "server.asgi" and len(args) == 4 and isinstance(args[1], Mapping):  # an ASGI server calls it
+            raise UsageError("server.asgi was mounted, not what it returns: write server.asgi('/mcp').") from None
         known = list(signature.parameters)[1:]  # all but `self`
         check_options(what, kwargs, known)
         raise UsageError(

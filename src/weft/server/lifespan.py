@@ -26,7 +26,7 @@ class Lifespan:
 
     def __init__(self, factory: LifespanFactory | None, server: Any) -> None:
         _check(factory)
-        self._factory = factory
+        self.factory = factory
         self._server = server
         self._task: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] | None = None
@@ -69,15 +69,15 @@ class Lifespan:
         if not self.started:
             self._task.cancel()
         task, self._task, self._ready = self._task, None, None
-        self.started = self._factory is None
+        self.started = self.factory is None
         await asyncio.wait([task])
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error
 
     async def _run(self, ready: asyncio.Future[None], stop: asyncio.Event) -> None:
-        assert self._factory is not None
+        assert self.factory is not None
         try:
-            manager = self._factory(self._server)
+            manager = self.factory(self._server)
             if not isinstance(manager, AbstractAsyncContextManager):  # pyright: ignore[reportUnnecessaryIsInstance] - the user's
                 raise _no_lifespan(f"one that returns {type(manager).__name__}")
             async with manager as self.value:

@@ -37,6 +37,11 @@ class Translations:
     def __init__(self, functions: Mapping[type[Exception], tuple[Callable[..., Any], bool]] | None = None) -> None:
         self._functions = dict(functions or {})  # and whether each takes the Context as well
 
+    @property
+    def functions(self) -> list[Callable[..., Any]]:
+        """All that translate."""
+        return [fn for fn, _ in self._functions.values()]
+
     def with_one(self, kind: type[Exception], fn: Callable[..., Any]) -> Translations:
         """Return these and one more; UsageError where it cannot be one."""
         if kind in self._functions:
@@ -92,7 +97,7 @@ def check_exceptions(kind: Any) -> None:
     """UsageError unless this is a class of exceptions; a function is what stands below a decorator without one."""
     if isinstance(kind, type) and issubclass(kind, Exception):
         return
-    if kind is None or inspect.isroutine(kind):
+    if kind is None or inspect.isroutine(cast("Any", kind)):
         where = caller() if kind is None else location(kind)
         raise UsageError(
             f"@server.on_error needs the class of the exceptions ({where}). Write @server.on_error(KeyError)."

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from weft.errors import UsageError
 from weft.server.context import TokenInfo
+from weft.server.where import caller
 
 __all__ = ["StaticTokens"]
 
@@ -28,15 +29,18 @@ class StaticTokens:
 
     def __init__(self, tokens: Mapping[str, TokenInfo | str]) -> None:
         if not tokens:
-            raise UsageError("StaticTokens without a token let nobody in: give a dictionary from tokens to TokenInfo.")
+            raise UsageError(
+                f"StaticTokens without a token ({caller()}) let nobody in: give a dictionary from tokens to TokenInfo."
+            )
         if any(len(token) < _LEAST for token in tokens):
             raise UsageError(
-                f"StaticTokens got a token of less than {_LEAST} characters, which is soon guessed. {_MAKE_ONE}"
+                f"StaticTokens got a token of less than {_LEAST} characters ({caller()}), which is soon guessed. "
+                f"{_MAKE_ONE}"
             )
         if not all(_SENDABLE.fullmatch(token) for token in tokens):
             raise UsageError(
-                "StaticTokens got a token that no client can send: one has letters, digits and -._~+/ only, no spaces, "
-                f"and = at its end only. {_MAKE_ONE}"
+                f"StaticTokens got a token that no client can send ({caller()}): one has letters, digits and -._~+/ "
+                f"only, no spaces, and = at its end only. {_MAKE_ONE}"
             )
         self._known = [
             (_digest(token), TokenInfo(whose) if isinstance(whose, str) else whose) for token, whose in tokens.items()

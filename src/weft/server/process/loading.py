@@ -30,6 +30,7 @@ import msgspec
 
 from weft.errors import StartError, UsageError
 from weft.server.app import Server
+from weft.server.decorating import with_article
 from weft.server.faults import summary_of
 from weft.server.where import is_users, short_path, user_frames
 
@@ -41,6 +42,7 @@ MODULE = "__weft_main__"  # the name of a file that cannot have its own
 PREFERRED = ("server", "app", "mcp")
 MOST_FRAMES = 8
 MOST_NAMES = 12
+_WRONG_ARGUMENTS = 2  # the exit code of a program that cannot read its command line
 
 _loading = False
 _command: str | None = None  # what `sys.argv` began with, before a file got arguments of its own
@@ -90,7 +92,13 @@ def typed_command() -> str:
 def load(target: Target) -> Server:
     """Return the server that a target names. Raises `StartError` with a sentence for every way this can go wrong."""
     module, shown = _import(target)
-    return _find(module, shown, target.name)
+    try:
+        return _find(module, shown, target.name)
+    except StartError as error:
+        if error.__context__ is not None or not (target.is_module and hasattr(module, "__path__")):
+            raise
+        told = f"{error} (`-m` looks for {shown}.__main__ first; there is none.)"
+    raise StartError(told)
 
 
 def folder_of(target: Target) -> Path | None:
@@ -299,7 +307,9 @@ def _why(file: str, error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         place = f"{short_path(error.filename or file)}:{error.lineno}"
         return f"{file} cannot be loaded: {place} is not valid Python: {error.msg}.\n  {(error.text or '').strip()}"
-    if isinstance(error, SystemExit):
+    if isinstance(error, SystemExit) and error.code == _WRONG_ARGUMENTS and len(sys.argv) > 1:
+        what = "it refused its arguments (see above): check what stands behind `--`."
+    elif isinstance(error, SystemExit):
         what = f"it ended the process with exit({error.code!r}); do that only under `if __name__ == '__main__'`"
     else:
         what = summary_of(error)
@@ -361,7 +371,7 @@ def _named(names: Mapping[str, Any], servers: Mapping[str, Server], file: str, n
     if name in names and inspect.isroutine(names[name]) and not (servers and _needed(names[name])):
         return _made(names[name], file, name)
     if name in names:
-        what = f"{name!r} in {file} is a {type(names[name]).__name__}, not a Server."
+        what = f"{name!r} in {file} is {with_article(type(names[name]).__name__)}, not a Server."
     else:
         what = f"{file} has no object {name!r}."
     if not servers:
@@ -388,8 +398,8 @@ def _made(make: Callable[..., Any], file: str, name: str) -> Server:
     if isinstance(made, Server):
         return made
     raise StartError(
-        f"{name!r} in {file} is a function that returned a {type(made).__name__}, not a Server. To be served it has to "
-        "be a function that makes a Server and returns it."
+        f"{name!r} in {file} is a function that returned {with_article(type(made).__name__)}, not a Server. To be "
+        "served it has to be a function that makes a Server and returns it."
     )
 
 
@@ -451,11 +461,15 @@ def _other_copy(module: ModuleType, modules: Sequence[ModuleType]) -> ModuleType
 
 
 def _plain_functions(module: ModuleType) -> list[str]:
-    """The names of the public functions that a module defines itself."""
+    """The names of the public functions that a module defines itself, and that no server of it has for itself."""
+    servers = [value for value in vars(module).values() if isinstance(value, Server)]
     return [
         name
         for name, value in vars(module).items()
-        if isinstance(value, FunctionType) and value.__module__ == module.__name__ and not name.startswith("_")
+        if isinstance(value, FunctionType)
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
+        and not any(server.calls_for_itself(value) for server in servers)
     ]
 
 

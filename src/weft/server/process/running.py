@@ -78,6 +78,15 @@ _CHATTY = (
 )
 
 _Transport = Literal["stdio", "http"]
+# What others call the transports.
+_CALLED_HERE = {
+    "streamable-http": "'http'",
+    "streamablehttp": "'http'",
+    "https": "'http'",
+    "sse": "'http', with sse_path='/sse'",
+    "std-io": "'stdio'",
+    "stdin": "'stdio'",
+}
 
 
 class CannotStart(StartError, SystemExit):
@@ -202,7 +211,9 @@ def _prepare(server: Server, transport: str, options: HttpOptions, *, is_guest: 
         warn_of_scopes(server)
         warn_of_proxy(server, options)
     else:
-        raise StartError(f"There is no transport {transport!r}; write run() or run('stdio'), or run('http').")
+        known = _CALLED_HERE.get(str(transport).lower().replace("_", "-"))
+        meant = f" It is called {known} here." if known else ""
+        raise StartError(f"There is no transport {transport!r}; write run() or run('stdio'), or run('http').{meant}")
 
 
 async def _serve_stdio(server: Server) -> None:

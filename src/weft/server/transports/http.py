@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,9 @@ __all__ = ["HttpApp", "refuse_in_place_of_app"]
 _seldom = Seldom(logging.getLogger("weft.http"))  # for what peers can cause at will
 
 _NO_APP = "A Server is no ASGI app itself. Give server.asgi() in its place: app.mount('/', server.asgi('/mcp'))."
+_NO_APP_ALONE = (
+    "A Server is no ASGI app itself. Write `app = server.asgi()` and name that, such as `uvicorn {module}:app`."
+)
 
 _LARGE = 64 * 1024  # from here on messages take turns
 _MOST_PASSES = 1024
@@ -435,15 +439,24 @@ class HttpApp:
         await send({"type": "lifespan.shutdown.complete"})
 
 
-async def refuse_in_place_of_app(scope: Scope, receive: Receive, send: Send) -> None:
+async def refuse_in_place_of_app(server: Server, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer for a `Server` that was mounted, or given to an ASGI server, in place of what its `asgi()` returns."""
+    told = _NO_APP if "app" in scope else _NO_APP_ALONE.format(module=_module_of(server))  # Starlette says who mounts
     if scope["type"] == "lifespan":  # given to an ASGI server, which then does not start
         await receive()
-        await send({"type": "lifespan.startup.failed", "message": _NO_APP})
+        await send({"type": "lifespan.startup.failed", "message": told})
         return
-    _seldom.error("%s", _NO_APP)
+    _seldom.error("%s", told)
     if scope["type"] == "http":
-        await HttpReply(send, DEFAULT_LIMITS).refuse(Refusal(500, _NO_APP, code=InternalError.code))
+        await HttpReply(send, DEFAULT_LIMITS).refuse(Refusal(500, told, code=InternalError.code))
+
+
+def _module_of(server: Server) -> str:
+    """The name of the module that has a server."""
+    for name, module in list(sys.modules.items()):
+        if any(value is server for value in list(vars(module).values())):
+            return name
+    return "module"
 
 
 def _inner_path(scope: Scope) -> str:
