@@ -1,4 +1,7 @@
-"""uvicorn's access log, as we write it: byte for byte uvicorn's, and by its logger where something was changed."""
+"""uvicorn's access log, as we write it: byte for byte uvicorn's, and by its logger where something was changed.
+
+One thing differs: a client's address is what a forwarded header says, where uvicorn believes it, and is made printable.
+"""
 
 from __future__ import annotations
 
@@ -77,6 +80,16 @@ def test_the_line_is_uvicorns(fields: dict[str, Any], status: int, monkeypatch: 
     log_access(log.logger, scope, status)
     assert expected.startswith("INFO:     ")
     assert log.written() == expected
+
+
+@pytest.mark.parametrize("is_stock", [True, False])
+def test_an_address_that_is_none_does_not_forge_lines(is_stock: bool) -> None:
+    log = Log()  # pytest has put its own handlers there by now
+    if not is_stock:
+        log.handler.addFilter(lambda _: True)
+    peer = ("1.2.3.4\x85INFO:     \x9b31mforged", 0)
+    log_access(log.logger, scope_of({**SCOPES[0], "client": peer}), 200)
+    assert log.written() == 'INFO:     1.2.3.4?INFO:     ?31mforged:0 - "POST /mcp HTTP/1.1" 200 OK\n'
 
 
 class Upper(AccessFormatter):

@@ -135,6 +135,18 @@ def test_it_says_where_it_serves_and_what_to_try(start) -> None:
     assert pid_of(url) > 0
 
 
+@pytest.mark.security("D9")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_it_may_have_as_many_connections_open_as_the_system_allows(start, tmp_path: Path, workers: int) -> None:
+    limit = "import resource\n_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+    limit += "if __name__ == '__main__': resource.setrlimit(resource.RLIMIT_NOFILE, (64, min(hard, 4096)))\n"
+    tool = "@server.tool\ndef descriptors() -> list[int]: return list(resource.getrlimit(resource.RLIMIT_NOFILE))\n"
+    ending = f"if __name__ == '__main__': server.run('http', port=0, workers={workers}, sessions=False)"
+    process = start(ending, limit + SCRIPT + tool)
+    now, most = Peer(process.url(), 30).call_tool("descriptors", {})["structuredContent"]
+    assert now == most > 64
+
+
 def test_scopes_that_nobody_can_have_are_warned_of_when_it_starts(start) -> None:
     script = "from weft import Server\nserver = Server('s')\n@server.tool(scopes=['a'])\ndef f() -> str: ...\n"
     process = start(script=script)

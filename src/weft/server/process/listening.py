@@ -39,6 +39,7 @@ __all__ = [
     "check_exposure",
     "check_workers",
     "example_of",
+    "raise_descriptors",
     "try_line",
     "url_of",
     "warn_of_proxy",
@@ -48,6 +49,7 @@ __all__ = [
 log = logging.getLogger("weft.advice")
 
 BACKLOG = 2048
+MOST_DESCRIPTORS = 65_536  # that are asked for: more would cost memory on some systems
 MOST_NAMED = 5  # features in a warning
 MOST_DEPTH = 16  # schemas refer to themselves
 DAY = date(2030, 1, 31).isoformat()
@@ -169,6 +171,22 @@ def bind(host: str, port: int) -> socket.socket:
         raise StartError(_why_not(error, host, port)) from None
     listener.setblocking(False)
     return listener
+
+
+def raise_descriptors() -> None:
+    """Let this process have as many files and connections open as the system allows it: often but 1,024 to begin with.
+
+    Beyond that, new connections are refused by the system.
+    """
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(OSError, ValueError):  # a system may allow less than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _why_not(error: OSError, host: str, port: int) -> str:

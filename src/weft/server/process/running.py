@@ -36,6 +36,7 @@ from weft.server.process.listening import (
     bind,
     check_exposure,
     check_workers,
+    raise_descriptors,
     try_line,
     url_of,
     warn_of_proxy,
@@ -227,6 +228,7 @@ async def _serve_stdio(server: Server) -> None:
 
 def serve_http(server: Server, options: HttpOptions, listener: socket.socket, started: Callable[[], None]) -> None:
     """Serve on a socket that listens already; `started` is called when requests are taken."""
+    raise_descriptors()
     http = _http_server(server, options, started)
 
     async def serve() -> None:

@@ -1,7 +1,8 @@
 """Write uvicorn's access log, quicker where it is as uvicorn sets it up.
 
 A log record and its formatting take as long as half of a short call. uvicorn's own handler makes a line of them that
-depends on the request alone, so where nothing was changed that line is written as it is. With a filter, another
+depends on the request alone, so where nothing was changed that line is written as it is, but for an address that is
+none, of which nothing may reach a terminal that it would act on. With a filter, another
 handler or formatter, colours, or a changed `logging`, the logger is called as uvicorn calls it.
 """
 
@@ -12,6 +13,8 @@ from functools import cache, lru_cache
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
+
+from weft.protocol.logs import printable
 
 __all__ = ["log_access"]
 
@@ -29,6 +32,8 @@ def log_access(logger: logging.Logger, scope: Any, status: int) -> None:
         path = f"{path}?{query.decode('ascii')}"
     peer = scope.get("client")
     client = f"{peer[0]}:{peer[1]}" if peer else ""
+    if not client.isprintable():  # uvicorn takes it as it stands in a forwarded header
+        client = printable(client, "?")
     handler = _stock_handler(logger)
     if handler is not None:
         line = f'INFO:     {client} - "{method} {path} HTTP/{version}" {_status_text(status)}\n'
