@@ -3,11 +3,13 @@
 import contextlib
 import socket
 import time
+from typing import Literal
 
 import pytest
 
 from support import encode, headers_for, message
 from support.attacks import MB, SERVER, assert_harmless, attacked_server
+from weft.limits import DEFAULT_LIMITS
 
 MINIMAL = b"GET / HTTP/1.1\r\n\r\n" * 223_000  # 4 MB
 WITH_HOST = b"GET / HTTP/1.1\r\nHost:a\r\n\r\n" * 150_000  # h11 reads no request without one
@@ -44,6 +46,43 @@ def test_many_small_requests_at_once_and_nothing_read(without: str, many: bytes)
     with attacked_server(without + SERVER) as target:
         report = target.attack(lambda: flood(target.port, many))
         assert_harmless(report, peak=64 * MB)
+
+
+@pytest.mark.security("D5", "D9")
+def test_many_small_requests_under_plain_uvicorn() -> None:
+    """Without our runner, what uvicorn has read at once is the least that can be had; nothing more is read."""
+    with attacked_server(SERVER + "app = server.asgi()\n", host="uvicorn") as target:
+        report = target.attack(lambda: flood(target.port, MINIMAL))
+        print(report)
+        assert report.peak - report.before < 64 * MB
+        assert report.meanwhile.worst < 1.0 * report.slow
+
+
+@pytest.mark.parametrize("host", ["weft", "uvicorn"])
+def test_a_few_requests_ahead_are_answered(host: Literal["weft", "uvicorn"]) -> None:
+    most = DEFAULT_LIMITS.pipelined_requests
+    with attacked_server(SERVER + "app = server.asgi()\n", host=host) as target:
+        peer = socket.create_connection(("127.0.0.1", target.port), 30)
+        peer.sendall(b"".join(raw_call("add", {"a": number, "b": 0}, id=number) for number in range(most + 1)))
+        received = b""
+        while received.count(b"HTTP/1.1 200") < most + 1:
+            received += (chunk := peer.recv(65536))
+            assert chunk, received[-300:]
+        peer.close()
+
+
+@pytest.mark.security("D5")
+def test_one_more_ends_the_connection_under_plain_uvicorn() -> None:
+    most = DEFAULT_LIMITS.pipelined_requests
+    with attacked_server(SERVER + "app = server.asgi()\n", host="uvicorn") as target:
+        peer = socket.create_connection(("127.0.0.1", target.port), 30)
+        peer.sendall(b"".join(raw_call("add", {"a": number, "b": 0}, id=number) for number in range(most + 2)))
+        received = b""
+        while chunk := peer.recv(65536):
+            received += chunk
+        peer.close()
+        assert received.count(b"HTTP/1.1 200") == 1
+        assert target.tool("add", {"a": 2, "b": 3}).result["structuredContent"] == 5
 
 
 @PARSERS

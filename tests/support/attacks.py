@@ -8,7 +8,9 @@
 
 `attacked_server(source, transport="http", options=[...])` runs `weft run` on a file with that source (`SERVER` by
 default, with the tools `add`, `total`, `keep` and `nap`), over HTTP by our own runner or on stdio. `source` may also be
-the path of a file. The target has the verbs of `support.Live` on both transports (`call`, `tool`), and over HTTP
+the path of a file. With `host="uvicorn"`, uvicorn itself serves the `app` that the source has.
+
+The target has the verbs of `support.Live` on both transports (`call`, `tool`), and over HTTP
 `connect`, `send`, `post` and `port` as well; `send_line` and `read_line` on stdio. `target.log` is what the server has
 written to stderr.
 
@@ -281,7 +283,11 @@ class StdioTarget(Target):
 
 @contextlib.contextmanager
 def attacked_server(
-    source: str | Path = SERVER, *, transport: Literal["http", "stdio"] = "http", options: Sequence[str] = ()
+    source: str | Path = SERVER,
+    *,
+    transport: Literal["http", "stdio"] = "http",
+    host: Literal["weft", "uvicorn"] = "weft",
+    options: Sequence[str] = (),
 ) -> Iterator[Any]:
     """Run a server to be attacked, for as long as the block lasts: an `HttpTarget` or a `StdioTarget`."""
     with tempfile.TemporaryDirectory() as folder:
@@ -290,10 +296,13 @@ def attacked_server(
             file.write_text(source)
         port = find_port()
         chosen = ["--http", "--port", str(port)] if transport == "http" else []
+        command = ["weft", "run", str(file), *chosen]
+        if host == "uvicorn":
+            command = ["uvicorn", f"{file.stem}:app", "--app-dir", str(file.parent), "--port", str(port)]
         process = subprocess.Popen(
-            [sys.executable, "-m", "weft", "run", str(file), *chosen, *options],
+            [sys.executable, "-m", *command, *options],
             stdin=subprocess.DEVNULL if transport == "http" else subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdout=subprocess.DEVNULL if host == "uvicorn" else subprocess.PIPE,  # it has an access log
             stderr=subprocess.PIPE,
         )
         if transport == "http":

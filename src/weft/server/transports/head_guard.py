@@ -19,12 +19,12 @@ from http import HTTPStatus
 from importlib.util import find_spec
 from typing import Any, cast
 
-from weft.limits import Limits
+from weft.limits import DEFAULT_LIMITS, Limits
 from weft.protocol.hosts import target_host
 from weft.server.transports.access_log import log_access
 from weft.server.transports.asgi import Send
 
-__all__ = ["guarded_protocol", "respond_at_once"]
+__all__ = ["guarded_protocol", "hang_up_on_flood", "respond_at_once"]
 
 
 def guarded_protocol(limits: Limits) -> type[asyncio.Protocol]:
@@ -38,13 +38,26 @@ def guarded_protocol(limits: Limits) -> type[asyncio.Protocol]:
     return type("GuardedProtocol", (_HeadGuard, H11Protocol), {"limits": limits})
 
 
-def respond_at_once(send: Send, status: int, body: bytes) -> bool:
+def hang_up_on_flood(send: Send, most: int) -> None:
+    """Where uvicorn's own protocol has read too many requests ahead of their turn, let this answer be the last.
+
+    It reads 256 KB at once, which may be fifteen thousand requests, and as much again with each answer. Those that are
+    dropped are not answered, and a client may send them again (RFC 9112, 9.3.2). Our own protocol leaves them unread.
+    """
+    cycle: Any = getattr(send, "__self__", None)
+    protocol: Any = getattr(getattr(cycle, "on_response", None), "__self__", None)
+    if type(protocol).__module__ == _HTTPTOOLS and len(getattr(protocol, "pipeline", ())) > most:
+        protocol.pipeline.clear()
+        cycle.keep_alive = False
+
+
+def respond_at_once(send: Send, status: int, body: bytes, most: int = DEFAULT_LIMITS.pipelined_requests) -> bool:
     """Write a whole JSON response in one go, past the two messages that ASGI makes of it; False where that cannot be.
 
     `send` is a method of uvicorn's exchange, also where it is not our runner that has started uvicorn. An app around
     ours that wants to see the response has put a function of its own in its place, and is sent the messages. What is
     done here is what uvicorn would do with them, for the plain case: nothing sent yet, a peer that reads, a connection
-    that stays.
+    that stays, with at most `most` requests ahead of their turn.
     """
     cycle: Any = getattr(send, "__self__", None)
     if cycle is None or type(cycle).__module__ != _HTTPTOOLS:
@@ -56,6 +69,8 @@ def respond_at_once(send: Send, status: int, body: bytes) -> bool:
             return False
         head, write, set_event = _head(status, cycle.default_headers), cycle.transport.write, cycle.message_event.set
         on_response, logger, scope = cycle.on_response, cycle.access_log and cycle.access_logger, cycle.scope
+        if len(on_response.__self__.pipeline) > most:
+            return False
     except AttributeError:  # a uvicorn that is made otherwise: nothing was done yet, so the messages still can be sent
         return False
     if logger:

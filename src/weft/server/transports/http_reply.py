@@ -14,7 +14,7 @@ from weft.protocol.sse import COMMENT
 from weft.protocol.sse import encode as encode_event
 from weft.server.connection import Cancellation
 from weft.server.transports.asgi import RawHeaders, Send
-from weft.server.transports.head_guard import respond_at_once
+from weft.server.transports.head_guard import hang_up_on_flood, respond_at_once
 
 __all__ = ["Accepts", "HttpReply", "Refusal", "read_accept"]
 
@@ -151,7 +151,8 @@ class HttpReply:
                 await HttpReply.answer(self, status, body)
 
     async def _answer_json(self, status: int, body: bytes) -> None:
-        if not self.extra and status != _BUSY and respond_at_once(self.send, status, body):
+        most = self.limits.pipelined_requests
+        if not self.extra and status != _BUSY and respond_at_once(self.send, status, body, most):
             return
         await self._whole(status, [_JSON, (b"content-length", b"%d" % len(body)), *self.extra], body)
 
@@ -189,6 +190,7 @@ class HttpReply:
     async def _whole(self, status: int, headers: RawHeaders, body: bytes) -> None:
         if status == _BUSY and _RETRY[0] not in dict(headers):
             headers = [*headers, _RETRY]
+        hang_up_on_flood(self.send, self.limits.pipelined_requests)
         try:
             await self.send({"type": "http.response.start", "status": status, "headers": headers})
             await self.send({"type": "http.response.body", "body": body})
@@ -205,6 +207,7 @@ class HttpReply:
         try:
             async with asyncio.timeout(self.limits.write_seconds):
                 if start:
+                    hang_up_on_flood(self.send, self.limits.pipelined_requests)
                     headers = [*_STREAM, *self.extra]
                     await self.send({"type": "http.response.start", "status": 200, "headers": headers})
                 await self.send({"type": "http.response.body", "body": event, "more_body": not last})
