@@ -28,6 +28,7 @@ __all__ = [
     "encode_request",
     "encode_result",
     "fault_of_id",
+    "values_in",
 ]
 
 SAFE_INTEGER = 2**53
@@ -184,13 +185,13 @@ _DEAR = 9  # how much more an array, an object or a named value costs whoever re
 def check_bounds(data: bytes, limits: Limits = DEFAULT_LIMITS) -> None:
     """Refuse what is JSON but would hurt: too many values, deep nesting, endless numbers."""
     opened = data.count(b"{") + data.count(b"[")
-    many = len(data) * (_DEAR + 1) > limits.json_values and _weight(data) > limits.json_values
+    many = len(data) * (_DEAR + 1) > limits.json_values and values_in(data) > limits.json_values
     deep = not many and opened > limits.json_depth and _depth(data) > limits.json_depth
     long = _has_number(data, limits.number_digits)
     if not (many or deep or long):
         return
     bare = _without_strings(data, limits)
-    if many and _weight(bare) > limits.json_values:
+    if many and values_in(bare) > limits.json_values:
         raise _too_many(limits)
     if opened > limits.json_depth and _depth(bare) > limits.json_depth:
         raise ParseError(f"Parse error: arrays and objects nest at most {limits.json_depth} deep.")
@@ -198,7 +199,7 @@ def check_bounds(data: bytes, limits: Limits = DEFAULT_LIMITS) -> None:
         raise ParseError(f"Parse error: a number has at most {limits.number_digits} digits.")
 
 
-def _weight(data: bytes) -> int:
+def values_in(data: bytes) -> int:
     """How many values there are, the dear ones counted ten times; no fewer if there are strings with such marks."""
     marks = data.translate(None, _NOT_MARKS)
     brackets = len(marks.translate(None, b":,"))

@@ -107,6 +107,7 @@ class ClientLimits(msgspec.Struct, frozen=True, kw_only=True):
     input_requests: int = 64  # questions in one round
     asks_at_once: int = 16  # questions of the server that are being answered at the same time
     asks_waiting: int = 256  # and those in line behind them; more are not taken
+    asks_bytes: int = 32 * MIB  # all of these together; more are not taken
     asks_per_minute: int = 600  # questions that a server may ask, one after the other; more are refused
     completions_per_second: int = 20  # suggestions that a server is asked for; those beyond wait
     redirects: int = 3  # all on the same origin

@@ -1,6 +1,8 @@
 """One request and all that may lie between it and its result, with a server that does as the test says."""
 
 import asyncio
+import json
+import time
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from weft import (
     WeftError,
 )
 from weft.client import InputNeeded
+from weft.client.questions import FormQuestion
 from weft.types.lifecycle import ProgressParams
 
 TEXT = {"resultType": "complete", "content": [{"type": "text", "text": "done"}]}
@@ -612,6 +615,60 @@ async def test_more_questions_than_can_be_answered_are_not_taken(caplog: pytest.
         await client.call_tool("t")
     assert asked == 4
     assert "too much at once" in caplog.text
+
+
+@pytest.mark.security("D12")
+@pytest.mark.parametrize("more", [0, 1])
+async def test_questions_that_wait_are_bound_by_their_size_too(caplog: pytest.LogCaptureFixture, more: int) -> None:
+    """256 of 16 MiB each would be allowed otherwise. One that was answered makes room."""
+    asked: list[str] = []
+
+    async def think(question: FormQuestion) -> str:
+        asked.append(question.message[0])
+        await asyncio.sleep(0.05)
+        return "decline"
+
+    def question(letter: str) -> dict[str, Any]:
+        return {"message": letter * 1000, "requestedSchema": FORM}
+
+    def answer(pipe: FakePipe, message: dict[str, Any]) -> None:
+        for letter in "abc":
+            pipe.say({"id": letter, "method": "elicitation/create", "params": question(letter)})
+        late = {"jsonrpc": "2.0", "id": "d", "method": "elicitation/create", "params": question("d")}
+        asyncio.get_running_loop().call_later(0.3, pipe.say, json.dumps(late).encode())
+        asyncio.get_running_loop().call_later(0.5, pipe.answer, message, TEXT)
+
+    limits = ClientLimits(asks_at_once=1, asks_bytes=3 * len(json.dumps(question("a"))) - more)
+    async with Client(serve(answer, is_legacy=True), elicit=think, limits=limits) as client:
+        await client.call_tool("t")
+    assert asked == (["a", "b", "d"] if more else ["a", "b", "c", "d"])
+    assert ("too much at once" in caplog.text) == bool(more)
+
+
+@pytest.mark.security("D12")
+@pytest.mark.parametrize("is_patient", [False, True])
+async def test_a_call_ends_at_the_hard_maximum_although_the_server_goes_on_asking(is_patient: bool) -> None:
+    """Its time stands still while the user thinks, and begins anew with each answer: but not for ever."""
+
+    async def think(question: FormQuestion) -> str:
+        await asyncio.sleep(30 if is_patient else 0.01)
+        return "decline"
+
+    def handle(pipe: FakePipe, message: dict[str, Any]) -> None:
+        if message.get("method") == "server/discover":
+            pipe.answer(message, error={"code": -32601, "message": "Method not found"})
+        elif message.get("method") == "initialize":
+            pipe.answer(message, initialized())
+        elif message.get("method", "tools/call") == "tools/call":
+            params = {"message": "?", "requestedSchema": FORM}
+            pipe.say({"id": f"q{len(pipe.heard)}", "method": "elicitation/create", "params": params})
+
+    limits = ClientLimits(request_seconds=0.2, total_seconds=0.6, asks_per_minute=0)
+    async with Client(FakePipe(handle), elicit=think, limits=limits) as client:
+        began = time.monotonic()
+        with pytest.raises(RequestTimeout, match="total_seconds"):
+            await asyncio.wait_for(client.call_tool("t"), 10)
+        assert time.monotonic() - began >= 0.5
 
 
 # --- outputs

@@ -18,8 +18,10 @@ import pytest
 
 from support.fakes import DISCOVERED, LEGACY, Exchange, FakePipe, http_server, initialized, reply, sse
 from weft import Client, ClientLimits, ConnectionFailed, InvalidAnswer, RemoteError, RequestTimeout, WeftError
+from weft.client import subscriptions
 from weft.client.cache import MemoryCacheStore, ResponseCache
 from weft.client.transports import reading
+from weft.jsonrpc import values_in
 from weft.limits import DEFAULT_CLIENT_LIMITS
 
 TEXT = {"content": [{"type": "text", "text": "done"}]}
@@ -329,6 +331,38 @@ async def test_the_two_hundred_and_fifty_first_page(pages: int) -> None:
         else:
             assert len(await client.list_tools()) == 250
     assert len(server.calls("tools/list")) == 250
+
+
+@pytest.mark.security("D12")
+@pytest.mark.parametrize("more", [0, 1])
+@pytest.mark.parametrize("kind", ["message_bytes", "json_values"])
+async def test_all_pages_of_a_list_are_bound_as_one_message(kind: str, more: int) -> None:
+    """250 pages of 64 MiB each would be allowed otherwise, and of any number of values."""
+    filler = '"' + "d" * 1000 + '"' if kind == "message_bytes" else "[" + "[]," * 99 + "[]]"
+    tool = '{"name":"t","inputSchema":{"type":"object","default":' + filler + "}}"
+    page = '{"resultType":"complete","ttlMs":0,"cacheScope":"private","nextCursor":"%d","tools":[' + tool + "]}"
+    last = '{"resultType":"complete","ttlMs":0,"cacheScope":"private","tools":[' + tool + "]}"
+
+    def handle(pipe: FakePipe, message: dict[str, Any]) -> None:
+        if message["method"] == "server/discover":
+            pipe.answer(message, DISCOVERED)
+        elif message["method"] == "tools/list":
+            number = int(message["params"].get("cursor", 1))
+            result = page % (number + 1) if number < 5 else last
+            pipe.say(b'{"jsonrpc":"2.0","id":%d,"result":%b}' % (message["id"], result.encode()))
+
+    wanted = [(page % 2).encode()] * 4 + [last.encode()]
+    size = sum(map(len, wanted)) if kind == "message_bytes" else sum(map(values_in, wanted))
+    server = FakePipe(handle)
+    async with Client(server, limits=ClientLimits(**{kind: size - more})) as client:
+        if more:
+            with pytest.raises(
+                InvalidAnswer, match=rf"The pages of tools/list .* {size - 1}.* `{kind}`.* page by page"
+            ):
+                await client.list_tools()
+        else:
+            assert len(await client.list_tools()) == 5
+        assert (await client.list_tools_page()).tools[0].name == "t"
 
 
 @pytest.mark.security("R11", "D12")
@@ -772,3 +806,25 @@ async def test_a_head_with_too_many_fields_is_refused_before_it_is_kept() -> Non
             await asyncio.wait_for(client.call_tool("bad"), 5)
         assert (await client.call_tool("good")).text == "done"
     assert told == []
+
+
+@pytest.mark.security("D12")
+@pytest.mark.parametrize("more", [0, 1])
+async def test_a_change_of_a_resource_with_an_endless_uri_is_not_kept(more: int) -> None:
+    """It may be below one that is listened to, and a thousand of them may wait to be read."""
+    uri = "file:///a/".ljust(subscriptions._LONGEST_URI + more, "x")
+    changes = [{"uri": uri}, {"uri": "file:///a/b"}]
+
+    def handle(pipe: FakePipe, message: dict[str, Any]) -> None:
+        if message.get("method") == "server/discover":
+            pipe.answer(message, error={"code": -32601, "message": "?"})
+        elif message.get("method") == "initialize":
+            pipe.answer(message, initialized())
+        elif message.get("method") == "resources/subscribe":
+            pipe.answer(message, {})
+            for change in changes:
+                pipe.say({"method": "notifications/resources/updated", "params": change})
+
+    async with Client(FakePipe(handle)) as client, client.listen(uris=["file:///a"]) as listening:
+        first: Any = await asyncio.wait_for(anext(listening), 5)
+    assert first.uri == ("file:///a/b" if more else uri)

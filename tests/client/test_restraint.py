@@ -164,6 +164,61 @@ def test_one_that_stood_for_a_while_is_asked_for_soon_again() -> None:
 # --- progress
 
 
+@pytest.mark.security("D12")
+async def test_what_a_function_has_not_taken_yet_is_bound_by_its_size_too() -> None:
+    """A thousand messages of 16 MiB each would wait otherwise; the newest is kept, whatever its size."""
+    taken: list[int] = []
+    gate = asyncio.Event()
+
+    async def take(number: int) -> None:
+        await gate.wait()
+        taken.append(number)
+
+    courier = calls.Courier(take, 1000, "take(number)")
+    courier.call(0)
+    for number in range(1, 6):
+        courier.call(number, size=calls._WAITING_BYTES // 2)
+    gate.set()
+    await courier.drain(5)
+    assert taken == [0, 4, 5]
+    taken.clear()
+    gate.clear()
+    courier.call(0)
+    courier.call(1)
+    courier.call(2, size=calls._WAITING_BYTES + 1)
+    gate.set()
+    await courier.drain(5)
+    assert taken == [0, 2]
+
+
+@pytest.mark.security("D12")
+async def test_a_large_log_message_a_large_notification_and_large_progress_count_as_such() -> None:
+    gate = asyncio.Event()
+    heard: list[str] = []
+
+    async def take(*_: Any) -> None:
+        await gate.wait()
+        heard.append("one")
+
+    def handle(pipe: FakePipe, message: dict[str, Any]) -> None:
+        if message["method"] == "server/discover":
+            pipe.answer(message, DISCOVERED)
+            return
+        big = "x" * (calls._WAITING_BYTES // 2)
+        token = message["params"]["_meta"]["progressToken"]
+        for number in range(5):
+            pipe.say({"method": "notifications/message", "params": {"level": "info", "data": big}})
+            told = {"progressToken": token, "progress": number, "message": big}
+            pipe.say({"method": "notifications/progress", "params": told})
+        pipe.answer(message, {"content": []})
+
+    async with Client(FakePipe(handle), on_log=take, on_notification=take) as client:
+        asyncio.get_running_loop().call_later(0.3, gate.set)
+        await client.call_tool("t", progress=take)
+        await asyncio.sleep(0.1)
+    assert len(heard) == 6  # of each, the first and the last: all others are half of what may wait, and a little
+
+
 @pytest.mark.spec("PROG-07")
 @pytest.mark.security("D12")
 async def test_progress_that_nobody_asked_for_is_dropped_and_a_flood_of_it_bounded() -> None:

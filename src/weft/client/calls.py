@@ -30,6 +30,7 @@ TURN_SECONDS = 0.005  # of reading what came at once: then others have their tur
 _FAILED = "The function that was given as %s= failed."
 _END_SECONDS = 2.0  # for a function of the user's that was cancelled; one that goes on is not waited for
 _LONGEST_PAUSE = 30.0
+_WAITING_BYTES = 4 * 1024 * 1024  # of messages that a function of the user's has not taken yet
 _STEADY_SECONDS = 5.0  # a stream that stood so long is as good as one that never was lost
 _MOST_BRIEF = 5  # streams in a row that did not, that count: four seconds between them
 _SHORTEST_PAUSE = 0.1  # whatever a server asks for: it must not make a client run in circles
@@ -244,14 +245,19 @@ class Courier:
         check_function(function, form)
         self._function = function
         self._option = form.partition("(")[0]  # by which the user gave it
-        self._waiting: deque[tuple[Any, ...]] = deque(maxlen=most)
+        self._most = most
+        self._waiting: deque[tuple[int, tuple[Any, ...]]] = deque()  # each with its size
+        self._bytes = 0  # of these
         self._task: asyncio.Task[None] | None = None
         self._seldom = Seldom(log)  # a server may say much to a function that fails
 
-    def call(self, *arguments: Any) -> None:
-        """Deliver, now or soon."""
+    def call(self, *arguments: Any, size: int = 0) -> None:
+        """Deliver, now or soon. `size` is how many bytes it came in."""
         if self._task is not None and not self._task.done():
-            self._waiting.append(arguments)
+            self._waiting.append((size, arguments))
+            self._bytes += size
+            while len(self._waiting) > self._most or (self._bytes > _WAITING_BYTES and len(self._waiting) > 1):
+                self._next()
         elif inspect.isawaitable(outcome := self._begin(arguments)):
             self._task = asyncio.ensure_future(self._run(outcome))
 
@@ -271,7 +277,12 @@ class Courier:
                 self._seldom.exception(_FAILED, self._option)
             if not self._waiting:
                 return
-            outcome = self._begin(self._waiting.popleft())
+            outcome = self._begin(self._next())
+
+    def _next(self) -> tuple[Any, ...]:
+        size, arguments = self._waiting.popleft()
+        self._bytes -= size
+        return arguments
 
     async def drain(self, seconds: float) -> None:
         """Wait until everything was delivered, but not for ever; then stop."""
@@ -286,6 +297,7 @@ class Courier:
     async def stop(self) -> None:
         """Deliver nothing more."""
         self._waiting.clear()
+        self._bytes = 0
         task = self._task
         if task is not None and not task.done() and task is not asyncio.current_task():
             task.cancel()

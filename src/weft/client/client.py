@@ -534,4 +534,4 @@ class Client:
             link.spawn(cache.drop_stale())
         self._subscriptions.heard(method, params, origin)
         if self._on_notification is not None:
-            self._on_notification.call(method, msgspec.json.decode(params))
+            self._on_notification.call(method, msgspec.json.decode(params), size=len(params))

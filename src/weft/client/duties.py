@@ -164,7 +164,7 @@ class Duties:
         except InvalidParams:
             _own_log.debug("The server sent a log message that is none.")
         else:
-            self._log.call(message)
+            self._log.call(message, size=len(params) if isinstance(params, bytes) else 0)
 
     async def close(self) -> None:
         """Wait for nothing: log messages that an async function has not taken yet are dropped."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -91,6 +91,12 @@ class Exchange:
     def request(self, method: str, params: Mapping[str, Any], type: type[R], options: Options) -> Awaitable[R]:
         """Make a request and read its result; what the server asks before it answers is answered."""
         return self._rounds(method, params, options, _read, type)
+
+    def request_page(
+        self, method: str, params: Mapping[str, Any], type: type[R], options: Options
+    ) -> Awaitable[tuple[R, bytes]]:
+        """The same, with the result also as it came."""
+        return cast("Awaitable[tuple[R, bytes]]", self._rounds(method, params, options, _read_page, type))
 
     def request_raw(self, method: str, params: Mapping[str, Any], options: Options) -> Awaitable[dict[str, Any]]:
         """The same, with the result as it came."""
@@ -283,6 +289,11 @@ def _read(raw: bytes, type: type[R], method: str) -> R | InputRequiredResult:
     if kind != _ASKS:
         raise InvalidAnswer(f"The server's answer to {method} is of the unknown kind {str(kind)[:100]!r}.")
     return _read_questions(raw)
+
+
+def _read_page(raw: bytes, type: Any, method: str) -> Any:
+    result = _read(raw, type, method)
+    return result if isinstance(result, InputRequiredResult) else (result, bytes(raw))
 
 
 def _read_questions(raw: bytes) -> InputRequiredResult:

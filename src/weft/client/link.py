@@ -113,6 +113,7 @@ class Link:
         self._clocks = Clocks()  # of the requests under way
         self._tasks: set[asyncio.Task[Any]] = set()
         self._asks: dict[RequestId, asyncio.Task[None]] = {}  # requests of the server being answered
+        self._asks_bytes = 0  # of these
         self._gate = asyncio.Semaphore(limits.asks_at_once)
         self._standing: asyncio.Task[None] | None = None
         self._silence: ConnectionFailed | None = None  # why the standing stream ended for good
@@ -441,7 +442,7 @@ class Link:
             clock = self._clocks.get(told.progress_token)
             if clock is not None and clock.courier is not None:  # else nobody asked, or it is late
                 clock.wind()
-                clock.courier.call(told)
+                clock.courier.call(told, size=len(params))
         elif method == "notifications/cancelled":
             self._taken_back(_read_cancelled(params))
         else:
@@ -455,16 +456,26 @@ class Link:
             ask.cancel()
 
     def _asked(self, frame: Frame, origin: RequestId | None) -> None:
-        request_id = frame.reply_id
+        request_id, params, limits = frame.reply_id, _params(frame), self._limits
+        size = len(params)
         if request_id is None or not self.era.answers_requests:
             self._seldom.warning("%s sent a request, which no server of its era does; ignored.", self.transport.where)
-        elif len(self._asks) >= self._limits.asks_waiting or request_id in self._asks:
+        elif (
+            len(self._asks) >= limits.asks_waiting
+            or self._asks_bytes + size > limits.asks_bytes
+            or request_id in self._asks
+        ):
             method = printable(str(frame.method)[:100], "?")
             self._seldom.warning("%s asks too much at once; a %s is not answered.", self.transport.where, method)
         else:
-            task = self.spawn(self._answer(request_id, str(frame.method), _params(frame), origin))
+            task = self.spawn(self._answer(request_id, str(frame.method), params, origin))
             self._asks[request_id] = task
-            task.add_done_callback(lambda _: self._asks.pop(request_id, None))
+            self._asks_bytes += size
+            task.add_done_callback(lambda _: self._answered(request_id, size))
+
+    def _answered(self, request_id: RequestId, size: int) -> None:
+        self._asks.pop(request_id, None)
+        self._asks_bytes -= size
 
     async def _answer(self, request_id: RequestId, method: str, params: bytes, origin: RequestId | None) -> None:
         era, generation = self.era, self.generation  # in which it is asked: there may be others when it is answered

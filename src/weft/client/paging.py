@@ -15,6 +15,7 @@ from msgspec.structs import fields
 from weft.client.exchange import Exchange, Options
 from weft.eras.base import Welcome
 from weft.errors import InvalidAnswer, InvalidParams, MethodNotFound, RemoteError
+from weft.jsonrpc import values_in
 from weft.limits import ClientLimits
 from weft.types.prompts import ListPromptsResult
 from weft.types.resources import ListResourcesResult, ListResourceTemplatesResult
@@ -43,22 +44,27 @@ class Pages:
         look_again: Callable[[Welcome], Awaitable[None]],
     ) -> None:
         self._exchange = exchange
-        self._most = limits.pages
+        self._limits = limits
         self._facts = facts
         self._look_again = look_again
         self._changed: set[str] = set()  # lists that the server has told of, so it has them
 
     async def one(self, method: str, type: type[Page], cursor: str | None) -> Page:
         """Return one page; its `next_cursor` leads to the next. A list that the server does not have is empty."""
+        page, _ = await self._one(method, type, cursor)
+        return page
+
+    async def _one(self, method: str, type: type[Page], cursor: str | None) -> tuple[Page, bytes]:
+        """One page, and what it came in."""
         if await self._is_there(method.partition("/")[0]):
             params = {} if cursor is None else {"cursor": cursor}
             try:
-                return await self._exchange.request(method, params, type, Options())
+                return await self._exchange.request_page(method, params, type, Options())
             except RemoteError as error:
                 if not says_none(error, cursor):
                     raise
         empty: dict[str, list[Any]] = {one.encode_name: [] for one in fields(type) if one.required}
-        return convert(empty, type)
+        return convert(empty, type), b""
 
     def heard(self, notification: str) -> None:
         """The server has said something."""
@@ -88,18 +94,36 @@ class Pages:
     async def _walk(self, method: str, type: type[Page], items: Callable[[Page], list[Any]]) -> list[Any]:
         found: list[Any] = []
         cursor: str | None = None
-        for _ in range(self._most):
+        size = values = 0
+        for _ in range(self._limits.pages):
             try:
-                page = await self.one(method, type, cursor)
+                page, raw = await self._one(method, type, cursor)
             except RemoteError as error:
                 if cursor is not None and error.code == InvalidParams.code:
                     raise _CursorRefused(error) from None
                 raise
+            if cursor is not None or page.next_cursor is not None:  # one page alone was counted when it came
+                size, values = size + len(raw), values + values_in(raw)
+                self._check(method, size, values)
             found += items(page)
             cursor = page.next_cursor
             if cursor is None:  # any other is one more page, the empty one too (PAG-02)
                 return found
-        raise InvalidAnswer(f"{method} has more than {self._most} pages; raise the limit `pages`, or go page by page.")
+        most = self._limits.pages
+        raise InvalidAnswer(f"{method} has more than {most} pages; raise the limit `pages`, or go page by page.")
+
+    def _check(self, method: str, size: int, values: int) -> None:
+        """InvalidAnswer when pages are more than one message may be: all of them are kept until the last has come."""
+        limits = self._limits
+        if size > limits.message_bytes:
+            most, limit = f"{limits.message_bytes} bytes", "message_bytes"
+        elif values > limits.json_values:
+            most, limit = f"{limits.json_values} values", "json_values"
+        else:
+            return
+        raise InvalidAnswer(
+            f"The pages of {method} have more than {most} together; raise the limit `{limit}`, or go page by page."
+        )
 
 
 class _CursorRefused(Exception):

@@ -58,6 +58,7 @@ class _Params(msgspec.Struct):
 
 _read = msgspec.json.Decoder(_Params).decode
 
+_LONGEST_URI = 8 * 1024  # characters, of a resource that has changed: many changes may wait to be read
 _ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
 _LISTS: Mapping[str, tuple[Change, str]] = {
     "notifications/tools/list_changed": (ToolsChanged(), "tools_list_changed"),
@@ -161,7 +162,7 @@ def _change(method: str, uri: str, wish: SubscriptionFilter) -> Change | None:
         return change if getattr(wish, wished) else None
     for wanted in wish.resource_subscriptions or ():
         if uri == wanted or uri.startswith(wanted.rstrip("/") + "/"):
-            return ResourceUpdated(uri)
+            return ResourceUpdated(uri) if len(uri) <= _LONGEST_URI else None
     return None
 
 
