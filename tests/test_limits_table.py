@@ -85,6 +85,7 @@ NO_BOUNDS = {
     "server.transports.http._LARGE": "from when on messages take turns",
     "server.transports.lines.CHUNK": "what a pipe holds",
     "server.transports.lines.AT_ONCE": "how much is read at once",
+    "server.transports.load._PACE": "how messages take turns",
     "server.transports.load._STEPS": "how messages take turns",
     "server.transports.pipe._BRACE": "a character",
 }

@@ -42,6 +42,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     # How much at once.
     in_flight: int = 1000  # requests in the process
+    bodies_bytes: int = 64 * MIB  # large bodies being read or waiting for their turn; a peer has what it leaves free
+    large_messages_per_peer: int = 64  # those of one principal or address that wait for their turn
     in_flight_per_connection: int = 100  # requests on one stdio pipe, or of one session
     pipelined_requests: int = 32  # requests of one HTTP connection ahead of their turn; more are read when it comes
     threads: int = 40  # plain (not async) handlers running at the same time

@@ -227,19 +227,66 @@ def test_requests_in_flight() -> None:
         assert live.healthy()
 
 
+def begin(held: ExitStack, live: Live, length: int, body: bytes, address: str = "10.0.0.1") -> socket.socket:
+    """Send the head of a request, and as much of its body."""
+    head = "".join(f"{name}: {value}\r\n" for name, value in [*HEADERS, ("X-Forwarded-For", address)])
+    raw = held.enter_context(socket.create_connection(("127.0.0.1", live.port), timeout=30))
+    raw.sendall(f"POST /mcp HTTP/1.1\r\nHost: localhost\r\n{head}Content-Length: {length}\r\n\r\n".encode() + body)
+    return raw
+
+
 @pytest.mark.security("D9", "R12")
-def test_bodies_that_are_being_sent_count_and_one_too_many_is_not_read() -> None:
+def test_bodies_that_are_being_sent_take_no_place() -> None:
     server = make_server(limits=Limits(in_flight=2))
-    head = "".join(f"{name}: {value}\r\n" for name, value in HEADERS)
-    start = f"POST /mcp HTTP/1.1\r\nHost: localhost\r\n{head}Content-Length: {len(BODY)}\r\n\r\n".encode()
     with serve(server) as live, ExitStack() as held:
-        for number in range(2):
-            raw = held.enter_context(socket.create_connection(("127.0.0.1", live.port), timeout=30))
-            raw.sendall(start + BODY[:10])
-            until(lambda number=number: server.in_flight == number + 1)
-        with socket.create_connection(("127.0.0.1", live.port), timeout=30) as raw:
-            raw.sendall(start)
-            assert b" 503 " in raw.recv(100)
+        begun = [begin(held, live, len(BODY), BODY[:10]) for _ in range(5)]
+        assert live.healthy()
+        for raw in begun:
+            raw.sendall(BODY[10:])
+            assert b" 200 " in raw.recv(100)
+
+
+@pytest.mark.security("D9", "R12")
+def test_a_body_that_is_whole_when_the_server_is_full_is_refused() -> None:
+    server = make_server(limits=Limits(in_flight=1))
+    with serve(server) as live, ExitStack() as held:
+        late = begin(held, live, len(BODY), BODY[:10])
+        body = message("tools/call", {"name": "wait", "arguments": {"token": "held"}})
+        connection = held.enter_context(closing(live.connect()))
+        start_request(connection, encode(body), headers_for(body))
+        until(lambda: server.log.of("held"))  # type: ignore[attr-defined] - the tests' own
+        late.sendall(BODY[10:])
+        answer = late.recv(1000)
+        assert b" 503 " in answer
+        assert b"retry-after: " in answer
+        assert server.in_flight == 1
+
+
+@pytest.mark.security("D1", "D9", "R12")
+def test_the_bytes_of_bodies_that_are_being_read() -> None:
+    assert Limits().bodies_bytes == 64 * 1024 * 1024
+    server = make_server(limits=Limits(body_bytes=200_000, bodies_bytes=400_000))
+    app = server.asgi(trusted_proxies=["127.0.0.1"])
+
+    def read() -> int:
+        return 400_000 - app._bodies._free
+
+    with serve(app) as live, ExitStack() as held:
+        first = begin(held, live, 200_000, b" " * 150_000)
+        until(lambda: read() == 150_000)
+        refused = begin(held, live, 200_000, b" " * 150_000).recv(1000)  # it has 300,000 then, and leaves 100,000
+        assert b" 503 " in refused
+        assert b"retry-after: " in refused
+        assert read() == 150_000
+        begin(held, live, 200_000, b" " * 100_000, "10.0.0.2")
+        until(lambda: read() == 250_000)
+        small = begin(held, live, len(BODY), BODY[:10])  # those are not counted
+        small.sendall(BODY[10:])
+        assert b" 200 " in small.recv(100)
+        first.sendall(b" " * (50_000 - len(BODY)) + BODY)
+        assert b" 503 " in first.recv(100)  # the other leaves it no more
+        until(lambda: read() == 100_000)
+        begin(held, live, 200_000, b" " * (200_000 - len(BODY)) + BODY, "10.0.0.3").recv(100)
         held.close()
-        until(lambda: server.in_flight == 0)
+        until(lambda: read() == 0)
         assert live.healthy()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import InternalError, ProtocolError, UsageError
@@ -33,7 +33,7 @@ from weft.server.transports.http_reply import Accepts, HttpReply, Refusal, read_
 from weft.server.transports.http_session import SessionExchange
 from weft.server.transports.http_sse import SseExchange
 from weft.server.transports.http_stateless import StatelessExchange
-from weft.server.transports.load import Turns, busy, is_full
+from weft.server.transports.load import Bodies, Busy, Held, Turns, busy, is_full
 from weft.types.base import RequestId
 
 if TYPE_CHECKING:
@@ -75,7 +75,9 @@ class HttpApp:
         if not path.startswith("/"):
             raise UsageError(f"path={path!r} is not possible: a path begins with a slash, like '/mcp'.")
         self.server = server
-        self._turns = Turns()
+        self._turns = Turns(server.limits)
+        self._bodies = Bodies(server.limits)
+        self._most_at_once = min(server.limits.body_bytes, _LARGE - 1)  # of a body that nothing has to be asked about
         self.path = path
         self._paths = frozenset({path, path.rstrip("/"), path.rstrip("/") + "/"})
         public = None if server.auth is None else server.auth.host
@@ -125,8 +127,7 @@ class HttpApp:
             elif await self._answers_openly(scope, headers, reply):
                 return
             if server.in_flight >= server.limits.in_flight and is_full(server):  # before a body takes up memory
-                error = busy(server.limits.in_flight)
-                raise Refusal(error.status, error.message, code=error.code)
+                raise _too_busy(busy(server.limits.in_flight))
         except Refusal as refusal:
             await self._refuse(scope, refusal, reply)
             return
@@ -188,13 +189,11 @@ class HttpApp:
     async def _serve_post(self, scope: Scope, headers: Headers, receive: Receive, reply: HttpReply) -> None:
         """One message, or an array of them."""
         server = self.server
+        body = self._take_body(scope, headers, receive)
+        if not isinstance(body, bytes):
+            body = await body
         server.in_flight += 1
         try:
-            body = self._take_body(receive, headers)
-            if not isinstance(body, bytes):
-                body = await body
-            if len(body) >= _LARGE:
-                await self._turns.wait()
             if body[:1] != b"{" and body.lstrip()[:1] == b"[" and self._takes_arrays(headers):
                 if server.lifespan.started or await self._start(None, reply):
                     assert self._session is not None
@@ -250,13 +249,11 @@ class HttpApp:
             await sse.open(scope, receive, reply)
             return
         session = await sse.find(scope)
+        body = self._take_body(scope, headers, receive)
+        if not isinstance(body, bytes):
+            body = await body
         server.in_flight += 1
         try:
-            body = self._take_body(receive, headers)
-            if not isinstance(body, bytes):
-                body = await body
-            if len(body) >= _LARGE:
-                await self._turns.wait()
             await sse.take(session, body, headers, scope, reply)
         finally:
             server.in_flight -= 1
@@ -373,8 +370,8 @@ class HttpApp:
         if value.strip().lower() != b"identity":
             raise Refusal(415, "The body must not be compressed: leave Content-Encoding out.")
 
-    def _take_body(self, receive: Receive, headers: Headers) -> bytes | Coroutine[Any, Any, bytes]:
-        """The whole body, within its bounds of size and time; to be awaited if it is not there at once."""
+    def _take_body(self, scope: Scope, headers: Headers, receive: Receive) -> bytes | Coroutine[Any, Any, bytes]:
+        """The whole body, within its bounds of size and time; to be awaited if it is not there at once, or large."""
         limits = self.server.limits
         declared = headers.known.get(b"content-length")
         if declared is not None and (not declared.isdigit() or len(declared) > 15 or int(declared) > limits.body_bytes):
@@ -386,22 +383,54 @@ class HttpApp:
             message: Message = done.value
             if not message.get("more_body", False) and message["type"] == "http.request":
                 body: bytes = message.get("body", b"")
-                if len(body) <= limits.body_bytes:
+                if len(body) <= self._most_at_once:
                     return body
-            return self._read_rest(receive, message)
-        return self._read_rest(receive, Suspended(receiving, awaited))
+            return self._await_body(scope, receive, message)
+        return self._await_body(scope, receive, Suspended(receiving, awaited))
 
-    async def _read_rest(self, receive: Receive, first: Message | Suspended[Message]) -> bytes:
-        """A body that does not come at once, or not in one piece."""
+    async def _await_body(self, scope: Scope, receive: Receive, first: Message | Suspended[Message]) -> bytes:
+        """A body that does not come at once, or is large: read it, and wait for its turn.
+
+        It takes no place among those in flight before (D9): a peer that sends slowly would hold it. A large one is
+        counted in bytes instead.
+        """
+        server = self.server
+        held: Held | None = None
+
+        def grow(size: int) -> None:
+            nonlocal held
+            if size >= _LARGE:
+                held = held or self._bodies.hold(read_caller(scope).peer)
+                held.grow(size)
+
+        try:
+            body = await self._read_rest(receive, first, grow)
+            if len(body) >= _LARGE:
+                await self._turns.wait(read_caller(scope).peer, len(body))
+        except Busy as error:
+            raise _too_busy(error) from None
+        finally:
+            if held is not None:
+                held.release()
+        if server.in_flight >= server.limits.in_flight and is_full(server):
+            raise _too_busy(busy(server.limits.in_flight))
+        return body
+
+    async def _read_rest(
+        self, receive: Receive, first: Message | Suspended[Message], grow: Callable[[int], None]
+    ) -> bytes:
+        """All of a body, from what came first on; `grow` is told how much there is."""
         limits = self.server.limits
         deadline = Deadline(limits.body_seconds)
         deadline.start()
         try:
             message = await first if isinstance(first, Suspended) else first
             body = bytearray(message.get("body", b""))  # it may come byte by byte: bytes would be copied with each
+            grow(len(body))
             while message.get("more_body", False) and len(body) <= limits.body_bytes:
                 message = await receive()
                 body.extend(message.get("body", b""))
+                grow(len(body))
         except asyncio.CancelledError:
             if deadline.absorb():
                 raise Refusal(408, f"The body did not arrive within {limits.body_seconds:g} s.") from None
@@ -457,6 +486,11 @@ def _module_of(server: Server) -> str:
         if any(value is server for value in list(vars(module).values())):
             return name
     return "module"
+
+
+def _too_busy(error: Busy) -> Refusal:
+    """The same refusal, of a request that was not read."""
+    return Refusal(error.status, error.message, code=error.code)
 
 
 def _inner_path(scope: Scope) -> str:

@@ -1,22 +1,86 @@
 """How much is served at once, on whatever transport: the count, and the sentences for one request too many (D9).
 
-The same answer everywhere; only how it is sent differs. Large messages take turns (`Turns`).
+The same answer everywhere; only how it is sent differs. Large messages are held (`Bodies`) until their turn (`Turns`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakKeyDictionary
 
 from weft.errors import InternalError, InvalidRequest
+from weft.limits import Limits
 
 if TYPE_CHECKING:
     from weft.server.app import Server
 
-__all__ = ["Busy", "Turns", "busy", "is_full", "still_served"]
+__all__ = ["Bodies", "Busy", "Held", "Turns", "busy", "is_full", "still_served"]
 
 _STEPS = 3  # of the loop until a message is read and its arguments are checked, also where that is done in another task
+_PACE = 1024 * 1024  # bytes that are worth a second of waiting: a smaller message may overtake for so long
+
+
+class Busy(InternalError):
+    """A request was refused because a limit of the server is met: over HTTP 503, to be sent again later (RFC 9110)."""
+
+    status = 503
+
+
+class Bodies:
+    """The memory of large bodies that are being read, or wait for their turn: how much there is, and whose.
+
+    A peer may hold as much as it leaves free. So one alone has half of it, the next may have a quarter, and however
+    many fill their shares, the next one finds as much as each of them has.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._free = max(limits.bodies_bytes, 2 * limits.body_bytes)  # or the longest body would never be read
+        self._of: dict[str, int] = {}
+
+    def hold(self, peer: str) -> Held:
+        """Begin to hold a body, of which nothing is counted yet."""
+        return Held(self, peer)
+
+    def take(self, peer: str, size: int) -> None:
+        """Count more bytes of a peer; `Busy` where that is beyond its share."""
+        own = self._of.get(peer, 0) + size
+        if own > self._free - size:
+            raise Busy("The server is reading as much as it may. Send this request again in a moment.")
+        self._of[peer] = own
+        self._free -= size
+
+    def give_back(self, peer: str, size: int) -> None:
+        """Count them no more."""
+        left = self._of.get(peer, 0) - size
+        self._free += size
+        if left:
+            self._of[peer] = left
+        else:
+            self._of.pop(peer, None)
+
+
+class Held:
+    """One body, as far as it has come."""
+
+    __slots__ = ("_bodies", "_peer", "_size")
+
+    def __init__(self, bodies: Bodies, peer: str) -> None:
+        self._bodies = bodies
+        self._peer = peer
+        self._size = 0
+
+    def grow(self, size: int) -> None:
+        """Count it as so many bytes; `Busy` where there is no room for them."""
+        self._bodies.take(self._peer, size - self._size)
+        self._size = size
+
+    def release(self) -> None:
+        """Count it no more. The second time does nothing."""
+        size, self._size = self._size, 0
+        self._bodies.give_back(self._peer, size)
 
 
 class Turns:
@@ -24,37 +88,83 @@ class Turns:
 
     Parsers and validators cannot be interrupted, and a thread does not help: they do not let go of the interpreter.
     With the pause, one client that sends large messages back to back leaves others half of the time, and another
-    caller waits for one of them, not for all.
+    caller waits for one of them, not for all. Peers take turns, so that a message waits for one of each other peer at
+    most; of one peer, small ones go before large ones.
     """
 
-    def __init__(self) -> None:
-        self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
-        self._free_at = 0.0
+    def __init__(self, limits: Limits) -> None:
+        self._most = limits.large_messages_per_peer
+        self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, _Line] = WeakKeyDictionary()
 
-    async def wait(self) -> None:
-        """Wait for a turn. It begins now, and ends when the caller's task next waits for something."""
+    async def wait(self, peer: str, size: int) -> None:
+        """Wait for a turn. It begins now, and ends when the caller's task next waits for something.
+
+        `Busy` if too many messages of this peer wait already.
+        """
         loop = asyncio.get_running_loop()
-        lock = self._locks.get(loop)
-        if lock is None:
-            lock = self._locks[loop] = asyncio.Lock()
-        async with lock:
-            if (pause := self._free_at - loop.time()) > 0:
-                await asyncio.sleep(pause)
-            started = loop.time()
-            self._free_at = started  # until it is measured
-            loop.call_soon(self._measure, loop, started, _STEPS)
+        line = self._lines.get(loop)
+        if line is None:
+            line = self._lines[loop] = _Line(self._most)
+        await line.wait(loop, peer, size)
+
+
+_Place: TypeAlias = tuple[float, int, asyncio.Future[None]]  # when it is due; a number; its turn
+
+
+class _Line:
+    """Those who wait for a turn, in one event loop."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._taken = False  # somebody has the turn, or the pause after it lasts
+        self._waiting: dict[str, list[_Place]] = {}  # the peer that is next comes first
+        self._numbers = count()
+
+    async def wait(self, loop: asyncio.AbstractEventLoop, peer: str, size: int) -> None:
+        if self._taken:
+            own = self._waiting.get(peer, [])
+            if len(own) >= self._most:
+                raise Busy(f"{self._most} large messages of yours wait already. Send this one again in a moment.")
+            place = (loop.time() + size / _PACE, next(self._numbers), loop.create_future())
+            heappush(self._waiting.setdefault(peer, own), place)
+            try:
+                await place[2]
+            except asyncio.CancelledError:
+                self._leave(peer, place)
+                raise
+        self._taken = True
+        loop.call_soon(self._measure, loop, loop.time(), _STEPS)
+
+    def _leave(self, peer: str, place: _Place) -> None:
+        """Wait no longer; a turn that has come meanwhile is the next one's."""
+        own = self._waiting.get(peer, [])
+        if place in own:
+            own.remove(place)
+            heapify(own)
+            if not own:
+                del self._waiting[peer]
+        elif not place[2].cancelled():
+            self._next()
 
     def _measure(self, loop: asyncio.AbstractEventLoop, started: float, steps: int) -> None:
-        now = loop.time()
-        self._free_at = max(self._free_at, now + (now - started))
         if steps > 1:
             loop.call_soon(self._measure, loop, started, steps - 1)
+        else:
+            now = loop.time()
+            loop.call_at(now + (now - started), self._next)
 
-
-class Busy(InternalError):
-    """A request was refused because a limit of the server is met: over HTTP 503, to be sent again later (RFC 9110)."""
-
-    status = 503
+    def _next(self) -> None:
+        """Give the turn to the peer that has waited longest for one, and from there on it is the last."""
+        while self._waiting:
+            peer = next(iter(self._waiting))
+            own = self._waiting.pop(peer)
+            turn = heappop(own)[2]
+            if own:
+                self._waiting[peer] = own
+            if not turn.done():  # else it was given up just now
+                turn.set_result(None)
+                return
+        self._taken = False
 
 
 def is_full(server: Server, *, own: int = 0) -> bool:
