@@ -120,6 +120,18 @@ def make(**limits: Any) -> Server:
     return server
 
 
+async def test_a_request_that_comes_in_pieces_is_served(parser: str) -> None:
+    """Also the first of a connection, and one after another that was answered."""
+    async with served(make()) as live:
+        reader, writer = await live.connect()
+        for _ in range(2):
+            for at in range(0, len(LIST), 40):
+                writer.write(LIST[at : at + 40])
+                await asyncio.sleep(0.005)  # each piece is read by itself
+            assert b"200 OK" in await read_until(reader, b'"nap"')
+        writer.close()
+
+
 # Responses without a body, as soon as they are made.
 
 

@@ -100,6 +100,15 @@ async def test_what_a_client_cannot_use_is_not_in_its_lists(over: str, mode: Any
             assert [prompt.name for prompt in await client.list_prompts()] == ["open", "asks"]
 
 
+async def test_all_that_is_needed_has_to_be_there() -> None:
+    server = Server("s")
+    server.add_tool(one, name="both", needs=["elicitation.form", "sampling"], hide=True)
+    async with Client(server, elicit=lambda question: {}) as client:
+        assert await client.list_tools() == []
+    async with Client(server, elicit=lambda question: {}, sample=lambda request: "x") as client:
+        assert [tool.name for tool in await client.list_tools()] == ["both"]
+
+
 async def test_a_list_that_differs_is_private_and_names_nothing_hidden() -> None:
     server = hiding()
     assert (await ask(server, "tools/list")).result["cacheScope"] == "private"
