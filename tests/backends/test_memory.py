@@ -1,5 +1,6 @@
 """The contract of a Backend, as the one in memory keeps it."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -172,3 +173,15 @@ async def test_whoever_quits_while_being_told_disturbs_nobody(backend: MemoryBac
     assert heard == [b"1", b"1"]
     await bus.publish("a", b"2")
     assert heard == [b"1", b"1"]
+
+
+async def test_what_ends_sooner_is_forgotten_sooner_though_it_came_later() -> None:
+    """By a timer: nothing is asked for or written meanwhile."""
+    backend = MemoryBackend()
+    await backend.store.put("long", b"1", ttl=3600)
+    await backend.store.put("short", b"2", ttl=0.2)
+    assert held(backend)[0] == 2
+    async with asyncio.timeout(5):
+        while held(backend)[0] == 2:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0.05)
+    assert await backend.store.get("long") == b"1"

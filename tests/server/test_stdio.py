@@ -726,6 +726,21 @@ async def test_a_writer_is_congested_until_the_other_end_has_caught_up() -> None
     assert got == QUEUED_BYTES + CHUNK + AT_ONCE + 2
 
 
+async def test_what_is_sent_while_more_waits_comes_whole_and_after_it() -> None:
+    source, sink = os.pipe()
+    writer = LineWriter(sink, lambda: None)
+    lines = [b"a" * (3 * CHUNK), b"second", b"third"]
+    for line in lines:
+        writer.send_now(line)  # the first fills the pipe, so the others have to wait
+    got = b""
+    while got.count(b"\n") < len(lines):
+        got += await asyncio.to_thread(os.read, source, CHUNK)
+    assert got.splitlines() == lines
+    await writer.close(5)
+    os.close(source)
+    os.close(sink)
+
+
 async def test_a_held_writer_gathers_until_it_is_flushed() -> None:
     source, sink = os.pipe()
     os.set_blocking(source, False)
