@@ -93,12 +93,13 @@ class Translations:
         return None
 
 
-def check_exceptions(kind: Any) -> None:
+def check_exceptions(kind: object) -> None:
     """UsageError unless this is a class of exceptions; a function is what stands below a decorator without one."""
     if isinstance(kind, type) and issubclass(kind, Exception):
         return
-    if kind is None or inspect.isroutine(cast("Any", kind)):
-        where = caller() if kind is None else location(kind)
+    given = cast("Any", kind)
+    if given is None or inspect.isroutine(given):
+        where = caller() if given is None else location(given)
         raise UsageError(
             f"@server.on_error needs the class of the exceptions ({where}). Write @server.on_error(KeyError)."
         )
