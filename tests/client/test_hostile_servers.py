@@ -824,6 +824,8 @@ async def test_a_change_of_a_resource_with_an_endless_uri_is_not_kept(more: int)
             pipe.answer(message, {})
             for change in changes:
                 pipe.say({"method": "notifications/resources/updated", "params": change})
+        elif "id" in message:  # that it is over
+            pipe.answer(message, {})
 
     async with Client(FakePipe(handle)) as client, client.listen(uris=["file:///a"]) as listening:
         first: Any = await asyncio.wait_for(anext(listening), 5)
