@@ -216,7 +216,7 @@ def __getattr__(name: str) -> Any:
     """Import a public name when it is first asked for."""
     home = _HOME_OF.get(name)
     if home is None:
-        import_module("weft.foreign").refuse_import(name)
+        raise import_module("weft.foreign").no_such_name(name)
     value = getattr(import_module(home), name)
     globals()[name] = value
     return value

@@ -6,9 +6,9 @@ One table for all of them. Type checkers know nothing of it: for them there is n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
-__all__ = ["attribute_of", "refuse_import"]
+__all__ = ["attribute_of", "no_such_name"]
 
 _NAMES: Mapping[str, Mapping[str, str]] = {
     "weft": {
@@ -45,8 +45,8 @@ def attribute_of(thing: object, name: str) -> Any:
     return object.__getattribute__(thing, name)  # once more: what a property raised is lost by now
 
 
-def refuse_import(name: str) -> NoReturn:
+def no_such_name(name: str) -> Exception:
     """Say what a name is called here that `weft` does not have. `from weft import ...` shows an ImportError alone."""
     if meant := _NAMES["weft"].get(name):
-        raise ImportError(f"weft has no {name!r}; {meant}.", name="weft")
-    raise AttributeError(f"module 'weft' has no attribute {name!r}")
+        return ImportError(f"weft has no {name!r}; {meant}.", name="weft")
+    return AttributeError(f"module 'weft' has no attribute {name!r}")

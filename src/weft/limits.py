@@ -62,7 +62,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     # Sessions, of clients that open with a handshake.
     sessions: int = 10_000  # then the one that was idle longest ends
     sessions_per_peer: int = 100  # of one principal or address
-    introduction_bytes: int = 16 * 1024  # what a client says of itself, kept as long as its session
+    introduction_bytes: int = 64 * 1024  # what a client says of itself, kept as long as its session
     session_unused_seconds: float = 60.0  # opened, and nothing followed
     session_idle_seconds: float = 1800.0  # nothing under way, no stream open
     replay_seconds: float = 300.0  # how long what was sent on a stream can be asked for again

@@ -314,7 +314,7 @@ async def test_what_changes_nothing_is_not_stored_again(at: At) -> None:
 @pytest.mark.security("D8", "R12")
 @pytest.mark.parametrize("part", ["name", "icons", "experimental", "extensions"])
 async def test_an_introduction_one_byte_too_long_is_refused(at: At, part: str) -> None:
-    assert Limits().introduction_bytes == 16 * 1024
+    assert Limits().introduction_bytes == 64 * 1024
     server = make_server(introduction_bytes=1000)
 
     def introduce(size: int) -> dict[str, Any]:
