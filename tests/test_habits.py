@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import weft
-from support import ask, make_server
+from support import make_server
 from weft import Client, Server, StaticTokens
 from weft.client.results import ToolResult
 from weft.errors import UsageError
@@ -140,7 +140,11 @@ async def test_a_server_given_to_uvicorn() -> None:
     await alone({"type": "lifespan"}, receive, send)
     assert sent[0]["type"] == "lifespan.startup.failed"
     assert told in sent[0]["message"]
-    assert told in (await ask(alone, "tools/list")).error["message"]
+    sent.clear()
+    scope = {"type": "http", "method": "POST", "path": "/mcp", "headers": [], "query_string": b"", "root_path": ""}
+    await alone(scope, receive, send)
+    assert sent[0]["status"] == 500
+    assert told in sent[1]["body"].decode()
 
 
 def test_options_for_the_file_without_their_dashes(tmp_path: Path) -> None:

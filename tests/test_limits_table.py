@@ -24,6 +24,8 @@ UNITS = {"": 1, "s": 1, "KiB": 1024, "MiB": 1024 * 1024}
 
 # Numbers in the code that bound nothing a peer or a user could notice.
 NO_BOUNDS = {
+    "protocol.hosts._SITE_BITS": "what a network is",
+    "server.process.loading._WRONG_ARGUMENTS": "an exit code",
     "cli.calling.NESTING": "how a type is shown",
     "cli.command.MOST_PORT": "what a port is",
     "client.auth.registration._LATEST": "what a time is",
