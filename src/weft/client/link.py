@@ -493,7 +493,7 @@ class Link:
             async with asyncio.timeout(self._limits.request_seconds):
                 await self.transport.send(message, era.headers())
         except (WeftError, TimeoutError) as error:
-            self._seldom.warning("The answer to a %s could not be sent: %s", printable(method[:100], "?"), error)
+            self._seldom.warning("The answer to %s could not be sent: %s", printable(method[:100], "?"), error)
             is_over = self._note_end(error, era, generation)
             if method == "ping":
                 return

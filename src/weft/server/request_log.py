@@ -66,6 +66,7 @@ class _Error(msgspec.Struct):
 
 class _Result(msgspec.Struct):
     is_error: bool = msgspec.field(name="isError", default=False)
+    result_type: str = msgspec.field(name="resultType", default="")
 
 
 class _Outcome(msgspec.Struct):
@@ -77,7 +78,7 @@ _read = msgspec.json.Decoder(_Outcome).decode
 
 
 def _status(call: Call, status: int, body: bytes) -> object:
-    """How a call ended: its HTTP status, "ok" where there is none; with the code of an error, or `isError`."""
+    """How a call ended: its HTTP status, "ok" where there is none; with the code of an error, `isError`, or `asks`."""
     try:
         outcome = _read(body)
     except msgspec.DecodeError:  # an extension's result may have an `isError` of another type
@@ -87,6 +88,8 @@ def _status(call: Call, status: int, body: bytes) -> object:
         words.append(str(outcome.error.code))
     elif isinstance(outcome.result, _Result) and outcome.result.is_error:
         words.append("isError")
+    elif isinstance(outcome.result, _Result) and outcome.result.result_type == "input_required":
+        words.append("asks")
     return "/".join(words) or "ok"
 
 
