@@ -71,19 +71,6 @@ def shop(**options: Any) -> Server:
     return server
 
 
-async def test_a_round_that_ends_with_a_question_is_told_from_the_call_that_brings_the_answer(lines: Any) -> None:
-    server = shop()
-
-    @server.tool
-    async def sure(ctx: Context) -> bool:
-        return bool(await ctx.elicit("Sure?", {"type": "object", "properties": {"yes": {"type": "boolean"}}}))
-
-    async with Client(server.asgi(), mode="stateless", elicit=lambda question: {"yes": True}) as client:
-        await client.call_tool("sure")
-    calls = [line for line in lines.now() if "sure" in line]
-    assert calls == ["tools/call sure stateless 200/asks # ms", "tools/call sure stateless 200 # ms"]
-
-
 def test_a_line_for_each_call_and_none_of_its_arguments(lines: Any) -> None:
     with serve(shop()) as live:
         live.tool("price", {"item": "secret-tea"})
@@ -125,7 +112,7 @@ async def test_a_call_that_asks_is_one_line_a_round(lines: Any) -> None:
 
     async with Client(server, mode="stateless", elicit=lambda _: {"tea": "secret-tea"}) as client:
         await client.call_tool("order")
-    assert lines.now()[-2:] == ["tools/call order stateless ok # ms"] * 2
+    assert lines.now()[-2:] == ["tools/call order stateless asks # ms", "tools/call order stateless ok # ms"]
 
 
 async def test_a_call_that_is_given_up(lines: Any) -> None:
