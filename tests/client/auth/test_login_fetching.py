@@ -26,6 +26,11 @@ async def fetch(fetcher: Fetcher, request: Request, server: str):
 # --- which URLs
 
 
+def test_a_url_in_a_message_is_short_and_has_no_query() -> None:
+    assert shown("https://a.example/x?token=secret#part") == "https://a.example/x"
+    assert len(shown("https://a.example/" + "x" * 1000)) == 200
+
+
 @pytest.mark.spec("SBP-05", "SBP-02", "ASEC-05")
 @pytest.mark.security("R11")
 @pytest.mark.parametrize(

@@ -180,3 +180,22 @@ async def test_a_server_without_protection_asks_for_nothing() -> None:
     assert (await ask(server, "tools/list")).status == 200
     gone = await ask(server, "x", scope={"path": "/.well-known/oauth-protected-resource", "method": "GET"})
     assert gone.status == 404
+
+
+async def test_public_metadata_is_one_answer_and_the_end_of_the_request() -> None:
+    """What is answered must not go on to be asked for its token, or for a session."""
+    app: Any = make_protected(make("https://a.example/mcp")).asgi()
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    path = "/.well-known/oauth-protected-resource/mcp"
+    scope = {"type": "http", "http_version": "1.1", "method": "GET", "path": path, "raw_path": path.encode()}
+    scope |= {"query_string": b"", "root_path": "", "scheme": "https", "headers": [(b"host", b"a.example")]}
+    await app({**scope, "client": ("127.0.0.1", 1), "server": ("a.example", 443)}, receive, send)
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    assert sent[0]["status"] == 200
