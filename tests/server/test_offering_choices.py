@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel
 
 from support import ask
-from weft import Client, Server
+from weft import Client, RemoteError, Server
 from weft.client.results import ToolResult
 from weft.errors import RegistrationError, UsageError
 from weft.types.content import AudioContent, EmbeddedResource, ImageContent, ResourceContents, ResourceLink, TextContent
@@ -105,6 +105,9 @@ async def test_all_that_is_needed_has_to_be_there() -> None:
     server.add_tool(one, name="both", needs=["elicitation.form", "sampling"], hide=True)
     async with Client(server, elicit=lambda question: {}) as client:
         assert await client.list_tools() == []
+        with pytest.raises(RemoteError) as unknown:
+            await client.request("tools/call", {"name": "zzz"})
+        assert "both" not in str(unknown.value)
     async with Client(server, elicit=lambda question: {}, sample=lambda request: "x") as client:
         assert [tool.name for tool in await client.list_tools()] == ["both"]
 
