@@ -66,7 +66,6 @@ NO_BOUNDS = {
     "server.asks.channel.PAGES_REQUIRED": "an error code",
     "server.asks.rounds.QUIET_TURNS": "when a round is over",
     "server.auth.authorization.registering._HOUR": "a unit",
-    "server.auth.authorization.web._SITE_BITS": "what a network is",
     "server.faults.MOST_FRAMES": "how a traceback is shown",
     "server.features.content._WORD": "what an integer is",
     "server.asks.replay._MOST_TOLD": "of how many calls a warning was given",
