@@ -901,7 +901,6 @@ def test_arguments_that_are_not_json(tmp_path: Path) -> None:
     "arguments",
     [
         ["fly"],
-        ["run", "x.py", "--porte", "1"],
         ["run", "x.py", "--http", "--port", "99999"],
         ["run", "x.py", "--http", "--port", "-1"],
         ["run", "x.py", "--log-level", "loud"],

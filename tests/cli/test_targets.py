@@ -254,7 +254,10 @@ def refused(folder: Path, *target: str, code: int) -> str:
         (["shop.server:price"], "'price' in shop.server is a function, not a Server. The servers there: server."),
         (["shop.makers:ready"], "'ready' in shop.makers is an async function; a function that makes a server is a "),
         (["shop.makers:sized"], "'sized' in shop.makers needs arguments: size. A function that makes a server is "),
-        (["shop.makers:wrong"], "'wrong' in shop.makers is a function that returned a int, not a Server. To be served"),
+        (
+            ["shop.makers:wrong"],
+            "'wrong' in shop.makers is a function that returned an int, not a Server. To be served",
+        ),
         (
             ["shop.makers"],
             "shop.makers has no Server in it at module level, but a function that makes one: shop.makers:good",

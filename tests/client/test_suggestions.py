@@ -39,7 +39,7 @@ def asked(server: FakePipe) -> list[str]:
 
 
 @pytest.mark.spec("PRM-11")
-@pytest.mark.parametrize("arguments", [{"city": 5}, {"city": None}, {"city": ["Rome"]}, {"city": {"$ref": "x"}}])
+@pytest.mark.parametrize("arguments", [{"city": None}, {"city": ["Rome"]}, {"city": {"$ref": "x"}}])
 async def test_what_is_no_text_is_not_sent_with_a_prompt(arguments: Any) -> None:
     server = serve({"messages": []})
     async with Client(server) as client:
@@ -139,7 +139,7 @@ async def test_and_without_being_told_where_one_may_ask_again() -> None:
 
 @pytest.mark.spec("CMP-06")
 @pytest.mark.parametrize(
-    ("value", "arguments"), [(5, None), (None, None), (["a"], None), ("a", {"day": 1}), ("a", {"day": None})]
+    ("value", "arguments"), [(5, None), (None, None), (["a"], None), ("a", {"day": [1]}), ("a", {"day": None})]
 )
 async def test_what_is_no_text_is_not_completed(value: Any, arguments: Any) -> None:
     server = serve({"completion": {"values": []}})

@@ -257,7 +257,7 @@ def test_a_mounted_lifespan_that_raises_is_told_as_what_it_is(host: Host) -> Non
     (logged,) = re.findall(r".*OSError: no database at db\.internal.*", hosted.log)  # once, for all that were told
     reference = re.search(r"\[error (\w+)\]", logged)
     assert reference
-    assert f"The server's log has it under error {reference[1]}." in said
+    assert f"The server's log has it under error {reference[1]}" in said
     assert "api.py:" in hosted.log
 
 

@@ -4,6 +4,7 @@ Whatever it is, it is answered, nobody waits for ever, and nothing stays taken.
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -194,7 +195,9 @@ async def test_who_runs_the_app_may_still_cancel_a_call() -> None:
     exchange.task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await exchange.task
-    assert ((await asking).status, server.in_flight) == (0, 0)
+    answer = await asking
+    assert (answer.status, server.in_flight) == (200, 0)
+    assert json.loads(await answer.body())["error"]["code"] == -32603  # its client is told, and not left alone
     await server.stop()
 
 

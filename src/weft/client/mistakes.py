@@ -251,9 +251,9 @@ def explain_arguments(call: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, 
     """Decorate `call_tool`: say where the arguments of a tool go, in place of Python's TypeError."""
 
     @functools.wraps(call)
-    async def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+    def checked(*args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         try:
-            called = call(*args, **kwargs)
+            return call(*args, **kwargs)
         except TypeError:  # nothing of it has run: the call does not fit
             known = inspect.signature(call).parameters
             if not (given := [name for name in kwargs if name not in known]):
@@ -264,7 +264,6 @@ def explain_arguments(call: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, 
                 f"call_tool has no option {given[0]!r}. The arguments of a tool go in a dictionary: "
                 f"call_tool({str(name)[:100]!r}, {{{example}}})."
             ) from None
-        return await called
 
     return checked
 

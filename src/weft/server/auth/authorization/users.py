@@ -104,7 +104,7 @@ async def ask_function(what: str, function: Callable[..., Awaitable[str | None]]
             "tokens as a text, or None.",
             what,
             type(said).__name__,
-            about=what,
+            about=f"{what} {type(said).__name__}",
         )
     return None
 
