@@ -3,12 +3,13 @@
 import sys
 from pathlib import Path
 
-from weft import Context, Server, ToolError
+from weft import Context, Limits, Server, ToolError
 
 sys.path.insert(0, str(Path(__file__).parent))  # it may be started from anywhere
 from census import held
 
-server = Server("soak")
+limits = Limits(replay_bytes=int(sys.argv[1])) if len(sys.argv) > 1 else Limits()
+server = Server("soak", limits=limits)
 
 
 @server.tool
