@@ -686,6 +686,7 @@ async def longest_hold(work: Any) -> tuple[Any, float]:
         watch.cancel()
 
 
+MOST_HELD = 0.2  # seconds of the processor, which has half its speed where another thread shares its core
 FLOODS = {
     "comments": b":\n" * 400_000,
     "empty events": b"data:\n\n" * 120_000,
@@ -703,7 +704,7 @@ async def test_a_flood_on_a_stream_leaves_others_their_turn(kind: str) -> None:
         await client.call_tool("good")
         result, held = await longest_hold(client.call_tool("bad"))
     assert result.text == "done"
-    assert held < 0.1
+    assert held < MOST_HELD
 
 
 @pytest.mark.security("D12")
@@ -730,7 +731,7 @@ async def test_so_it_is_on_the_stream_of_the_first_revision(kind: str) -> None:
         assert client.protocol_version == "2024-11-05"
         result, held = await longest_hold(client.call_tool("bad"))
     assert result.text == "done"
-    assert held < 0.1
+    assert held < MOST_HELD
 
 
 @pytest.mark.security("D12")
@@ -740,7 +741,7 @@ async def test_so_it_is_with_a_child_process(tmp_path: Path) -> None:
     async with Client([sys.executable, str(program)], limits=ClientLimits(close_seconds=1)) as client:
         result, held = await longest_hold(client.call_tool("t"))
     assert result.text == "done"
-    assert held < 0.1
+    assert held < MOST_HELD
 
 
 @pytest.mark.security("D12")
