@@ -3,7 +3,9 @@
 Per era and transport, 20,000 mixed calls (at most 60 s; fails where the first 5,000 or half of the rest are not made):
 memory of client and server stays within 10 % of what it was after the first 5,000, tasks and descriptors are the same.
 What a session keeps for clients that ask again is bounded there by 1 MB (`REPLAYED`), which is full by the first look:
-what grows after it is a leak. Then 240,000 streamed calls in one session (at most 200 s; half of them at least): the server's memory stays within
+what grows after it is a leak.
+
+Then 240,000 streamed calls in one session (at most 200 s; half of them at least): the server's memory stays within
 `replay_bytes` and 32 MB of where it began.
 """
 
