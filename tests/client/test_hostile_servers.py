@@ -10,9 +10,10 @@ import itertools
 import json
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -668,25 +669,36 @@ async def test_changes_told_faster_than_a_store_takes_them_do_not_pile_up() -> N
 # --- what comes faster than it is read
 
 
-async def longest_hold(work: Any) -> tuple[Any, float]:
-    """What some work returns, and the longest time that the loop had nothing for others: as the processor counts it."""
-    longest, last = 0.0, time.thread_time()
-
-    async def look() -> None:
-        nonlocal longest, last
-        while True:
-            await asyncio.sleep(0)
-            now = time.thread_time()
-            longest, last = max(longest, now - last), now
-
-    watch = asyncio.create_task(look())
-    try:
-        return await work, longest
-    finally:
-        watch.cancel()
+T = TypeVar("T")
 
 
-MOST_HELD = 0.2  # seconds of the processor, which has half its speed where another thread shares its core
+async def longest_hold(work: Callable[[], Awaitable[T]], times: int = 3) -> tuple[T, float]:
+    """What some work returns, and the longest time that the loop had nothing for others: as the processor counts it.
+
+    It is done several times, and the best counts: what holds the loop holds it each time, and what takes the processor
+    away from this machine does not.
+    """
+    held: list[float] = []
+    for _ in range(times):
+        longest, last = 0.0, time.thread_time()
+
+        async def look() -> None:
+            nonlocal longest, last
+            while True:
+                await asyncio.sleep(0)
+                now = time.thread_time()
+                longest, last = max(longest, now - last), now
+
+        watch = asyncio.create_task(look())
+        try:
+            result = await work()
+        finally:
+            watch.cancel()
+        held.append(longest)
+    return result, min(held)
+
+
+MOST_HELD = 0.1  # seconds of the processor
 FLOODS = {
     "comments": b":\n" * 400_000,
     "empty events": b"data:\n\n" * 120_000,
@@ -702,7 +714,7 @@ async def test_a_flood_on_a_stream_leaves_others_their_turn(kind: str) -> None:
 
     async with http_server(hostile(call)) as url, Client(url) as client:
         await client.call_tool("good")
-        result, held = await longest_hold(client.call_tool("bad"))
+        result, held = await longest_hold(lambda: client.call_tool("bad"))
     assert result.text == "done"
     assert held < MOST_HELD
 
@@ -729,7 +741,7 @@ async def test_so_it_is_on_the_stream_of_the_first_revision(kind: str) -> None:
 
     async with http_server(handle) as url, Client(url) as client:
         assert client.protocol_version == "2024-11-05"
-        result, held = await longest_hold(client.call_tool("bad"))
+        result, held = await longest_hold(lambda: client.call_tool("bad"))
     assert result.text == "done"
     assert held < MOST_HELD
 
@@ -739,7 +751,7 @@ async def test_so_it_is_with_a_child_process(tmp_path: Path) -> None:
     program = tmp_path / "child.py"
     program.write_text(CHILD.replace("TALK", "os.write(1, b'{}\\n' * 40000); time.sleep(60)"))
     async with Client([sys.executable, str(program)], limits=ClientLimits(close_seconds=1)) as client:
-        result, held = await longest_hold(client.call_tool("t"))
+        result, held = await longest_hold(lambda: client.call_tool("t"), times=1)
     assert result.text == "done"
     assert held < MOST_HELD
 
@@ -788,7 +800,7 @@ async def test_an_array_of_what_is_no_message_does_not_hold_up_others(one: bytes
                 await client.call_tool("bad")
 
         await client.call_tool("good")
-        _, held = await longest_hold(refused())
+        _, held = await longest_hold(refused)
     assert held < 0.25
 
 
