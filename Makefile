@@ -9,7 +9,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 LOWEST := .cache/lowest
 
 # Most tests wait more than they work: four workers take a third of the time of one, also on two cores.
-AT_ONCE := --numprocesses 4 --dist loadfile
+# Those that take longest begin first, or one worker would be left with them at the end.
+AT_ONCE := --numprocesses 4 --dist loadfile --no-loadscope-reorder
+SLOW_FIRST := tests/interop tests/cli tests/test_mistakes.py tests/e2e tests
 # What is measured under attack is measured with nothing else running.
 ALONE := tests/attacks
 # The unit tests are all that need nothing from elsewhere: no other SDK, no Node package, no browser, no proxy.
@@ -43,7 +45,7 @@ run: $(VENV)/.runtime
 	@exec $(BIN)/weft run examples/server.py --http --port $(PORT)
 
 test: lint peers-test
-	$(BIN)/pytest $(AT_ONCE) --ignore=tests/attacks
+	$(BIN)/pytest $(AT_ONCE) --ignore=tests/attacks $(SLOW_FIRST)
 	$(BIN)/pytest $(ALONE)
 
 unit: $(VENV)/.dev
