@@ -8,12 +8,14 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 LOWEST := .cache/lowest
 
+# What is measured under attack is measured with nothing else running.
+ALONE := tests/attacks
 # Most tests wait more than they work: four workers take a third of the time of one, also on two cores.
 # Those that take longest begin first, or one worker would be left with them at the end.
 AT_ONCE := --numprocesses 4 --dist loadfile --no-loadscope-reorder
-SLOW_FIRST := tests/interop tests/cli tests/test_mistakes.py tests/e2e tests
-# What is measured under attack is measured with nothing else running.
-ALONE := tests/attacks
+SLOW := tests/interop tests/cli tests/test_mistakes.py tests/e2e
+SLOW_FIRST := $(SLOW) $(filter-out $(SLOW) $(ALONE) tests/support tests/typing tests/__pycache__, \
+	$(patsubst %/,%,$(wildcard tests/*/)) $(wildcard tests/test_*.py))
 # The unit tests are all that need nothing from elsewhere: no other SDK, no Node package, no browser, no proxy.
 UNIT := $(AT_ONCE) --ignore=tests/interop --ignore=tests/attacks
 # At both ends of the versions: the tests of single rooms, which call every dependency. What starts programs, is measured,
@@ -45,7 +47,7 @@ run: $(VENV)/.runtime
 	@exec $(BIN)/weft run examples/server.py --http --port $(PORT)
 
 test: lint peers-test
-	$(BIN)/pytest $(AT_ONCE) --ignore=tests/attacks $(SLOW_FIRST)
+	$(BIN)/pytest $(AT_ONCE) $(SLOW_FIRST)
 	$(BIN)/pytest $(ALONE)
 
 unit: $(VENV)/.dev
