@@ -300,7 +300,7 @@ def shown(value: bytes) -> str:
 
 @lru_cache(_MAX_REMEMBERED)
 def network_of(address: str) -> str:
-    """Return what limits are counted for: an address; of IPv6 its network, of which one machine may use every address.
+    """Return the address that limits are counted for; for IPv6 its network, because one machine may use all of it.
 
     What is no address, such as the name of a pipe, stays as it is.
 

@@ -4,7 +4,7 @@ Used by the server and by the client, so that both write the same. A caller asks
 cheap enough for a log that is off. Nothing here raises, whatever it is given.
 
 Masking works by names. A header is shown if it is known to be harmless; every other header is masked. In a body, the
-value of a name that says "password", "token" and the like is masked, and so is whatever follows `Bearer`. A URI,
+value of a name that says "password", "token" and the like is masked, and so is the text after `Bearer`. A URI,
 wherever it stands, is shown without its query and its credentials.
 """
 

@@ -30,7 +30,8 @@ class StaticTokens:
     def __init__(self, tokens: Mapping[str, TokenInfo | str]) -> None:
         if not tokens:
             raise UsageError(
-                f"StaticTokens without a token ({caller()}) let nobody in: give a dictionary from tokens to TokenInfo."
+                f"StaticTokens without a token ({caller()}) refuse every caller: give a dictionary from tokens to "
+                "TokenInfo."
             )
         if any(len(token) < _LEAST for token in tokens):
             raise UsageError(

@@ -1,9 +1,9 @@
 """Write uvicorn's access log, quicker where it is as uvicorn sets it up.
 
-A log record and its formatting take as long as half of a short call. uvicorn's own handler makes a line of them that
-depends on the request alone, so where nothing was changed that line is written as it is, but for an address that is
-none, of which nothing may reach a terminal that it would act on. With a filter, another
-handler or formatter, colours, or a changed `logging`, the logger is called as uvicorn calls it.
+A log record and its formatting take half as long as a short call. uvicorn's own handler makes a line of the request
+alone, so where nothing was changed, that line is written without a record. With a filter, another handler or formatter,
+colours, or a changed `logging`, the logger is called as uvicorn calls it. In both cases control characters in the
+client's address, which may come from a forwarded header, are replaced.
 """
 
 from __future__ import annotations

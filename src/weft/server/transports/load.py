@@ -41,7 +41,7 @@ class Bodies:
         self._of: dict[str, int] = {}
 
     def hold(self, peer: str) -> Held:
-        """Begin to hold a body, of which nothing is counted yet."""
+        """Start to count the bytes of one body, at zero."""
         return Held(self, peer)
 
     def take(self, peer: str, size: int) -> None:

@@ -95,8 +95,10 @@ class Tokening:
         return None
 
     async def _use_proof(self, asking: _Asking) -> None:
-        """Use the proof of a request up. All else about the request is right by then: nobody fills the record of proofs
-        who gets no token. And nothing else is used up yet: with another proof, the client may ask again.
+        """Mark the proof of a request as used.
+
+        The rest of the request was checked before, so requests that get no token cannot fill the record of proofs. The
+        code or refresh token is not used up yet: the client may ask again with another proof.
         """
         if asking.proof is not None:
             await self._proofs.use(asking.proof)
