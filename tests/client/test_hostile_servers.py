@@ -749,7 +749,9 @@ async def test_so_it_is_on_the_stream_of_the_first_revision(kind: str) -> None:
 @pytest.mark.security("D12")
 async def test_so_it_is_with_a_child_process(tmp_path: Path) -> None:
     program = tmp_path / "child.py"
-    program.write_text(CHILD.replace("TALK", "os.write(1, b'{}\\n' * 40000); time.sleep(60)"))
+    # Each write is small enough for a pipe to take it whole: an answer of the other thread cannot end up inside a line.
+    flood = "[os.write(1, b'{}\\n' * 1000) for _ in range(40)]; time.sleep(60)"
+    program.write_text(CHILD.replace("TALK", flood))
     async with Client([sys.executable, str(program)], limits=ClientLimits(close_seconds=1)) as client:
         result, held = await longest_hold(lambda: client.call_tool("t"), times=1)
     assert result.text == "done"
