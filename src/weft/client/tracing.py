@@ -18,8 +18,10 @@ def traced(params: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     if "opentelemetry.trace" not in sys.modules:
         return params
-    from opentelemetry import propagate
+    from opentelemetry import context, propagate
 
+    if not context.get_current():  # there is no span and no baggage: most programs have OpenTelemetry and no trace
+        return params
     carrier: dict[str, str] = {}
     propagate.inject(carrier)
     found = {key: carrier[key] for key in _KEYS if key in carrier}
