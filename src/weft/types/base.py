@@ -75,12 +75,13 @@ def _written(default: Any) -> Any:
     if value is None or value is UNSET or (value is NODEFAULT and made_by is NODEFAULT):
         return default
 
-    def make() -> Any:
-        if value is NODEFAULT:
-            return made_by()
-        return copy(value)  # of a list, each object has its own
+    def hand_out() -> Any:
+        return value
 
-    return field(default_factory=make, name=spec.name)
+    def make() -> Any:
+        return made_by() if value is NODEFAULT else copy(value)  # of a list, each object has its own
+
+    return field(default_factory=hand_out if isinstance(value, (str, int)) else make, name=spec.name)
 
 
 _Field = cast("type[Any]", type(field()))
