@@ -76,7 +76,10 @@ SECURITY = (
     "limits.py",
 )
 SECURITY_KINDS = ("check removed", "comparison flipped", "bound x1000", "boolean operator swapped", "not removed")
-BOUNDS = "tests/test_limits_table.py"
+BOUNDS = (
+    "tests/test_limits_table.py",
+    "tests/test_docs.py::test_the_page_of_limits",
+)  # compare every bound and every default with the docs
 SLOWEST = 45.0  # a test that takes longer is left out: a mutant would cost minutes
 FIRST_TESTS, FIRST_FILES = 40, 4  # of the first, quick attempt
 TESTS = ["tests", "--ignore=tests/interop", "--ignore=tests/test_architecture.py", "--ignore=tests/test_docs.py"]
@@ -248,7 +251,7 @@ class Map:
             exact = self.tests_at(path, range(mutation.line, mutation.last_line + 1))
             # A process that was killed could not tell what it ran: those that run something of the module, then.
             return exact or self.tests_at(path, range(1, 10_000))
-        # A value made at import time: by where it is used, and by the test that compares every bound with the docs.
+        # A value made at import time: by where it is used, and by the tests that compare it with the docs.
         found = {test for test in self.seconds if test.startswith(BOUNDS)}
         for name in mutation.names:
             for where, line in self._used(name):

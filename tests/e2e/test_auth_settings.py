@@ -109,6 +109,8 @@ def test_no_code_is_sent_where_it_is_not_safe(uri: str) -> None:
         ),
         ({"clients": [NIGHTLY.with_secret("s")]}, "nobody vouches for it"),
         ({"clients": [NIGHTLY], "trusted_issuers": [PROVIDER]}, "nobody vouches for it"),  # it proves nothing
+        *(({"grace_seconds": seconds}, "grace_seconds= is 0 to 60") for seconds in (-1, 61)),
+        *(({"access_seconds": seconds}, "access_seconds= is 1 to 3600") for seconds in (0, 3601)),
         ({"users": None}, "users= is missing"),
         *(
             ({"users": {"ann": word}}, "has for 'ann' a text that begins with .* nothing that hash_password made")

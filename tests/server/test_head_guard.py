@@ -292,6 +292,16 @@ async def test_a_connection_that_stays_is_answered_in_one_piece(monkeypatch: pyt
     assert len(written) == 1
 
 
+async def test_the_second_head_on_a_connection_has_its_time_too(parser: str) -> None:
+    async with served(make(head_seconds=0.2)) as running:
+        reader, writer = await running.connect()
+        writer.write(LIST)
+        assert b'"tools"' in await read_until(reader, b'"tools"')
+        writer.write(LIST[:20])
+        assert await read_until(reader) == b""  # closed, though the peer says nothing more
+        writer.close()
+
+
 async def test_a_date_that_has_changed_is_told() -> None:
     async with served(make()) as live:
         first = await live.say(LIST, until=b'"tools"')

@@ -189,6 +189,14 @@ async def test_headers_that_passed_once_do_not_open_other_doors() -> None:
         assert (await ask(app, "tools/list", headers={"Content-Encoding": "gzip"})).status == 415
 
 
+@pytest.mark.security("R2")
+async def test_headers_that_passed_once_do_not_open_another_mount() -> None:
+    app = make_server().asgi("/shop/mcp")
+    for _ in range(2):
+        assert (await ask(app, "tools/list", scope={"path": "/shop/mcp"})).status == 200
+        assert (await ask(app, "tools/list", scope={"path": "/shop/mcp", "root_path": "/shop"})).status == 404
+
+
 @pytest.mark.security("R12")
 async def test_what_is_remembered_of_headers_is_bounded() -> None:
     app = make_server().asgi()

@@ -66,3 +66,17 @@ async def test_a_lifespan_that_fails_is_told_to_all_who_wait() -> None:
     await asyncio.sleep(0.02)
     assert [(one["id"], one["error"]["code"]) for one in got] == [(1, -32603), ("two", -32603)]
     await pipe.close()
+
+
+@pytest.mark.spec("CAN-07")
+async def test_the_cancellation_of_an_unknown_request_is_nothing_to_speak_of(caplog: pytest.LogCaptureFixture) -> None:
+    got = Lines()
+    server = Server("x")
+    await server.lifespan.start()
+    pipe = server.pipe(lambda line: got.append(json.loads(line)))
+    pipe.send(encode({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 99}}))
+    pipe.send(encode(message("tools/list", id=1)))
+    await asyncio.sleep(0.02)
+    assert ([one["id"] for one in got], caplog.text) == ([1], "")
+    await pipe.close()
+    await server.stop()

@@ -741,6 +741,25 @@ async def test_what_is_sent_while_more_waits_comes_whole_and_after_it() -> None:
     os.close(sink)
 
 
+async def test_nothing_overtakes_what_waits_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.server.transports.lines.threading.Thread.start", lambda self: None)  # it never writes
+    source, sink = os.pipe()
+    os.set_blocking(source, False)
+    writer = LineWriter(sink, lambda: None)
+    writer.send_now(b"a" * (3 * CHUNK))
+    while True:  # now the pipe has room, and the rest of the first line still waits
+        try:
+            assert set(os.read(source, CHUNK)) == {ord("a")}
+        except BlockingIOError:
+            break
+    writer.send_now(b"second")
+    with pytest.raises(BlockingIOError):
+        os.read(source, CHUNK)
+    writer.release()
+    os.close(source)
+    os.close(sink)
+
+
 async def test_a_held_writer_gathers_until_it_is_flushed() -> None:
     source, sink = os.pipe()
     os.set_blocking(source, False)

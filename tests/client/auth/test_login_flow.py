@@ -488,6 +488,14 @@ def test_a_renewal_needs_nobody():
     assert flow().renewal(Situation(SERVER, Challenge(), old_token(refresh_token=None))) is None
 
 
+def test_the_token_of_a_server_that_publishes_nothing_is_renewed_there():
+    world = World()
+    world.documents.clear()
+    old = Token("old", "https://mcp.example", SERVER, "client", refresh_token="refresh-0", obtained_at=NOW - 900)
+    assert world.run(flow(client_id="client").renewal(Situation(SERVER, Challenge(), old))).access_token == "access-1"
+    assert [request.url for request in world.requests if request.method == "POST"] == ["https://mcp.example/token"]
+
+
 # --- another authorization server
 
 

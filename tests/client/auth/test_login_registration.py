@@ -277,6 +277,12 @@ def test_the_document_to_publish():
     assert document["redirect_uris"] == [REDIRECT]
 
 
+@pytest.mark.parametrize(("url", "redirects"), [(None, [REDIRECT]), (DOCUMENT, [])])
+def test_a_document_needs_its_address_and_a_redirect(url, redirects):
+    with pytest.raises(UsageError, match="at least one redirect URI"):
+        OAuth(client_metadata_url=url).client_metadata(redirects)
+
+
 def test_a_secret_needs_its_id():
     with pytest.raises(UsageError, match="without its client_id"):
         OAuth(client_secret="x")

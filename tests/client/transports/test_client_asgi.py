@@ -41,6 +41,26 @@ async def test_a_request_that_is_open_ends_with_the_client(listens: bool) -> Non
     assert ended == ["by itself" if listens else "cancelled"]
 
 
+async def test_what_is_written_for_a_reader_that_has_gone_is_dropped() -> None:
+    written: list[int] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            raise NotImplementedError
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        for number in range(1000):  # more than the reader has room for
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+            written.append(number)
+
+    wire = AsgiWire(app, ClientLimits(close_seconds=1))
+    await wire.open()
+    await wire.exchange("POST", "http://test/mcp", {}, b"{}")
+    await wire.close()
+    assert len(written) == 1000
+
+
 async def test_closing_that_is_given_up_cancels_what_is_open() -> None:
     cancelled = asyncio.Event()
 

@@ -18,6 +18,7 @@ from weft import Client, ClientLimits, ConnectionFailed
 from weft.client import ToolsChanged
 from weft.client.auth import ClientCredentials, Fetcher
 from weft.client.auth.steps import FetchFailed, Request
+from weft.client.transports import http_failures
 from weft.errors import UsageError
 
 TEXT = {"content": [{"type": "text", "text": "done"}]}
@@ -214,6 +215,12 @@ async def test_a_client_without_a_certificate_is_told_that_one_is_wanted(
 ) -> None:
     with strict(serving(certificate, clients_of=authority, version=version)) as url:
         assert await refused(url, tls=authority.trusted()) == f"cannot be reached: {said}"
+
+
+def test_an_alert_that_is_not_about_certificates_blames_none() -> None:
+    error = ssl.SSLError()
+    error.reason = "TLSV1_ALERT_INTERNAL_ERROR"
+    assert http_failures._refused(error) == "TLS failed (tlsv1 alert internal error)"
 
 
 @pytest.mark.parametrize("version", [V12, V13])

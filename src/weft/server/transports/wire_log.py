@@ -82,8 +82,6 @@ class _Exchange:
 
 def _masked_event(body: bytes) -> str:
     """A body, or events of a stream: of those, what each line of data says."""
-    if body[:1] in (b"{", b"["):
-        return masked_body(body)
     lines = [line.removeprefix(b"data:").strip() for line in body.splitlines() if line.startswith((b"data:", b":"))]
     return " ".join(masked_body(line) for line in lines) if lines else masked_body(body)
 
