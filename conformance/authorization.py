@@ -18,7 +18,7 @@ from pathlib import Path
 import aiohttp
 import uvicorn
 
-from weft.server.auth.authorization import AuthorizationServer
+from weft.authorization import AuthorizationServer
 
 ROOT = Path(__file__).parent.parent
 SUITE = ROOT / ".cache/node/node_modules/@modelcontextprotocol/conformance/dist/index.js"

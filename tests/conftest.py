@@ -16,8 +16,8 @@ from hypothesis import settings
 
 from support import Live, make_server, serve
 from support.ledger import LEFT_OUT, ROWS, TESTS, rows_of, tells_of_clients
-from weft.client import client
-from weft.client.negotiate import Memory
+from weft.client.api import client
+from weft.client.connection.negotiate import Memory
 
 MOST_NAMED = 20  # rows without a test: more are missing only when a few tests are run
 

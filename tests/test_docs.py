@@ -35,10 +35,10 @@ import weft.client.auth as login
 import weft.sync
 from support import CLIENT_CAPABILITIES_KEY, Live, encode, headers_for, message, serve, start_request
 from weft import Client, Connection, Context, Server, errors
-from weft.client.transports.stdio import default_environment
+from weft.client.stdio import default_environment
 from weft.limits import DEFAULT_CLIENT_LIMITS, DEFAULT_LIMITS, ClientLimits, Limits
 from weft.protocol.schema import DIALECTS
-from weft.server.process.listening import HttpOptions
+from weft.server.run.listening import HttpOptions
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 
+from weft.authorization import AuthorizationServer, assertions, users
+from weft.authorization import clients as registering
 from weft.limits import DEFAULT_LIMITS
-from weft.server.auth import Dpop, JwtVerifier, admission, keys, static_tokens
-from weft.server.auth.authorization import AuthorizationServer, assertions, registering, users
-from weft.server.transports import lines
+from weft.server.auth import Dpop, JwtVerifier, keys
+from weft.server.auth import bearer_auth as admission
+from weft.server.auth import verifiers as static_tokens
+from weft.server.stdio import stdio as lines
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "weft"
@@ -24,26 +27,26 @@ UNITS = {"": 1, "s": 1, "KiB": 1024, "MiB": 1024 * 1024}
 
 # Numbers in the code that bound nothing a peer or a user could notice.
 NO_BOUNDS = {
-    "protocol.hosts._SITE_BITS": "what a network is",
-    "server.process.loading._WRONG_ARGUMENTS": "an exit code",
+    "net.hosts._SITE_BITS": "what a network is",
+    "server.run.loading._WRONG_ARGUMENTS": "an exit code",
     "cli.calling.NESTING": "how a type is shown",
     "cli.command.MOST_PORT": "what a port is",
     "client.auth.registration._LATEST": "what a time is",
-    "client.calls.TURN_SECONDS": "how often others have their turn",
-    "client.duties.USER_REJECTED": "an error code",
-    "client.link._STAND_AGAIN": "which pause of the list",
-    "client.mistakes._DEEPEST": "how far a frame is looked for",
-    "client.proxies.PROXY_REFUSES": "a status",
-    "client.transports.http._NO_STREAMS": "a status",
-    "client.transports.http._TAKEN": "a status",
-    "client.transports.http_failures._EXPIRED": "a code of OpenSSL",
-    "client.transports.http_wire._UNASKED": "a flag",
-    "client.transports.stdio._KILL": "a signal",
-    "client.transports.stdio._TERM": "a signal",
-    "client.transports.memory._TURN": "how often others have their turn",
-    "client.transports.reading._PIECE": "how often others have their turn",
-    "client.transports.reading._WINDOW": "how much of an answer is looked at to say what it is",
-    "client.transports.stdio._STEP": "how often is looked",
+    "client.handlers.callbacks.TURN_SECONDS": "how often others have their turn",
+    "client.handlers.handlers.USER_REJECTED": "an error code",
+    "client.connection.connection._STAND_AGAIN": "which pause of the list",
+    "client.api.argument_checks._DEEPEST": "how far a frame is looked for",
+    "client.http.failures.PROXY_REFUSES": "a status",
+    "client.http.transport._NO_STREAMS": "a status",
+    "client.http.transport._TAKEN": "a status",
+    "client.http.failures._EXPIRED": "a code of OpenSSL",
+    "client.http.wire._UNASKED": "a flag",
+    "client.stdio._KILL": "a signal",
+    "client.stdio._TERM": "a signal",
+    "client.connection.transport._TURN": "how often others have their turn",
+    "client.connection.transport._PIECE": "how often others have their turn",
+    "client.connection.transport._WINDOW": "how much of an answer is looked at to say what it is",
+    "client.stdio._STEP": "how often is looked",
     "eras.session._NO_RESOURCE": "an error code",
     "eras.session_client._PAGES_REQUIRED": "an error code",
     "jsonrpc.SAFE_INTEGER": "what an integer is",
@@ -63,32 +66,32 @@ NO_BOUNDS = {
     "protocol.schema._WORDS_PER_LOOK": "a weight",
     "protocol.sealing._TAG_BYTES": "a format",
     "protocol.sealing._VERSION": "a format",
-    "server.asks.channel.PAGES_REQUIRED": "an error code",
-    "server.asks.rounds.QUIET_TURNS": "when a round is over",
-    "server.auth.authorization.registering._HOUR": "a unit",
-    "server.faults.MOST_FRAMES": "how a traceback is shown",
+    "server.asking.rounds.PAGES_REQUIRED": "an error code",
+    "server.asking.rounds.QUIET_TURNS": "when a round is over",
+    "authorization.clients._HOUR": "a unit",
+    "server.diagnostics.error_reporting.MOST_FRAMES": "how a traceback is shown",
     "server.features.content._WORD": "what an integer is",
-    "server.asks.replay._MOST_TOLD": "of how many calls a warning was given",
+    "server.asking.replay._MOST_TOLD": "of how many calls a warning was given",
     "server.sessions.streams._EVENT_COST": "a weight",
     "server.sessions.streams._STREAM_COST": "a weight",
-    "server.stopping._MOST_NAMED": "how a list is shown",
+    "server.runtime.load._MOST_NAMED": "how a list is shown",
     "server.features.definitions._MOST_NAMED": "how a list is shown",
-    "server.process.listening.MOST_NAMED": "how a list is shown",
-    "server.process.loading.MOST_FRAMES": "how a traceback is shown",
-    "server.process.loading.MOST_NAMES": "how a list is shown",
-    "server.process.running.INTERRUPTED": "an exit code",
-    "server.process.running.MOST_FRAMES": "how a traceback is shown",
-    "server.process.workers.CANNOT_START": "an exit code",
+    "server.run.listening.MOST_NAMED": "how a list is shown",
+    "server.run.loading.MOST_FRAMES": "how a traceback is shown",
+    "server.run.loading.MOST_NAMES": "how a list is shown",
+    "server.run.running.INTERRUPTED": "an exit code",
+    "server.run.running.MOST_FRAMES": "how a traceback is shown",
+    "server.run.workers.CANNOT_START": "an exit code",
     "server.signature.signature._EXACT": "what an integer is",
     "server.signature.signature._LARGE": "from when on messages take turns",
     "server.signature.signature._MANY": "from when on messages take turns",
-    "server.transports.http_reply._BUSY": "a status",
-    "server.transports.http._LARGE": "from when on messages take turns",
-    "server.transports.lines.CHUNK": "what a pipe holds",
-    "server.transports.lines.AT_ONCE": "how much is read at once",
-    "server.transports.load._PACE": "how messages take turns",
-    "server.transports.load._STEPS": "how messages take turns",
-    "server.transports.pipe._BRACE": "a character",
+    "server.http.reply._BUSY": "a status",
+    "server.http.app._LARGE": "from when on messages take turns",
+    "server.stdio.stdio.CHUNK": "what a pipe holds",
+    "server.stdio.stdio.AT_ONCE": "how much is read at once",
+    "server.runtime.load._PACE": "how messages take turns",
+    "server.runtime.load._STEPS": "how messages take turns",
+    "server.stdio.pipe._BRACE": "a character",
 }
 
 

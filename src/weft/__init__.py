@@ -13,8 +13,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from weft.authorization import AuthorizationServer
+    from weft.client.api.client import Client
     from weft.client.auth import BearerToken, ClientCredentials, EnterpriseManaged, OAuth, WorkloadIdentity
-    from weft.client.client import Client
     from weft.errors import (
         AskFailed,
         AuthorizationFailed,
@@ -32,10 +33,11 @@ if TYPE_CHECKING:
         VersionMismatch,
         WeftError,
     )
+    from weft.forms import EMAIL, Titles
     from weft.limits import ClientLimits, Limits
-    from weft.protocol.forms import EMAIL, Titles
-    from weft.server.app import Server
-    from weft.server.asks.asks import (
+    from weft.server.api.extensions import Extension
+    from weft.server.api.server import Server
+    from weft.server.asking.asks import (
         AcceptedElicitation,
         CancelledElicitation,
         DeclinedElicitation,
@@ -45,16 +47,14 @@ if TYPE_CHECKING:
         ask_roots,
         ask_url,
     )
-    from weft.server.asks.rounds import InputRequired, UrlElicitationRequired
+    from weft.server.asking.context import Context, TokenInfo
+    from weft.server.asking.rounds import InputRequired, UrlElicitationRequired
     from weft.server.auth import IntrospectionVerifier, JwtVerifier, ResourceServer, StaticTokens
-    from weft.server.auth.authorization import AuthorizationServer
-    from weft.server.connection import Connection
-    from weft.server.context import Context, TokenInfo
-    from weft.server.dispatch import Middleware, Next
-    from weft.server.extensions import Extension
+    from weft.server.calls.connection import Connection
     from weft.server.features.content import Audio, File, Image
     from weft.server.features.pages import CachePolicy
     from weft.server.features.prompts import AssistantMessage, UserMessage
+    from weft.server.runtime.dispatch import Middleware, Next
     from weft.server.signature.signature import MirroredHeader
     from weft.types import (
         Annotations,
@@ -150,7 +150,7 @@ __all__ = [
 # Where each public name lives. Importing `weft` is nearly free; a name is imported when it is first used.
 _HOMES = {
     "weft.client.auth": ("BearerToken", "ClientCredentials", "EnterpriseManaged", "OAuth", "WorkloadIdentity"),
-    "weft.client.client": ("Client",),
+    "weft.client.api.client": ("Client",),
     "weft.errors": (
         "AskFailed",
         "AuthorizationFailed",
@@ -169,9 +169,9 @@ _HOMES = {
         "WeftError",
     ),
     "weft.limits": ("ClientLimits", "Limits"),
-    "weft.server.app": ("Server",),
-    "weft.protocol.forms": ("EMAIL", "Titles"),
-    "weft.server.asks.asks": (
+    "weft.server.api.server": ("Server",),
+    "weft.forms": ("EMAIL", "Titles"),
+    "weft.server.asking.asks": (
         "AcceptedElicitation",
         "CancelledElicitation",
         "DeclinedElicitation",
@@ -182,15 +182,15 @@ _HOMES = {
         "ask_url",
     ),
     "weft.server.auth": ("IntrospectionVerifier", "JwtVerifier", "ResourceServer", "StaticTokens"),
-    "weft.server.auth.authorization": ("AuthorizationServer",),
-    "weft.server.connection": ("Connection",),
+    "weft.authorization": ("AuthorizationServer",),
+    "weft.server.calls.connection": ("Connection",),
     "weft.server.features.content": ("Audio", "File", "Image"),
-    "weft.server.context": ("Context", "TokenInfo"),
-    "weft.server.dispatch": ("Middleware", "Next"),
-    "weft.server.extensions": ("Extension",),
+    "weft.server.asking.context": ("Context", "TokenInfo"),
+    "weft.server.runtime.dispatch": ("Middleware", "Next"),
+    "weft.server.api.extensions": ("Extension",),
     "weft.server.features.pages": ("CachePolicy",),
     "weft.server.features.prompts": ("AssistantMessage", "UserMessage"),
-    "weft.server.asks.rounds": ("InputRequired", "UrlElicitationRequired"),
+    "weft.server.asking.rounds": ("InputRequired", "UrlElicitationRequired"),
     "weft.server.signature.signature": ("MirroredHeader",),
     "weft.types": (
         "Annotations",

@@ -20,7 +20,7 @@ import pytest
 
 import weft
 from weft.cli import serving as serving_module
-from weft.server.process.listening import bind, try_line
+from weft.server.run.listening import bind, try_line
 
 SERVER = """
 from typing import Annotated

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, Field, TypeAdapter
 
 from weft.protocol.schema import compile_schema
-from weft.server.process.listening import example_of
+from weft.server.run.listening import example_of
 
 
 class Colour(Enum):

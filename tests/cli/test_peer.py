@@ -16,7 +16,7 @@ import pytest
 from support import serve
 from weft import Context, ResourceServer, Server, StaticTokens, TokenInfo
 from weft.cli import main
-from weft.client.transports import stdio
+from weft.client import stdio
 
 TOKEN = "token-of-ann"
 

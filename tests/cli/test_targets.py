@@ -214,7 +214,7 @@ def test_workers_of_a_script_have_its_arguments(folder: Path) -> None:
         "@server.tool\ndef arguments() -> list[str]: return sys.argv[1:]\n"
         "if __name__ == '__main__': server.run('http', port=int(sys.argv[1]), workers=2)\n"
     )
-    from weft.server.process.listening import bind
+    from weft.server.run.listening import bind
 
     with bind("127.0.0.1", 0) as free:
         port = free.getsockname()[1]

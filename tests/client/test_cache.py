@@ -7,7 +7,14 @@ import json
 
 import pytest
 
-from weft.client.cache import CACHEABLE, CacheEntry, CacheKey, MemoryCacheStore, ResponseCache, authorization_partition
+from weft.client.requests.cache import (
+    CACHEABLE,
+    CacheEntry,
+    CacheKey,
+    MemoryCacheStore,
+    ResponseCache,
+    authorization_partition,
+)
 
 SERVER = "https://a.example/mcp"
 

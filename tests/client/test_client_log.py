@@ -12,7 +12,7 @@ import pytest
 
 from support.fakes import DISCOVERED, Exchange, FakePipe, http_server, initialized, sse
 from weft import BearerToken, Client, ClientLimits, ConnectionFailed, RemoteError, RequestTimeout, Server
-from weft.client import link as link_module
+from weft.client.connection import connection as link_module
 
 TEXT = {"content": [{"type": "text", "text": "done"}]}
 SECRET = "s3cr3t-value-that-nobody-reads"

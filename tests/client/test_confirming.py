@@ -12,8 +12,8 @@ import pytest
 from support.fakes import DISCOVERED, FakePipe
 from weft import Client, Context, Server, sync
 from weft.client import CallDeclined
-from weft.client.config import CommandTarget, read_config
-from weft.client.confirming import ToolCall, command_question
+from weft.client.api.config import CommandTarget, read_config
+from weft.client.handlers.confirming import ToolCall, command_question
 from weft.errors import UsageError
 
 TEXT = {"content": [{"type": "text", "text": "done"}]}

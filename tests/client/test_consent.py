@@ -11,10 +11,10 @@ import pytest
 
 from support.fakes import DISCOVERED, LEGACY, FakePipe, initialized
 from weft import AskFailed, Client, ClientLimits
-from weft.client.allowance import Allowance
-from weft.client.duties import Duties
-from weft.client.questions import FormQuestion, SampleQuestion, UrlQuestion, preferred_model
+from weft.client.handlers.handlers import ServerRequestHandlers
+from weft.client.handlers.questions import FormQuestion, SampleQuestion, UrlQuestion, preferred_model
 from weft.errors import InternalError, InvalidParams, ProtocolError, UsageError
+from weft.net.rate import Allowance
 from weft.types.content import TextContent
 from weft.types.interaction import CreateMessageParams, CreateMessageResult, ToolUseContent
 
@@ -186,7 +186,7 @@ async def test_after_consent_to_a_page_the_user_says_when_to_try_again_and_when_
 @pytest.mark.parametrize("tokens", [0, -1, 1.5, "9", True, None])
 async def test_a_turn_without_a_bound_is_refused_before_anybody_sees_it(tokens: Any) -> None:
     seen: list[Any] = []
-    duties = Duties(sample=seen.append)
+    duties = ServerRequestHandlers(sample=seen.append)
     with pytest.raises(InvalidParams) as caught:
         await duties.answer("sampling/createMessage", sampling() | {"maxTokens": tokens})
     missing = {key: value for key, value in sampling().items() if key != "maxTokens"}
@@ -202,7 +202,7 @@ async def test_the_bound_reaches_the_function_and_so_do_the_other_knobs(extra: d
     seen: list[SampleQuestion] = []
     knobs = {"temperature": 0.5, "stopSequences": ["x"], "metadata": {"k": 1}, "systemPrompt": "s", **extra}
     cut = CreateMessageResult("assistant", TextContent("a"), "m", "maxTokens")
-    duties = Duties(sample_with_tools=lambda question: seen.append(question) or cut)
+    duties = ServerRequestHandlers(sample_with_tools=lambda question: seen.append(question) or cut)
     answer = await duties.answer("sampling/createMessage", sampling(maxTokens=1, **knobs))
     [turn] = seen
     assert (turn.max_tokens, turn.temperature, turn.stop_sequences, turn.metadata) == (1, 0.5, ["x"], {"k": 1})
@@ -213,7 +213,7 @@ async def test_the_bound_reaches_the_function_and_so_do_the_other_knobs(extra: d
 @pytest.mark.spec("SAM-12")
 async def test_a_model_that_must_use_no_tool_uses_none() -> None:
     used = CreateMessageResult("assistant", ToolUseContent("1", "add", {}), "m")
-    duties = Duties(sample_with_tools=lambda _: used)
+    duties = ServerRequestHandlers(sample_with_tools=lambda _: used)
     await duties.answer("sampling/createMessage", sampling(tools=TOOLS))
     with pytest.raises(InternalError):
         await duties.answer("sampling/createMessage", sampling(tools=TOOLS, toolChoice={"mode": "none"}))
@@ -222,7 +222,7 @@ async def test_a_model_that_must_use_no_tool_uses_none() -> None:
 @pytest.mark.spec("SAM-12")
 async def test_a_hint_chooses_the_model() -> None:
     models = ["big-1", "small-1"]
-    duties = Duties(
+    duties = ServerRequestHandlers(
         sample=lambda question: CreateMessageResult(
             "assistant", TextContent("hi"), preferred_model(question.model_preferences, models) or models[0]
         )
@@ -241,7 +241,7 @@ async def test_a_server_cannot_ask_without_end() -> None:
         asked += 1
         return "more"
 
-    duties = Duties(sample=sample, limits=ClientLimits(asks_per_minute=3))
+    duties = ServerRequestHandlers(sample=sample, limits=ClientLimits(asks_per_minute=3))
     for _ in range(3):
         await duties.answer("sampling/createMessage", sampling())
     for _ in range(2):
@@ -334,7 +334,7 @@ async def test_what_is_asked_and_answered_is_in_no_log_and_no_error(
 
 
 async def told(*roots: Any) -> list[str]:
-    answer = await Duties(roots=lambda: list(roots)).answer("roots/list")
+    answer = await ServerRequestHandlers(roots=lambda: list(roots)).answer("roots/list")
     return [root["uri"] for root in answer["roots"]]
 
 
@@ -352,7 +352,7 @@ async def test_a_root_that_is_not_there_is_left_out_for_as_long_as_it_is_not(
 ) -> None:
     folder = tmp_path / "a b\u00e9"
     folder.mkdir()
-    duties = Duties(roots=[folder.as_uri(), tmp_path])
+    duties = ServerRequestHandlers(roots=[folder.as_uri(), tmp_path])
 
     async def names() -> list[str]:
         return [root["uri"].rpartition("/")[2] for root in (await duties.answer("roots/list"))["roots"]]
@@ -380,7 +380,7 @@ async def test_a_root_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
 )
 async def test_a_root_that_leads_elsewhere_is_refused(root: str) -> None:
     with pytest.raises(UsageError, match="write where it leads"):
-        Duties(roots=[root])
+        ServerRequestHandlers(roots=[root])
     with pytest.raises(InternalError):
         await told(root)
 
@@ -400,9 +400,9 @@ async def test_roots_are_told_after_consent_only_and_whoever_is_asked_may_refuse
         raise ProtocolError("The user does not share folders.", code=-1)
 
     with pytest.raises(ProtocolError, match="does not share"):
-        await Duties(roots=refuse).answer("roots/list")
+        await ServerRequestHandlers(roots=refuse).answer("roots/list")
     consent = [False]
-    duties = Duties(roots=lambda: [tmp_path] if consent[0] else [])
+    duties = ServerRequestHandlers(roots=lambda: [tmp_path] if consent[0] else [])
     assert (await duties.answer("roots/list"))["roots"] == []
     consent[0] = True
     assert len((await duties.answer("roots/list"))["roots"]) == 1

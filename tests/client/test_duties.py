@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from weft.client.duties import Duties
-from weft.client.questions import FormQuestion, UrlQuestion, preferred_model
+from weft.client.handlers.handlers import ServerRequestHandlers
+from weft.client.handlers.questions import FormQuestion, UrlQuestion, preferred_model
 from weft.errors import InternalError, InvalidParams, MethodNotFound, ProtocolError, UsageError
 from weft.types.content import TextContent
 from weft.types.interaction import (
@@ -45,7 +45,7 @@ def page(url: object = "https://bank.example/pay?id=1", **more) -> dict:
     return {"mode": "url", "message": "Pay", "url": url, **more}
 
 
-def declared(duties: Duties) -> dict:
+def declared(duties: ServerRequestHandlers) -> dict:
     return msgspec.to_builtins(duties.capabilities)
 
 
@@ -73,7 +73,7 @@ def returns(value: object):
     ],
 )
 def test_a_capability_is_declared_because_its_function_is_there(functions, capabilities):
-    assert declared(Duties(**functions)) == capabilities
+    assert declared(ServerRequestHandlers(**functions)) == capabilities
 
 
 @pytest.mark.spec("L11-37")
@@ -82,7 +82,7 @@ def test_a_capability_is_declared_because_its_function_is_there(functions, capab
 )
 async def test_what_was_not_declared_is_not_there(method):
     with pytest.raises(MethodNotFound) as caught:
-        await Duties().answer(method, {})
+        await ServerRequestHandlers().answer(method, {})
     assert caught.value.code == -32601
     assert len(str(caught.value)) < 300
 
@@ -93,7 +93,7 @@ async def test_what_was_not_declared_is_not_there(method):
 @pytest.mark.spec("ELI-07", "ELI-11")
 async def test_the_function_sees_the_form_with_its_defaults():
     seen: list[FormQuestion] = []
-    duties = Duties(elicit=lambda question: seen.append(question) or {"age": 20})
+    duties = ServerRequestHandlers(elicit=lambda question: seen.append(question) or {"age": 20})
     duties.server = "flights"
     assert await duties.answer("elicitation/create", asked(mode="form")) == {
         "action": "accept",
@@ -104,7 +104,7 @@ async def test_the_function_sees_the_form_with_its_defaults():
 
 @pytest.mark.spec("ELI-05")
 async def test_no_mode_means_form_and_raw_json_will_do():
-    duties = Duties(elicit=returns({"age": 20, "name": "Bob"}))
+    duties = ServerRequestHandlers(elicit=returns({"age": 20, "name": "Bob"}))
     answer = await duties.answer("elicitation/create", msgspec.Raw(json.dumps(asked()).encode()))
     assert answer["content"]["name"] == "Bob"
 
@@ -122,19 +122,23 @@ async def test_no_mode_means_form_and_raw_json_will_do():
     ],
 )
 async def test_content_is_sent_only_with_an_accepted_form(returned, action):
-    assert await Duties(elicit=returns(returned)).answer("elicitation/create", asked()) == {"action": action}
+    assert await ServerRequestHandlers(elicit=returns(returned)).answer("elicitation/create", asked()) == {
+        "action": action
+    }
 
 
 @pytest.mark.spec("ELI-12")
 @pytest.mark.parametrize("returned", [True, "accept", {}, ElicitResult("accept"), ElicitResult("accept", {"a": "x"})])
 async def test_accepted_as_it_stands(returned):
     schema = {"type": "object", "properties": {"a": {"type": "string", "default": "x"}}}
-    answer = await Duties(elicit=returns(returned)).answer("elicitation/create", asked(schema))
+    answer = await ServerRequestHandlers(elicit=returns(returned)).answer("elicitation/create", asked(schema))
     assert answer == {"action": "accept", "content": {"a": "x"}}
 
 
 async def test_fields_that_were_not_asked_for_are_not_sent():
-    answer = await Duties(elicit=returns({"age": 20, "password": "s3cret"})).answer("elicitation/create", asked())
+    answer = await ServerRequestHandlers(elicit=returns({"age": 20, "password": "s3cret"})).answer(
+        "elicitation/create", asked()
+    )
     assert "password" not in answer["content"]
 
 
@@ -155,7 +159,7 @@ async def test_fields_that_were_not_asked_for_are_not_sent():
 )
 async def test_an_answer_that_does_not_fit_is_not_sent(returned, caplog):
     with pytest.raises(InternalError) as caught:
-        await Duties(elicit=returns(returned)).answer("elicitation/create", asked())
+        await ServerRequestHandlers(elicit=returns(returned)).answer("elicitation/create", asked())
     assert str(caught.value) == "Internal error: the client could not answer elicitation/create."
     assert isinstance(caught.value.__cause__, UsageError)
     assert "elicitation/create was not answered: " in caplog.text
@@ -167,7 +171,7 @@ async def test_a_mistake_in_what_the_function_calls_is_logged_with_its_place(cap
         raise UsageError("mine")
 
     with pytest.raises(InternalError):
-        await Duties(elicit=elicit).answer("elicitation/create", asked())
+        await ServerRequestHandlers(elicit=elicit).answer("elicitation/create", asked())
     assert "The function that answers elicitation/create failed" in caplog.text
     assert "in elicit" in caplog.text
 
@@ -182,15 +186,17 @@ async def test_schemas_that_are_more_than_a_form_are_still_answered():
         },
         "required": ["code"],
     }
-    answer = await Duties(elicit=returns({"age": None, "x": 1})).answer("elicitation/create", asked(schema))
+    answer = await ServerRequestHandlers(elicit=returns({"age": None, "x": 1})).answer(
+        "elicitation/create", asked(schema)
+    )
     assert answer["content"] == {"age": None, "code": "abc"}
     for wrong in ({"code": "A1"}, {"age": "x"}):
         with pytest.raises(InternalError):
-            await Duties(elicit=returns(wrong)).answer("elicitation/create", asked(schema))
+            await ServerRequestHandlers(elicit=returns(wrong)).answer("elicitation/create", asked(schema))
     loose = {"type": "object", "properties": {"a": {}}}
     for nested in ({"a": {"b": 1}}, {"a": [1]}):
         with pytest.raises(InternalError):
-            await Duties(elicit=returns(nested)).answer("elicitation/create", asked(loose))
+            await ServerRequestHandlers(elicit=returns(nested)).answer("elicitation/create", asked(loose))
 
 
 @pytest.mark.security("D14")
@@ -209,7 +215,7 @@ async def test_schemas_that_are_more_than_a_form_are_still_answered():
 async def test_questions_that_nobody_is_asked(schema):
     seen = []
     with pytest.raises(InvalidParams) as caught:
-        await Duties(elicit=seen.append).answer("elicitation/create", asked(schema))
+        await ServerRequestHandlers(elicit=seen.append).answer("elicitation/create", asked(schema))
     assert caught.value.code == -32602
     assert seen == []
 
@@ -218,7 +224,7 @@ async def test_questions_that_nobody_is_asked(schema):
     "params", [None, {}, [], {"message": 5}, {"message": "x"}, {"message": "x", "mode": "vr"}, msgspec.Raw(b"{")]
 )
 async def test_params_that_are_none(params):
-    duties = Duties(elicit=print, elicit_url=print, sample=print)
+    duties = ServerRequestHandlers(elicit=print, elicit_url=print, sample=print)
     with pytest.raises(InvalidParams):
         await duties.answer("elicitation/create", params)
     with pytest.raises(InvalidParams):
@@ -228,10 +234,10 @@ async def test_params_that_are_none(params):
 @pytest.mark.spec("L11-39")
 async def test_an_undeclared_mode_is_refused():
     with pytest.raises(InvalidParams, match="did not declare elicitation by URL") as caught:
-        await Duties(elicit=print).answer("elicitation/create", page())
+        await ServerRequestHandlers(elicit=print).answer("elicitation/create", page())
     assert caught.value.code == -32602
     with pytest.raises(InvalidParams, match="did not declare elicitation by form"):
-        await Duties(elicit_url=print).answer("elicitation/create", asked())
+        await ServerRequestHandlers(elicit_url=print).answer("elicitation/create", asked())
 
 
 # --- pages
@@ -240,7 +246,7 @@ async def test_an_undeclared_mode_is_refused():
 @pytest.mark.spec("ELI-11", "ELI-12", "ELI-23")
 async def test_the_function_sees_the_whole_url_and_its_host():
     seen: list[UrlQuestion] = []
-    duties = Duties(elicit_url=lambda question: seen.append(question) or True)
+    duties = ServerRequestHandlers(elicit_url=lambda question: seen.append(question) or True)
     duties.server = "bank"
     assert await duties.answer("elicitation/create", page(elicitationId="e1")) == {"action": "accept"}
     url = "https://bank.example/pay?id=1"
@@ -253,7 +259,7 @@ async def test_a_page_is_not_visited():
     server = await asyncio.start_server(lambda _, writer: visits.append(writer.close()), "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
     for consent in (True, False):
-        await Duties(elicit_url=returns(consent)).answer("elicitation/create", page(url))
+        await ServerRequestHandlers(elicit_url=returns(consent)).answer("elicitation/create", page(url))
     await asyncio.sleep(0.05)
     server.close()
     assert visits == []
@@ -270,7 +276,9 @@ async def test_a_page_is_not_visited():
     ],
 )
 async def test_consent_is_the_functions_business(returned, action):
-    assert await Duties(elicit_url=returns(returned)).answer("elicitation/create", page()) == {"action": action}
+    assert await ServerRequestHandlers(elicit_url=returns(returned)).answer("elicitation/create", page()) == {
+        "action": action
+    }
 
 
 @pytest.mark.spec("ELI-24")
@@ -286,7 +294,7 @@ async def test_consent_is_the_functions_business(returned, action):
 )
 async def test_odd_hosts_come_with_a_warning(url, warning):
     seen: list[UrlQuestion] = []
-    await Duties(elicit_url=seen.append).answer("elicitation/create", page(url))
+    await ServerRequestHandlers(elicit_url=seen.append).answer("elicitation/create", page(url))
     assert [warning in text for text in seen[0].warnings] == ([True] if warning else [])
 
 
@@ -315,7 +323,7 @@ async def test_odd_hosts_come_with_a_warning(url, warning):
 async def test_pages_that_nobody_is_sent_to(url):
     seen = []
     with pytest.raises(InvalidParams):
-        await Duties(elicit_url=seen.append).answer("elicitation/create", page(url))
+        await ServerRequestHandlers(elicit_url=seen.append).answer("elicitation/create", page(url))
     assert seen == []
 
 
@@ -338,7 +346,7 @@ TOOLS = [{"name": "add", "inputSchema": {"type": "object"}}]
 
 
 async def test_text_is_answer_enough():
-    duties = Duties(sample=lambda params: f"{params.messages[0].content.text}, {params.max_tokens}")
+    duties = ServerRequestHandlers(sample=lambda params: f"{params.messages[0].content.text}, {params.max_tokens}")
     assert await duties.answer("sampling/createMessage", {"messages": [text()], "maxTokens": 9}) == {
         "role": "assistant",
         "content": {"type": "text", "text": "hi, 9"},
@@ -349,7 +357,9 @@ async def test_text_is_answer_enough():
 
 async def test_a_result_is_sent_as_it_is():
     result = CreateMessageResult("assistant", TextContent("yo"), "m-1", "maxTokens")
-    answer = await Duties(sample=returns(result)).answer("sampling/createMessage", {"messages": [], "maxTokens": 9})
+    answer = await ServerRequestHandlers(sample=returns(result)).answer(
+        "sampling/createMessage", {"messages": [], "maxTokens": 9}
+    )
     assert answer == {
         "role": "assistant",
         "content": {"type": "text", "text": "yo"},
@@ -361,7 +371,9 @@ async def test_a_result_is_sent_as_it_is():
 @pytest.mark.spec("L11-38")
 async def test_a_refusal_has_its_code():
     with pytest.raises(ProtocolError) as caught:
-        await Duties(sample=returns(None)).answer("sampling/createMessage", {"messages": [text()], "maxTokens": 9})
+        await ServerRequestHandlers(sample=returns(None)).answer(
+            "sampling/createMessage", {"messages": [text()], "maxTokens": 9}
+        )
     assert (caught.value.code, caught.value.message) == (-1, "User rejected sampling request")
 
 
@@ -370,14 +382,16 @@ async def test_a_refusal_has_its_code():
 async def test_tools_that_were_not_declared_are_refused(extra):
     seen = []
     with pytest.raises(InvalidParams, match="did not declare sampling with tools"):
-        await Duties(sample=seen.append).answer("sampling/createMessage", {"messages": [], "maxTokens": 9, **extra})
+        await ServerRequestHandlers(sample=seen.append).answer(
+            "sampling/createMessage", {"messages": [], "maxTokens": 9, **extra}
+        )
     assert seen == []
 
 
 @pytest.mark.spec("SAM-14")
 async def test_tools_go_to_the_function_that_can_use_them():
     used = ToolUseContent("u1", "add", {"a": 1}, {"sig": "x"})
-    duties = Duties(
+    duties = ServerRequestHandlers(
         sample=returns("plain"),
         sample_with_tools=returns(CreateMessageResult("assistant", [used], "m", "toolUse")),
     )
@@ -390,7 +404,7 @@ async def test_tools_go_to_the_function_that_can_use_them():
 
 
 async def test_one_function_for_both():
-    duties = Duties(sample_with_tools=returns("both"))
+    duties = ServerRequestHandlers(sample_with_tools=returns("both"))
     assert (await duties.answer("sampling/createMessage", {"messages": [], "maxTokens": 9}))["content"][
         "text"
     ] == "both"
@@ -414,7 +428,7 @@ async def test_one_function_for_both():
 async def test_tool_results_that_do_not_pair_are_refused(messages):
     seen = []
     with pytest.raises(InvalidParams) as caught:
-        await Duties(sample_with_tools=seen.append).answer(
+        await ServerRequestHandlers(sample_with_tools=seen.append).answer(
             "sampling/createMessage", {"messages": messages, "maxTokens": 9, "tools": TOOLS}
         )
     assert caught.value.code == -32602
@@ -423,7 +437,7 @@ async def test_tool_results_that_do_not_pair_are_refused(messages):
 
 async def test_tool_results_that_pair():
     messages = [text(), use("1", "2"), results("2", "1"), text("assistant"), use("3"), results("3")]
-    duties = Duties(sample_with_tools=returns("done"))
+    duties = ServerRequestHandlers(sample_with_tools=returns("done"))
     assert await duties.answer("sampling/createMessage", {"messages": messages, "maxTokens": 9, "tools": TOOLS})
 
 
@@ -433,7 +447,7 @@ async def test_tool_results_that_pair():
 )
 async def test_answers_of_a_model_that_cannot_be_sent(returned):
     with pytest.raises(InternalError) as caught:
-        await Duties(sample_with_tools=returns(returned)).answer(
+        await ServerRequestHandlers(sample_with_tools=returns(returned)).answer(
             "sampling/createMessage", {"messages": [], "maxTokens": 9, "tools": TOOLS}
         )
     assert isinstance(caught.value.__cause__, UsageError)
@@ -459,18 +473,18 @@ async def test_roots_of_all_kinds(tmp_path):
     other = tmp_path.as_uri()
     expected = {"roots": [{"uri": folder.resolve().as_uri(), "name": "my notes"}, {"uri": other, "name": "B"}]}
     given = [folder, Root(other, "B")]
-    assert await Duties(roots=given).answer("roots/list") == expected
-    assert await Duties(roots=lambda: given).answer("roots/list", {}) == expected
-    assert await Duties(roots=(root for root in given)).answer("roots/list") == expected
-    assert await Duties(roots=[str(folder), other]).answer("roots/list") == {
+    assert await ServerRequestHandlers(roots=given).answer("roots/list") == expected
+    assert await ServerRequestHandlers(roots=lambda: given).answer("roots/list", {}) == expected
+    assert await ServerRequestHandlers(roots=(root for root in given)).answer("roots/list") == expected
+    assert await ServerRequestHandlers(roots=[str(folder), other]).answer("roots/list") == {
         "roots": [expected["roots"][0], {"uri": other}]
     }
-    assert Path("/").as_uri() == (await Duties(roots=["/"]).answer("roots/list"))["roots"][0]["uri"]
+    assert Path("/").as_uri() == (await ServerRequestHandlers(roots=["/"]).answer("roots/list"))["roots"][0]["uri"]
 
 
 async def test_roots_that_are_asked_for_each_time(tmp_path):
     roots = ["file:///"]
-    duties = Duties(roots=lambda: roots)
+    duties = ServerRequestHandlers(roots=lambda: roots)
     await duties.answer("roots/list")
     roots.append(tmp_path.as_uri())
     assert len((await duties.answer("roots/list"))["roots"]) == 2
@@ -482,15 +496,15 @@ async def test_roots_that_are_asked_for_each_time(tmp_path):
 )
 async def test_roots_that_are_never_sent(root):
     with pytest.raises(UsageError):
-        Duties(roots=[root])
+        ServerRequestHandlers(roots=[root])
     with pytest.raises(InternalError):
-        await Duties(roots=lambda: [root]).answer("roots/list")
+        await ServerRequestHandlers(roots=lambda: [root]).answer("roots/list")
 
 
 @pytest.mark.parametrize("roots", ["/home", Path("/home"), 5])
 def test_one_root_is_no_list(roots):
     with pytest.raises(UsageError, match="list of folders"):
-        Duties(roots=roots)
+        ServerRequestHandlers(roots=roots)
 
 
 # --- functions
@@ -504,13 +518,13 @@ async def test_plain_functions_run_in_a_thread_with_the_callers_context():
     def elicit(_):
         seen.extend([threading.current_thread() is not threading.main_thread(), variable.get()])
 
-    await Duties(elicit=elicit).answer("elicitation/create", asked())
+    await ServerRequestHandlers(elicit=elicit).answer("elicitation/create", asked())
     assert seen == [True, "set"]
 
 
 async def test_a_plain_function_that_blocks_stops_nobody_else():
     go = threading.Event()
-    duties = Duties(elicit=lambda _: go.wait(5) and None, sample=returns("quick"))
+    duties = ServerRequestHandlers(elicit=lambda _: go.wait(5) and None, sample=returns("quick"))
     slow = asyncio.ensure_future(duties.answer("elicitation/create", asked()))
     await duties.answer("sampling/createMessage", {"messages": [], "maxTokens": 9})
     assert not slow.done()
@@ -531,7 +545,7 @@ async def test_async_functions_of_all_kinds():
         return elicit(question)
 
     for function in (elicit, functools.partial(elicit, extra="x"), wrapped, Callable()):
-        answer = await Duties(elicit=function).answer("elicitation/create", asked())
+        answer = await ServerRequestHandlers(elicit=function).answer("elicitation/create", asked())
         assert answer["content"]["name"] == "x"
 
 
@@ -544,7 +558,7 @@ async def test_what_a_function_raises_is_masked_and_logged(error, caplog):
         raise error
 
     with pytest.raises(InternalError) as caught:
-        await Duties(elicit=fail).answer("elicitation/create", asked())
+        await ServerRequestHandlers(elicit=fail).answer("elicitation/create", asked())
     assert "s3cret" not in str(caught.value)
     assert caught.value.code == -32603
     assert caught.value.__cause__ is not None
@@ -558,7 +572,7 @@ async def test_so_is_what_an_async_function_raises(error):
         raise error
 
     with pytest.raises(InternalError):
-        await Duties(elicit=fail).answer("elicitation/create", asked())
+        await ServerRequestHandlers(elicit=fail).answer("elicitation/create", asked())
 
 
 async def cancelled_by_itself(*_):
@@ -569,7 +583,7 @@ async def cancelled_by_itself(*_):
 @pytest.mark.parametrize("elicit", [cancelled_by_itself, lambda _: cancelled_by_itself()])
 async def test_so_is_a_cancellation_that_nobody_asked_for(elicit, caplog):
     with pytest.raises(InternalError):
-        await Duties(elicit=elicit).answer("elicitation/create", asked())
+        await ServerRequestHandlers(elicit=elicit).answer("elicitation/create", asked())
     assert "The function that answers elicitation/create failed" in caplog.text
 
 
@@ -580,7 +594,7 @@ async def test_one_that_somebody_asked_for_stays_one():
         begun.set()
         await asyncio.Event().wait()
 
-    task = asyncio.create_task(Duties(elicit=elicit).answer("elicitation/create", asked()))
+    task = asyncio.create_task(ServerRequestHandlers(elicit=elicit).answer("elicitation/create", asked()))
     await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -592,13 +606,13 @@ async def test_an_error_meant_for_the_server_is_told():
         raise ProtocolError("Closed", code=1001, data={"opens": 8})
 
     with pytest.raises(ProtocolError) as caught:
-        await Duties(sample=fail).answer("sampling/createMessage", {"messages": [], "maxTokens": 9})
+        await ServerRequestHandlers(sample=fail).answer("sampling/createMessage", {"messages": [], "maxTokens": 9})
     assert (caught.value.code, caught.value.data) == (1001, {"opens": 8})
 
 
 async def test_threads_that_nobody_waits_for_are_counted():
     go = threading.Event()
-    duties = Duties(elicit=lambda _: go.wait(30) and None)
+    duties = ServerRequestHandlers(elicit=lambda _: go.wait(30) and None)
     for _ in range(16):
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(duties.answer("elicitation/create", asked()), 0.01)
@@ -617,7 +631,7 @@ def join_answering() -> None:
 
 def test_threads_that_outlive_their_loop_are_counted_only_as_long_as_they_run():
     go = threading.Event()
-    duties = Duties(elicit=lambda _: go.wait(30) and None)
+    duties = ServerRequestHandlers(elicit=lambda _: go.wait(30) and None)
 
     async def give_up() -> None:
         asking = [asyncio.ensure_future(duties.answer("elicitation/create", asked())) for _ in range(16)]
@@ -635,7 +649,7 @@ async def test_a_thread_that_cannot_be_started_is_not_counted(monkeypatch):
     def fail(_):
         raise RuntimeError("can't start new thread")
 
-    duties = Duties(elicit=returns(None))
+    duties = ServerRequestHandlers(elicit=returns(None))
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", fail)
         for _ in range(17):
@@ -655,8 +669,8 @@ async def test_log_messages_are_heard_in_order():
         later.append(message.data)
 
     plain, with_async = (
-        Duties(log=lambda message: heard.append((message.level, message.logger, message.data))),
-        Duties(log=slowly),
+        ServerRequestHandlers(log=lambda message: heard.append((message.level, message.logger, message.data))),
+        ServerRequestHandlers(log=slowly),
     )
     for number in range(3):
         params = {"level": "info", "logger": "db", "data": number}
@@ -678,7 +692,7 @@ async def test_a_listener_that_is_cancelled_by_itself_hears_the_rest_in_order(ca
             done.set()
         await cancelled_by_itself()
 
-    duties = Duties(log=listen)
+    duties = ServerRequestHandlers(log=listen)
     for number in range(5):
         duties.heard("notifications/message", {"level": "info", "data": number})
     await asyncio.wait_for(done.wait(), 30)
@@ -693,11 +707,11 @@ async def test_bad_log_messages_and_bad_listeners_do_no_harm(caplog):
     async def fail_later(_):
         raise ValueError("mine too")
 
-    Duties(log=fail).heard("notifications/message", {"level": "info", "data": 1})
-    Duties(log=fail_later).heard("notifications/message", {"level": "info", "data": 1})
-    Duties(log=fail).heard("notifications/message", {"level": "loud"})
-    Duties(log=fail).heard("notifications/progress", {})
-    Duties().heard("notifications/message", {"level": "info", "data": 1})
+    ServerRequestHandlers(log=fail).heard("notifications/message", {"level": "info", "data": 1})
+    ServerRequestHandlers(log=fail_later).heard("notifications/message", {"level": "info", "data": 1})
+    ServerRequestHandlers(log=fail).heard("notifications/message", {"level": "loud"})
+    ServerRequestHandlers(log=fail).heard("notifications/progress", {})
+    ServerRequestHandlers().heard("notifications/message", {"level": "info", "data": 1})
     await asyncio.sleep(0)
     assert caplog.text.count("The function that was given as on_log= failed.") == 2
 
@@ -710,7 +724,7 @@ async def test_a_flood_of_log_messages_is_bounded():
         await go.wait()
         heard.append(message.data)
 
-    duties = Duties(log=slowly)
+    duties = ServerRequestHandlers(log=slowly)
     for number in range(1100):
         duties.heard("notifications/message", {"level": "info", "data": number})
     go.set()

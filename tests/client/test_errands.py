@@ -7,7 +7,7 @@ import pytest
 
 from support.fakes import DISCOVERED, FakePipe, initialized
 from weft import AskFailed, Client, ClientLimits, InvalidAnswer, RemoteError, Server, UrlElicitationRequired
-from weft.client import errands
+from weft.client.requests import exchange as errands
 
 TEXT = {"content": [{"type": "text", "text": "done"}]}
 REQUIRED = -32042

@@ -19,9 +19,9 @@ import pytest
 
 from support.fakes import DISCOVERED, LEGACY, Exchange, FakePipe, http_server, initialized, reply, sse
 from weft import Client, ClientLimits, ConnectionFailed, InvalidAnswer, RemoteError, RequestTimeout, WeftError
-from weft.client import subscriptions
-from weft.client.cache import MemoryCacheStore, ResponseCache
-from weft.client.transports import reading
+from weft.client.connection import transport as reading
+from weft.client.requests import subscriptions
+from weft.client.requests.cache import MemoryCacheStore, ResponseCache
 from weft.jsonrpc import values_in
 from weft.limits import DEFAULT_CLIENT_LIMITS
 

@@ -17,10 +17,10 @@ import pytest
 
 from support.fakes import DISCOVERED, LEGACY, Exchange, FakePipe, http_server, initialized
 from weft import Client, ClientLimits, ConnectionFailed
-from weft.client.duties import Duties
-from weft.client.lifetime import Lifetime
-from weft.client.link import Link
-from weft.client.transports.memory import MemoryTransport
+from weft.client.api.client import ConnectLock
+from weft.client.connection.connection import ClientConnection
+from weft.client.connection.transport import MemoryTransport
+from weft.client.handlers.handlers import ServerRequestHandlers
 from weft.eras.stateless_client import StatelessClient
 from weft.errors import UsageError
 from weft.limits import DEFAULT_CLIENT_LIMITS
@@ -401,7 +401,7 @@ async def nothing() -> None:
 
 
 async def test_a_failure_that_is_none_of_ours_comes_out_as_it_is() -> None:
-    life = Lifetime(nothing)
+    life = ConnectLock(nothing)
 
     async def fail() -> None:
         async with life.change():
@@ -419,7 +419,7 @@ async def test_a_failure_that_is_none_of_ours_comes_out_as_it_is() -> None:
 
 
 async def test_a_change_that_was_done_in_spite_of_a_close_is_overtaken_all_the_same() -> None:
-    life = Lifetime(nothing)
+    life = ConnectLock(nothing)
 
     async def go_on() -> None:
         async with life.change():
@@ -540,7 +540,7 @@ async def test_a_login_may_close_the_client_that_it_is_for() -> None:
 async def test_a_function_that_does_not_end_is_not_waited_for(
     option: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("weft.client.calls._END_SECONDS", 0.1)
+    monkeypatch.setattr("weft.client.handlers.callbacks._END_SECONDS", 0.1)
     may_end = asyncio.Event()
 
     async def deaf(*_: Any) -> None:
@@ -569,7 +569,9 @@ async def test_a_function_that_does_not_end_is_not_waited_for(
 async def test_nothing_begins_on_a_link_that_is_closed() -> None:
     server = FakePipe(lambda pipe, message: None)
     limits = DEFAULT_CLIENT_LIMITS
-    link = Link(MemoryTransport(server, "here"), StatelessClient(), Duties(), Implementation("x", "1"), limits)
+    link = ClientConnection(
+        MemoryTransport(server, "here"), StatelessClient(), ServerRequestHandlers(), Implementation("x", "1"), limits
+    )
     await link.open()
     await link.close()
     for begin in (

@@ -12,7 +12,7 @@ import pytest
 
 from support import VERSION
 from weft import Client, ConnectionFailed, Context, Server
-from weft.client.transports.base import PipeTransport
+from weft.client.connection.transport import PipeTransport
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/custom-transport.md"
 

@@ -12,9 +12,9 @@ import pytest
 
 from support.fakes import DISCOVERED, LEGACY, Exchange, FakePipe, http_server, initialized, reply, sse
 from weft import Client, ClientLimits, ConnectionFailed
-from weft.client import calls
 from weft.client.auth import logins
-from weft.client.duties import Duties
+from weft.client.handlers import callbacks as calls
+from weft.client.handlers.handlers import ServerRequestHandlers
 from weft.errors import WeftError
 from weft.types.lifecycle import ProgressParams
 
@@ -101,7 +101,7 @@ async def test_so_it_is_with_a_standing_stream(monkeypatch: pytest.MonkeyPatch) 
         assert pause(attempt) != pause(attempt)
         return 0.0
 
-    monkeypatch.setattr("weft.client.calls.pause", noted)
+    monkeypatch.setattr("weft.client.handlers.callbacks.pause", noted)
     streams = 0
 
     async def handle(exchange: Exchange) -> None:
@@ -146,7 +146,7 @@ async def test_so_it_is_with_one_that_is_taken_and_lost_at_once_every_time(
         else:
             await exchange.respond(202)
 
-    monkeypatch.setattr("weft.client.calls.pause", noted)
+    monkeypatch.setattr("weft.client.handlers.callbacks.pause", noted)
     async with http_server(handle) as url, Client(url, mode=mode) as client, client.listen():
         await asyncio.wait_for(enough.wait(), 30)
     assert attempts == [0, 1, 2, 3, 4, 4, 4, 4, 4, 4, 4, 4]  # it is not given up
@@ -174,7 +174,7 @@ async def test_what_a_function_has_not_taken_yet_is_bound_by_its_size_too() -> N
         await gate.wait()
         taken.append(number)
 
-    courier = calls.Courier(take, 1000, "take(number)")
+    courier = calls.CallbackQueue(take, 1000, "take(number)")
     courier.call(0)
     for number in range(1, 6):
         courier.call(number, size=calls._WAITING_BYTES // 2)
@@ -272,7 +272,7 @@ async def test_a_plain_client_uses_nothing_that_is_going_away(is_session: bool) 
 @pytest.mark.spec("DEP-01")
 def test_who_samples_does_not_offer_the_context_of_servers() -> None:
     for functions in ({"sample": print}, {"sample_with_tools": print}):
-        sampling = Duties(**functions).capabilities.sampling
+        sampling = ServerRequestHandlers(**functions).capabilities.sampling
         assert sampling is not None
         assert sampling.context is None
 

@@ -9,7 +9,7 @@ import pytest
 from support.fakes import DISCOVERED, Exchange, FakePipe, http_server, initialized, reply, sse
 from weft import Client, ClientLimits, ConnectionFailed, InvalidAnswer, RemoteError, RequestTimeout
 from weft.client import StreamReopened, ToolsChanged
-from weft.client.cache import authorization_partition, unique_name, whose
+from weft.client.requests.cache import authorization_partition, unique_name, whose
 
 IMPATIENT = ClientLimits(request_seconds=0.3, probe_seconds=0.3, resumptions=1, close_seconds=0.3)
 SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from support import CLIENT_CAPABILITIES_KEY, encode, message, serve
-from weft.server.process.loading import Target, load
+from weft.server.run.loading import Target, load
 
 PROGRAM = """
 import asyncio

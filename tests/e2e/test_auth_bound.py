@@ -14,9 +14,9 @@ from support.logging_in import REDIRECT, Browser, log_in
 from support.protected import Peer, challenge_of, make_protected
 from support.tokens import RESOURCE, ec_jwk, proof_for, rsa_jwk
 from weft import Client, ClientCredentials, OAuth
+from weft.authorization import CLIENT_CREDENTIALS, AuthorizationServer, RegisteredClient
 from weft.client.auth import FunctionRedirect
 from weft.server.auth import Dpop, IntrospectionVerifier, ResourceServer, dpop
-from weft.server.auth.authorization import CLIENT_CREDENTIALS, AuthorizationServer, RegisteredClient
 from weft.server.auth.dpop import thumbprint
 
 PROGRAM = RegisteredClient(client_id="program", grant_types=(CLIENT_CREDENTIALS,)).with_secret(SECRET)
@@ -140,7 +140,7 @@ def test_two_proofs(place: Authorization) -> None:
 
 def test_what_gets_no_token_is_not_remembered(place: Authorization) -> None:
     """Anybody can make proofs: the record of them is for those who get something."""
-    from weft.server.auth.authorization import tokening
+    from weft.authorization import token as tokening
 
     made: list[Any] = []
     use = tokening.Proofs.use

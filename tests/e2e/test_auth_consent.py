@@ -13,9 +13,9 @@ from test_auth_login import CLIENTS, Authorization, documents, register
 from support import serve
 from support.logging_in import REDIRECT, Browser, hidden_fields, pkce, sent_to
 from support.tokens import RESOURCE
+from weft.authorization import AuthorizationServer
+from weft.authorization.clients import Clients
 from weft.backends.memory import MemoryBackend
-from weft.server.auth.authorization import AuthorizationServer
-from weft.server.auth.authorization.clients import Clients
 
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 
@@ -177,7 +177,7 @@ async def test_a_document_is_fetched_anew_when_its_time_is_over(monkeypatch: pyt
         host.document["client_id"] = url
         names = []
         for later in (0, 599, 601):
-            monkeypatch.setattr("weft.server.auth.authorization.clients.time.monotonic", lambda: started + later)  # noqa: B023 - used at once
+            monkeypatch.setattr("weft.authorization.clients.time.monotonic", lambda: started + later)  # noqa: B023 - used at once
             client = await clients.find(url)
             assert client is not None
             names.append(client.client_name)

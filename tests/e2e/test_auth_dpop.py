@@ -16,7 +16,7 @@ from support.tokens import METADATA, RESOURCE, bound_to, ec_jwk, ec_key, proof_f
 from weft.errors import UsageError
 from weft.server.auth import Dpop
 from weft.server.auth import dpop as module
-from weft.server.auth.admission import Admission
+from weft.server.auth.bearer_auth import Admission
 from weft.server.auth.dpop import thumbprint
 
 

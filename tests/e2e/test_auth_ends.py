@@ -11,8 +11,8 @@ import pytest
 from support import serve
 from support.authorizing import SECRET, Authorization, authorize, error_of
 from support.protected import ERAS, Peer, challenge_of
+from weft.authorization import AuthorizationServer
 from weft.backends.memory import MemoryBackend
-from weft.server.auth.authorization import AuthorizationServer
 
 
 @pytest.fixture(scope="module")

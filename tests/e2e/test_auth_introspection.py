@@ -13,9 +13,9 @@ from support.authorizing import CLIENTS, SECRET, Authorization, authorize, error
 from support.logging_in import Browser
 from support.protected import Peer
 from support.tokens import RESOURCE
+from weft.authorization import AuthorizationServer, RegisteredClient
 from weft.errors import UsageError
 from weft.server.auth import IntrospectionVerifier
-from weft.server.auth.authorization import AuthorizationServer, RegisteredClient
 
 OTHER = "https://other.example/mcp"
 ASKER = RegisteredClient(client_id="asker", grant_types=(), introspects=(RESOURCE,)).with_secret(SECRET)
@@ -56,9 +56,9 @@ INACTIVE: dict[str, Any] = {
 
 
 def grant() -> Any:
-    from weft.server.auth.authorization.grants import Grant
+    from weft.authorization.grants import IssuedGrant
 
-    return Grant(client_id="public", subject="ann", scopes=("read",), resource=RESOURCE)
+    return IssuedGrant(client_id="public", subject="ann", scopes=("read",), resource=RESOURCE)
 
 
 def other_server(place: Authorization) -> AuthorizationServer:

@@ -17,16 +17,16 @@ from support.authorizing import CLIENTS, SECRET, Authorization, authorize, error
 from support.logging_in import FORM, REDIRECT, Browser, hidden_fields, log_in, pkce, sent_to
 from support.protected import Peer, make_protected
 from support.tokens import RESOURCE
+from weft.authorization import AuthorizationServer, web
+from weft.authorization import clients as module
+from weft.authorization.clients import Clients
+from weft.authorization.users import TooManyTries, Users
+from weft.authorization.web import digest
 from weft.backends.memory import MemoryBackend
 from weft.errors import UsageError
+from weft.net.resolver import is_public, public_connector
 from weft.protocol.headers import Headers
 from weft.server.auth import ResourceServer
-from weft.server.auth.authorization import AuthorizationServer, web
-from weft.server.auth.authorization import clients as module
-from weft.server.auth.authorization.clients import Clients
-from weft.server.auth.authorization.users import TooManyTries, Users
-from weft.server.auth.authorization.web import digest
-from weft.server.auth.public_addresses import is_public, public_connector
 
 
 @pytest.fixture(scope="module")
@@ -266,7 +266,7 @@ async def test_a_body_that_does_not_arrive_is_not_waited_for(monkeypatch: pytest
 
     form = Headers({b"content-type": b"application/x-www-form-urlencoded"}, [])
     with pytest.raises(web.OAuthError) as refused:
-        await web.Request({"method": "POST"}, form, receive).form()
+        await web.WebRequest({"method": "POST"}, form, receive).form()
     assert refused.value.status == 408
 
 
@@ -278,7 +278,7 @@ async def test_a_body_that_is_cut_short_is_not_taken_for_whole() -> None:
 
     form = Headers({b"content-type": b"application/x-www-form-urlencoded"}, [])
     with pytest.raises(web.OAuthError, match="before it was complete"):
-        await web.Request({"method": "POST"}, form, receive).form()
+        await web.WebRequest({"method": "POST"}, form, receive).form()
 
 
 async def test_documents_are_not_waited_for_by_any_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -626,7 +626,7 @@ def test_settings_that_cannot_be(options: dict[str, Any]) -> None:
 
 
 def test_a_code_does_not_last(place: Authorization, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.server.auth.authorization.grants.CODE_SECONDS", 0.05)
+    monkeypatch.setattr("weft.authorization.grants.CODE_SECONDS", 0.05)
     verifier, challenge = pkce()
     code = log_in(Browser(place.base), **place.request(challenge))["code"]
     time.sleep(0.1)

@@ -14,8 +14,8 @@ from support.protected import Peer, challenge_of, make_protected, protect
 from support.sessions import introduction, rpc
 from support.tokens import ISSUER, bound_to, proof_for, rsa_jwk, token_for
 from weft import Extension
+from weft.authorization import AuthorizationServer
 from weft.server.auth import JwtVerifier, ResourceServer
-from weft.server.auth.authorization import AuthorizationServer
 
 WELL_KNOWN = "/.well-known/oauth-protected-resource"
 PUBLIC = "https://mcp.example.com/tools/mcp"

@@ -24,15 +24,15 @@ from support.logging_in import REDIRECT, Browser, log_in, pkce
 from support.protected import make_protected
 from support.tokens import bound_to, ec_jwk, ec_key, proof_for, rsa_jwk, rsa_key
 from weft import AuthorizationFailed, Client, ClientCredentials, EnterpriseManaged, WorkloadIdentity
-from weft.client.auth import IdentityProvider, PrivateKey
-from weft.server.auth import ResourceServer
-from weft.server.auth.authorization import (
+from weft.authorization import (
     CLIENT_CREDENTIALS,
     JWT_BEARER,
     AuthorizationServer,
     RegisteredClient,
     TrustedIssuer,
 )
+from weft.client.auth import IdentityProvider, PrivateKey
+from weft.server.auth import ResourceServer
 
 SECRET = "a secret of a program"
 CLIENT_JWT = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"

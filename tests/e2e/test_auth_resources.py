@@ -8,8 +8,8 @@ from test_auth_login import CLIENTS, Authorization
 
 from support import serve
 from support.logging_in import Browser, log_in, pkce
+from weft.authorization import AuthorizationServer
 from weft.server.auth import ResourceServer
-from weft.server.auth.authorization import AuthorizationServer
 
 
 @pytest.mark.spec("AUTH-26", "AUTH-30")

@@ -10,9 +10,7 @@ from jwt.algorithms import ECAlgorithm
 from support import serve
 from support.logging_in import REDIRECT, Browser
 from support.tokens import ec_jwk, ec_key, rsa_jwk, rsa_key
-from weft.errors import UsageError
-from weft.server.auth import JwtVerifier
-from weft.server.auth.authorization import (
+from weft.authorization import (
     CLIENT_CREDENTIALS,
     JWT_BEARER,
     AuthorizationServer,
@@ -20,6 +18,8 @@ from weft.server.auth.authorization import (
     TrustedIssuer,
     hash_password,
 )
+from weft.errors import UsageError
+from weft.server.auth import JwtVerifier
 
 RESOURCE = "https://mcp.example/mcp"
 USERS = {"ann": "correct horse"}

@@ -150,7 +150,7 @@ def test_no_token_is_shown_anywhere(caplog: pytest.LogCaptureFixture) -> None:
 
 async def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that are known are compared, each by a digest, also after one was found."""
-    from weft.server.auth import static_tokens
+    from weft.server.auth import verifiers as static_tokens
 
     compared: list[tuple[bytes, bytes]] = []
 

@@ -20,14 +20,14 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from support import serve
 from support.logging_in import REDIRECT, Browser, log_in, pkce
 from support.tokens import ec_jwk, ec_key, rsa_jwk, rsa_key
-from weft.backends.memory import MemoryBackend
-from weft.server.auth.authorization import (
+from weft.authorization import (
     CLIENT_CREDENTIALS,
     JWT_BEARER,
     AuthorizationServer,
     RegisteredClient,
     TrustedIssuer,
 )
+from weft.backends.memory import MemoryBackend
 
 SECRET = "a secret of a client"
 RESOURCE = "https://mcp.example/mcp"

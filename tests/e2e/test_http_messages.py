@@ -350,7 +350,7 @@ def test_an_application_may_use_codes_of_its_own() -> None:
 @pytest.mark.spec("HTTP-04")
 @pytest.mark.security("D15")
 def test_a_server_listens_on_loopback_unless_told_otherwise() -> None:
-    from weft.server.process.listening import HttpOptions, bind
+    from weft.server.run.listening import HttpOptions, bind
 
     with closing(bind(HttpOptions().host, 0)) as listener:
         assert listener.getsockname()[0] == "127.0.0.1"

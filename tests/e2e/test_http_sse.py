@@ -20,7 +20,7 @@ from support.wire import headers_for
 from weft import Context, Limits, Server, TokenInfo
 from weft.eras.session import HANDSHAKE, READY, REVISIONS
 from weft.errors import UsageError
-from weft.server.transports.caller import TOKEN_INFO
+from weft.server.http.request import TOKEN_INFO
 
 OLDEST, SECOND, *_ = reversed(REVISIONS)
 ANSWERS = {"sampling": {}, "roots": {"listChanged": True}}

@@ -15,7 +15,7 @@ import pytest
 
 from support import LOG_LEVEL_KEY, encode, message
 from weft import Server
-from weft.server.transports.stdio import serve_stdio
+from weft.server.stdio.stdio import serve_stdio
 
 PROGRAM = """
 from weft import Context, Server

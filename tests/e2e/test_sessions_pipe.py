@@ -18,7 +18,7 @@ from support.peers import SESSION_VERSIONS, Peer, StdioWay
 from support.sessions import NEWEST, introduction, rpc
 from weft import Connection, Context, Server
 from weft.errors import RemoteError, RequestTimeout
-from weft.types.request import CLIENT_CAPABILITIES_KEY, LOG_LEVEL_KEY, PROTOCOL_VERSION_KEY
+from weft.types.lifecycle import CLIENT_CAPABILITIES_KEY, LOG_LEVEL_KEY, PROTOCOL_VERSION_KEY
 
 PIPELINED = (
     rpc("initialize", introduction(NEWEST), id=1),

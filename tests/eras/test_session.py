@@ -8,7 +8,7 @@ from support import CLIENT_CAPABILITIES_KEY, PROTOCOL_VERSION_KEY, VERSION, enco
 from support.peers import SESSION_VERSIONS
 from support.sessions import NEWEST, introduction, rpc
 from weft.eras.base import Envelope, Offer, choose
-from weft.eras.session import SESSION, Unacquainted
+from weft.eras.session import SESSION, HeaderPeer
 from weft.eras.stateless import STATELESS
 from weft.errors import (
     HeaderMismatch,
@@ -24,8 +24,7 @@ from weft.jsonrpc import decode
 from weft.protocol.headers import Headers, read
 from weft.protocol.revisions import METHODS, SESSION_2025_11_25, Revision
 from weft.types.base import EmptyResult, Implementation, LogLevel
-from weft.types.capabilities import ClientCapabilities, ElicitationCapability, RootsCapability
-from weft.types.lifecycle import ProgressParams
+from weft.types.lifecycle import ClientCapabilities, ElicitationCapability, ProgressParams, RootsCapability
 
 METHODS_OF = {"session": {name: METHODS[name] for name in SESSION.methods}, "stateless": METHODS}
 OFFER = Offer(METHODS_OF, {}, (VERSION, *SESSION.versions))
@@ -185,7 +184,7 @@ def test_no_header_is_needed() -> None:
 @pytest.mark.parametrize(("stated", "version"), [(None, "2025-03-26"), ("2025-06-18", "2025-06-18")])
 def test_whom_nobody_remembers_has_the_version_of_the_header(stated: str | None, version: str) -> None:
     headers = http() if stated is None else http(mcp_protocol_version=stated)
-    envelope = opened(rpc("tools/list"), Unacquainted(headers), headers, STRICT)
+    envelope = opened(rpc("tools/list"), HeaderPeer(headers), headers, STRICT)
     assert envelope.revision.version == version
     assert envelope.client_capabilities == ClientCapabilities()
 
@@ -233,7 +232,7 @@ def test_log_messages_from_the_level_on_that_was_asked_for() -> None:
     assert [level for level in levels if SESSION.may_log(level, "warning")] == ["warning", "error"]
     silent, known = Known(), Known()
     silent.log_level = None  # it has not said
-    for peer, expected in ((known, levels[3:]), (silent, levels[1:]), (Unacquainted(http()), levels[1:])):
+    for peer, expected in ((known, levels[3:]), (silent, levels[1:]), (HeaderPeer(http()), levels[1:])):
         asked = opened(rpc("tools/list"), peer).log_level
         assert [level for level in levels if SESSION.may_log(level, asked)] == expected
 

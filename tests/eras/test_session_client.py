@@ -9,8 +9,8 @@ from weft.eras.base import ClientEra
 from weft.eras.session_client import SessionClient
 from weft.errors import InvalidAnswer
 from weft.types.base import Implementation
-from weft.types.capabilities import ClientCapabilities, RootsCapability
-from weft.types.subscriptions import SubscriptionFilter
+from weft.types.interaction import SubscriptionFilter
+from weft.types.lifecycle import ClientCapabilities, RootsCapability
 
 ERA = SessionClient()
 INFO = Implementation("t", "1")

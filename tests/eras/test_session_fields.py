@@ -27,13 +27,6 @@ from weft.protocol.revisions import (
     Revision,
 )
 from weft.types.base import Annotations, EmptyResult, Implementation, Result
-from weft.types.capabilities import (
-    ClientCapabilities,
-    ElicitationCapability,
-    RootsCapability,
-    SamplingCapability,
-    ServerCapabilities,
-)
 from weft.types.content import (
     AudioContent,
     EmbeddedResource,
@@ -43,7 +36,15 @@ from weft.types.content import (
     TextContent,
 )
 from weft.types.interaction import SamplingMessage, ToolResultContent, ToolUseContent
-from weft.types.lifecycle import InitializeResult, ProgressParams
+from weft.types.lifecycle import (
+    ClientCapabilities,
+    ElicitationCapability,
+    InitializeResult,
+    ProgressParams,
+    RootsCapability,
+    SamplingCapability,
+    ServerCapabilities,
+)
 from weft.types.prompts import (
     CompleteResult,
     GetPromptResult,

@@ -21,7 +21,7 @@ from weft.jsonrpc import decode
 from weft.protocol.headers import Headers, read
 from weft.protocol.revisions import METHODS
 from weft.types.base import EmptyResult, Implementation
-from weft.types.capabilities import ClientCapabilities, RootsCapability
+from weft.types.lifecycle import ClientCapabilities, RootsCapability
 
 OFFER = Offer({"stateless": METHODS}, {"who": "me"}, (VERSION,))
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")

@@ -10,8 +10,8 @@ from weft.eras.stateless_client import StatelessClient, named_versions
 from weft.errors import InvalidAnswer
 from weft.protocol.headers import decode_value
 from weft.types.base import Implementation
-from weft.types.capabilities import ClientCapabilities, RootsCapability, ServerCapabilities
-from weft.types.subscriptions import SubscriptionFilter
+from weft.types.interaction import SubscriptionFilter
+from weft.types.lifecycle import ClientCapabilities, RootsCapability, ServerCapabilities
 
 ERA = StatelessClient()
 INFO = Implementation("t", "1")

@@ -9,8 +9,7 @@ import pytest
 import typing_extensions
 from pydantic import AnyUrl, BaseModel, Field, create_model
 
-from weft.protocol.answers import check_answer
-from weft.protocol.forms import EMAIL, Titles, form_schema, parse_form
+from weft.forms import EMAIL, Titles, check_answer, form_schema, parse_form
 
 TITLED = [{"const": "w", "title": "Window"}, {"const": "a", "title": "Aisle"}]
 

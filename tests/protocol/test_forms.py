@@ -14,7 +14,7 @@ import pytest
 import typing_extensions
 from pydantic import AnyUrl, BaseModel, EmailStr, Field, SecretStr, create_model, field_validator
 
-from weft.protocol.forms import EMAIL, Titles, check_form, form_schema, parse_form
+from weft.forms import EMAIL, Titles, check_form, form_schema, parse_form
 
 
 class Color(Enum):
@@ -123,7 +123,7 @@ def test_no_default_is_shown_where_it_is_none_or_made():
 def test_a_form_is_the_same_in_every_process():
     program = (
         "from dataclasses import dataclass, field\nfrom typing import Literal\n"
-        "from weft.protocol.forms import form_schema\n"
+        "from weft.forms import form_schema\n"
         "@dataclass\nclass F:\n  x: frozenset[Literal['a', 'b', 'c', 'd']] = frozenset('dbca')\nprint(form_schema(F))"
     )
     printed = {

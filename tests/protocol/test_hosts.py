@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weft.errors import UsageError
-from weft.protocol.hosts import HostPolicy, refusal
+from weft.net.hosts import HostPolicy, refusal
 
 LOOPBACK = [
     b"localhost",

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from weft.protocol.journal import Answer, Journal, Keys, digest
+from weft.protocol.journal import Journal, Keys, RecordedAnswer, digest
 from weft.types.interaction import ElicitParams
 
 KEYS = st.text(max_size=12)
@@ -21,7 +21,7 @@ RAWS = st.recursive(
 ).map(lambda value: Raw(json.dumps(value).encode()))
 JOURNALS = st.builds(
     Journal,
-    st.dictionaries(KEYS, st.builds(Answer, DIGESTS, RAWS), max_size=4),
+    st.dictionaries(KEYS, st.builds(RecordedAnswer, DIGESTS, RAWS), max_size=4),
     st.dictionaries(KEYS, RAWS, max_size=4),
     st.dictionaries(KEYS, DIGESTS, max_size=4),
     st.none() | RAWS,
@@ -98,7 +98,7 @@ def test_only_answers_to_what_is_pending_are_recorded(journal: Journal, response
     before, asked = dict(journal.answers), dict(journal.pending)
     journal.accept(responses)
     assert journal.pending == {}
-    accepted = {key: Answer(asked[key], responses[key]) for key in asked if key in responses}
+    accepted = {key: RecordedAnswer(asked[key], responses[key]) for key in asked if key in responses}
     assert journal.answers == {**before, **accepted}
 
 

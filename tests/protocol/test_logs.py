@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.protocol.logs import MASK, Seldom, call_line, masked_body, masked_headers, masked_url
+from weft.net.logs import MASK, Seldom, call_line, masked_body, masked_headers, masked_url
 
 SECRET = "s3cr3t-value-that-nobody-reads"
 

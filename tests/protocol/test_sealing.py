@@ -255,7 +255,7 @@ def test_neighbouring_pieces_do_not_run_into_each_other():
 
 def test_cryptography_is_loaded_by_sealing_only():
     program = (
-        "import sys, weft, weft.server.app\n"
+        "import sys, weft, weft.server.api.server\n"
         "from weft.protocol.sealing import KeyRing\n"
         "ring = KeyRing.ephemeral()\n"
         "assert 'cryptography' not in sys.modules\n"

@@ -7,8 +7,8 @@ from pydantic import BaseModel, Field
 
 from support import CLIENT_CAPABILITIES_KEY, ask
 from weft import Context, InputRequired, MirroredHeader, ResourceServer, Server, StaticTokens, Titles, ask_form
-from weft.server.asks import asks
-from weft.server.process.listening import try_line, warn_of_scopes
+from weft.server.asking import asks
+from weft.server.run.listening import try_line, warn_of_scopes
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ import pytest
 
 from support.raw_sessions import AppPeer, answer_to, eventually, message
 from weft import Connection, QuestionFailed, Server
-from weft.server import background
-from weft.server.background import Background
+from weft.server.api import lifespan as background
+from weft.server.api.lifespan import Background
 
 ROOTS = {"roots": {"listChanged": True}}
 CHANGED = message("notifications/roots/list_changed")

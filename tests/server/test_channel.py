@@ -10,7 +10,7 @@ from support.raw_sessions import FORM, AppPeer, Reply, accept, answer_to, called
 from weft import Context, InputRequired, Limits, Server, UrlElicitationRequired, ask_form, ask_roots, ask_url
 from weft.errors import QuestionFailed, UsageError
 from weft.types.interaction import ListRootsResult
-from weft.types.request import CLIENT_CAPABILITIES_KEY
+from weft.types.lifecycle import CLIENT_CAPABILITIES_KEY
 
 ANSWERS = {"Name?": "Ada", "Seat?": "12A", "Meal?": "soup"}
 

@@ -13,8 +13,8 @@ from support.rounds import KEYS, WORD, call, text, word
 from weft import Context, InputRequired, InvalidParams, Next, Server, ToolError, ask_form
 from weft.backends.base import Backend
 from weft.backends.memory import MemoryBackend
-from weft.server.asks import claims
-from weft.server.asks.claims import Claims
+from weft.server.asking import once as claims
+from weft.server.asking.once import OnceStore
 
 
 def shop(*, single_use: bool) -> Server:
@@ -74,7 +74,7 @@ async def test_what_is_over_is_forgotten_and_claims_stay_bounded(monkeypatch: py
     monkeypatch.setattr(claims, "MOST_BYTES", 100)
     now = 0.0
     store = MemoryBackend(clock=lambda: now).store
-    states = Claims(store, seconds=600, most_bytes=64)
+    states = OnceStore(store, seconds=600, most_bytes=64)
     assert [await states.spend(name) for name in "aab"] == [True, False, True]
     for name in "cdef":
         assert await states.spend(name)
@@ -271,7 +271,7 @@ async def test_a_store_that_fails_fails_its_calls_and_no_others(caplog: pytest.L
     server.claims._store = store
     assert text((await retry(server, state, RIGHT)).result) == "yes 1"
 
-    class Forgetful(Claims):
+    class Forgetful(OnceStore):
         async def give_back(self, state: str) -> None:
             raise ConnectionError("the store is gone")
 
@@ -369,7 +369,7 @@ async def test_a_claim_of_the_dead_ends_and_one_of_the_living_is_renewed(monkeyp
     state = (await call(server)).result["requestState"]
     await asyncio.gather(*(retry(till.server(shared), state, RIGHT) for _ in range(2)))
     assert till.charged == 1  # though it took longer than a claim lasts
-    forgotten = Claims(MemoryBackend().store, seconds=600, most_bytes=64)
+    forgotten = OnceStore(MemoryBackend().store, seconds=600, most_bytes=64)
     dead = asyncio.create_task(forgotten.once("x", asyncio.Event().wait))  # type: ignore[arg-type]
     await asyncio.sleep(0.01)
     for task in forgotten._under_way:
@@ -388,7 +388,7 @@ class Counted:
     def __init__(self, store: Any = None) -> None:
         self.began = self.ended = 0
         self.store = Yielding(MemoryBackend().store) if store is None else store
-        self.claims = Claims(self.store, seconds=600, most_bytes=64)
+        self.claims = OnceStore(self.store, seconds=600, most_bytes=64)
 
     async def make(self) -> bytes:
         self.began += 1
@@ -512,7 +512,7 @@ async def test_a_plain_function_whose_call_was_given_up_is_done_and_not_done_aga
 async def test_what_one_worker_gave_back_it_does_not_forget_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "MOST", 2)
     store = MemoryBackend().store
-    one, other = (Claims(store, seconds=600, most_bytes=64) for _ in range(2))
+    one, other = (OnceStore(store, seconds=600, most_bytes=64) for _ in range(2))
     assert await one.spend("a")
     await one.give_back("a")
     assert await other.spend("a")
@@ -529,7 +529,7 @@ async def test_a_bound_that_cannot_be_kept_fails_nobody(
             raise ConnectionError("the store is gone")
 
     monkeypatch.setattr(claims, "MOST", 1)
-    states = Claims(Keeping(MemoryBackend().store), seconds=600, most_bytes=64)
+    states = OnceStore(Keeping(MemoryBackend().store), seconds=600, most_bytes=64)
     assert [await states.spend(name) for name in "ab"] == [True, True]
     assert "a claim beyond the bound stays until its time is over" in caplog.text
 
@@ -537,7 +537,7 @@ async def test_a_bound_that_cannot_be_kept_fails_nobody(
 async def test_what_is_made_again_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "MOST_BYTES", 100)
     store = MemoryBackend().store
-    lossy = Claims(store, seconds=600, most_bytes=64)
+    lossy = OnceStore(store, seconds=600, most_bytes=64)
 
     async def large() -> bytes:
         return b"x" * 40

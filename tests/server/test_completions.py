@@ -15,14 +15,14 @@ from weft.eras.stateless import NEWEST, STATELESS
 from weft.eras.stateless_client import StatelessClient
 from weft.errors import MethodNotFound, RegistrationError
 from weft.jsonrpc import decode, encode_request
-from weft.server.call import Call
-from weft.server.connection import Connection
+from weft.server.calls.call import Call
+from weft.server.calls.connection import Connection
 from weft.server.features.completions import to_completion
 from weft.server.features.content import Unserialisable
-from weft.server.process.listening import HttpOptions
-from weft.server.process.running import start
+from weft.server.run.listening import HttpOptions
+from weft.server.run.running import start
 from weft.types.base import Implementation
-from weft.types.capabilities import ClientCapabilities
+from weft.types.lifecycle import ClientCapabilities
 
 
 class Silent:

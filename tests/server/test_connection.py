@@ -9,15 +9,15 @@ import pytest
 from support import ask
 from weft import Context, Server
 from weft.errors import NoBackChannelError, ProtocolError
-from weft.server.connection import NO_CHANNEL, Cancellation, Connection
+from weft.server.calls.connection import NO_CHANNEL, Cancellation, Connection
 from weft.types.base import Implementation
-from weft.types.capabilities import (
+from weft.types.interaction import ListRootsResult, Root
+from weft.types.lifecycle import (
     ClientCapabilities,
     ElicitationCapability,
     RootsCapability,
     SamplingCapability,
 )
-from weft.types.interaction import ListRootsResult, Root
 
 
 class Channel:

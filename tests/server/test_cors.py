@@ -15,7 +15,7 @@ from support.tokens import token_for
 from support.wire import ACCEPT_BOTH, Response
 from weft import Context, Server
 from weft.errors import UsageError
-from weft.protocol.hosts import HostPolicy
+from weft.net.hosts import HostPolicy
 
 PAGE = "https://app.example.com"
 OTHER = "https://evil.example"

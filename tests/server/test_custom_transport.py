@@ -11,7 +11,7 @@ import pytest
 
 from support import CLIENT_CAPABILITIES_KEY, PROTOCOL_VERSION_KEY, SERVER_INFO, VERSION, make_server, message
 from weft import Server
-from weft.server.transports.stdio import serve_stdio
+from weft.server.stdio.stdio import serve_stdio
 
 CAN_ASK = {CLIENT_CAPABILITIES_KEY: {"elicitation": {}}}
 

@@ -8,7 +8,7 @@ import weakref
 from contextvars import ContextVar
 
 from support import until
-from weft.server.process import development
+from weft.server.run import development
 
 kept: ContextVar[object] = ContextVar("kept")
 

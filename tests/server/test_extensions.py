@@ -8,9 +8,9 @@ import pytest
 from support import CLIENT_CAPABILITIES_KEY, ask
 from weft import CallToolResult, Context, Extension, MirroredHeader, RegistrationError, Server
 from weft.protocol.revisions import Method
-from weft.server.call import Call
+from weft.server.calls.call import Call
 from weft.types.base import EmptyResult, Result
-from weft.types.request import RequestParams
+from weft.types.lifecycle import RequestParams
 
 
 class EchoParams(RequestParams, kw_only=True):

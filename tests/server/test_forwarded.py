@@ -5,9 +5,8 @@ import pytest
 from support import ACCEPT_BOTH, ask, make_server
 from weft import TokenInfo
 from weft.errors import UsageError
-from weft.server.process.listening import HttpOptions, warn_of_proxy
-from weft.server.transports.caller import TOKEN_INFO
-from weft.server.transports.forwarded import TrustedProxies
+from weft.server.http.request import TOKEN_INFO, TrustedProxies
+from weft.server.run.listening import HttpOptions, warn_of_proxy
 
 PROXIES = TrustedProxies(["10.0.0.0/8", "2001:db8::1"])
 CLIENT = "203.0.113.9"

@@ -13,10 +13,10 @@ import uvicorn
 
 from support import encode, headers_for, message
 from weft import Context, Limits, Server
-from weft.server.process import running
-from weft.server.process.listening import HttpOptions, bind
-from weft.server.transports import head_guard, http_reply
-from weft.server.transports.http_reply import HttpReply
+from weft.server.http import reply as http_reply
+from weft.server.http.reply import HttpReply
+from weft.server.run import head_guard, running
+from weft.server.run.listening import HttpOptions, bind
 
 PATIENCE = 5.0  # seconds: far less than those after which an idle connection is closed
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from weft import Server
-from weft.server.process.host_signals import follow_host_signals
+from weft.server.http.host_signals import follow_host_signals
 
 
 @pytest.fixture

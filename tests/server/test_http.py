@@ -10,8 +10,8 @@ from starlette.applications import Starlette
 from support import ask, encode, headers_for, make_server, message, serve
 from weft import Context, Limits, Server, TokenInfo
 from weft.errors import UsageError
-from weft.server.connection import Cancellation
-from weft.server.transports.http_reply import Accepts, HttpReply, Refusal, read_accept
+from weft.server.calls.connection import Cancellation
+from weft.server.http.reply import Accepts, HttpReply, Refusal, read_accept
 
 
 @pytest.mark.parametrize(

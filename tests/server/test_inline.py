@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from weft.server.inline import Deadline, Starter, Suspended
+from weft.server.calls.tasks import Deadline, EagerTaskStarter, PendingCoroutine
 
 
 async def stepped(coroutine: Coroutine[Any, Any, Any], told: list[str] | None = None) -> Any:
@@ -18,7 +18,7 @@ async def stepped(coroutine: Coroutine[Any, Any, Any], told: list[str] | None = 
         return done.value
     if told is not None:
         told.append("waits")
-    return await Suspended(coroutine, awaited)
+    return await PendingCoroutine(coroutine, awaited)
 
 
 async def immediately(value: Any) -> Any:
@@ -146,7 +146,7 @@ class Started:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self.starter = Starter(self._loop)
+        self.starter = EagerTaskStarter(self._loop)
 
     async def start(self, *coroutines: Coroutine[Any, Any, Any], cancel: bool = False) -> list[Any]:
         """What `start` returned or raised for each, all in one callback; `cancel` them before that has returned."""
@@ -422,4 +422,4 @@ async def test_closing_ends_the_spare_and_not_what_was_started(started: Started)
     await started.starter.close()
     await started.starter.close()  # once more is no harm
     assert await task == 7
-    await Starter(asyncio.get_running_loop()).close()  # never used: nothing to end
+    await EagerTaskStarter(asyncio.get_running_loop()).close()  # never used: nothing to end

@@ -4,14 +4,14 @@ import threading
 from typing import Any
 
 from weft import Server
-from weft.server.kept import Kept
+from weft.server.api.server import CachedValue
 
 
 class Shop:
     def __init__(self) -> None:
         self.made = 0
 
-    @Kept
+    @CachedValue
     def sign(self) -> int:
         """What hangs above the door."""
         self.made += 1

@@ -6,7 +6,7 @@ from typing import Self
 import pytest
 
 from weft import Limits
-from weft.server.transports.load import Bodies, Busy, Turns
+from weft.server.runtime.load import Bodies, Busy, Turns
 
 MB = 1024 * 1024
 

@@ -18,7 +18,7 @@ from support.raw_sessions import eventually
 from support.sessions import introduction, rpc
 from weft.protocol.names import check_meta_key
 from weft.types.base import SERVER_INFO_KEY, SUBSCRIPTION_ID_KEY
-from weft.types.request import RequestMeta
+from weft.types.lifecycle import RequestMeta
 
 BARE = {"progressToken", "traceparent", "tracestate", "baggage"}  # those that the specification names without a prefix
 TOP_LEVEL = {"io", "com", "org", "net", "dev"}  # domains that names of owners begin with here

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from weft.errors import RemoteError, RequestTimeout
-from weft.server.sessions import outstanding as module
-from weft.server.sessions.outstanding import Outstanding
+from weft.server.calls import pending as module
+from weft.server.calls.pending import PendingRequests
 from weft.types.lifecycle import ProgressParams
 
 
@@ -17,7 +17,7 @@ async def nowhere(message: bytes) -> None:
 
 
 async def test_who_asks_after_the_end_does_not_wait() -> None:
-    outstanding = Outstanding("s", nowhere)
+    outstanding = PendingRequests("s", nowhere)
     outstanding.close()
     async with asyncio.timeout(15):
         with pytest.raises(RemoteError, match="gone"):
@@ -32,7 +32,7 @@ async def test_a_request_that_is_cancelled_at_the_end_leaves_no_error_behind() -
     async def blocked(message: bytes) -> None:
         await asyncio.Event().wait()
 
-    outstanding = Outstanding("s", nowhere)
+    outstanding = PendingRequests("s", nowhere)
     asking = asyncio.create_task(outstanding.request(blocked, "ping", None, timeout=60))
     await asyncio.sleep(0)
     asking.cancel()
@@ -53,7 +53,7 @@ async def test_who_waits_is_let_go_although_the_peer_does_not_read(
     async def blocked(message: bytes) -> None:
         await asyncio.Event().wait()
 
-    outstanding = Outstanding("s", blocked)
+    outstanding = PendingRequests("s", blocked)
     asking = asyncio.create_task(outstanding.request(blocked, "ping", None, timeout=60 if cancelled else 0.01))
     await asyncio.sleep(0)
     if cancelled:
@@ -70,7 +70,7 @@ async def test_what_hearing_of_progress_raises_is_nobody_elses_fault(raised: typ
     def fail(params: ProgressParams) -> None:
         raise raised
 
-    outstanding = Outstanding("s", nowhere)
+    outstanding = PendingRequests("s", nowhere)
     asking = asyncio.create_task(outstanding.request(nowhere, "ping", None, timeout=60, on_progress=fail))
     await asyncio.sleep(0)
     assert outstanding.progressed(ProgressParams(progress_token="s-1", progress=1))
@@ -84,7 +84,7 @@ async def test_what_hearing_of_progress_raises_is_nobody_elses_fault(raised: typ
 async def test_progress_gives_more_time_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PROGRESS_SECONDS", 0.1)
     monkeypatch.setattr(module, "TOTAL_SECONDS", 0.3)
-    outstanding, heard = Outstanding("s", nowhere), 0
+    outstanding, heard = PendingRequests("s", nowhere), 0
 
     def hear(params: ProgressParams) -> None:
         nonlocal heard

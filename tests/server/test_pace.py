@@ -7,7 +7,7 @@ from pydantic import BaseModel, SecretBytes, SecretStr
 
 from support import LOG_LEVEL_KEY, ask
 from weft import Context, Limits, Server
-from weft.server.pace import Pace
+from weft.net.rate import Pace
 
 
 class Clock:
@@ -23,7 +23,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("weft.server.pace.monotonic", clock)
+    monkeypatch.setattr("weft.net.rate.monotonic", clock)
     return clock
 
 
@@ -221,7 +221,7 @@ async def test_a_call_that_says_nothing_counts_nothing(monkeypatch: pytest.Monke
     def fail() -> float:
         raise AssertionError("the time was looked at")
 
-    monkeypatch.setattr("weft.server.pace.monotonic", fail)
+    monkeypatch.setattr("weft.net.rate.monotonic", fail)
     server = Server("plain")
 
     @server.tool

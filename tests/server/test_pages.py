@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from weft import Server
 from weft.errors import InvalidParams, RegistrationError, UsageError
-from weft.server.changes import Change, Changes
+from weft.server.calls.changes import Change, Changes
 from weft.server.features.definitions import check_definition
 from weft.server.features.pages import CachePolicy, Pages
 from weft.types.tools import ListToolsResult, Tool
@@ -299,7 +299,7 @@ def test_a_listener_may_unsubscribe_while_it_is_told() -> None:
 
 @pytest.mark.security("R12")
 def test_listeners_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.server.changes.MOST_LISTENERS", 2)
+    monkeypatch.setattr("weft.server.calls.changes.MOST_LISTENERS", 2)
     changes = Changes()
     stop = changes.subscribe(print)
     changes.subscribe(print)

@@ -14,9 +14,8 @@ import pytest
 
 from support import encode, message, serve
 from weft import Limits, Server
-from weft.server.transports.lines import LineWriter
-from weft.server.transports.load import busy
-from weft.server.transports.stdio import serve_stdio
+from weft.server.runtime.load import busy
+from weft.server.stdio.stdio import LineWriter, serve_stdio
 
 
 async def read(fd: int) -> bytes:
@@ -200,7 +199,7 @@ async def test_what_a_non_blocking_terminal_does_not_take_at_once_follows() -> N
 
 
 async def test_nothing_waits_any_more_for_a_client_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.server.transports.lines.QUEUED_BYTES", 1000)
+    monkeypatch.setattr("weft.server.stdio.stdio.QUEUED_BYTES", 1000)
     server = Server("talker", limits=Limits(drain_seconds=0.05))
 
     @server.tool

@@ -16,16 +16,16 @@ from weft.eras.stateless import NEWEST, STATELESS
 from weft.eras.stateless_client import StatelessClient
 from weft.errors import InvalidParams, ProtocolError, RegistrationError, UsageError
 from weft.jsonrpc import decode, encode_request
-from weft.server.call import Call
-from weft.server.changes import Change
-from weft.server.connection import Connection
-from weft.server.dispatch import Next
+from weft.server.calls.call import Call
+from weft.server.calls.changes import Change
+from weft.server.calls.connection import Connection
 from weft.server.features.content import Audio, File, Image
 from weft.server.features.prompts import AssistantMessage, UserMessage
+from weft.server.runtime.dispatch import Next
 from weft.types.base import Icon, Implementation
-from weft.types.capabilities import ClientCapabilities, RootsCapability
 from weft.types.content import ResourceLink, TextContent
 from weft.types.interaction import InputRequiredResult
+from weft.types.lifecycle import ClientCapabilities, RootsCapability
 from weft.types.prompts import GetPromptResult, PromptMessage
 
 

@@ -8,10 +8,9 @@ import pytest
 
 from weft.backends.memory import MemoryBackend
 from weft.limits import Limits
-from weft.server.sessions.records import Record, Records
-from weft.server.sessions.session import Session
+from weft.server.sessions.session import Record, Records, Session
 from weft.server.sessions.streams import Streams
-from weft.types.capabilities import ClientCapabilities
+from weft.types.lifecycle import ClientCapabilities
 
 BEFORE = Record("v", None, ClientCapabilities(), None, "peer", subscribed_uris=["a://1", "a://2"])
 

@@ -10,7 +10,7 @@ import pytest
 
 from support.rounds import play, word, worker
 from weft import Context
-from weft.server.asks import replay
+from weft.server.asking import replay
 
 MISTAKE = pytest.mark.mistake("a side effect before a question")
 

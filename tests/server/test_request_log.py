@@ -20,12 +20,12 @@ import pytest
 from support import encode, headers_for, message, serve
 from weft import Client, Context, Extension, Limits, ResourceServer, Server, StaticTokens, TokenInfo, ToolError
 from weft.protocol.revisions import Method
-from weft.server.dispatch import Dispatcher
-from weft.server.process.running import set_up_logging
-from weft.server.request_log import LoggedDispatcher
-from weft.server.transports.http import HttpApp
+from weft.server.http.app import HttpApp
+from weft.server.run.running import set_up_logging
+from weft.server.runtime.dispatch import Dispatcher
+from weft.server.runtime.request_log import LoggedDispatcher
 from weft.types.base import EmptyResult, Result
-from weft.types.request import RequestParams
+from weft.types.lifecycle import RequestParams
 
 TOKEN = "t0ken-of-ann-that-is-secret"
 MS = re.compile(r"\d+\.\d ms")

@@ -14,16 +14,16 @@ from weft.eras.stateless_client import StatelessClient
 from weft.errors import ProtocolError, RegistrationError, ResourceNotFound, UsageError
 from weft.jsonrpc import decode, encode_request
 from weft.limits import Limits
-from weft.server.call import Call
-from weft.server.changes import Change
-from weft.server.connection import Connection
-from weft.server.dispatch import Next
+from weft.server.calls.call import Call
+from weft.server.calls.changes import Change
+from weft.server.calls.connection import Connection
 from weft.server.features.content import File, Image
 from weft.server.features.pages import CachePolicy
+from weft.server.runtime.dispatch import Next
 from weft.types.base import Annotations, Implementation
-from weft.types.capabilities import ClientCapabilities, RootsCapability
 from weft.types.content import ResourceContents
 from weft.types.interaction import InputRequiredResult
+from weft.types.lifecycle import ClientCapabilities, RootsCapability
 from weft.types.resources import ReadResourceResult
 
 

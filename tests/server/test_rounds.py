@@ -8,7 +8,7 @@ import pytest
 from support import CLIENT_CAPABILITIES_KEY, ask
 from support.rounds import EVERYTHING, KEYS, accept, call, echo, play, retry_of, text, word, worker
 from weft import Context, InputRequired, Limits, Server, ask_roots
-from weft.server.asks import rounds
+from weft.server.asking import rounds
 
 # --- asking
 

@@ -20,12 +20,12 @@ import pytest
 
 from weft import ResourceServer, Server, StaticTokens
 from weft.backends.memory import MemoryBackend
-from weft.cli.peer import CallFailed, Peer
+from weft.cli.peer import CallFailed, RemoteServer
 from weft.eras.session import NEWEST
 from weft.errors import StartError, UsageError
-from weft.protocol.hosts import is_loopback
-from weft.server.process.listening import HttpKeywords, HttpOptions, bind, check_exposure, try_line, url_of
-from weft.server.process.workers import settle_sessions
+from weft.net.hosts import is_loopback
+from weft.server.run.listening import HttpKeywords, HttpOptions, bind, check_exposure, try_line, url_of
+from weft.server.run.workers import settle_sessions
 
 SCRIPT = """
 import asyncio, os, sys, time
@@ -107,7 +107,7 @@ def start(tmp_path: Path):
 
 
 def pid_of(url: str) -> int:
-    return Peer(url, 30).call_tool("pid", {})["structuredContent"]
+    return RemoteServer(url, 30).call_tool("pid", {})["structuredContent"]
 
 
 def connect(url: str) -> socket.socket:
@@ -143,7 +143,7 @@ def test_it_may_have_as_many_connections_open_as_the_system_allows(start, tmp_pa
     tool = "@server.tool\ndef descriptors() -> list[int]: return list(resource.getrlimit(resource.RLIMIT_NOFILE))\n"
     ending = f"if __name__ == '__main__': server.run('http', port=0, workers={workers}, sessions=False)"
     process = start(ending, limit + SCRIPT + tool)
-    now, most = Peer(process.url(), 30).call_tool("descriptors", {})["structuredContent"]
+    now, most = RemoteServer(process.url(), 30).call_tool("descriptors", {})["structuredContent"]
     assert now == most > 64
 
 
@@ -349,7 +349,7 @@ def raw_call(tool: str) -> bytes:
     from weft.eras.stateless_client import StatelessClient
     from weft.jsonrpc import encode_request
     from weft.types.base import Implementation
-    from weft.types.capabilities import ClientCapabilities
+    from weft.types.lifecycle import ClientCapabilities
 
     era, call = StatelessClient(), {"name": tool}
     headers = era.headers("tools/call", call)
@@ -605,7 +605,7 @@ def test_workers_share_a_key_also_where_the_variable_for_it_is_empty(start, monk
     tool = "@server.tool\nasync def key() -> str:\n    return os.environ['WEFT_STATE_KEY']\n"
     url = start(tool + GUARDED).url()
     pids(url, 2)
-    keys = {Peer(url, 30).call_tool("key", {})["content"][0]["text"] for _ in range(20)}
+    keys = {RemoteServer(url, 30).call_tool("key", {})["content"][0]["text"] for _ in range(20)}
     assert [len(key) for key in keys] == [64]
 
 
@@ -695,7 +695,7 @@ def test_a_worker_that_dies_is_replaced(start) -> None:
     before = pids(url, 2)
     time.sleep(1)
     with contextlib.suppress(CallFailed):
-        Peer(url, 30).call_tool("die", {})
+        RemoteServer(url, 30).call_tool("die", {})
     process.until("is replaced")
     assert len(pids(url, 2) | before) == 3
 

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from weft import Client, Limits, Server
-from weft.client.results import ToolsChanged
+from weft.client.api.results import ToolsChanged
 from weft.errors import StartError, UsageError
-from weft.server.process import loading
+from weft.server.run import loading
 
 QUICK = Limits(drain_seconds=2)
 

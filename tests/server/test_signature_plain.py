@@ -13,9 +13,8 @@ from pydantic_core import ValidationError
 
 from weft.errors import RegistrationError
 from weft.server.signature.docstrings import Docstring, parse
-from weft.server.signature.fields import read_fields
+from weft.server.signature.fields import read_fields, schema_of
 from weft.server.signature.plain import Arguments, plain_arguments, plain_type
-from weft.server.signature.schema import schema_of
 from weft.server.signature.signature import read_signature
 
 PLAIN = [

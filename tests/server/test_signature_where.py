@@ -9,9 +9,9 @@ from pathlib import PureWindowsPath
 import pytest
 
 from weft.errors import RegistrationError
-from weft.server import where
+from weft.server.diagnostics import source_location as where
+from weft.server.diagnostics.source_location import describe, location, short_path, user_frames
 from weft.server.signature.signature import read_signature
-from weft.server.where import describe, location, short_path, user_frames
 
 HERE = "tests/server/test_signature_where.py"
 

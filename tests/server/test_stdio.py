@@ -19,9 +19,9 @@ import pytest
 
 from weft import Server
 from weft.limits import DEFAULT_LIMITS, Limits
-from weft.server.transports import lines, stdio
-from weft.server.transports.lines import AT_ONCE, CHUNK, QUEUED_BYTES, LineReader, LineSplitter, LineWriter
-from weft.server.transports.stdio import serve_stdio
+from weft.server.stdio import stdio
+from weft.server.stdio import stdio as lines
+from weft.server.stdio.stdio import AT_ONCE, CHUNK, QUEUED_BYTES, LineReader, LineSplitter, LineWriter, serve_stdio
 
 META = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
@@ -742,7 +742,7 @@ async def test_what_is_sent_while_more_waits_comes_whole_and_after_it() -> None:
 
 
 async def test_nothing_overtakes_what_waits_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.server.transports.lines.threading.Thread.start", lambda self: None)  # it never writes
+    monkeypatch.setattr("weft.server.stdio.stdio.threading.Thread.start", lambda self: None)  # it never writes
     source, sink = os.pipe()
     os.set_blocking(source, False)
     writer = LineWriter(sink, lambda: None)
@@ -803,7 +803,7 @@ async def test_a_writer_where_a_pipe_cannot_be_opened_again(monkeypatch: pytest.
 
     source, sink = os.pipe()
     with monkeypatch.context() as patch:
-        patch.setattr("weft.server.transports.lines.os.open", refuse)
+        patch.setattr("weft.server.stdio.stdio.os.open", refuse)
         writer = LineWriter(sink, lambda: None)
     writer.send_now(b"short")
     assert os.read(source, 100) == b"short\n"
@@ -862,7 +862,7 @@ async def test_a_client_that_writes_into_our_output_is_not_gone() -> None:
 
 async def test_other_pipes_than_the_process_own_can_be_served() -> None:
     from weft import Server
-    from weft.server.transports.stdio import serve_stdio
+    from weft.server.stdio.stdio import serve_stdio
 
     server = Server("given")
     their_in, our_out = os.pipe()

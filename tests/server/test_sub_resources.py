@@ -13,7 +13,7 @@ from support.raw_sessions import eventually
 from support.sessions import OpenSession, introduction, rpc
 from support.wire import Live
 from weft import Server
-from weft.server.changes import MOST_UNTOLD, Change, note
+from weft.server.calls.changes import MOST_UNTOLD, Change, note
 
 WHOLE, PART, OTHER, END = "repo://x", "repo://x/readme", "repo://y", "repo://end"
 

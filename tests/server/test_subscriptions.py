@@ -10,9 +10,9 @@ import pytest
 from support import encode, headers_for, message, parse_sse
 from support.raw_sessions import eventually
 from weft import Limits, Server, TokenInfo
-from weft.server.changes import Change
-from weft.server.subscriptions import Listener
-from weft.types.subscriptions import SubscriptionFilter
+from weft.server.calls.changes import Change
+from weft.server.runtime.subscriptions import Listener
+from weft.types.interaction import SubscriptionFilter
 
 TAG = "io.modelcontextprotocol/subscriptionId"
 

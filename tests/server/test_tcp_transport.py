@@ -16,7 +16,7 @@ from support import VERSION, make_server, message
 from support.raw_sessions import eventually
 from support.sessions import NEWEST, introduction, rpc
 from weft import Limits, Server
-from weft.server.transports.stdio import serve_stdio
+from weft.server.stdio.stdio import serve_stdio
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "how-to" / "custom-transport.md"
 

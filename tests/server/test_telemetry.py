@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from support import VERSION, ask, make_server
 from weft import Server
-from weft.server import telemetry
+from weft.server.runtime import dispatch as telemetry
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
@@ -147,4 +147,6 @@ async def test_the_public_question_serves_where_the_variable_is_gone(
 
 
 def test_opentelemetry_has_the_variable_that_is_read() -> None:
-    assert hasattr(trace, "_TRACER_PROVIDER"), "weft.server.telemetry reads it to spare a call 2 %: find the new name"
+    assert hasattr(trace, "_TRACER_PROVIDER"), (
+        "weft.server.runtime.dispatch reads it to spare a call 2 %: find the new name"
+    )

@@ -19,8 +19,8 @@ from weft import (
     ToolError,
 )
 from weft.errors import UsageError
-from weft.server.asks.asks import ask_roots
-from weft.server.asks.rounds import InputRequired
+from weft.server.asking.asks import ask_roots
+from weft.server.asking.rounds import InputRequired
 
 
 async def test_the_list_is_encoded_once_and_again_after_a_change(monkeypatch: pytest.MonkeyPatch) -> None:

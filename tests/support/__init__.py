@@ -17,7 +17,7 @@ from support.wire import (
     start_request,
     until,
 )
-from weft.types.request import CLIENT_CAPABILITIES_KEY, CLIENT_INFO_KEY, LOG_LEVEL_KEY, PROTOCOL_VERSION_KEY
+from weft.types.lifecycle import CLIENT_CAPABILITIES_KEY, CLIENT_INFO_KEY, LOG_LEVEL_KEY, PROTOCOL_VERSION_KEY
 
 __all__ = [
     "ACCEPT_BOTH",

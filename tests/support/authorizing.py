@@ -9,8 +9,8 @@ from support.logging_in import REDIRECT, Browser, log_in, pkce
 from support.protected import make_protected
 from support.tokens import RESOURCE
 from support.wire import Live, serve
+from weft.authorization import AuthorizationServer, RegisteredClient, hash_password
 from weft.server.auth import ResourceServer
-from weft.server.auth.authorization import AuthorizationServer, RegisteredClient, hash_password
 
 SECRET = "a secret of the client"
 CLIENTS = [

@@ -5,9 +5,9 @@ from typing import Any
 
 from weft import Context, Extension, Server
 from weft.protocol.revisions import Method
-from weft.server.call import Call
+from weft.server.calls.call import Call
 from weft.types.base import Result
-from weft.types.request import RequestParams
+from weft.types.lifecycle import RequestParams
 
 __all__ = ["BLENDING", "Blending", "make_blending_server"]
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from support.wire import ACCEPT_BOTH, VERSION, Live, headers_for, start_request
 from weft import Server
-from weft.types.request import CLIENT_CAPABILITIES_KEY, CLIENT_INFO_KEY, LOG_LEVEL_KEY, PROTOCOL_VERSION_KEY
+from weft.types.lifecycle import CLIENT_CAPABILITIES_KEY, CLIENT_INFO_KEY, LOG_LEVEL_KEY, PROTOCOL_VERSION_KEY
 
 __all__ = ["SESSION_VERSIONS", "HttpWay", "MemoryWay", "Message", "Peer", "SseWay", "StdioWay", "read_events"]
 

@@ -9,7 +9,7 @@ from support.tokens import ISSUER, RESOURCE, rsa_jwk
 from support.wire import ACCEPT_BOTH, Live, Response, encode, headers_for, message
 from weft import Context, Server
 from weft.server.auth import JwtVerifier, ResourceServer
-from weft.types.request import CLIENT_CAPABILITIES_KEY
+from weft.types.lifecycle import CLIENT_CAPABILITIES_KEY
 
 ERAS = ("stateless", "session")
 WORD = {"type": "object", "properties": {"word": {"type": "string"}}}

@@ -5,7 +5,7 @@ from typing import Any
 
 from support.wire import Response, ask
 from weft import Context, Server
-from weft.types.request import CLIENT_CAPABILITIES_KEY
+from weft.types.lifecycle import CLIENT_CAPABILITIES_KEY
 
 KEYS = ["a secret that the workers share"]
 EVERYTHING = {CLIENT_CAPABILITIES_KEY: {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}}

@@ -22,8 +22,8 @@ import uvicorn
 from weft import Server
 from weft.eras.stateless import NEWEST
 from weft.protocol.headers import encode_value
-from weft.server.process import running
-from weft.types.request import CLIENT_CAPABILITIES_KEY, CLIENT_INFO_KEY, PROTOCOL_VERSION_KEY
+from weft.server.run import running
+from weft.types.lifecycle import CLIENT_CAPABILITIES_KEY, CLIENT_INFO_KEY, PROTOCOL_VERSION_KEY
 
 VERSION = NEWEST.version
 VERSIONS = [VERSION, "2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"]  # of a server that serves both eras

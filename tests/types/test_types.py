@@ -9,7 +9,7 @@ import weft.types as types
 from support.official_schemas import official_schemas
 from weft.eras.stateless import NEWEST
 from weft.types.base import NotificationParams, Struct
-from weft.types.request import RequestParams
+from weft.types.lifecycle import RequestParams
 
 
 @pytest.mark.spec("TOOL-12", "TOOL-20")

@@ -12,9 +12,8 @@ from typing import Any
 
 import msgspec
 
-from weft.cli.command import WrongCommand
-from weft.cli.peer import CallFailed, Peer
-from weft.cli.printing import show, show_failure, show_json, show_line, to_line, to_text
+from weft.cli.peer import CallFailed, RemoteServer
+from weft.cli.printing import WrongCommand, show, show_failure, show_json, show_line, to_line, to_text
 from weft.protocol.schema import is_array, is_object
 
 __all__ = ["call", "list_all", "prompt", "read"]
@@ -22,7 +21,7 @@ __all__ = ["call", "list_all", "prompt", "read"]
 NESTING = 4  # of types that are written out
 
 
-def call(peer: Peer, tool: str, arguments: str) -> int:
+def call(peer: RemoteServer, tool: str, arguments: str) -> int:
     """Call a tool and print what it answers. 1 if that is an error."""
     result = peer.call_tool(tool, _read_arguments(arguments))
     failed = bool(result.get("isError"))
@@ -35,7 +34,7 @@ def call(peer: Peer, tool: str, arguments: str) -> int:
     return 1 if failed else 0
 
 
-def read(peer: Peer, uri: str) -> int:
+def read(peer: RemoteServer, uri: str) -> int:
     """Read a resource and print it: text as text, anything else as the bytes it is."""
     result = peer.request("resources/read", {"uri": uri})
     for part in _objects(result.get("contents")):
@@ -49,7 +48,7 @@ def read(peer: Peer, uri: str) -> int:
     return 0
 
 
-def prompt(peer: Peer, name: str, arguments: str) -> int:
+def prompt(peer: RemoteServer, name: str, arguments: str) -> int:
     """Get a prompt and print its messages, each with its role; further lines of a message are indented."""
     result = peer.get_prompt(name, _as_text(_read_arguments(arguments)))
     for message in _objects(result.get("messages")):
@@ -60,7 +59,7 @@ def prompt(peer: Peer, name: str, arguments: str) -> int:
     return 0
 
 
-def list_all(peer: Peer) -> int:
+def list_all(peer: RemoteServer) -> int:
     """Print what a server offers. 1 if one of its lists could not be had; the others are printed all the same."""
     found = peer.lists([(capability, method, key) for _, capability, method, key, _ in _LISTS])
     for (title, _, _, _, describe), items in zip(_LISTS, found, strict=False):
@@ -80,7 +79,7 @@ def list_all(peer: Peer) -> int:
     return 1 if any(isinstance(items, CallFailed) for items in found) else 0
 
 
-def _bytes(peer: Peer, blob: Any) -> bytes:
+def _bytes(peer: RemoteServer, blob: Any) -> bytes:
     try:
         return base64.b64decode(blob)
     except (ValueError, TypeError):

@@ -14,15 +14,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from weft import __version__
-from weft.cli.printing import show_failure, to_text
-from weft.errors import StartError, UsageError, WeftError
+from weft.cli.printing import WrongCommand, show_failure, to_text
+from weft.errors import StartError, WeftError
 
 if TYPE_CHECKING:
-    from weft.cli.peer import Peer
-    from weft.client.config import Target
-    from weft.server.process.loading import Target as LoadTarget
+    from weft.cli.peer import RemoteServer
+    from weft.client.api.config import Target
+    from weft.server.run.loading import Target as LoadTarget
 
-__all__ = ["WrongCommand", "main"]
+__all__ = ["main"]
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 CLIENTS = ("claude-code", "claude-desktop", "cursor", "vscode")
@@ -78,10 +78,6 @@ def _unknown(own: list[str], rest: list[str]) -> str:
         f"{command} has no {kind} {word}; see {command} --help. What is meant for the file goes behind `--`: "
         f"weft {ours} -- {' '.join(own[own.index(rest[0]) :])}"
     )
-
-
-class WrongCommand(UsageError):
-    """What was typed cannot be done, whatever the server does."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -254,7 +250,7 @@ def _entry(parsed: argparse.Namespace) -> int:
 
 def _named(parsed: argparse.Namespace) -> LoadTarget:
     """The file or module that was named."""
-    from weft.server.process.loading import Target
+    from weft.server.run.loading import Target
 
     if (parsed.target is None) == (parsed.module is None):
         raise WrongCommand("Name one file or module to serve, such as server.py, shop.server or -m shop.server.")
@@ -293,9 +289,9 @@ def _prompt(parsed: argparse.Namespace) -> int:
     return calling.prompt(_peer(parsed), parsed.name, parsed.arguments)
 
 
-def _peer(parsed: argparse.Namespace) -> Peer:
-    from weft.cli.peer import Peer
-    from weft.client.config import CommandTarget, UrlTarget
+def _peer(parsed: argparse.Namespace) -> RemoteServer:
+    from weft.cli.peer import RemoteServer
+    from weft.client.api.config import CommandTarget, UrlTarget
 
     target = _target(parsed)
     is_command = parsed.stdio or isinstance(target, CommandTarget)
@@ -309,7 +305,7 @@ def _peer(parsed: argparse.Namespace) -> Peer:
     # The variable is for a URL that was typed: one out of a file is somebody else's choice (AUTH-32).
     kept = os.environ.get("WEFT_TOKEN") if target is None else None
     token = None if is_command or is_told else parsed.token or kept or None
-    return Peer(target or parsed.server, parsed.timeout, is_command=is_command, token=token, headers=headers)
+    return RemoteServer(target or parsed.server, parsed.timeout, is_command=is_command, token=token, headers=headers)
 
 
 def _target(parsed: argparse.Namespace) -> Target | None:
@@ -318,7 +314,7 @@ def _target(parsed: argparse.Namespace) -> Target | None:
         return None
     if parsed.config is None or parsed.stdio:
         raise WrongCommand("--yes goes with --config FILE, and --stdio does not: SERVER is then a name in that file.")
-    from weft.cli import configured
+    from weft.cli import peer as configured
 
     target = configured.find(parsed.config, parsed.server)
     if not parsed.yes:
@@ -328,7 +324,7 @@ def _target(parsed: argparse.Namespace) -> Target | None:
 
 def _header(text: str) -> tuple[str, str]:
     """A header as it was typed. What is wrong with it is told without it: it may be a secret."""
-    from weft.client.config import is_sendable
+    from weft.client.api.config import is_sendable
 
     name, colon, value = (part.strip() for part in text.partition(":"))
     if not colon or not name or not is_sendable(name, value):

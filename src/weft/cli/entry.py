@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from weft.cli.command import WrongCommand
+from weft.cli.printing import WrongCommand
 from weft.cli.serving import find
-from weft.server.process.loading import Target, movable
+from weft.server.run.loading import Target, movable
 
 __all__ = ["Host", "hosts", "print_entry"]
 

@@ -13,7 +13,9 @@ from typing import Any, TextIO
 
 import msgspec
 
-__all__ = ["show", "show_failure", "show_json", "show_line", "to_line", "to_text"]
+from weft.errors import UsageError
+
+__all__ = ["WrongCommand", "show", "show_failure", "show_json", "show_line", "to_line", "to_text"]
 
 # Control characters, line separators, marks of direction, and what is never seen: tags, the byte order mark.
 _ACTED_ON = re.compile(
@@ -22,6 +24,10 @@ _ACTED_ON = re.compile(
 )
 _LINE_ENDS = re.compile("(\r?\n|\t)")
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+class WrongCommand(UsageError):
+    """The command line asks for something that cannot be done."""
 
 
 def to_line(text: str) -> str:

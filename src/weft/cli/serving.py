@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from weft.cli.command import WrongCommand
+from weft.cli.printing import WrongCommand
 from weft.errors import StartError
-from weft.server.app import Server
-from weft.server.process.listening import HttpOptions, bind, check_exposure
-from weft.server.process.loading import Target, folder_of, load
-from weft.server.process.running import say, start
+from weft.server.api.server import Server
+from weft.server.run.listening import HttpOptions, bind, check_exposure
+from weft.server.run.loading import Target, folder_of, load
+from weft.server.run.running import say, start
 
 __all__ = ["find", "run", "run_with_reload"]
 

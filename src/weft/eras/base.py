@@ -22,21 +22,20 @@ from weft.limits import DEFAULT_LIMITS
 from weft.protocol.headers import Headers
 from weft.protocol.revisions import Method, Revision
 from weft.types.base import Implementation, LogLevel, Meta, NotificationParams, ProgressToken, Result
-from weft.types.capabilities import ClientCapabilities, ServerCapabilities
-from weft.types.request import RequestParams
-from weft.types.subscriptions import SubscriptionFilter
+from weft.types.interaction import SubscriptionFilter
+from weft.types.lifecycle import ClientCapabilities, RequestParams, ServerCapabilities
 
 __all__ = [
     "CORE_TYPES",
     "NO_PARAMS",
     "ClientEra",
     "Envelope",
-    "Judgement",
     "ListenPlan",
     "Offer",
     "Peer",
+    "RefusalVerdict",
     "ServerEra",
-    "Welcome",
+    "ServerHello",
     "WireError",
     "check_token",
     "choose",
@@ -174,7 +173,7 @@ class ServerEra(Protocol):
         ...
 
 
-class Welcome(msgspec.Struct):
+class ServerHello(msgspec.Struct):
     """What a server says of itself when a client comes."""
 
     versions: Sequence[str]  # those it speaks; after a handshake the one agreed on
@@ -183,7 +182,7 @@ class Welcome(msgspec.Struct):
     instructions: str | None = None
 
 
-class Judgement(msgspec.Struct):
+class RefusalVerdict(msgspec.Struct):
     """What a refused greeting tells about the server."""
 
     is_ours: bool  # it speaks this era, and meant what it said
@@ -221,15 +220,15 @@ class ClientEra(Protocol):
         """The request by which one finds out whether a server speaks this era, not yet stamped."""
         ...
 
-    def read_welcome(self, result: bytes) -> Welcome:
+    def read_welcome(self, result: bytes) -> ServerHello:
         """The answer to it. InvalidAnswer when it is none."""
         ...
 
-    def agreed(self, welcome: Welcome, headers: Mapping[str, str]) -> ClientEra | None:
+    def agreed(self, welcome: ServerHello, headers: Mapping[str, str]) -> ClientEra | None:
         """The era to go on with; None when there is no common version."""
         ...
 
-    def judge(self, code: int | None, data: Any) -> Judgement:
+    def judge(self, code: int | None, data: Any) -> RefusalVerdict:
         """What a refusal of the greeting means: its JSON-RPC code, None where there was none, and its data."""
         ...
 

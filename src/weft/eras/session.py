@@ -39,11 +39,9 @@ from weft.protocol.revisions import (
     Revision,
 )
 from weft.types.base import Implementation, LogLevel, NotificationParams, Result
-from weft.types.capabilities import ClientCapabilities
-from weft.types.lifecycle import InitializeParams
-from weft.types.request import RequestParams
+from weft.types.lifecycle import ClientCapabilities, InitializeParams, RequestParams
 
-__all__ = ["DEFAULT_LEVEL", "HANDSHAKE", "READY", "SESSION", "AlreadyInitialized", "SessionServer", "Unacquainted"]
+__all__ = ["DEFAULT_LEVEL", "HANDSHAKE", "READY", "SESSION", "AlreadyInitialized", "HeaderPeer", "SessionServer"]
 
 HANDSHAKE = "initialize"
 READY = "notifications/initialized"
@@ -71,7 +69,7 @@ class AlreadyInitialized(InvalidRequest):
         super().__init__("Invalid request: this session has been initialized already.")
 
 
-class Unacquainted:
+class HeaderPeer:
     """A peer whose handshake is not remembered: all that is known is what the request's headers say."""
 
     client_info: Implementation | None = None

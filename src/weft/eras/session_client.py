@@ -17,13 +17,13 @@ from typing import Any, cast
 
 import msgspec
 
-from weft.eras.base import NO_PARAMS, Judgement, ListenPlan, Welcome
+from weft.eras.base import NO_PARAMS, ListenPlan, RefusalVerdict, ServerHello
 from weft.eras.stateless_client import named_versions
 from weft.errors import InvalidAnswer
 from weft.protocol.revisions import SESSION_2024_11_05, SESSION_2025_03_26, SESSION_2025_06_18, SESSION_2025_11_25
 from weft.types.base import Implementation, LogLevel
-from weft.types.capabilities import ClientCapabilities, ServerCapabilities
-from weft.types.subscriptions import SubscriptionFilter
+from weft.types.interaction import SubscriptionFilter
+from weft.types.lifecycle import ClientCapabilities, ServerCapabilities
 
 __all__ = ["SessionClient"]
 
@@ -75,7 +75,7 @@ class SessionClient:
         """The handshake (L11-01)."""
         return "initialize", {"protocolVersion": self.version, "capabilities": capabilities, "clientInfo": info}
 
-    def read_welcome(self, result: bytes) -> Welcome:
+    def read_welcome(self, result: bytes) -> ServerHello:
         """Read the server's part of it."""
         try:
             found = msgspec.json.decode(result, type=_InitializeResult)
@@ -85,9 +85,9 @@ class SessionClient:
             info = msgspec.convert(found.server_info, Implementation)
         except msgspec.ValidationError:
             info = None
-        return Welcome([found.protocol_version], found.capabilities, info, found.instructions)
+        return ServerHello([found.protocol_version], found.capabilities, info, found.instructions)
 
-    def agreed(self, welcome: Welcome, headers: Mapping[str, str]) -> SessionClient | None:
+    def agreed(self, welcome: ServerHello, headers: Mapping[str, str]) -> SessionClient | None:
         """Take the server's choice, unless it is none of ours (L11-03); and the session, if it names one."""
         version = welcome.versions[0]
         if version not in self.versions:
@@ -97,9 +97,9 @@ class SessionClient:
             raise InvalidAnswer("The server's session id has characters that none may have (L11-21).")
         return SessionClient((version,), is_agreed=True, session=session)
 
-    def judge(self, code: int | None, data: Any) -> Judgement:
+    def judge(self, code: int | None, data: Any) -> RefusalVerdict:
         """A server that cannot do it may name the versions that it can (COMPAT-03)."""
-        return Judgement(is_ours=False, supported=named_versions(data))
+        return RefusalVerdict(is_ours=False, supported=named_versions(data))
 
     def is_over(self, status: int, code: int | None, data: Any) -> bool:
         """The session is gone, and with it all that was agreed on (L11-25)."""

@@ -41,12 +41,6 @@ from weft.protocol.revisions import (
     Revision,
 )
 from weft.types.base import Annotations, EmptyResult, Implementation, Result
-from weft.types.capabilities import (
-    ClientCapabilities,
-    ElicitationCapability,
-    SamplingCapability,
-    ServerCapabilities,
-)
 from weft.types.content import (
     AudioContent,
     EmbeddedResource,
@@ -56,7 +50,14 @@ from weft.types.content import (
     TextContent,
 )
 from weft.types.interaction import SamplingMessage, ToolResultContent
-from weft.types.lifecycle import DiscoverResult, ProgressParams
+from weft.types.lifecycle import (
+    ClientCapabilities,
+    DiscoverResult,
+    ElicitationCapability,
+    ProgressParams,
+    SamplingCapability,
+    ServerCapabilities,
+)
 from weft.types.prompts import ListPromptsResult, Prompt, PromptArgument
 from weft.types.resources import (
     ListResourcesResult,

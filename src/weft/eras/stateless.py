@@ -32,7 +32,7 @@ from weft.jsonrpc import Frame
 from weft.protocol.headers import Headers, check_name
 from weft.protocol.revisions import STATELESS_2026_07_28, Method, Revision
 from weft.types.base import LogLevel, NotificationParams, Result
-from weft.types.request import CLIENT_CAPABILITIES_KEY, PROTOCOL_VERSION_KEY, RequestParams
+from weft.types.lifecycle import CLIENT_CAPABILITIES_KEY, PROTOCOL_VERSION_KEY, RequestParams
 
 __all__ = ["STATELESS", "StatelessServer"]
 

@@ -17,15 +17,21 @@ from typing import Any, cast
 
 import msgspec
 
-from weft.eras.base import NO_PARAMS, Judgement, ListenPlan, Welcome
+from weft.eras.base import NO_PARAMS, ListenPlan, RefusalVerdict, ServerHello
 from weft.errors import InvalidAnswer
 from weft.protocol.headers import encode_value
 from weft.protocol.revisions import METHODS, STATELESS_2026_07_28
 from weft.types.base import SERVER_INFO_KEY, Implementation, LogLevel
-from weft.types.capabilities import ClientCapabilities, RootsCapability
-from weft.types.lifecycle import DiscoverResult
-from weft.types.request import CLIENT_CAPABILITIES_KEY, CLIENT_INFO_KEY, LOG_LEVEL_KEY, PROTOCOL_VERSION_KEY
-from weft.types.subscriptions import SubscriptionFilter
+from weft.types.interaction import SubscriptionFilter
+from weft.types.lifecycle import (
+    CLIENT_CAPABILITIES_KEY,
+    CLIENT_INFO_KEY,
+    LOG_LEVEL_KEY,
+    PROTOCOL_VERSION_KEY,
+    ClientCapabilities,
+    DiscoverResult,
+    RootsCapability,
+)
 
 __all__ = ["StatelessClient", "named_versions"]
 
@@ -77,7 +83,7 @@ class StatelessClient:
         """Ask what the server is (COMPAT-05)."""
         return "server/discover", {}
 
-    def read_welcome(self, result: bytes) -> Welcome:
+    def read_welcome(self, result: bytes) -> ServerHello:
         """Read what it says. The name is in `_meta`, and in the servers of a draft beside it (A5)."""
         try:
             found = msgspec.json.decode(result, type=DiscoverResult)
@@ -88,16 +94,16 @@ class StatelessClient:
             info = None if named is None else msgspec.convert(named, Implementation)
         except msgspec.ValidationError:
             info = None  # it steers nothing (DISC-04), so it spoils nothing
-        return Welcome(found.supported_versions, found.capabilities, info, found.instructions)
+        return ServerHello(found.supported_versions, found.capabilities, info, found.instructions)
 
-    def agreed(self, welcome: Welcome, headers: Mapping[str, str]) -> StatelessClient | None:
+    def agreed(self, welcome: ServerHello, headers: Mapping[str, str]) -> StatelessClient | None:
         """Speak the newest version that both have (COMPAT-06)."""
         common = [version for version in self.versions if version in welcome.versions]
         return StatelessClient(common) if common else None
 
-    def judge(self, code: int | None, data: Any) -> Judgement:
+    def judge(self, code: int | None, data: Any) -> RefusalVerdict:
         """Only what this era alone has shows that it is spoken; all else means another (COMPAT-07, -09, -12, -13)."""
-        return Judgement(code in _OWN_CODES, named_versions(data))
+        return RefusalVerdict(code in _OWN_CODES, named_versions(data))
 
     def is_over(self, status: int, code: int | None, data: Any) -> bool:
         """A server that no longer speaks this version says so, or does not even know the error to say it with."""

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-__all__ = ["Answer", "Journal", "Keys", "digest"]
+__all__ = ["Journal", "Keys", "RecordedAnswer", "digest"]
 
 _MAX_RESPONSES = 64  # D13
 _DIGEST_BYTES = 16
@@ -36,7 +36,7 @@ def digest(method: str, params: Any) -> str:
     return base64.urlsafe_b64encode(whole[:_DIGEST_BYTES]).rstrip(b"=").decode()
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True):
+class RecordedAnswer(msgspec.Struct, frozen=True, array_like=True):
     """What the client answered, and the digest of the question that it was asked."""
 
     question: str
@@ -46,7 +46,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 class _Record(msgspec.Struct, frozen=True, array_like=True):
     """A journal as bytes. The state is a list of none or one, for JSON's null is a state as well."""
 
-    answers: dict[str, Answer]
+    answers: dict[str, RecordedAnswer]
     once: dict[str, Raw]
     pending: dict[str, str]
     state: list[Raw]
@@ -73,7 +73,7 @@ class Journal:
     __slots__ = ("answers", "before", "by_hand", "id", "once", "pending", "state")
 
     def __init__(
-        self, answers: dict[str, Answer], once: dict[str, Raw], pending: dict[str, str], state: Raw | None
+        self, answers: dict[str, RecordedAnswer], once: dict[str, Raw], pending: dict[str, str], state: Raw | None
     ) -> None:
         self.answers = answers
         self.once = once  # results of `ctx.once`, by key
@@ -108,9 +108,9 @@ class Journal:
 
     def encode_own(self) -> bytes:
         """The same without what the client answered: what this side has put into it."""
-        return self._encode({key: Answer(answer.question, _NOTHING) for key, answer in self.answers.items()})
+        return self._encode({key: RecordedAnswer(answer.question, _NOTHING) for key, answer in self.answers.items()})
 
-    def _encode(self, answers: dict[str, Answer]) -> bytes:
+    def _encode(self, answers: dict[str, RecordedAnswer]) -> bytes:
         fields = (answers, self.once, self.pending, [] if self.state is None else [self.state], self.id)
         return _write((*fields, sorted(self.by_hand)) if self.by_hand else fields)  # a `_Record`, none of it in vain
 
@@ -127,7 +127,7 @@ class Journal:
             )
         for key, question in self.pending.items():
             if key in responses:
-                self.answers[key] = Answer(question, responses[key])
+                self.answers[key] = RecordedAnswer(question, responses[key])
         self.before = {key: question for key, question in self.pending.items() if key not in responses}
         self.pending = {}
 

@@ -12,11 +12,10 @@ from typing import Any
 
 import msgspec
 
-from weft.types.lifecycle import InitializeParams, SetLevelParams
+from weft.types.interaction import ListenParams
+from weft.types.lifecycle import InitializeParams, PaginatedParams, RequestParams, SetLevelParams
 from weft.types.prompts import CompleteParams, GetPromptParams
-from weft.types.request import PaginatedParams, RequestParams
 from weft.types.resources import ReadResourceParams, SubscribeParams
-from weft.types.subscriptions import ListenParams
 from weft.types.tools import CallToolParams
 
 __all__ = [

@@ -1,1 +1,1 @@
-"""The server: features, the way of a call, the transports."""
+"""Serve MCP: what a program registers, how a call is answered, and what carries it."""

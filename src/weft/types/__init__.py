@@ -16,15 +16,6 @@ from weft.types.base import (
     Role,
     Struct,
 )
-from weft.types.capabilities import (
-    ClientCapabilities,
-    ElicitationCapability,
-    ListChangedCapability,
-    ResourcesCapability,
-    RootsCapability,
-    SamplingCapability,
-    ServerCapabilities,
-)
 from weft.types.content import (
     AudioContent,
     ContentBlock,
@@ -35,28 +26,42 @@ from weft.types.content import (
     TextContent,
 )
 from weft.types.interaction import (
+    AcknowledgedParams,
     CreateMessageParams,
     CreateMessageResult,
     ElicitParams,
     ElicitResult,
     InputRequest,
     InputRequiredResult,
+    ListenParams,
     ListRootsResult,
     ModelHint,
     ModelPreferences,
     Root,
     SamplingMessage,
+    SubscriptionFilter,
     ToolChoice,
     ToolResultContent,
     ToolUseContent,
 )
 from weft.types.lifecycle import (
     CancelledParams,
+    ClientCapabilities,
     DiscoverResult,
+    ElicitationCapability,
     InitializeParams,
     InitializeResult,
+    InputParams,
+    ListChangedCapability,
     LogMessageParams,
+    PaginatedParams,
     ProgressParams,
+    RequestMeta,
+    RequestParams,
+    ResourcesCapability,
+    RootsCapability,
+    SamplingCapability,
+    ServerCapabilities,
     SetLevelParams,
 )
 from weft.types.prompts import (
@@ -74,7 +79,6 @@ from weft.types.prompts import (
     PromptReference,
     ResourceTemplateReference,
 )
-from weft.types.request import InputParams, PaginatedParams, RequestMeta, RequestParams
 from weft.types.resources import (
     ListResourcesResult,
     ListResourceTemplatesResult,
@@ -85,7 +89,6 @@ from weft.types.resources import (
     ResourceUpdatedParams,
     SubscribeParams,
 )
-from weft.types.subscriptions import AcknowledgedParams, ListenParams, SubscriptionFilter
 from weft.types.tools import CallToolParams, CallToolResult, ListToolsResult, Tool, ToolAnnotations
 
 __all__ = [

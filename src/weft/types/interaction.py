@@ -1,4 +1,7 @@
-"""What a server asks of a client: elicitation, sampling, roots; and the result that carries the questions."""
+"""What a server asks of a client: elicitation, sampling, roots; and the result that carries the questions.
+
+Subscriptions: what a client wants to hear of.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,13 @@ from typing import Any, Literal
 
 from msgspec import UNSET, field
 
-from weft.types.base import Meta, Result, Role, Struct
+from weft.types.base import Meta, NotificationParams, Result, Role, Struct
 from weft.types.content import AudioContent, ContentBlock, ImageContent, TextContent
+from weft.types.lifecycle import RequestParams
 from weft.types.tools import Tool
 
 __all__ = [
+    "AcknowledgedParams",
     "CreateMessageParams",
     "CreateMessageResult",
     "ElicitParams",
@@ -18,11 +23,13 @@ __all__ = [
     "InputRequest",
     "InputRequiredResult",
     "ListRootsResult",
+    "ListenParams",
     "ModelHint",
     "ModelPreferences",
     "Root",
     "SamplingContent",
     "SamplingMessage",
+    "SubscriptionFilter",
     "ToolChoice",
     "ToolResultContent",
     "ToolUseContent",
@@ -148,3 +155,24 @@ class InputRequiredResult(Result, kw_only=True):
 
     input_requests: dict[str, InputRequest] | None = None
     request_state: str | None = None
+
+
+class SubscriptionFilter(Struct):
+    """Which changes: of lists, and of single resources by their URIs. What is left out is not sent."""
+
+    tools_list_changed: bool | None = None
+    prompts_list_changed: bool | None = None
+    resources_list_changed: bool | None = None
+    resource_subscriptions: list[str] | None = None
+
+
+class ListenParams(RequestParams, kw_only=True):
+    """A wish to hear of changes."""
+
+    notifications: SubscriptionFilter
+
+
+class AcknowledgedParams(NotificationParams, kw_only=True):
+    """The part of the wish that is honoured."""
+
+    notifications: SubscriptionFilter

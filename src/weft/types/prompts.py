@@ -6,7 +6,7 @@ from msgspec import field
 
 from weft.types.base import CacheScope, Icon, Meta, Result, Role, Struct
 from weft.types.content import ContentBlock
-from weft.types.request import InputParams, RequestParams
+from weft.types.lifecycle import InputParams, RequestParams
 
 __all__ = [
     "CompleteArgument",

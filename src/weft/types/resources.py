@@ -6,7 +6,7 @@ from msgspec import field
 
 from weft.types.base import Annotations, CacheScope, Icon, Meta, NotificationParams, Result, Struct
 from weft.types.content import ResourceContents
-from weft.types.request import InputParams, RequestParams
+from weft.types.lifecycle import InputParams, RequestParams
 
 __all__ = [
     "ListResourceTemplatesResult",

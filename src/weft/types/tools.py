@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType, field
 from weft.errors import InvalidParams
 from weft.types.base import CacheScope, Icon, Meta, Result, Struct
 from weft.types.content import ContentBlock
-from weft.types.request import InputParams
+from weft.types.lifecycle import InputParams
 
 __all__ = ["CallToolParams", "CallToolResult", "ListToolsResult", "Tool", "ToolAnnotations"]
 

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
 
 from weft.client.auth import FunctionRedirect, OAuth
-from weft.client.auth.steps import Call, FetchFailed, Keep, Listen, Load, Request, Response, Visit
+from weft.client.auth.steps import CallFunction, FetchFailed, HttpAnswer, HttpRequest, Keep, Listen, Load, Visit
 
 SERVER = "https://mcp.example/mcp"
 ISSUER = "https://auth.example"
@@ -26,9 +26,9 @@ TOKEN = f"{ISSUER}/token"
 NOW = 1_800_000_000.0
 
 
-def json_response(document: Any, status: int = 200, **headers: str) -> Response:
+def json_response(document: Any, status: int = 200, **headers: str) -> HttpAnswer:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return Response(status, named, json.dumps(document).encode())
+    return HttpAnswer(status, named, json.dumps(document).encode())
 
 
 def prm(**changes: Any) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class World:
         self.documents: dict[str, Any] = {PRM: prm(), AS: metadata()}  # by URL; an int is a status, an error is thrown
         self.answers: dict[str, Any] = {}  # of POSTs, by URL: a Response or a function of the request
         self.came_back: Callable[[dict[str, str]], dict[str, str]] = self.log_in
-        self.requests: list[Request] = []
+        self.requests: list[HttpRequest] = []
         self.visits: list[dict[str, str]] = []
         self.kept: dict[str, bytes] = {}
         self.known: list[Any] = []  # what was offered as redirect URIs
@@ -78,7 +78,7 @@ class World:
 
     def do(self, step: Any) -> Any:
         match step:
-            case Request():
+            case HttpRequest():
                 return self.respond(step)
             case Listen(known):
                 self.known.append(list(known))
@@ -94,11 +94,11 @@ class World:
                 self.kept.pop(key, None)
             case Keep(key, value):
                 self.kept[key] = value
-            case Call(function):
+            case CallFunction(function):
                 return function()
         return None
 
-    def respond(self, request: Request) -> Response:
+    def respond(self, request: HttpRequest) -> HttpAnswer:
         self.requests.append(request)
         if request.method == "GET":
             found = self.documents.get(request.url, 404)
@@ -109,10 +109,10 @@ class World:
         if isinstance(found, Exception):
             raise found
         if isinstance(found, int):
-            return Response(found)
-        return found if isinstance(found, Response) else json_response(found)
+            return HttpAnswer(found)
+        return found if isinstance(found, HttpAnswer) else json_response(found)
 
-    def default(self, request: Request) -> Any:
+    def default(self, request: HttpRequest) -> Any:
         if request.url.endswith("/register"):
             return json_response({"client_id": f"client-at-{urlsplit(request.url).hostname}"}, 201)
         if request.url.endswith("/token"):
@@ -145,7 +145,7 @@ class World:
 
     @asynccontextmanager
     async def open(self, server_url: str) -> Any:
-        async def fetch(request: Request) -> Response:
+        async def fetch(request: HttpRequest) -> HttpAnswer:
             return self.respond(request)
 
         yield fetch

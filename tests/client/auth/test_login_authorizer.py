@@ -11,7 +11,7 @@ from auth_world import AS, ISSUER, PRM, SERVER, TOKEN, Person, World, go, json_r
 from weft.client.auth import BearerToken, ClientCredentials, MemoryStorage, as_auth
 from weft.client.auth.authorizer import Authorizer
 from weft.client.auth.credentials import server_key, token_key
-from weft.client.transports.base import Refused
+from weft.client.connection.transport import Refused
 from weft.errors import AuthorizationFailed, UsageError
 
 

@@ -11,7 +11,7 @@ import pytest
 from support.fakes import DISCOVERED, http_server, initialized
 from weft import Client, ClientLimits
 from weft.client.auth import ClientCredentials, FileStorage, FunctionRedirect, LoopbackRedirect, OAuth
-from weft.client.cache import ResponseCache
+from weft.client.requests.cache import ResponseCache
 from weft.errors import AuthorizationFailed
 
 LIST = {"resultType": "complete", "tools": [], "ttlMs": 60_000, "cacheScope": "private"}

@@ -3,16 +3,15 @@
 import pytest
 from auth_world import AS, ISSUER, PRM, PRM_ROOT, SERVER, World, metadata, prm
 
-from weft.client.auth.challenge import Challenge, challenges, parse
-from weft.client.auth.grant import Situation, find_guard
-from weft.client.auth.metadata import issuer_urls
-from weft.client.auth.steps import FetchFailed, Response
+from weft.client.auth.grants import TokenRequest, find_guard
+from weft.client.auth.metadata import Challenge, challenges, issuer_urls, parse
+from weft.client.auth.steps import FetchFailed, HttpAnswer
 from weft.client.auth.urls import canonical, resource_fits
 from weft.errors import AuthorizationFailed
 
 
 def find(world: World, challenge: Challenge | None = None, server: str = SERVER):
-    return world.run(find_guard(Situation(server, challenge or Challenge()), lambda offered, _: offered))
+    return world.run(find_guard(TokenRequest(server, challenge or Challenge()), lambda offered, _: offered))
 
 
 # --- WWW-Authenticate
@@ -119,7 +118,9 @@ def test_a_server_that_names_nobody_cannot_be_logged_in_to():
         find(world)
 
 
-@pytest.mark.parametrize("broken", [500, Response(200, {}, b"<html>"), Response(200, {}, b"[]"), FetchFailed("gone")])
+@pytest.mark.parametrize(
+    "broken", [500, HttpAnswer(200, {}, b"<html>"), HttpAnswer(200, {}, b"[]"), FetchFailed("gone")]
+)
 def test_metadata_that_is_there_and_broken_is_no_reason_for_the_old_way(broken):
     world = World()
     world.documents[PRM] = broken

@@ -12,13 +12,13 @@ from support.fakes import http_server
 from support.proxying import FakeProxy
 from weft.client.auth import Fetcher
 from weft.client.auth import fetching as fetching_module
-from weft.client.auth.steps import FetchFailed, Request
+from weft.client.auth.steps import FetchFailed, HttpRequest
 from weft.client.auth.urls import UrlRefused, check, is_private, shown
 
 PUBLIC = "https://mcp.example/mcp"
 
 
-async def fetch(fetcher: Fetcher, request: Request, server: str):
+async def fetch(fetcher: Fetcher, request: HttpRequest, server: str):
     async with fetcher.open(server) as do:
         return await do(request)
 
@@ -125,7 +125,7 @@ def test_which_addresses_are_private(address, expected):
 async def test_a_public_server_cannot_send_us_to_a_private_place(host, monkeypatch):
     monkeypatch.setattr(fetching_module, "_barred_for", public)
     with pytest.raises(FetchFailed, match="private address"):
-        await fetch(Fetcher(), Request("GET", f"https://{host}/metadata"), PUBLIC)
+        await fetch(Fetcher(), HttpRequest("GET", f"https://{host}/metadata"), PUBLIC)
 
 
 async def public(_: str):
@@ -148,7 +148,7 @@ async def test_a_name_that_leads_to_a_private_place_is_found_out_when_it_is_reso
     async with http_server(handler) as url:
         port = url.split(":")[2].split("/")[0]
         monkeypatch.setattr(socket, "getaddrinfo", everything_is_here)
-        request = Request("GET", f"http://rebound.example:{port}/metadata")
+        request = HttpRequest("GET", f"http://rebound.example:{port}/metadata")
         with pytest.raises(FetchFailed, match="private address"):
             await fetch(Fetcher(allow_insecure=True), request, PUBLIC)
         assert asked == []
@@ -172,7 +172,9 @@ async def test_a_name_with_one_private_address_among_public_ones_leads_nowhere(a
         port = url.split(":")[2].split("/")[0]
         resolve(monkeypatch, both=addresses)
         with pytest.raises(FetchFailed, match="private address"):
-            await fetch(Fetcher(allow_insecure=True), Request("GET", f"http://both.example:{port}/metadata"), PUBLIC)
+            await fetch(
+                Fetcher(allow_insecure=True), HttpRequest("GET", f"http://both.example:{port}/metadata"), PUBLIC
+            )
     assert asked == []
 
 
@@ -184,7 +186,7 @@ async def test_a_proxy_that_was_chosen_here_may_be_private(monkeypatch):
     async with proxy.running() as place:
         way = place.replace("127.0.0.1", "localhost")
         fetcher = Fetcher(allow_insecure=True, proxy=f"http://{way}")
-        assert (await fetch(fetcher, Request("GET", "http://public.example/metadata"), PUBLIC)).status == 502
+        assert (await fetch(fetcher, HttpRequest("GET", "http://public.example/metadata"), PUBLIC)).status == 502
     assert proxy.seen == ["GET http://public.example/metadata HTTP/1.1"]
 
 
@@ -230,7 +232,7 @@ async def test_a_name_that_leads_inside_for_a_moment_does_not_lead_to_services_o
         resolve(monkeypatch, flipping="10.0.0.1")
         for target in (url, url.replace("127.0.0.1", "localhost")):
             with pytest.raises(FetchFailed, match="a server elsewhere has no business to name"):
-                await fetch(Fetcher(), Request("POST", target, {}, b"{}"), "https://flipping.example/mcp")
+                await fetch(Fetcher(), HttpRequest("POST", target, {}, b"{}"), "https://flipping.example/mcp")
         assert asked == []
 
 
@@ -246,8 +248,8 @@ async def test_a_document_arrives_with_its_headers_and_nothing_went_along_that_w
 
     async with http_server(handler) as here, Fetcher().open(here) as do:
         url = here.replace("127.0.0.1", "localhost")  # addresses have no cookies anyway
-        first = await do(Request("GET", url, {"Accept": "application/json"}))
-        await do(Request("GET", url))
+        first = await do(HttpRequest("GET", url, {"Accept": "application/json"}))
+        await do(HttpRequest("GET", url))
     assert (first.status, first.json(), first.headers["dpop-nonce"]) == (401, {"a": 1}, "n")
     assert seen[0]["accept"] == "application/json"
     assert not any("cookie" in headers or "authorization" in headers for headers in seen)
@@ -260,9 +262,9 @@ async def test_size_is_bounded():
 
     async with http_server(handler) as url:
         fetcher = Fetcher(most_bytes=10_000)
-        assert len((await fetch(fetcher, Request("GET", url), url)).body) == 10_000
+        assert len((await fetch(fetcher, HttpRequest("GET", url), url)).body) == 10_000
         with pytest.raises(FetchFailed, match="more than 10000 bytes"):
-            await fetch(fetcher, Request("GET", url.replace("/mcp", "/over")), url)
+            await fetch(fetcher, HttpRequest("GET", url.replace("/mcp", "/over")), url)
 
 
 @pytest.mark.security("R12")
@@ -272,7 +274,7 @@ async def test_time_is_bounded():
 
     async with http_server(handler) as url:
         with pytest.raises(FetchFailed, match="no answer within"):
-            await fetch(Fetcher(seconds=0.1), Request("GET", url), url)
+            await fetch(Fetcher(seconds=0.1), HttpRequest("GET", url), url)
 
 
 @pytest.mark.spec("SBP-02")
@@ -287,9 +289,9 @@ async def test_redirects_of_a_document_are_followed_a_few_times():
 
     async with http_server(handler) as url:
         base = url.removesuffix("/mcp")
-        assert (await fetch(Fetcher(redirects=3), Request("GET", f"{base}/3"), url)).status == 200
+        assert (await fetch(Fetcher(redirects=3), HttpRequest("GET", f"{base}/3"), url)).status == 200
         with pytest.raises(FetchFailed, match="again and again"):
-            await fetch(Fetcher(redirects=3), Request("GET", f"{base}/4"), url)
+            await fetch(Fetcher(redirects=3), HttpRequest("GET", f"{base}/4"), url)
 
 
 @pytest.mark.spec("SBP-02")
@@ -300,7 +302,7 @@ async def test_redirects_lead_to_no_other_kind_of_place(target):
 
     async with http_server(handler) as url:
         with pytest.raises(FetchFailed, match=r"neither https|not encrypted"):
-            await fetch(Fetcher(), Request("GET", url), url)
+            await fetch(Fetcher(), HttpRequest("GET", url), url)
 
 
 @pytest.mark.spec("SBP-02")
@@ -321,9 +323,9 @@ async def test_a_redirect_does_not_lead_from_encryption_to_none(tmp_path):
             await exchange.respond(302, location=target)
 
         async with http_server(send_away, tls=serving) as url:
-            assert (await fetch(Fetcher(), Request("GET", target), url)).status == 200
+            assert (await fetch(Fetcher(), HttpRequest("GET", target), url)).status == 200
             with pytest.raises(FetchFailed, match="redirects to a place without encryption"):
-                await fetch(Fetcher(tls=authority.trusted()), Request("GET", url), url)
+                await fetch(Fetcher(tls=authority.trusted()), HttpRequest("GET", url), url)
     assert asked == ["/mcp"], "asked for by ourselves, not by the redirect"
 
 
@@ -335,7 +337,7 @@ async def test_secrets_follow_no_redirect():
         await exchange.respond(307, location="/elsewhere")
 
     async with http_server(handler) as url:
-        reply = await fetch(Fetcher(), Request("POST", url, {}, b"code=secret"), url)
+        reply = await fetch(Fetcher(), HttpRequest("POST", url, {}, b"code=secret"), url)
     assert reply.status == 307
     assert asked == [("POST", "/mcp")]
 
@@ -345,9 +347,9 @@ async def test_what_cannot_be_reached_says_so():
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/"
     with pytest.raises(FetchFailed, match="cannot be reached"):
-        await fetch(Fetcher(), Request("GET", url), url)
+        await fetch(Fetcher(), HttpRequest("GET", url), url)
     with pytest.raises(FetchFailed, match="not encrypted"):
-        await fetch(Fetcher(), Request("GET", PRM.replace("https", "http")), url)
+        await fetch(Fetcher(), HttpRequest("GET", PRM.replace("https", "http")), url)
 
 
 async def test_nothing_is_left_open():
@@ -356,6 +358,6 @@ async def test_nothing_is_left_open():
 
     async with http_server(handler) as url:
         before = len(asyncio.all_tasks())
-        await fetch(Fetcher(), Request("GET", url), url)
+        await fetch(Fetcher(), HttpRequest("GET", url), url)
         await asyncio.sleep(0.05)
         assert len(asyncio.all_tasks()) <= before + 1  # the server's own, of the connection

@@ -7,11 +7,9 @@ import json
 import pytest
 from auth_world import AS, ISSUER, NOW, PRM, REDIRECT, SERVER, World, json_response, metadata, prm
 
-from weft.client.auth.challenge import Challenge
 from weft.client.auth.credentials import Token, token_key
-from weft.client.auth.flow import CodeFlow, read_redirect
-from weft.client.auth.grant import Situation, recall_token
-from weft.client.auth.metadata import Issuer
+from weft.client.auth.grants import CodeFlow, TokenRequest, read_redirect, recall_token
+from weft.client.auth.metadata import Challenge, Issuer
 from weft.client.auth.registration import Registration
 from weft.errors import AuthorizationFailed
 
@@ -23,8 +21,8 @@ def flow(**options) -> CodeFlow:
     return CodeFlow(Registration(**registration), clock=lambda: NOW, **options)
 
 
-def log_in(world: World, situation: Situation | None = None, **options) -> Token:
-    return world.run(flow(**options).login(situation or Situation(SERVER, Challenge("bearer"))))
+def log_in(world: World, situation: TokenRequest | None = None, **options) -> Token:
+    return world.run(flow(**options).login(situation or TokenRequest(SERVER, Challenge("bearer"))))
 
 
 def old_token(**changes) -> Token:
@@ -159,7 +157,7 @@ def test_which_scopes_are_asked_for(challenged, listed, wished, expected):
     world = World()
     world.documents[PRM] = prm(**({} if listed is None else {"scopes_supported": listed}))
     params = {} if challenged is None else {"scope": challenged}
-    log_in(world, Situation(SERVER, Challenge("bearer", params)), scopes=wished)
+    log_in(world, TokenRequest(SERVER, Challenge("bearer", params)), scopes=wished)
     assert world.visits[0].get("scope") == expected
 
 
@@ -168,7 +166,7 @@ def test_asking_for_more_keeps_what_was_there():
     world = World()
     challenge = Challenge("bearer", {"scope": "mcp:write", "error": "insufficient_scope"})
     token = old_token(granted=["mcp:basic"], asked=["mcp:basic", "mcp:extra"])
-    renewed = log_in(world, Situation(SERVER, challenge, token, is_step_up=True))
+    renewed = log_in(world, TokenRequest(SERVER, challenge, token, is_step_up=True))
     assert world.visits[0]["scope"].split() == ["mcp:write", "mcp:basic", "mcp:extra"]
     assert world.forms()[0]["grant_type"] == "authorization_code"
     assert set(renewed.granted) == {"mcp:write", "mcp:basic", "mcp:extra"}
@@ -189,7 +187,7 @@ def test_offline_access_is_asked_for_only_where_it_is_listed(listed, scope, offl
     world = World()
     world.documents[AS] = metadata(scopes_supported=listed)
     params = {} if scope is None else {"scope": scope}
-    log_in(world, Situation(SERVER, Challenge("bearer", params)), offline=offline)
+    log_in(world, TokenRequest(SERVER, Challenge("bearer", params)), offline=offline)
     assert world.visits[0].get("scope") == expected
 
 
@@ -350,7 +348,7 @@ def test_a_refused_token_is_refreshed_and_the_refresh_token_rotates():
     world.answers[TOKEN] = json_response(
         {"access_token": "new", "token_type": "Bearer", "refresh_token": "refresh-1", "expires_in": 60}
     )
-    token = log_in(world, Situation(SERVER, Challenge("bearer"), old_token()))
+    token = log_in(world, TokenRequest(SERVER, Challenge("bearer"), old_token()))
     assert world.visits == []
     form = world.forms()[0]
     assert (form["grant_type"], form["refresh_token"], form["resource"]) == ("refresh_token", "refresh-0", SERVER)
@@ -408,14 +406,14 @@ def test_a_kept_token_of_another_issuer_or_resource_is_not_taken():
 def test_a_refresh_names_the_scope_that_was_granted():
     """Some issuers refuse one that does not, though it may be left out (RFC 6749, 6)."""
     world = with_registration(World())
-    log_in(world, Situation(SERVER, Challenge("bearer"), old_token(granted=["a", "b"], asked=["a", "b", "c"])))
+    log_in(world, TokenRequest(SERVER, Challenge("bearer"), old_token(granted=["a", "b"], asked=["a", "b", "c"])))
     assert world.forms()[0]["scope"] == "a b"
 
 
 def test_a_refresh_of_a_token_without_scopes_names_none():
     world = with_registration(World())
     world.kept = {key: value for key, value in world.kept.items() if not key.startswith("token ")}
-    log_in(world, Situation(SERVER, Challenge("bearer"), old_token(granted=[], asked=[])))
+    log_in(world, TokenRequest(SERVER, Challenge("bearer"), old_token(granted=[], asked=[])))
     assert "scope" not in world.forms()[0]
 
 
@@ -426,7 +424,7 @@ def test_a_refresh_whose_scope_is_refused_is_asked_for_without():
         if b"scope=" in request.body
         else json_response({"access_token": "new", "token_type": "Bearer"})
     )
-    token = log_in(world, Situation(SERVER, Challenge("bearer"), old_token()))
+    token = log_in(world, TokenRequest(SERVER, Challenge("bearer"), old_token()))
     assert (token.access_token, token.refresh_token) == ("new", "refresh-0")
     assert world.visits == []
     assert [form.get("scope") for form in world.forms()] == ["a", None]
@@ -434,14 +432,14 @@ def test_a_refresh_whose_scope_is_refused_is_asked_for_without():
 
 def test_a_refresh_token_that_is_not_replaced_stays():
     world = with_registration(World())
-    token = log_in(world, Situation(SERVER, Challenge("bearer"), old_token()))
+    token = log_in(world, TokenRequest(SERVER, Challenge("bearer"), old_token()))
     assert token.refresh_token == "refresh-0"
 
 
 @pytest.mark.spec("AUTH-38")
 def test_without_a_refresh_token_the_person_logs_in_again():
     world = with_registration(World())
-    log_in(world, Situation(SERVER, Challenge("bearer"), old_token(refresh_token=None)))
+    log_in(world, TokenRequest(SERVER, Challenge("bearer"), old_token(refresh_token=None)))
     assert len(world.visits) == 1
     assert world.posted == [TOKEN]
 
@@ -454,7 +452,7 @@ def test_a_refresh_token_that_is_refused_is_forgotten_and_the_person_logs_in():
     ]
     world.answers[TOKEN] = lambda _: answers.pop(0)
     token = old_token()
-    assert log_in(world, Situation(SERVER, Challenge("bearer"), token)).access_token == "n"
+    assert log_in(world, TokenRequest(SERVER, Challenge("bearer"), token)).access_token == "n"
     assert [form["grant_type"] for form in world.forms()] == ["refresh_token", "authorization_code"]
     assert token.refresh_token is None
 
@@ -466,7 +464,7 @@ def test_an_issuer_in_trouble_does_not_cost_the_refresh_token(status):
     token, kept = old_token(), dict(world.kept)
     for steps in (flow().login, flow().renewal):
         with pytest.raises(AuthorizationFailed, match="temporarily_unavailable"):
-            world.run(steps(Situation(SERVER, Challenge("bearer"), token)))
+            world.run(steps(TokenRequest(SERVER, Challenge("bearer"), token)))
     assert token.refresh_token == "refresh-0"
     assert world.kept == kept
     assert world.visits == []
@@ -476,23 +474,25 @@ def test_a_token_that_is_refused_at_once_is_not_asked_for_again():
     world = with_registration(World())
     token = old_token(obtained_at=NOW - 1, expires_at=NOW + 100)
     with pytest.raises(AuthorizationFailed, match="has just given"):
-        log_in(world, Situation(SERVER, Challenge("bearer"), token))
+        log_in(world, TokenRequest(SERVER, Challenge("bearer"), token))
     assert world.posted == []
 
 
 def test_a_renewal_needs_nobody():
     world = with_registration(World())
-    renewal = flow().renewal(Situation(SERVER, Challenge(), old_token()))
+    renewal = flow().renewal(TokenRequest(SERVER, Challenge(), old_token()))
     assert world.run(renewal).access_token == "access-2"
     assert world.visits == []
-    assert flow().renewal(Situation(SERVER, Challenge(), old_token(refresh_token=None))) is None
+    assert flow().renewal(TokenRequest(SERVER, Challenge(), old_token(refresh_token=None))) is None
 
 
 def test_the_token_of_a_server_that_publishes_nothing_is_renewed_there():
     world = World()
     world.documents.clear()
     old = Token("old", "https://mcp.example", SERVER, "client", refresh_token="refresh-0", obtained_at=NOW - 900)
-    assert world.run(flow(client_id="client").renewal(Situation(SERVER, Challenge(), old))).access_token == "access-1"
+    assert (
+        world.run(flow(client_id="client").renewal(TokenRequest(SERVER, Challenge(), old))).access_token == "access-1"
+    )
     assert [request.url for request in world.requests if request.method == "POST"] == ["https://mcp.example/token"]
 
 
@@ -506,7 +506,7 @@ def test_another_issuer_gets_nothing_of_the_first():
     world.issuer = second
     world.documents[PRM] = prm(authorization_servers=[second])
     world.documents["https://second.example/.well-known/oauth-authorization-server"] = metadata(second)
-    token = log_in(world, Situation(SERVER, Challenge("bearer"), old_token()))
+    token = log_in(world, TokenRequest(SERVER, Challenge("bearer"), old_token()))
     assert world.posted == [f"{second}/register", f"{second}/token"]
     assert token.client_id == "client-at-second.example"
     assert "scope" not in world.visits[0]

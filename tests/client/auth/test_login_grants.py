@@ -20,11 +20,16 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from weft.client.auth import ClientCredentials, EnterpriseManaged, IdentityProvider, PrivateKey
-from weft.client.auth.challenge import Challenge
-from weft.client.auth.dpop import DpopKey, Nonces
-from weft.client.auth.flow import CodeFlow
-from weft.client.auth.grant import Situation, recall_token
-from weft.client.auth.grants import ClientCredentialsFlow, EnterpriseFlow, WorkloadFlow
+from weft.client.auth.credentials import DpopKey, Nonces
+from weft.client.auth.grants import (
+    ClientCredentialsFlow,
+    CodeFlow,
+    EnterpriseFlow,
+    TokenRequest,
+    WorkloadFlow,
+    recall_token,
+)
+from weft.client.auth.metadata import Challenge
 from weft.client.auth.registration import Registration
 from weft.errors import AuthorizationFailed, UsageError
 
@@ -34,8 +39,8 @@ ID_JAG = "urn:ietf:params:oauth:token-type:id-jag"
 JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 
 
-def situation(scheme: str = "bearer", **params: str) -> Situation:
-    return Situation(SERVER, Challenge(scheme, params))
+def situation(scheme: str = "bearer", **params: str) -> TokenRequest:
+    return TokenRequest(SERVER, Challenge(scheme, params))
 
 
 def key() -> tuple[str, ec.EllipticCurvePublicKey]:
@@ -288,7 +293,7 @@ def test_a_function_that_returns_nothing():
 def test_a_machine_renews_by_asking_again():
     world = World()
     flow = ClientCredentialsFlow("robot", "s3cret", clock=lambda: NOW)
-    assert flow.renewal(Situation(SERVER)) is None
+    assert flow.renewal(TokenRequest(SERVER)) is None
     assert world.run(flow.renewal(situation())).access_token == "access-1"
 
 
@@ -310,7 +315,7 @@ def dpop_world(**changes) -> World:
     return world
 
 
-def log_in(world: World, given: Situation, **options):
+def log_in(world: World, given: TokenRequest, **options):
     return world.run(CodeFlow(Registration(), clock=lambda: NOW, **options).login(given))
 
 

@@ -6,11 +6,10 @@ import pytest
 from auth_world import AS, ISSUER, NOW, PRM, REDIRECT, SERVER, World, json_response, metadata, prm
 
 from weft.client.auth import OAuth
-from weft.client.auth.challenge import Challenge
-from weft.client.auth.flow import CodeFlow
-from weft.client.auth.grant import Situation
+from weft.client.auth.grants import CodeFlow, TokenRequest
+from weft.client.auth.metadata import Challenge
 from weft.client.auth.registration import Registration, application_type
-from weft.client.auth.steps import FetchFailed, Response
+from weft.client.auth.steps import FetchFailed, HttpAnswer
 from weft.errors import AuthorizationFailed, UsageError
 
 REGISTER, TOKEN = f"{ISSUER}/register", f"{ISSUER}/token"
@@ -18,7 +17,7 @@ DOCUMENT = "https://app.example/client.json"
 
 
 def log_in(world: World, **given):
-    situation = Situation(SERVER, Challenge("bearer", {"scope": "a"} if given.pop("scoped", False) else {}))
+    situation = TokenRequest(SERVER, Challenge("bearer", {"scope": "a"} if given.pop("scoped", False) else {}))
     return world.run(CodeFlow(Registration(**given), clock=lambda: NOW).login(situation))
 
 
@@ -97,7 +96,7 @@ def test_a_secret_that_has_expired_is_registered_anew():
 
 def test_a_time_beyond_all_times_is_none():
     world = World()
-    world.answers[REGISTER] = Response(201, {}, b'{"client_id": "c", "client_secret_expires_at": 1%s}' % (b"0" * 400))
+    world.answers[REGISTER] = HttpAnswer(201, {}, b'{"client_id": "c", "client_secret_expires_at": 1%s}' % (b"0" * 400))
     log_in(world)
     log_in(world)
     assert len(world.registered()) == 1

@@ -10,12 +10,12 @@ from support import serve
 from support.fakes import Exchange, http_server, initialized, reply, sse
 from support.logging_in import Browser, hidden_fields
 from weft import AuthorizationFailed, Client, ClientLimits, Context, OAuth, Server, TokenInfo
+from weft.authorization import AuthorizationServer
 from weft.client.auth import ClientCredentials, Fetcher, FunctionRedirect
-from weft.client.auth.challenge import challenges
-from weft.client.transports.base import Refused
+from weft.client.auth.metadata import challenges
+from weft.client.connection.transport import Refused
 from weft.errors import UsageError
 from weft.server.auth import ResourceServer, StaticTokens
-from weft.server.auth.authorization import AuthorizationServer
 
 REDIRECT = "http://127.0.0.1:3995/callback"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from weft.client.transports.http_asgi import AsgiWire
+from weft.client.http.asgi import AsgiWire
 from weft.errors import ConnectionFailed
 from weft.limits import ClientLimits
 

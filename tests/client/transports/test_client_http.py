@@ -22,9 +22,9 @@ from weft import (
     RequestTimeout,
 )
 from weft.client import StreamReopened, ToolsChanged
-from weft.client.transports.base import Refused
-from weft.client.transports.http import HttpTransport
-from weft.client.transports.http_wire import AiohttpWire
+from weft.client.connection.transport import Refused
+from weft.client.http.transport import HttpTransport
+from weft.client.http.wire import AiohttpWire
 
 TEXT = {"content": [{"type": "text", "text": "done"}]}
 QUICK = ClientLimits(probe_seconds=0.5, request_seconds=2, close_seconds=0.5)
@@ -737,7 +737,7 @@ async def test_one_who_waits_for_a_connection_is_cancelled_by_nobody_else(
         called.set()
         await exchange.hang()
 
-    monkeypatch.setattr("weft.client.transports.http_wire._MOST_CONNECTIONS", 1)
+    monkeypatch.setattr("weft.client.http.wire._MOST_CONNECTIONS", 1)
     called = asyncio.Event()
     wire = AiohttpWire(ClientLimits())
     await wire.open()

@@ -14,10 +14,10 @@ from typing import Self
 
 import pytest
 
-from weft.client.config import CommandTarget
-from weft.client.transports import stdio
-from weft.client.transports.base import Transport
-from weft.client.transports.stdio import StdioTransport, default_environment
+from weft.client import stdio
+from weft.client.api.config import CommandTarget
+from weft.client.connection.transport import Transport
+from weft.client.stdio import StdioTransport, default_environment
 from weft.errors import ConnectionFailed
 from weft.limits import ClientLimits
 

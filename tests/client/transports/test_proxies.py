@@ -15,9 +15,8 @@ from support.fakes import DISCOVERED, Exchange, http_server
 from support.proxying import FakeProxy
 from weft import Client, ConnectionFailed
 from weft.client.auth import Fetcher
-from weft.client.auth.steps import FetchFailed, Request
-from weft.client.proxies import read_proxy
-from weft.client.transports.http_failures import why_unreached
+from weft.client.auth.steps import FetchFailed, HttpRequest
+from weft.client.http.failures import read_proxy, why_unreached
 from weft.errors import UsageError
 
 TEXT = {"content": [{"type": "text", "text": "done"}]}
@@ -361,7 +360,7 @@ async def test_credentials_are_shown_nowhere(target: Target, caplog: pytest.LogC
 
 async def fetched(fetcher: Fetcher, url: str) -> bytes:
     async with fetcher.open(url) as fetch:
-        return (await fetch(Request("POST", url, body=b'{"id":1,"method":"server/discover"}'))).body
+        return (await fetch(HttpRequest("POST", url, body=b'{"id":1,"method":"server/discover"}'))).body
 
 
 async def test_a_login_gives_a_proxy_its_credentials(target: Target, environment: pytest.MonkeyPatch) -> None:

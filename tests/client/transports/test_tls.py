@@ -17,8 +17,8 @@ from support.fakes import DISCOVERED, Exchange, http_server, initialized, reply,
 from weft import Client, ClientLimits, ConnectionFailed
 from weft.client import ToolsChanged
 from weft.client.auth import ClientCredentials, Fetcher
-from weft.client.auth.steps import FetchFailed, Request
-from weft.client.transports import http_failures
+from weft.client.auth.steps import FetchFailed, HttpRequest
+from weft.client.http import failures as http_failures
 from weft.errors import UsageError
 
 TEXT = {"content": [{"type": "text", "text": "done"}]}
@@ -341,7 +341,7 @@ async def test_a_login_checks_certificates_and_says_what_is_wrong_with_them(
 
     async def fetched(fetcher: Fetcher, url: str) -> bytes:
         async with fetcher.open(url) as fetch:
-            return (await fetch(Request("GET", url))).body
+            return (await fetch(HttpRequest("GET", url))).body
 
     async with http_server(handle, tls=serving(certificate)) as url:
         assert await fetched(Fetcher(tls=authority.trusted()), url) == b"{}"

@@ -13,8 +13,8 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from weft import Context, Server
+from weft.authorization import AuthorizationServer
 from weft.server.auth import ResourceServer
-from weft.server.auth.authorization import AuthorizationServer
 
 PORT, PUBLIC = int(sys.argv[1]), sys.argv[2]
 RESOURCE = f"{PUBLIC}/tools/mcp"

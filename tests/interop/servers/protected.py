@@ -10,8 +10,8 @@ from starlette.applications import Starlette
 from starlette.routing import Mount, Route
 
 from weft import Context, Server
+from weft.authorization import AuthorizationServer
 from weft.server.auth import ResourceServer
-from weft.server.auth.authorization import AuthorizationServer
 
 PORT = int(sys.argv[1])
 PATH = sys.argv[2] if len(sys.argv) > 2 else "/mcp"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from weft.authorization import AuthorizationServer, RegisteredClient, TrustedIssuer
 from weft.server.auth import Dpop, IntrospectionVerifier, JwtVerifier, ResourceServer
-from weft.server.auth.authorization import AuthorizationServer, RegisteredClient, TrustedIssuer
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "authorization.md"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.server.auth.fetching import fresh_seconds
+from weft.net.fetch import fresh_seconds
 
 DATE = "Sun, 15 Nov 2026 12:00:00 GMT"
 

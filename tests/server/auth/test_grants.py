@@ -7,11 +7,11 @@ from typing import Any, cast
 import pytest
 
 from support.tokens import RESOURCE
+from weft.authorization import grants as module
+from weft.authorization.grants import Grants, IssuedGrant, Pending
+from weft.authorization.web import OAuthError
 from weft.backends.memory import MemoryBackend
 from weft.protocol.sealing import KeyRing
-from weft.server.auth.authorization import grants as module
-from weft.server.auth.authorization.grants import Grant, Grants, Pending
-from weft.server.auth.authorization.web import OAuthError
 
 PENDING = Pending(
     client_id="a", client_name="", redirect_uri="", state=None, challenge="", scopes=(), resource=RESOURCE
@@ -45,7 +45,7 @@ class World:
         self.grants = Grants(self.store, KeyRing.ephemeral(), 86_400.0, **times)
         self.made = 0
 
-    async def log_in(self) -> tuple[Grant, str]:
+    async def log_in(self) -> tuple[IssuedGrant, str]:
         grant = await self.grants.redeem_code(await self.grants.begin(PENDING, "ann"))
         return grant, await self.grants.refresh(grant)
 
@@ -164,7 +164,7 @@ async def test_a_code_is_good_once_however_many_come_at_once(monkeypatch: pytest
     world = World(monkeypatch, store=Apart())
     code = await world.grants.begin(PENDING, "ann")
     tried = await asyncio.gather(*(world.grants.redeem_code(code) for _ in range(8)), return_exceptions=True)
-    granted = [one for one in tried if isinstance(one, Grant)]
+    granted = [one for one in tried if isinstance(one, IssuedGrant)]
     assert len(granted) <= 1
     with pytest.raises(OAuthError):
         await world.grants.redeem_code(code)

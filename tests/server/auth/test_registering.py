@@ -8,12 +8,12 @@ import pytest
 
 from support.authorizing import Authorization, authorize, error_of
 from support.logging_in import REDIRECT, Browser, hidden_fields, pkce
+from weft.authorization import clients as module
+from weft.authorization import users
+from weft.authorization.clients import Clients
+from weft.authorization.web import OAuthError, WebRequest
 from weft.backends.memory import MemoryBackend
-from weft.server.auth.authorization import registering as module
-from weft.server.auth.authorization import users
-from weft.server.auth.authorization.clients import Clients
-from weft.server.auth.authorization.web import OAuthError, Request
-from weft.server.call import peer_of
+from weft.server.calls.call import peer_of
 
 
 class World:
@@ -21,7 +21,7 @@ class World:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1_000_000.0
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now))
         self.store = MemoryBackend(clock=lambda: self.now).store
         self.clients = self.worker()
 
@@ -131,11 +131,11 @@ def test_over_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_whom_limits_are_counted_for(one: str, other: str, same: bool) -> None:
     def address(text: str) -> str:
-        return Request({"client": (text, 1)}, None, None).address  # type: ignore[arg-type] - nothing else is looked at
+        return WebRequest({"client": (text, 1)}, None, None).address  # type: ignore[arg-type] - nothing else is looked at
 
     assert (address(one) == address(other)) is same
     assert (peer_of(one, None) == peer_of(other, None)) is same  # by calls too
-    assert Request({}, None, None).address == ""  # type: ignore[arg-type] - as above
+    assert WebRequest({}, None, None).address == ""  # type: ignore[arg-type] - as above
 
 
 # What the operator is told.

@@ -12,10 +12,10 @@ from support.tokens import ISSUER, rsa_jwk, token_for
 from support.wire import ask
 from weft import Server, TokenInfo
 from weft.errors import UsageError
+from weft.net.urls import is_safe_url, same_url
 from weft.server.auth import JwtVerifier, ResourceServer, StaticTokens
-from weft.server.auth import admission as admission_module
+from weft.server.auth import bearer_auth as admission_module
 from weft.server.auth.challenge import challenge
-from weft.server.auth.urls import is_safe_url, same_url
 from weft.types.base import Implementation
 
 TOKENS = StaticTokens({"token-of-ann": "ann"})

@@ -18,8 +18,8 @@ from weft import TokenInfo
 from weft.errors import UsageError
 from weft.server.auth import IntrospectionVerifier, JwtVerifier, StaticTokens, TokenRefused
 from weft.server.auth import keys as keys_module
-from weft.server.auth.signed import read_issuer
-from weft.server.auth.verifying import VerifierFailed
+from weft.server.auth.keys import read_issuer
+from weft.server.auth.tokens import VerifierFailed
 
 
 def verifier(**options: Any) -> JwtVerifier:

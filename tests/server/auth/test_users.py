@@ -9,10 +9,10 @@ import pytest
 
 from support.authorizing import authorize
 from support.logging_in import Browser, hidden_fields, pkce, sent_to
+from weft.authorization import hash_password
+from weft.authorization import users as module
+from weft.authorization.users import TooManyTries, Users
 from weft.backends.memory import MemoryBackend
-from weft.server.auth.authorization import hash_password
-from weft.server.auth.authorization import users as module
-from weft.server.auth.authorization.users import TooManyTries, Users
 
 
 class World:

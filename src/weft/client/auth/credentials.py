@@ -3,22 +3,33 @@
 Owns the two records, their keys in the storage, and how they look when printed: without anything secret in them. Every
 key has the issuer in it, so that nothing that one authorization server gave out is ever shown to another (ASD-08,
 CREG-12).
+
+Proofs that whoever shows a token holds the key it is bound to (RFC 9449, XAUTH-09).
+
+Owns the key, the proofs, and the nonces that servers hand out. A proof is for one request: it is never sent twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import base64
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from weft.client.auth.dpop import DpopKey
 from weft.client.auth.steps import Steps, keep, load
 
 __all__ = [
+    "ALGORITHM",
     "MARGIN_SECONDS",
+    "DpopKey",
     "Identity",
+    "Nonces",
     "Token",
     "binding_key",
     "identity_key",
@@ -29,6 +40,7 @@ __all__ = [
 ]
 
 MARGIN_SECONDS = 30.0  # before its end a token is replaced …
+
 _MARGIN_SHARE = 0.3  # … but not before this share of its life is left: some live for seconds
 
 R = TypeVar("R")
@@ -127,3 +139,82 @@ def load_record(key: str, kind: type[R]) -> Steps[R | None]:
 def keep_record(key: str, record: object | None) -> Steps[None]:
     """Keep a record; None forgets it."""
     yield from keep(key, None if record is None else msgspec.json.encode(record))
+
+
+ALGORITHM = "ES256"
+
+_MOST_NONCES = 256
+
+
+class DpopKey:
+    """A key pair, made for one login; its private half is in no repr.
+
+    >>> key = DpopKey.new()
+    >>> len(key.proof("POST", "https://auth.example/token?x=1").split("."))
+    3
+    """
+
+    def __init__(self, private: Any, clock: Callable[[], float] = time.time) -> None:
+        from jwt.algorithms import ECAlgorithm
+
+        self._private = private
+        self._clock = clock
+        self.public: dict[str, Any] = json.loads(ECAlgorithm.to_jwk(private.public_key()))
+
+    @classmethod
+    def new(cls) -> DpopKey:
+        """A new key."""
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        return cls(ec.generate_private_key(ec.SECP256R1()))
+
+    @classmethod
+    def from_pem(cls, pem: str) -> DpopKey:
+        """A key that was kept."""
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+        return cls(load_pem_private_key(pem.encode(), None))
+
+    def pem(self) -> str:
+        """The key for keeping. It is a secret."""
+        from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+        pem: bytes = self._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        return pem.decode()
+
+    def proof(self, method: str, url: str, *, nonce: str | None = None, access_token: str | None = None) -> str:
+        """A proof for one request: a fresh id, the method, the URL without its query, and what else is demanded."""
+        import jwt
+
+        claims: dict[str, Any] = {
+            "jti": secrets.token_urlsafe(16),
+            "htm": method,
+            "htu": url.partition("?")[0].partition("#")[0],
+            "iat": int(self._clock()),
+        }
+        if nonce is not None:
+            claims["nonce"] = nonce
+        if access_token is not None:
+            digest = hashlib.sha256(access_token.encode()).digest()
+            claims["ath"] = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+        return jwt.encode(claims, self._private, algorithm=ALGORITHM, headers={"typ": "dpop+jwt", "jwk": self.public})
+
+
+class Nonces:
+    """The last nonce of each place. An authorization server's and a resource's are two, also at one origin."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, str] = {}
+
+    def get(self, place: str) -> str | None:
+        """The nonce that a proof for a place has to carry, if any."""
+        return self._last.get(place)
+
+    def put(self, place: str, nonce: str | None) -> bool:
+        """Take note of a nonce; True when it is a new one."""
+        if nonce is None or self._last.get(place) == nonce or len(nonce) > 1024:
+            return False
+        if len(self._last) >= _MOST_NONCES:
+            self._last.clear()
+        self._last[place] = nonce
+        return True

@@ -17,14 +17,14 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from urllib.parse import urljoin, urlsplit
 
+from weft.client.api.argument_checks import check_tls
 from weft.client.auth import urls
-from weft.client.auth.steps import FetchFailed, Request, Response
-from weft.client.mistakes import check_tls
-from weft.client.proxies import PROXY_REFUSES, Proxy, environment_proxy, environment_proxy_hosts, read_proxy
-from weft.client.transports.base import wire_log
+from weft.client.auth.steps import FetchFailed, HttpAnswer, HttpRequest
+from weft.client.connection.transport import wire_log
+from weft.client.http.failures import PROXY_REFUSES, Proxy, environment_proxy, environment_proxy_hosts, read_proxy
 from weft.errors import ConnectionFailed
-from weft.protocol.hosts import is_loopback
-from weft.protocol.logs import masked_body, masked_headers, masked_url
+from weft.net.hosts import is_loopback
+from weft.net.logs import masked_body, masked_headers, masked_url
 
 if TYPE_CHECKING:
     import aiohttp
@@ -39,7 +39,7 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 class Fetch(Protocol):
     """Does one exchange; FetchFailed when there is no response."""
 
-    async def __call__(self, request: Request) -> Response:
+    async def __call__(self, request: HttpRequest) -> HttpAnswer:
         """Do it."""
         ...
 
@@ -97,7 +97,7 @@ class Fetcher:
         )
         async with session:
 
-            async def fetch(request: Request) -> Response:
+            async def fetch(request: HttpRequest) -> HttpAnswer:
                 return await self._fetch(session, request, barred)
 
             yield fetch
@@ -108,7 +108,7 @@ class Fetcher:
             return frozenset({self._proxy.address[0]})
         return environment_proxy_hosts() if self._trust_env else frozenset()
 
-    async def _fetch(self, session: aiohttp.ClientSession, request: Request, barred: _Barred | None) -> Response:
+    async def _fetch(self, session: aiohttp.ClientSession, request: HttpRequest, barred: _Barred | None) -> HttpAnswer:
         """One exchange. Only a GET goes where it is sent: a POST has secrets in it."""
         url = request.url
         hops = self._redirects if request.method == "GET" else 0
@@ -144,11 +144,11 @@ class Fetcher:
             raise FetchFailed(str(failed).rstrip(".")) from None
 
     async def _exchange(
-        self, session: aiohttp.ClientSession, request: Request, url: str
-    ) -> tuple[Response, str | None]:
+        self, session: aiohttp.ClientSession, request: HttpRequest, url: str
+    ) -> tuple[HttpAnswer, str | None]:
         import aiohttp
 
-        from weft.client.transports.http_failures import proxy_fault, proxy_refusal, tls_fault
+        from weft.client.http.failures import proxy_fault, proxy_refusal, tls_fault
 
         proxy = await self._proxy_for(url)
         shows = wire_log.isEnabledFor(logging.DEBUG)
@@ -168,7 +168,7 @@ class Fetcher:
                 if proxy is not None and reply.status == PROXY_REFUSES:
                     raise FetchFailed(proxy_refusal(reply.status, reply.headers, proxy))
                 if reply.status in _REDIRECTS and "Location" in reply.headers:
-                    return Response(reply.status), urljoin(url, reply.headers["Location"])
+                    return HttpAnswer(reply.status), urljoin(url, reply.headers["Location"])
                 body = bytearray()
                 async for chunk in reply.content.iter_any():
                     body += chunk
@@ -179,7 +179,7 @@ class Fetcher:
                         "< %d [%s] %s", reply.status, masked_headers(reply.headers), masked_body(bytes(body))
                     )
                 headers = {name.lower(): value for name, value in reply.headers.items()}
-                return Response(reply.status, headers, bytes(body)), None
+                return HttpAnswer(reply.status, headers, bytes(body)), None
         except TimeoutError:
             raise FetchFailed(f"no answer within {self._seconds:g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:

@@ -15,24 +15,29 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from weft.client.auth.authorizer import Authorizer
-from weft.client.auth.challenge import challenges
-from weft.client.auth.driver import World
+from weft.client.auth.authorizer import Authorizer, AuthPorts
 from weft.client.auth.fetching import Fetching
-from weft.client.auth.flow import CodeFlow
-from weft.client.auth.grants import ClientCredentialsFlow, EnterpriseFlow, IdentityProvider, Secret, WorkloadFlow
+from weft.client.auth.grants import (
+    ClientCredentialsFlow,
+    CodeFlow,
+    EnterpriseFlow,
+    IdentityProvider,
+    Secret,
+    WorkloadFlow,
+)
+from weft.client.auth.metadata import challenges
 from weft.client.auth.redirect import LoopbackRedirect, Redirect
 from weft.client.auth.registration import Registration, client_document
 from weft.client.auth.storage import MemoryStorage, Storage
 from weft.client.auth.tokens import PrivateKey, is_sendable, readable, without
 from weft.errors import AuthorizationFailed, UsageError
-from weft.protocol.logs import printable
+from weft.net.logs import printable
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
-    from weft.client.transports.base import Refused
-    from weft.client.transports.http_auth import Auth
+    from weft.client.connection.transport import Refused
+    from weft.client.http.transport import Auth
 
 __all__ = ["BearerToken", "ClientCredentials", "EnterpriseManaged", "OAuth", "WorkloadIdentity", "as_auth"]
 
@@ -215,8 +220,8 @@ def as_auth(auth: Any) -> Auth | None:
     return cast("Auth | None", auth)
 
 
-def _world(storage: Storage | None, fetcher: Fetching | None, redirect: Redirect | None = None) -> World:
-    return World(fetcher, storage or MemoryStorage(), redirect)
+def _world(storage: Storage | None, fetcher: Fetching | None, redirect: Redirect | None = None) -> AuthPorts:
+    return AuthPorts(fetcher, storage or MemoryStorage(), redirect)
 
 
 def _scopes(scopes: Sequence[str]) -> Sequence[str]:

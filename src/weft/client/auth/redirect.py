@@ -19,10 +19,10 @@ from typing import Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 from weft.client.auth import urls
-from weft.client.functions import Functions
+from weft.client.handlers.callbacks import Functions
 from weft.errors import AuthorizationFailed, UsageError
 
-__all__ = ["FunctionRedirect", "Listener", "LoopbackRedirect", "Redirect"]
+__all__ = ["FunctionRedirect", "LoopbackRedirect", "Redirect", "RedirectListener"]
 
 _HEAD_BYTES = 16 * 1024
 _HEAD_SECONDS = 10.0
@@ -32,7 +32,7 @@ _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</
 """
 
 
-class Listener(Protocol):
+class RedirectListener(Protocol):
     """Ready to receive the browser."""
 
     uri: str  # the redirect URI
@@ -45,7 +45,7 @@ class Listener(Protocol):
 class Redirect(Protocol):
     """A way to the authorization server and back."""
 
-    def listening(self, known: Sequence[str]) -> AbstractAsyncContextManager[Listener]:
+    def listening(self, known: Sequence[str]) -> AbstractAsyncContextManager[RedirectListener]:
         """Be ready to receive the browser, at one of the known redirect URIs if that can be."""
         ...
 
@@ -67,7 +67,7 @@ class FunctionRedirect:
         self._function = function
 
     @asynccontextmanager
-    async def listening(self, known: Sequence[str]) -> AsyncGenerator[Listener]:
+    async def listening(self, known: Sequence[str]) -> AsyncGenerator[RedirectListener]:
         """Always ready."""
         yield self
 
@@ -106,7 +106,7 @@ class LoopbackRedirect:
         self._tell = tell or _tell
 
     @asynccontextmanager
-    async def listening(self, known: Sequence[str]) -> AsyncGenerator[Listener]:
+    async def listening(self, known: Sequence[str]) -> AsyncGenerator[RedirectListener]:
         """Listen, for as long as the login takes."""
         visitor = _Visitor(self._path, self._seconds, self._open_browser, self._tell)
         server = await self._bound(visitor, self._wished(known))

@@ -19,7 +19,7 @@ from weft.client.auth.metadata import Issuer
 from weft.client.auth.steps import FetchFailed, Steps, keep, load, post_json
 from weft.client.auth.tokens import said
 from weft.errors import AuthorizationFailed, UsageError
-from weft.protocol.hosts import is_loopback
+from weft.net.hosts import is_loopback
 
 __all__ = ["Registration", "application_type", "bind_issuer", "check_document_url", "client_document"]
 

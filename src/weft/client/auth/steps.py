@@ -26,15 +26,15 @@ import msgspec
 from weft.errors import WeftError
 
 __all__ = [
-    "Call",
+    "CallFunction",
     "Claim",
     "FetchFailed",
+    "HttpAnswer",
+    "HttpRequest",
     "Keep",
     "Listen",
     "Load",
     "Release",
-    "Request",
-    "Response",
     "Step",
     "Steps",
     "Visit",
@@ -58,7 +58,7 @@ class FetchFailed(WeftError):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     """One HTTP exchange. GET follows redirects within the rules for URLs; POST follows none."""
 
     method: str
@@ -68,7 +68,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Response:
+class HttpAnswer:
     """What came back. The names of the headers are in lower case."""
 
     status: int
@@ -127,35 +127,35 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallFunction:
     """Call a function, plain or async, without arguments; `name` is the option that it was given as."""
 
     function: Callable[[], Any]
     name: str
 
 
-Step: TypeAlias = Request | Listen | Visit | Load | Keep | Claim | Release | Call
+Step: TypeAlias = HttpRequest | Listen | Visit | Load | Keep | Claim | Release | CallFunction
 Steps: TypeAlias = Generator[Step, Any, T]
 """A flow that comes to a T."""
 
 
-def get(url: str) -> Steps[Response]:
+def get(url: str) -> Steps[HttpAnswer]:
     """Get a JSON document."""
-    response: Response = yield Request("GET", url, {"Accept": "application/json"})
+    response: HttpAnswer = yield HttpRequest("GET", url, {"Accept": "application/json"})
     return response
 
 
-def post_form(url: str, form: Mapping[str, str], headers: Mapping[str, str]) -> Steps[Response]:
+def post_form(url: str, form: Mapping[str, str], headers: Mapping[str, str]) -> Steps[HttpAnswer]:
     """Post a form, and take JSON."""
     sent = {"Accept": "application/json", "Content-Type": "application/x-www-form-urlencoded", **headers}
-    response: Response = yield Request("POST", url, sent, urlencode(form).encode())
+    response: HttpAnswer = yield HttpRequest("POST", url, sent, urlencode(form).encode())
     return response
 
 
-def post_json(url: str, document: Mapping[str, Any]) -> Steps[Response]:
+def post_json(url: str, document: Mapping[str, Any]) -> Steps[HttpAnswer]:
     """Post JSON, and take JSON."""
     sent = {"Accept": "application/json", "Content-Type": "application/json"}
-    response: Response = yield Request("POST", url, sent, msgspec.json.encode(document))
+    response: HttpAnswer = yield HttpRequest("POST", url, sent, msgspec.json.encode(document))
     return response
 
 
@@ -194,5 +194,5 @@ def release() -> Steps[None]:
 
 def call(function: Callable[[], Any], name: str) -> Steps[Any]:
     """Call a function of the user's."""
-    result: Any = yield Call(function, name)
+    result: Any = yield CallFunction(function, name)
     return result

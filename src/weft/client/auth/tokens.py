@@ -16,17 +16,16 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote_plus
 
 from weft.client.auth import urls
-from weft.client.auth.credentials import Identity, Token
-from weft.client.auth.dpop import DpopKey, Nonces
+from weft.client.auth.credentials import DpopKey, Identity, Nonces, Token
 from weft.client.auth.metadata import Issuer
-from weft.client.auth.steps import FetchFailed, Response, Steps, post_form
+from weft.client.auth.steps import FetchFailed, HttpAnswer, Steps, post_form
 from weft.errors import AuthorizationFailed, UsageError
-from weft.protocol.logs import printable
+from weft.net.logs import printable
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
-__all__ = ["PrivateKey", "Refusal", "TokenEndpoint", "is_sendable", "readable", "said", "without"]
+__all__ = ["PrivateKey", "TokenEndpoint", "TokenRefusal", "is_sendable", "readable", "said", "without"]
 
 _ASSERTION_TYPE = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 _ASSERTION_SECONDS = 60
@@ -121,7 +120,7 @@ def _algorithms(key: Any) -> tuple[str, ...]:
     raise UsageError(f"The private key is something of the type {type(key).__name__!r}; {_WANTED}.")
 
 
-class Refusal(AuthorizationFailed):
+class TokenRefusal(AuthorizationFailed):
     """The token endpoint said no: `code` is its word for it, as `invalid_grant`. `is_final`: asking again is no use."""
 
     def __init__(self, message: str, code: str, status: int, tried: list[str]) -> None:
@@ -199,7 +198,7 @@ class TokenEndpoint:
             reason = said(document, response.status, [*sent, self.identity.client_secret or ""])
             self.tried.append(f"{grant} at {urls.shown(endpoint)}: {reason}")
             code = str((document or {}).get("error", ""))[:100]
-            raise Refusal(
+            raise TokenRefusal(
                 f"The authorization server {urls.shown(self.issuer.issuer)} gave no token ({reason}); {_remedy(code)}.",
                 code,
                 response.status,
@@ -212,7 +211,7 @@ class TokenEndpoint:
     def _place(self) -> str:
         return f"issuer {self.issuer.issuer}"
 
-    def _post(self, endpoint: str, form: Mapping[str, str]) -> Steps[tuple[Response, bool]]:
+    def _post(self, endpoint: str, form: Mapping[str, str]) -> Steps[tuple[HttpAnswer, bool]]:
         """What came back, and whether a nonce that is new was in it."""
         sent = dict(form)
         headers: dict[str, str] = {}

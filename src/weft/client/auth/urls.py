@@ -9,8 +9,8 @@ from __future__ import annotations
 from urllib.parse import SplitResult, urlsplit
 
 from weft.errors import WeftError
-from weft.protocol.hosts import is_loopback, is_public_address
-from weft.protocol.logs import printable
+from weft.net.hosts import is_loopback, is_public_address
+from weft.net.logs import printable
 
 __all__ = ["UrlRefused", "base", "canonical", "check", "is_private", "origin", "resource_fits", "shown"]
 

@@ -12,11 +12,9 @@
 from __future__ import annotations
 
 from weft.server.auth.dpop import Dpop
-from weft.server.auth.introspection import IntrospectionVerifier
-from weft.server.auth.jwt_verifier import JwtVerifier
-from weft.server.auth.resource import ResourceServer
-from weft.server.auth.static_tokens import StaticTokens
-from weft.server.auth.verifying import TokenRefused, Verifier
+from weft.server.auth.protected_resource import ResourceServer
+from weft.server.auth.tokens import TokenRefused, Verifier
+from weft.server.auth.verifiers import IntrospectionVerifier, JwtVerifier, StaticTokens
 
 __all__ = [
     "Dpop",

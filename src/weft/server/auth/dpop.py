@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 from weft.backends.base import Backend
 from weft.errors import UsageError, WeftError
 from weft.protocol.sealing import KeyRing, StateRefused
+from weft.server.asking.context import TokenInfo
 from weft.server.auth.keys import PRIVATE_MEMBERS, check_algorithms, fits
-from weft.server.auth.verifying import as_time
-from weft.server.context import TokenInfo
+from weft.server.auth.tokens import as_time
 
 __all__ = ["Dpop", "Proof", "ProofRefused", "Proofs", "bound_key", "thumbprint"]
 

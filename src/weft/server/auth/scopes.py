@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 from weft.errors import InvalidRequest, UsageError
 from weft.server.auth.challenge import challenge
 from weft.server.features.pages import Encoded, Pages
-from weft.server.transports.http_reply import HttpReply
+from weft.server.http.reply import HttpReply
 from weft.types.base import CacheScope, Result
-from weft.types.request import PaginatedParams
+from weft.types.lifecycle import PaginatedParams
 
 if TYPE_CHECKING:
-    from weft.server.call import Call
+    from weft.server.calls.call import Call
 
 __all__ = ["Audience", "InsufficientScope", "check_scopes", "granted_to", "require_scopes", "usable"]
 

@@ -1,1 +1,1 @@
-"""What a server offers: tools, resources, prompts, completions, and what their lists and results are made of."""
+"""Register and serve tools, resources, prompts and completions."""

@@ -11,14 +11,14 @@ from typing import Any, cast
 
 from weft.errors import InvalidParams, RegistrationError
 from weft.protocol.schema import alternatives
-from weft.server.call import Call
-from weft.server.context import Context
+from weft.server.asking.context import Context
+from weft.server.calls.call import Call
+from weft.server.diagnostics.source_location import location
 from weft.server.features.content import Unserialisable, check_text
 from weft.server.features.definitions import meant_or_known
 from weft.server.features.prompts import Prompts
 from weft.server.features.resources import Resources
 from weft.server.signature.signature import Signature, read_signature
-from weft.server.where import location
 from weft.types.base import Struct
 from weft.types.prompts import CompleteParams, CompleteResult, Completion, PromptReference
 

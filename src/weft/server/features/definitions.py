@@ -14,7 +14,7 @@ import msgspec
 
 from weft.errors import InvalidParams, RegistrationError, UsageError
 from weft.protocol.names import check_meta_key, closest
-from weft.server.where import caller
+from weft.server.diagnostics.source_location import caller
 from weft.types.base import Implementation, Meta, Struct
 
 __all__ = ["check_definition", "check_info", "meant_or_known", "nothing_to_remove", "unknown"]

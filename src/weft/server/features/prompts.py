@@ -17,17 +17,16 @@ from weft.errors import InvalidParams, ParseError, RegistrationError
 from weft.jsonrpc import check_bounds
 from weft.limits import Limits
 from weft.protocol.schema import alternatives
+from weft.server.asking.context import Context
 from weft.server.auth.scopes import Audience, check_scopes, usable
-from weft.server.call import Call
-from weft.server.changes import Change, Changes
-from weft.server.context import Context
-from weft.server.decorating import check_kind
+from weft.server.calls.call import Call, check_hide, check_needs
+from weft.server.calls.changes import Change, Changes
+from weft.server.diagnostics.argument_checks import check_kind
+from weft.server.diagnostics.source_location import location
 from weft.server.features.content import BLOCKS, HELPERS, Unserialisable, refuse_unawaited, to_block
 from weft.server.features.definitions import check_definition, nothing_to_remove, unknown
 from weft.server.features.pages import CachePolicy, Encoded, Pages
-from weft.server.needs import check_hide, check_needs
 from weft.server.signature.signature import ArgumentsError, read_signature
-from weft.server.where import location
 from weft.types.base import ROLES, Icon, Meta, Result, Struct
 from weft.types.prompts import (
     GetPromptParams,

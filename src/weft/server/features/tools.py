@@ -14,25 +14,24 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from weft.errors import InvalidParams, ProtocolError, RegistrationError, ToolError, UsageError
+from weft.net.logs import Seldom
 from weft.protocol.headers import Mirror, check_mirrors, find_mirrors
-from weft.protocol.logs import Seldom
 from weft.protocol.names import check_tool_name
 from weft.protocol.schema import SchemaError, Validator, check_object_schema, compile_schema
-from weft.server.asks.rounds import InputRequired
+from weft.server.asking.context import Context
+from weft.server.asking.rounds import InputRequired
 from weft.server.auth.scopes import Audience, check_scopes, require_scopes, usable
-from weft.server.call import Call
-from weft.server.changes import Change, Changes
-from weft.server.context import Context
-from weft.server.decorating import check_kind, warn_of_mirrors
-from weft.server.faults import record, report
+from weft.server.calls.call import Call, check_hide, check_needs, require_needs
+from weft.server.calls.changes import Change, Changes
+from weft.server.calls.tasks import Threads
+from weft.server.diagnostics.argument_checks import check_kind, warn_of_mirrors
+from weft.server.diagnostics.error_reporting import record, report
+from weft.server.diagnostics.source_location import location
 from weft.server.features.content import BLOCKS, HELPERS, refuse_unawaited, to_blocks, to_json_text
 from weft.server.features.definitions import check_definition, nothing_to_remove, unknown
 from weft.server.features.pages import CachePolicy, Encoded, Pages
-from weft.server.needs import check_hide, check_needs, require_needs
+from weft.server.signature.errors import type_name
 from weft.server.signature.signature import ArgumentsError, OutputError, Signature, read_signature
-from weft.server.signature.words import type_name
-from weft.server.threads import Threads
-from weft.server.where import location
 from weft.types.base import Icon, Result
 from weft.types.content import TextContent
 from weft.types.tools import CallToolParams, CallToolResult, ListToolsResult, Tool, ToolAnnotations

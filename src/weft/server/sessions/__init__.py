@@ -1,1 +1,1 @@
-"""Clients that introduce themselves once: who they are, what was sent to them, their end."""
+"""Keep the sessions of clients that shake hands: records, live parts, stored streams."""

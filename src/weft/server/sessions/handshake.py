@@ -9,16 +9,21 @@ import msgspec
 from weft.eras.base import log_level_reached
 from weft.eras.session import DEFAULT_LEVEL, HANDSHAKE, AlreadyInitialized
 from weft.errors import InvalidParams, InvalidRequest
-from weft.server.call import Call
+from weft.server.calls.call import Call
 from weft.types.base import EmptyResult
-from weft.types.capabilities import ListChangedCapability, ResourcesCapability, ServerCapabilities
-from weft.types.lifecycle import InitializeResult, SetLevelParams
+from weft.types.lifecycle import (
+    InitializeResult,
+    ListChangedCapability,
+    ResourcesCapability,
+    ServerCapabilities,
+    SetLevelParams,
+)
 from weft.types.resources import SubscribeParams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weft.server.dispatch import Handler
+    from weft.server.runtime.dispatch import Handler
 
 __all__ = ["HANDLERS"]
 

@@ -6,12 +6,15 @@ requests under way, the questions that the client has not answered yet. A worker
 does not know reads the record and makes a live part of its own.
 
 A session belongs to the principal that opened it: to anybody else it does not exist (R4, R5).
+
+Notifications of a client that has introduced itself: what each of them does to its connection.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import secrets
 import time
@@ -21,21 +24,23 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import UNSET
 
 from weft.backends.base import Unsubscribe
+from weft.eras.session import READY
 from weft.jsonrpc import Frame
-from weft.server.changes import Change, encode_change, note
-from weft.server.connection import Cancellation
-from weft.server.faults import report
-from weft.server.sessions.notices import take_notification
-from weft.server.sessions.records import OFTEN, Records
-from weft.server.sessions.session import Session
+from weft.server.calls.changes import Change, encode_change, note
+from weft.server.calls.connection import Cancellation, Connection
+from weft.server.calls.pending import PendingRequests
+from weft.server.diagnostics.error_reporting import report
+from weft.server.sessions.session import OFTEN, Records, Session
 from weft.server.sessions.streams import STANDALONE, Streams
+from weft.types.lifecycle import CancelledParams, ProgressParams
 
 if TYPE_CHECKING:
-    from weft.server.app import Server
+    from weft.server.api.server import Server
 
-__all__ = ["Sessions", "SessionsFull"]
+__all__ = ["Sessions", "SessionsFull", "take_notification"]
 
 
 class SessionsFull(Exception):
@@ -410,7 +415,9 @@ class Sessions:
 
 
 _ENDED = "sessions/ended"
+
 _CHANGED = "sessions/changed"
+
 _NOTICES = "sessions/notices"
 
 
@@ -433,3 +440,36 @@ def _idle(candidates: Iterable[Session]) -> Session:
     if idle is None:
         raise SessionsFull
     return idle
+
+
+log = logging.getLogger("weft.sessions")
+
+_read_cancelled = msgspec.json.Decoder(CancelledParams).decode
+
+_read_progress = msgspec.json.Decoder(ProgressParams).decode
+
+
+def take_notification(
+    server: Server, connection: Connection, outstanding: PendingRequests | None, frame: Frame
+) -> bool:
+    """Do what a notification asks for. Unknown and malformed ones are nothing to speak of (JRPC-23, CAN-10).
+
+    False if it is about a request that is not known here.
+    """
+    params = b"{}" if frame.params is UNSET else bytes(frame.params)
+    try:
+        if frame.method == READY:
+            connection.set_initialized()
+        elif frame.method == "notifications/cancelled":
+            cancelled = _read_cancelled(params)
+            cancellation = connection.in_flight.get(cancelled.request_id)
+            if cancellation is None:
+                return False
+            cancellation.cancel(cancelled.reason)
+        elif frame.method == "notifications/progress":
+            return outstanding is not None and outstanding.progressed(_read_progress(params))
+        elif frame.method == "notifications/roots/list_changed":
+            server.roots_changed(connection)
+    except msgspec.DecodeError:
+        log.debug("a malformed notification was dropped")
+    return True

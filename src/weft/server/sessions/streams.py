@@ -19,7 +19,7 @@ from typing import NamedTuple
 from weft.backends.base import Backend
 from weft.limits import Limits
 
-__all__ = ["STANDALONE", "Event", "Streams", "event_id", "read_event_id"]
+__all__ = ["STANDALONE", "StoredEvent", "Streams", "event_id", "read_event_id"]
 
 log = logging.getLogger("weft.sessions")
 
@@ -32,7 +32,7 @@ _EVENT_COST = 256
 _GOES_ON, _ENDS = b"+", b"."  # the first byte of an entry: whether the stream ends with it
 
 
-class Event(NamedTuple):
+class StoredEvent(NamedTuple):
     """One event of a stream; the data of a priming event is empty (L11-15)."""
 
     id: str
@@ -40,7 +40,7 @@ class Event(NamedTuple):
     is_last: bool
 
 
-class _Reader:
+class _StreamReader:
     """How far behind the newest event somebody is who follows a stream in this process."""
 
     __slots__ = ("_most", "_near", "missed", "unread")
@@ -64,7 +64,7 @@ class _Reader:
             await self._near.wait()
 
 
-class _Kept:
+class _StoredStream:
     """What this process has written to one log, as far as it can still be read."""
 
     __slots__ = ("bytes", "key", "session", "sizes", "until")
@@ -83,13 +83,15 @@ class Streams:
     def __init__(self, backend: Backend, limits: Limits) -> None:
         self._backend = backend
         self._limits = limits
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()  # what was written here; the log that grew last at the end
+        self._kept: OrderedDict[str, _StoredStream] = (
+            OrderedDict()
+        )  # what was written here; the log that grew last at the end
         self._of: dict[str, set[str]] = {}  # their keys, by session
         self._bytes = 0
         self._timer: asyncio.TimerHandle | None = None  # runs while anything is kept
         self._loop: asyncio.AbstractEventLoop | None = None  # whose timer it is
         self._is_mute = False  # events could not be announced, and that is in the log
-        self._readers: dict[str, _Reader] = {}  # by log: the newest of them
+        self._readers: dict[str, _StreamReader] = {}  # by log: the newest of them
         self.most_unread = max(limits.replay_events // 2, 1)  # of one stream, before its writers wait
 
     async def append(self, session: str, stream: str, data: bytes, *, is_last: bool = False) -> str:
@@ -125,7 +127,7 @@ class Streams:
         *,
         news: asyncio.Event,
         prepare: Callable[[], Awaitable[bool]] | None = None,
-    ) -> AsyncGenerator[Event | None]:
+    ) -> AsyncGenerator[StoredEvent | None]:
         """The events after number `after`, as they come; None for each sign of life that is due meanwhile.
 
         It looks again whenever `news` is set. `prepare` is called before each look, to write what is to be read, and
@@ -134,7 +136,9 @@ class Streams:
         """
         key = _key(session, stream)
         unsubscribe = await self._backend.bus.subscribe(key, lambda _: news.set())
-        reader = self._readers[key] = _Reader(self.most_unread)  # not before: nobody waits for one that never reads
+        reader = self._readers[key] = _StreamReader(
+            self.most_unread
+        )  # not before: nobody waits for one that never reads
         try:
             if after and await self._ends_with(key, after):
                 return
@@ -145,7 +149,7 @@ class Streams:
                 reader.left(len(entries))
                 for number, entry in entries:
                     after = number
-                    yield Event(event_id(stream, number), entry[1:], entry[:1] == _ENDS)
+                    yield StoredEvent(event_id(stream, number), entry[1:], entry[:1] == _ENDS)
                     reader.left(reader.unread - 1)
                     if entry[:1] == _ENDS:
                         return
@@ -188,7 +192,7 @@ class Streams:
         self._expire(now)
         kept = self._kept.get(key)
         if kept is None:
-            kept = self._kept[key] = _Kept(session, key)
+            kept = self._kept[key] = _StoredStream(session, key)
             self._bytes += _STREAM_COST
             self._of.setdefault(session, set()).add(key)
         else:

@@ -1,1 +1,1 @@
-"""A Python function, read: what it takes and returns, as schemas and as what binds arguments to it."""
+"""Read a Python function: its schemas, and how arguments are bound to its parameters."""

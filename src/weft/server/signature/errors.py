@@ -1,4 +1,6 @@
-"""Arguments that do not fit, told to a model: what is wrong with each, what is expected, what was got.
+"""What messages call a type, and how they say why it cannot be used. Owns these words; raises nothing.
+
+Arguments that do not fit, told to a model: what is wrong with each, what is expected, what was got.
 
 Owns the sentences. They name arguments and types, never the values that came in, and no library. It decides
 nothing: whether arguments fit is the signature's business.
@@ -7,24 +9,69 @@ nothing: whether arguments fit is the signature's business.
 from __future__ import annotations
 
 import re
+import types
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, islice
-from typing import Any
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from weft.errors import ToolError
 from weft.limits import DEFAULT_LIMITS, Limits
 from weft.protocol.names import closest
 from weft.protocol.schema import is_array, is_object, json_type, referred
 
-__all__ = ["ArgumentsError", "expectation", "explain", "place_of", "replace"]
+__all__ = ["ArgumentsError", "expectation", "explain", "place_of", "reason", "remedy", "replace", "type_name"]
+
+
+def type_name(annotation: Any) -> str:
+    """A type as its author wrote it, nearly."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if annotation is type(None):
+        return "None"
+    if origin is Annotated:
+        return type_name(parts[0])
+    if origin in (Union, types.UnionType):
+        return " | ".join(map(type_name, parts))
+    if isinstance(origin, type) and parts and all(isinstance(part, type) for part in parts):
+        return f"{type_name(origin)}[{', '.join(map(type_name, parts))}]"
+    if isinstance(annotation, type):
+        return annotation.__qualname__.rpartition("<locals>.")[2]
+    return repr(annotation).replace("typing.", "")[:120]
+
+
+def reason(error: BaseException) -> str:
+    """Why a type cannot be used, in a sentence."""
+    from pydantic import PydanticSchemaGenerationError, PydanticUserError  # plain tools do without: signature.plain
+
+    if isinstance(error, PydanticSchemaGenerationError):
+        return "it has a class whose contents are not known: neither a dataclass, a model, nor a TypedDict."
+    if isinstance(error, PydanticUserError) and error.code == "typed-dict-version":
+        return "on this Python, a TypedDict of `typing` does not say which of its keys are required."
+    if isinstance(error, PydanticUserError) and error.code == "invalid-for-json-schema":
+        return "it has a part, such as a callable, that has no form in JSON."
+    lines = str(error).strip().splitlines()
+    text = lines[0].strip() if lines else type(error).__name__
+    return text if text.endswith(".") else text + "."
+
+
+def remedy(error: BaseException, otherwise: str) -> str:
+    """What to do about a type that cannot be used: what this error asks for, else what helps in general."""
+    if getattr(error, "code", None) == "typed-dict-version":
+        return "import TypedDict from typing_extensions instead of typing."
+    return otherwise
+
 
 _MAX_ISSUE = 350
+
 _MAX_ISSUES = 50  # sentences that are made at all: each unknown name is compared with those that there are
+
 _MAX_DEPTH = 64  # schemas refer to themselves
+
 _DIGITS = frozenset("-0123456789")
+
 _MISSING = frozenset({"missing", "missing_argument", "missing_keyword_only_argument"})
 
 _PREFIX = re.compile(r"\A(?:Value error|Assertion failed), ")
+
 _SUBJECT = re.compile(r"\A(?:Decimal i|I)nput (?=should |is |violated )")
 
 _Path = tuple[str | int, ...]
@@ -66,6 +113,7 @@ _EXPECTED = {  # by the kind of a problem, as a whole or without a suffix
     "url": "a URL",
     "uuid": "a UUID",
 }
+
 _SUFFIXES = (
     "",
     "_type",
@@ -77,6 +125,7 @@ _SUFFIXES = (
     "_from_datetime_inexact",
     "_required",
 )
+
 _WORDS = {  # by the type that a schema names
     "array": "an array",
     "boolean": "true or false",
@@ -86,6 +135,7 @@ _WORDS = {  # by the type that a schema names
     "object": "an object",
     "string": "a string",
 }
+
 _TEXTS = {  # how such a value is written as a text
     "an integer": ", such as '3'",
     "a number": ", such as '1.5'",

@@ -17,10 +17,9 @@ from pydantic_core import PydanticSerializationError, SchemaSerializer, SchemaVa
 
 from weft.errors import RegistrationError, WeftError
 from weft.protocol.schema import is_array, is_object
-from weft.server.signature.errors import expectation, place_of
+from weft.server.diagnostics.source_location import location
+from weft.server.signature.errors import expectation, place_of, reason, remedy, type_name
 from weft.server.signature.plain import plain_type
-from weft.server.signature.words import reason, remedy, type_name
-from weft.server.where import location
 
 __all__ = ["Output", "OutputError", "read_output"]
 
@@ -78,7 +77,7 @@ def _promise(returns: Any, *, refs: bool) -> _Promise:
         )
     from pydantic import TypeAdapter  # plain tools do without: signature.plain
 
-    from weft.server.signature.schema import inline, schema_of
+    from weft.server.signature.fields import inline, schema_of
 
     adapter: TypeAdapter[Any] = TypeAdapter(returns)
     schema = schema_of(adapter, "serialization")

@@ -1,0 +1,407 @@
+"""AuthorizationServer: its settings, its metadata, and the ASGI app that serves its endpoints."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+from urllib.parse import urlsplit
+
+from weft.authorization.assertions import Assertions, TrustedIssuer
+from weft.authorization.authorize import AuthorizeEndpoint
+from weft.authorization.clients import (
+    CLIENT_CREDENTIALS,
+    JWT_BEARER,
+    MOST_PER_ADDRESS,
+    Authenticating,
+    Clients,
+    RegisteredClient,
+)
+from weft.authorization.grants import Grants, IssuedTokens, Signer
+from weft.authorization.token import Introspecting, TokenEndpoint
+from weft.authorization.users import MOST_TRIES, Login, Users
+from weft.authorization.web import OAuthError, WebRequest, WebResponse, error_answer, json_answer
+from weft.backends.base import Backend
+from weft.backends.memory import MemoryBackend
+from weft.errors import UsageError
+from weft.net.hosts import HostPolicy, is_loopback, refusal
+from weft.net.urls import check_url, origin_of, same_url, spell
+from weft.protocol.headers import HeaderFault, Headers, read
+from weft.protocol.sealing import KeyRing
+from weft.server.auth.dpop import Dpop
+from weft.server.auth.keys import DEFAULT_ALGORITHMS
+from weft.server.auth.scopes import check_scopes
+from weft.server.auth.tokens import LEEWAY
+from weft.server.diagnostics.error_reporting import report
+from weft.server.http.cors import Cors, is_preflight, preflight_refusal
+from weft.server.http.request import Receive, Scope, Send, TrustedProxies, UntrustedProxies
+from weft.server.runtime.request_log import refused_http
+
+__all__ = ["AuthorizationServer"]
+
+_Endpoint = Callable[[WebRequest], Awaitable[WebResponse]]
+_T = TypeVar("_T")
+
+_MOST_GRACE_SECONDS = 60.0
+_SHARED = (
+    f"{MOST_PER_ADDRESS} registrations an hour that get no token, {MOST_TRIES} wrong passwords a minute for one name: "
+    "beyond that, one client keeps the others out"
+)
+
+
+class AuthorizationServer:
+    """Issues tokens for the resources it knows, to the clients of the users it knows.
+
+    Args:
+        issuer: The URL that it is reached at, without a slash at its end. Served at the root of its host, or below the
+            path that the URL has.
+        resources: The URLs of the servers that it issues tokens for, as their `ResourceServer` has them.
+        users: Who can log in: a dictionary from names to passwords (or to what `hash_password` makes of them), or an
+            async function of a name and a password that returns the subject, or None. Nobody if not said: such a
+            server is for programs, and for users that others vouch for.
+        scopes: What can be granted. A client that asks for nothing in particular gets all of it.
+        clients: Clients that are known beforehand; programs among them.
+        trusted_issuers: Identity providers that vouch for users, and platforms that vouch for programs.
+        registration: Whether clients may register themselves (RFC 7591): deprecated by the protocol (DEP-01), and all
+            that some clients can do.
+        documents: Whether clients may be described by a document at their id (CIMD).
+        key: The private key that signs tokens, in PEM (P-256). One that dies with the process if not said.
+        backend: Where codes, refresh tokens and registrations are kept; a memory of this process's own if not said.
+        access_seconds: How long an access token is good.
+        refresh_seconds: How long a refresh token is good that nobody uses.
+        grace_seconds: How long a refresh token that was used gives the same answer again, because the first may have
+            been lost. After that a second use ends all tokens of the login.
+        dpop: How tokens are bound to a client's key; they are where the client sends a proof. `required` issues no
+            others.
+    """
+
+    def __init__(
+        self,
+        issuer: str,
+        *,
+        resources: Sequence[str],
+        users: Mapping[str, str] | Login | None = None,
+        scopes: Sequence[str] = (),
+        clients: Sequence[RegisteredClient] = (),
+        trusted_issuers: Sequence[TrustedIssuer] = (),
+        registration: bool = False,
+        documents: bool = True,
+        key: str | None = None,
+        backend: Backend | None = None,
+        access_seconds: float = 600.0,
+        refresh_seconds: float = 30 * 86_400.0,
+        grace_seconds: float = 30.0,
+        dpop: Dpop | None = None,
+    ) -> None:
+        parts = check_url(issuer, "issuer")
+        if parts.query or issuer.endswith("/"):
+            raise UsageError(f"issuer={issuer!r} is not possible: give it without a query and a slash at its end.")
+        if isinstance(resources, str) or not resources:
+            raise UsageError("resources= is a list of the URLs that tokens are issued for; give at least one.")
+        for resource in resources:
+            check_url(resource, "An entry of resources")
+        if not 1 <= access_seconds <= 3600:
+            raise UsageError(
+                "access_seconds= is 1 to 3600: other servers cannot be told that a token was taken back, so it is "
+                "short-lived."
+            )
+        if not 0 <= grace_seconds <= _MOST_GRACE_SECONDS:
+            raise UsageError(
+                f"grace_seconds= is 0 to {_MOST_GRACE_SECONDS:g}: as long as a client may take to ask again."
+            )
+        _check_list("clients", clients, RegisteredClient, lambda client: client.client_id)
+        _check_list("trusted_issuers", trusted_issuers, TrustedIssuer, lambda trusted: trusted.issuer)
+        self.backend: Backend = backend or MemoryBackend()
+        store = self.backend.store
+        self.issuer = issuer
+        self.origin = origin_of(issuer)
+        self.resources = tuple(map(spell, resources))  # as a `ResourceServer` spells the audience of its tokens
+        self.scopes = check_scopes(scopes, "AuthorizationServer")
+        self.access_seconds = access_seconds
+        self.dpop = dpop or Dpop()
+        self.users = Users(users, store)
+        self.has_users = users is not None
+        self.state_keys = (
+            KeyRing.ephemeral() if key is None else KeyRing([hashlib.sha256(b"consent" + key.encode()).digest()])
+        )
+        self.grants = Grants(
+            store, self.state_keys, refresh_seconds, grace_seconds=grace_seconds, access_seconds=access_seconds
+        )
+        self.clients = Clients(store, clients, documents=documents, local=is_loopback(parts.hostname or ""))
+        self.assertions = Assertions(store, issuer)
+        self.trusted_issuers = {trusted.issuer: trusted for trusted in trusted_issuers}
+        _check_clients(clients, self.scopes, users, trusted_issuers)
+        _check_introspects(clients, self)
+        self.signer = Signer(key)
+        self.registration = registration
+        self._documents = documents
+        if users is None and (registration or not self.grant_types):
+            raise UsageError("users= is missing: without it there are only clients= that nobody logs in to.")
+
+    def __repr__(self) -> str:
+        return f"<AuthorizationServer {self.issuer!r}>"
+
+    def verifier(self, *, leeway: float = LEEWAY) -> IssuedTokens:
+        """A verifier of the tokens that are issued here, for a `ResourceServer` in the same process.
+
+        It knows when a login was ended before its tokens have expired, on all workers that share the `backend`.
+        """
+        return IssuedTokens(self.signer, self.grants, self.issuer, leeway)
+
+    @property
+    def grant_types(self) -> tuple[str, ...]:
+        """The grants that are served: each where somebody is there who may use it."""
+        programs = any(CLIENT_CREDENTIALS in client.grant_types for client in self.clients.known)
+        platforms = any(trusted.workloads is not None for trusted in self.trusted_issuers.values())
+        served = {
+            "authorization_code": self.has_users,
+            "refresh_token": self.has_users,
+            CLIENT_CREDENTIALS: programs,
+            JWT_BEARER: platforms or self._takes_id_jags,
+        }
+        return tuple(grant for grant, is_served in served.items() if is_served)
+
+    @property
+    def _takes_id_jags(self) -> bool:
+        """Whether there is an identity provider, and a client that may show what it says."""
+        clients = any(JWT_BEARER in client.grant_types and client.is_confidential for client in self.clients.known)
+        return clients and any(trusted.workloads is None for trusted in self.trusted_issuers.values())
+
+    @property
+    def _auth_methods(self) -> list[str]:
+        """How clients authenticate: each way where there is, or can be, a client that does it so."""
+        known, others = self.clients.known, self.has_users and (self.registration or self._documents)
+        secrets = self.registration or any(client.secret_digest is not None for client in known)
+        return [
+            *(["none"] if others or not all(client.is_confidential for client in known) else []),
+            *(["client_secret_basic", "client_secret_post"] if secrets else []),
+            *(["private_key_jwt"] if any(client.keys for client in known) else []),  # XAUTH-03
+        ]
+
+    @property
+    def introspects(self) -> bool:
+        """Whether there is a resource server that may ask about tokens."""
+        return any(client.introspects for client in self.clients.known)
+
+    def metadata(self) -> dict[str, Any]:
+        """What clients find out about it (RFC 8414, OpenID Connect Discovery)."""
+        document: dict[str, Any] = {
+            "issuer": self.issuer,
+            "authorization_endpoint": f"{self.issuer}/authorize",
+            "token_endpoint": f"{self.issuer}/token",
+            "jwks_uri": f"{self.issuer}/jwks",
+            "response_types_supported": ["code"],
+            "response_modes_supported": ["query"],
+            "grant_types_supported": self.grant_types,
+            "code_challenge_methods_supported": ["S256"],
+            "token_endpoint_auth_methods_supported": self._auth_methods,
+            "authorization_response_iss_parameter_supported": True,  # AUTH-18
+            "client_id_metadata_document_supported": self._documents and self.has_users,
+            "subject_types_supported": ["public"],
+            "id_token_signing_alg_values_supported": ["ES256"],
+            "dpop_signing_alg_values_supported": self.dpop.algorithms,  # RFC 9449, 5.1
+        }
+        if self.introspects:  # RFC 8414, 2
+            document["introspection_endpoint"] = f"{self.issuer}/introspect"
+            document["introspection_endpoint_auth_methods_supported"] = [
+                method for method in self._auth_methods if method != "none"
+            ]
+        if self.registration:
+            document["registration_endpoint"] = f"{self.issuer}/register"
+        if self.scopes:
+            document["scopes_supported"] = self.scopes
+        if "private_key_jwt" in self._auth_methods:
+            document["token_endpoint_auth_signing_alg_values_supported"] = DEFAULT_ALGORITHMS
+        if self._takes_id_jags:  # XAUTH-07
+            document["authorization_grant_profiles_supported"] = ["urn:ietf:params:oauth:grant-profile:id-jag"]
+        return document
+
+    def possible_scopes(self, client: RegisteredClient) -> tuple[str, ...]:
+        """What a client may have at most."""
+        return self.scopes if client.scopes is None else client.scopes
+
+    def choose_scopes(self, client: RegisteredClient, *asked: str | None) -> tuple[str, ...]:
+        """What a client is granted: what it may have, as far as it is in each of the texts that ask for something."""
+        granted = possible = self.possible_scopes(client)
+        for text in asked:
+            if text:
+                granted = tuple(scope for scope in dict.fromkeys(text.split()) if scope in granted)
+        if possible and not granted:
+            raise OAuthError("invalid_scope", f"The scopes that can be had are {', '.join(possible)}.")
+        return granted
+
+    def choose_resource(self, asked: str | None) -> str:
+        """For which resource a token is: the one asked for (RFC 8707), or the only one."""
+        if asked is None and len(self.resources) == 1:
+            return self.resources[0]
+        found = self.find_resource(asked)
+        if found is None:
+            raise OAuthError("invalid_target", "resource names the server that the token is for, by its URL.")
+        return found
+
+    def find_resource(self, named: object) -> str | None:
+        """The resource of a URL, however that is spelled; None if there is none."""
+        if not isinstance(named, str):
+            return None
+        return next((resource for resource in self.resources if same_url(resource, named)), None)
+
+    def asgi(
+        self,
+        *,
+        allowed_hosts: Sequence[str] | None = None,
+        trusted_proxies: Sequence[str] = (),
+        cors: Sequence[str] = (),
+    ) -> _App:
+        """An ASGI app, to run under any ASGI server. It serves the issuer's host and this machine, or those named.
+
+        Registrations and wrong passwords are counted by address. Of requests that come from one of `trusted_proxies`
+        (addresses or networks), that is the address that the proxy names. Clients that are web pages of the origins in
+        `cors` may log in; the page on which a user consents stays its own.
+        """
+        policy = HostPolicy(allowed_hosts, None, urlsplit(self.issuer).hostname, cors=cors)
+        proxies = TrustedProxies(trusted_proxies) if trusted_proxies else None
+        return _App(self, policy, Cors(policy) if cors else None, proxies)
+
+
+def _check_clients(
+    clients: Sequence[RegisteredClient],
+    scopes: Sequence[str],
+    users: Mapping[str, str] | Login | None,
+    trusted_issuers: Sequence[TrustedIssuer],
+) -> None:
+    """UsageError where a client could never have what it is said to have, or is somebody else besides."""
+    workloads = {client_id for trusted in trusted_issuers for client_id in (trusted.workloads or {}).values()}
+    _check_vouching(clients, workloads, has_providers=any(trusted.workloads is None for trusted in trusted_issuers))
+    for client in clients:
+        what = f"The client {client.client_id!r}"
+        if unknown := set(client.scopes or ()) - set(scopes):
+            raise UsageError(f"{what} has the scope {min(unknown)!r}: name it in scopes= too.")
+        if users is None and "authorization_code" in client.grant_types:
+            raise UsageError(f"{what} is one that people log in with: say in users= who can log in.")
+        is_program = CLIENT_CREDENTIALS in client.grant_types or client.client_id in workloads
+        if is_program and isinstance(users, Mapping) and client.client_id in users:
+            raise UsageError(f"{client.client_id!r} is a program and a user: tokens could not tell them apart.")
+
+
+def _check_introspects(clients: Sequence[RegisteredClient], server: AuthorizationServer) -> None:
+    """UsageError where a client asks about the tokens of a resource that is not served."""
+    for client in clients:
+        if isinstance(client.introspects, str):
+            raise UsageError(f"introspects= is a tuple of URLs; write introspects=({client.introspects!r},).")
+        for url in client.introspects:
+            if server.find_resource(url) is None:
+                raise UsageError(
+                    f"The client {client.client_id!r} has introspects=({url!r},): name that resource in resources= too."
+                )
+
+
+def _check_vouching(clients: Sequence[RegisteredClient], workloads: set[str], *, has_providers: bool) -> None:
+    """UsageError where nobody vouches for a client that needs it, or somebody for one that cannot be vouched for."""
+    able = {client.client_id for client in clients if JWT_BEARER in client.grant_types}
+    if unable := workloads - able:
+        raise UsageError(f"workloads= names {min(unable)!r}: let clients= have it, with the grant JWT_BEARER.")
+    for client in clients:
+        if client.client_id in able - workloads and not (has_providers and client.is_confidential):
+            raise UsageError(
+                f"The client {client.client_id!r} has the grant JWT_BEARER, and nobody vouches for it: name it in the "
+                "workloads= of a trusted issuer; or trust an identity provider, and let it prove who it is."
+            )
+
+
+def _check_list(option: str, given: object, kind: type[_T], name_of: Callable[[_T], str]) -> None:
+    """UsageError where an option is no list of these, or has two of one name."""
+    if not isinstance(given, Sequence) or not all(isinstance(item, kind) for item in cast("Iterable[object]", given)):
+        raise UsageError(f"{option}= is a list of {kind.__name__}: {option}=[{kind.__name__}(...)].")
+    names = [name_of(item) for item in cast("Sequence[_T]", given)]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"{option}= has {twice[0]!r} twice: which of them holds? Give each once.")
+
+
+class _App:
+    """Finds the endpoint of a request, after a look at where it comes from."""
+
+    def __init__(
+        self, server: AuthorizationServer, policy: HostPolicy, cors: Cors | None, proxies: TrustedProxies | None
+    ) -> None:
+        base, metadata = urlsplit(server.issuer).path, server.metadata()
+        authenticating = Authenticating(server.clients, server.assertions)
+        authorizing, tokening = AuthorizeEndpoint(server, f"{base}/authorize"), TokenEndpoint(server, authenticating)
+
+        async def describe(_: WebRequest) -> WebResponse:
+            return json_answer(metadata)
+
+        async def keys(_: WebRequest) -> WebResponse:
+            return json_answer(server.signer.jwks)
+
+        async def register(request: WebRequest) -> WebResponse:
+            return json_answer(await server.clients.register(await request.json(), request.address), 201)
+
+        self._routes: dict[str, dict[str, _Endpoint]] = {
+            f"/.well-known/oauth-authorization-server{base}": {"GET": describe, "HEAD": describe},
+            f"/.well-known/openid-configuration{base}": {"GET": describe, "HEAD": describe},
+            f"{base}/.well-known/openid-configuration": {"GET": describe, "HEAD": describe},
+            f"{base}/jwks": {"GET": keys, "HEAD": keys},
+            f"{base}/authorize": {"GET": authorizing.ask, "POST": authorizing.decide},
+            f"{base}/token": {"POST": tokening.answer},
+        }
+        if server.registration:
+            self._routes[f"{base}/register"] = {"POST": register}
+        if server.introspects:
+            self._routes[f"{base}/introspect"] = {"POST": Introspecting(server, authenticating).answer}
+        self._own_page = f"{base}/authorize"  # of which no other page is told anything
+        self._policy, self._cors, self._proxies = policy, cors, proxies
+        self._untrusted = UntrustedProxies(_SHARED)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI connection."""
+        if scope["type"] == "lifespan":
+            for done in ("lifespan.startup.complete", "lifespan.shutdown.complete"):
+                await receive()
+                await send({"type": done})
+        elif scope["type"] == "http":
+            if self._cors is not None and scope["path"] != self._own_page:
+                send = self._cors.share(scope, send)
+            answer = await self._answer(scope, receive, send)
+            if answer is not None:
+                if 400 <= answer.status < 500:
+                    refused_http(scope, answer.status, answer.reason)
+                await answer.send(send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> WebResponse | None:
+        """The answer to one request; None if it is sent already."""
+        try:
+            headers = read(scope["headers"])
+            host = headers.known.get(b"host")
+            if not self._policy.host_ok(host):
+                raise OAuthError("invalid_request", refusal("host", host), status=421)
+            if self._proxies is not None and self._proxies.trusts((scope.get("client") or ("",))[0]):
+                self._proxies.resolve(scope, headers)
+            else:
+                self._untrusted.look(scope, headers)
+            endpoints = self._routes.get(scope["path"])
+            if endpoints is None:
+                raise OAuthError("invalid_request", "There is nothing at this path.", status=404)
+            if scope["method"] == "OPTIONS" and is_preflight(headers):
+                await self._answer_preflight(scope, headers, endpoints, send)
+                return None
+            endpoint = endpoints.get(scope["method"])
+            if endpoint is None:
+                allow = ", ".join(endpoints).encode()
+                raise OAuthError(
+                    "invalid_request", "Another verb is served here.", status=405, headers=[(b"allow", allow)]
+                )
+            return await endpoint(WebRequest(scope, headers, receive))
+        except OAuthError as error:
+            return error_answer(error.error, error.description, error.status, error.headers)
+        except HeaderFault as fault:
+            return error_answer("invalid_request", str(fault), fault.status)
+        except Exception as error:  # noqa: BLE001 - R1: a login function may raise anything
+            text = report("The authorization server", error, debug=False)
+            return error_answer("server_error", text, 500)
+
+    async def _answer_preflight(self, scope: Scope, headers: Headers, verbs: Iterable[str], send: Send) -> None:
+        """Tell a browser whether its page may ask here; nobody but its own page may at that of the consent."""
+        origin = headers.known.get(b"origin")
+        if self._cors is None or scope["path"] == self._own_page or not self._policy.shares_with(origin):
+            raise OAuthError("invalid_request", preflight_refusal(origin), status=403)
+        await self._cors.answer_preflight(headers, tuple(verbs), send)

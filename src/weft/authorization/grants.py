@@ -1,0 +1,318 @@
+"""What was granted: codes that are good once, refresh tokens that are good once, and the families they belong to.
+
+A request that its user has not decided yet is kept nowhere: it is sealed into its page, for the one browser that it is
+shown in. So nobody fills the store by asking, and nobody else's browser can decide (R10).
+
+Everything is kept under a digest: who reads the store cannot use what is in it. A code or token that comes a second
+time was stolen, or its successor was: its whole family ends (ASEC-04), the access tokens included. A refresh token has
+a grace of seconds, because an answer can be lost on its way: the same request gets the same answer again.
+
+Access tokens: JWTs of RFC 9068, signed with the server's key, for one resource, for minutes.
+
+A token has the id of its grant in it, so that it can be refused when the grant has ended before the token.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from weft.authorization.web import OAuthError, digest
+from weft.backends.base import Store
+from weft.errors import UsageError
+from weft.protocol.sealing import KeyRing, StateRefused
+from weft.server.asking.context import TokenInfo
+from weft.server.auth.dpop import thumbprint
+from weft.server.auth.tokens import LEEWAY, TokenRefused
+from weft.server.auth.verifiers import JwtVerifier
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+__all__ = ["Grants", "IssuedGrant", "IssuedTokens", "Pending", "Signer", "Told"]
+
+CODE_SECONDS = 60.0
+
+_WAIT_SECONDS = 600.0
+
+_SEAL_SECONDS = 3600  # longer than any grace, which is what counts
+
+_SEAL_BYTES = 64 * 1024
+
+Told: TypeAlias = dict[str, object]  # the answer of the token endpoint
+
+
+class Pending(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for authorization whose user has not decided yet."""
+
+    client_id: str
+    client_name: str
+    redirect_uri: str
+    state: str | None
+    challenge: str
+    scopes: tuple[str, ...]
+    resource: str
+    jkt: str = ""  # the key that the code is bound to (RFC 9449, 10), if any
+
+
+class IssuedGrant(msgspec.Struct, frozen=True, kw_only=True):
+    """What a user has granted to a client; or what it may have without one, which is of no family."""
+
+    client_id: str
+    subject: str
+    scopes: tuple[str, ...]
+    resource: str
+    family: str = ""
+    redirect_uri: str = ""
+    challenge: str = ""  # of the code; refresh tokens have none
+    jkt: str = ""  # the key that the code, or the refresh token of a public client, is bound to
+
+
+class _StoredGrant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A code or a refresh token as it is kept."""
+
+    grant: IssuedGrant
+    used_at: float = 0.0  # in Unix seconds; 0: not yet
+    asked: str = ""  # a digest of the request that used it
+    answer: str = ""  # what that request was told, sealed with the token itself
+
+
+class Grants:
+    """The grants that are kept in a store."""
+
+    def __init__(
+        self,
+        store: Store,
+        ring: KeyRing,
+        refresh_seconds: float,
+        *,
+        grace_seconds: float,
+        access_seconds: float,
+    ) -> None:
+        self._store = store
+        self._ring = ring
+        self._refresh_seconds = refresh_seconds
+        self._grace_seconds = grace_seconds
+        self._ended_seconds = access_seconds + 2 * LEEWAY  # by then no access token of a family is good anyway
+
+    # Requests that wait for their user.
+
+    def seal(self, pending: Pending, browser: str) -> str:
+        """A request as its page carries it, for the browser that has this cookie."""
+        expires = int(time.time() + _WAIT_SECONDS)
+        return self._ring.seal(msgspec.json.encode(pending), binding=digest(browser).encode(), expires=expires)
+
+    def open(self, sealed: str, browser: str) -> Pending | None:
+        """The request that a page carries; None if it is another browser's, or too old."""
+        try:
+            payload = self._ring.open(sealed, binding=digest(browser).encode(), now=int(time.time()))
+        except StateRefused:
+            return None
+        return msgspec.json.decode(payload, type=Pending)
+
+    async def decide(self, sealed: str) -> bool:
+        """The user has allowed it; False if that was so already."""
+        return await self._store.swap(f"decided:{digest(sealed)}", None, b"1", ttl=_WAIT_SECONDS)
+
+    # Codes and refresh tokens.
+
+    async def begin(self, pending: Pending, subject: str) -> str:
+        """A code for what a user has granted."""
+        family = secrets.token_urlsafe(16)
+        await self._store.put(f"family:{family}", b"1", ttl=self._refresh_seconds)
+        grant = IssuedGrant(
+            family=family,
+            client_id=pending.client_id,
+            subject=subject,
+            scopes=pending.scopes,
+            resource=pending.resource,
+            redirect_uri=pending.redirect_uri,
+            challenge=pending.challenge,
+            jkt=pending.jkt,
+        )
+        return await self._issue("code", grant, CODE_SECONDS)
+
+    async def read_code(self, code: str) -> IssuedGrant:
+        """Return what a code stands for; it stays as it is. One that is used up ends the family."""
+        kept = (await self._find("code", code))[2]
+        if kept.used_at:
+            await self.end(kept.grant.family)
+            raise _refusal("code")
+        return kept.grant
+
+    async def redeem_code(self, code: str) -> IssuedGrant:
+        """Return what a code stands for, and use it up. A second use ends the family."""
+        key, record, kept = await self._find("code", code)
+        used = msgspec.json.encode(msgspec.structs.replace(kept, used_at=time.time()))
+        if kept.used_at or not await self._store.swap(key, record, used, ttl=self._refresh_seconds):
+            await self.end(kept.grant.family)
+            raise _refusal("code")
+        await self._check_family("code", kept.grant)  # it may have ended meanwhile
+        return kept.grant
+
+    async def refresh(self, grant: IssuedGrant) -> str:
+        """Issue a refresh token for a grant."""
+        return await self._issue("refresh", msgspec.structs.replace(grant, challenge=""), self._refresh_seconds)
+
+    async def read_refresh(self, token: str) -> IssuedGrant:
+        """Return what a refresh token stands for, used up or not; it stays as it is."""
+        return (await self._find("refresh", token))[2].grant
+
+    async def redeem_refresh(self, token: str, asked: str, make: Callable[[], Awaitable[Told]]) -> Told:
+        """Use a refresh token up, and return what `make` says for it.
+
+        `asked` stands for all that the request says: the same request within the grace gets the same answer. The answer
+        is made before the token is used up, so that of several requests at once all get that of the first.
+        """
+        key, record, kept = await self._find("refresh", token)
+        if not kept.used_at:
+            answer = await make()
+            used = _StoredGrant(grant=kept.grant, used_at=time.time(), asked=asked, answer=_seal(token, asked, answer))
+            if await self._store.swap(key, record, msgspec.json.encode(used), ttl=self._refresh_seconds):
+                await self._store.touch(f"family:{kept.grant.family}", ttl=self._refresh_seconds)
+                await self._check_family("refresh", kept.grant)  # it may have ended meanwhile
+                return answer
+            await self._forget(answer)
+            _, _, kept = await self._find("refresh", token)
+        if time.time() - kept.used_at >= self._grace_seconds:
+            await self.end(kept.grant.family)
+            raise _refusal("refresh")
+        told = _unseal(token, asked, kept.answer) if kept.asked == asked else None
+        if told is None:  # its holder asks for two things at once: one of them is too late
+            raise _refusal("refresh")
+        return told
+
+    async def end(self, family: str) -> None:
+        """End a family: its codes, refresh tokens and access tokens are not good any more."""
+        await self._store.put(f"ended:{family}", b"1", ttl=self._ended_seconds)
+        await self._store.delete(f"family:{family}")
+
+    async def has_ended(self, family: str) -> bool:
+        """Whether a family was ended while an access token of it could still be good."""
+        return await self._store.get(f"ended:{family}") is not None
+
+    async def _issue(self, kind: str, grant: IssuedGrant, seconds: float) -> str:
+        secret = secrets.token_urlsafe(32)
+        await self._store.put(f"{kind}:{digest(secret)}", msgspec.json.encode(_StoredGrant(grant=grant)), ttl=seconds)
+        return secret
+
+    async def _forget(self, answer: Told) -> None:
+        """Forget the refresh token of an answer that is not given."""
+        token = answer.get("refresh_token")
+        if isinstance(token, str):
+            await self._store.delete(f"refresh:{digest(token)}")
+
+    async def _find(self, kind: str, secret: str) -> tuple[str, bytes, _StoredGrant]:
+        """Return what is kept of a code or a token: under which key, as it is there, and decoded."""
+        key = f"{kind}:{digest(secret)}"
+        record = await self._store.get(key)
+        if record is None:
+            raise _refusal(kind)
+        kept = msgspec.json.decode(record, type=_StoredGrant)
+        await self._check_family(kind, kept.grant)
+        return key, record, kept
+
+    async def _check_family(self, kind: str, grant: IssuedGrant) -> None:
+        if await self._store.get(f"family:{grant.family}") is None:
+            raise _refusal(kind)
+
+
+def _seal(token: str, asked: str, answer: Told) -> str:
+    """Seal an answer with the token that it was given for: who reads the store has only the token's digest."""
+    ring = KeyRing([token])
+    expires = int(time.time()) + _SEAL_SECONDS
+    return ring.seal(msgspec.json.encode(answer), binding=asked.encode(), expires=expires, max_bytes=_SEAL_BYTES)
+
+
+def _unseal(token: str, asked: str, sealed: str) -> Told | None:
+    try:
+        payload = KeyRing([token]).open(sealed, binding=asked.encode(), now=int(time.time()), max_bytes=_SEAL_BYTES)
+    except StateRefused:
+        return None
+    return msgspec.json.decode(payload, type=dict[str, object])
+
+
+def _refusal(kind: str) -> OAuthError:
+    return OAuthError("invalid_grant", f"The {kind} is not valid, or not any more.")
+
+
+_GRANT_ID = "grant_id"  # the claim that names the grant of a token, where it can be ended
+
+
+class Signer:
+    """Signs tokens with ES256."""
+
+    def __init__(self, pem: str | None) -> None:
+        from jwt.algorithms import ECAlgorithm
+
+        self._key = _read(pem)
+        public = ECAlgorithm.to_jwk(self._key.public_key(), as_dict=True)
+        self.kid = thumbprint(public)
+        self.jwks: dict[str, Any] = {"keys": [{**public, "kid": self.kid, "use": "sig", "alg": "ES256"}]}
+
+    def __repr__(self) -> str:
+        return f"<Signer {self.kid}>"  # never the key
+
+    def sign(self, issuer: str, grant: IssuedGrant, seconds: float, *, key: str = "") -> str:
+        """Sign a token for what was granted; bound to a client's key, where its thumbprint is given."""
+        import jwt
+
+        now = int(time.time())
+        claims: dict[str, Any] = {
+            "iss": issuer,
+            "sub": grant.subject,
+            "aud": grant.resource,
+            "client_id": grant.client_id,
+            "scope": " ".join(grant.scopes),
+            "iat": now,
+            "exp": now + int(seconds),
+            "jti": secrets.token_urlsafe(16),
+        }
+        if grant.family:
+            claims[_GRANT_ID] = grant.family
+        if key:
+            claims["cnf"] = {"jkt": key}
+        return jwt.encode(claims, self._key, "ES256", headers={"typ": "at+jwt", "kid": self.kid})
+
+
+class IssuedTokens(JwtVerifier):
+    """Verifies the tokens that an authorization server of this process issued; not those of a grant that has ended."""
+
+    def __init__(self, signer: Signer, grants: Grants, issuer: str, leeway: float = LEEWAY) -> None:
+        super().__init__(keys=signer.jwks, issuer=issuer, algorithms=["ES256"], leeway=leeway)
+        self._grants = grants
+
+    async def __call__(self, token: str) -> TokenInfo | None:
+        """Return who bears the token. `TokenRefused` where it is not good."""
+        info = await super().__call__(token)
+        if info is not None:
+            await self.recheck(info)
+        return info
+
+    async def recheck(self, info: TokenInfo) -> None:
+        """Refuse a token of a grant that has ended meanwhile: a signature stays good, a grant need not."""
+        family = info.claims.get(_GRANT_ID)
+        if isinstance(family, str) and await self._grants.has_ended(family):
+            raise TokenRefused("What the token was granted by has ended: log in again.")
+
+
+def _read(pem: str | None) -> EllipticCurvePrivateKey:
+    from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, generate_private_key
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    if pem is None:
+        return generate_private_key(SECP256R1())
+    try:
+        key = load_pem_private_key(pem.encode(), password=None)
+    except (ValueError, TypeError):
+        key = None
+    if not isinstance(key, EllipticCurvePrivateKey) or not isinstance(key.curve, SECP256R1):
+        raise UsageError(
+            "key= is no private key that tokens can be signed with. Make one with: "
+            "openssl ecparam -name prime256v1 -genkey -noout"
+        )
+    return key

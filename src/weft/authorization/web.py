@@ -1,0 +1,155 @@
+"""Requests and answers of the authorization server: small forms in, pages, JSON and redirects out. Nothing of OAuth."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from weft.errors import WeftError
+from weft.net.hosts import network_of
+from weft.protocol.headers import Headers
+from weft.server.http.request import RawHeaders, Receive, Scope, Send
+
+__all__ = [
+    "OAuthError",
+    "WebRequest",
+    "WebResponse",
+    "digest",
+    "error_answer",
+    "json_answer",
+    "read_fields",
+    "redirect",
+]
+
+_MOST_BYTES = 64 * 1024
+_MOST_FIELDS = 64
+_BODY_SECONDS = 30.0  # D6
+_NO_STORE = (b"cache-control", b"no-store")
+
+
+def digest(secret: str) -> str:
+    """What is kept of a secret: enough to know it again."""
+    return hashlib.sha256(secret.encode(errors="surrogatepass")).hexdigest()
+
+
+class OAuthError(WeftError):
+    """What a client did wrong, with the code that says so."""
+
+    def __init__(self, error: str, description: str, *, status: int = 400, headers: RawHeaders = ()) -> None:
+        super().__init__(description)
+        self.error = error
+        self.description = description
+        self.status = status
+        self.headers = headers
+
+
+class WebResponse:
+    """A whole response. Of one that refuses something, `reason` says why, for the log: nothing secret."""
+
+    def __init__(self, status: int, body: bytes = b"", headers: RawHeaders = (), *, reason: str = "") -> None:
+        self.status = status
+        self.reason = reason
+        self.body = body
+        self.headers: Sequence[tuple[bytes, bytes]] = headers
+
+    async def send(self, send: Send) -> None:
+        """Send it."""
+        headers = [*self.headers, (b"content-length", b"%d" % len(self.body))]
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": self.body})
+
+
+def json_answer(document: object, status: int = 200, headers: RawHeaders = ()) -> WebResponse:
+    """JSON that nobody keeps."""
+    return WebResponse(
+        status, msgspec.json.encode(document), [(b"content-type", b"application/json"), _NO_STORE, *headers]
+    )
+
+
+def error_answer(error: str, description: str, status: int, headers: RawHeaders = ()) -> WebResponse:
+    """What is wrong with a request (RFC 6749, 5.2)."""
+    answer = json_answer({"error": error, "error_description": description}, status, headers)
+    answer.reason = description
+    return answer
+
+
+def redirect(url: str) -> WebResponse:
+    """Send the browser elsewhere, by GET whatever it came with."""
+    return WebResponse(303, b"", [(b"location", url.encode("ascii")), _NO_STORE])
+
+
+def read_fields(data: bytes) -> dict[str, str]:
+    """The fields of a query or a form; each may be there once (OAuth 2.1, 3.1)."""
+    try:
+        pairs = parse_qsl(data.decode("ascii"), keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="strict")
+    except ValueError:
+        raise OAuthError("invalid_request", "The parameters cannot be read.") from None
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        names = [name for name, _ in pairs]
+        if {name for name in names if names.count(name) > 1} == {"resource"}:  # RFC 8707 has several, we have one
+            raise OAuthError("invalid_target", "A token is for one resource: name one at a time.")
+        raise OAuthError("invalid_request", "A parameter is there more than once.")
+    return fields
+
+
+class WebRequest:
+    """One request, with its body not read yet."""
+
+    def __init__(self, scope: Scope, headers: Headers, receive: Receive) -> None:
+        self.headers = headers
+        self.address = network_of((scope.get("client") or ("",))[0])  # whom limits are counted for
+        self._query: bytes = scope.get("query_string", b"")
+        self._receive = receive
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The fields of the query."""
+        return read_fields(self._query)
+
+    def cookie(self, name: str) -> str | None:
+        """A cookie of the browser."""
+        cookies = (part.strip().partition("=") for part in (self.headers.get(b"cookie") or "").split(";"))
+        found = [value for key, _, value in cookies if key == name]
+        return found[0] if len(found) == 1 else None
+
+    async def form(self) -> dict[str, str]:
+        """The fields of the body."""
+        self._expect(b"application/x-www-form-urlencoded")
+        return read_fields(await self._body())
+
+    async def json(self) -> dict[str, object]:
+        """The JSON object of the body."""
+        self._expect(b"application/json")
+        try:
+            return msgspec.json.decode(await self._body(), type=dict[str, object])
+        except (msgspec.DecodeError, RecursionError):
+            raise OAuthError("invalid_client_metadata", "The body is no JSON object.") from None
+
+    def _expect(self, kind: bytes) -> None:
+        if self.headers.known.get(b"content-type", b"").partition(b";")[0].strip().lower() != kind:
+            raise OAuthError("invalid_request", f"The body must be {kind.decode()}.", status=415)
+
+    async def _body(self) -> bytes:
+        try:
+            async with asyncio.timeout(_BODY_SECONDS):
+                return await self._whole_body()
+        except TimeoutError:
+            text = f"The body did not arrive within {_BODY_SECONDS:g} s."
+            raise OAuthError("invalid_request", text, status=408) from None
+
+    async def _whole_body(self) -> bytes:
+        body: bytes = b""
+        while True:
+            message = await self._receive()
+            body += message.get("body", b"")
+            if len(body) > _MOST_BYTES:
+                raise OAuthError("invalid_request", f"A body has at most {_MOST_BYTES} bytes.", status=413)
+            if message["type"] == "http.disconnect":  # cut short: what came may look whole
+                raise OAuthError("invalid_request", "The body ended before it was complete.")
+            if not message.get("more_body", False):
+                return body

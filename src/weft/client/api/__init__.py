@@ -1,0 +1,1 @@
+"""What programs use of the client: `Client`, its targets, its results."""

@@ -1,0 +1,379 @@
+"""What is said to a program that uses the client wrongly, and how its failures are shown.
+
+Owns the checks of what a caller gives to a client or a verb, where a sentence helps more than what would come of it;
+and which frames of a traceback are shown: those of Weft say nothing to whoever reads that nobody is there.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import ssl
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent import futures
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar, cast, get_args
+
+import msgspec
+
+from weft.errors import RemoteError, ResourceMissing, UsageError, WeftError
+from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
+from weft.protocol.names import check_extension_id
+from weft.types.base import LogLevel
+
+__all__ = [
+    "as_texts",
+    "check_function",
+    "check_limits",
+    "check_numbers",
+    "check_texts",
+    "check_timeout",
+    "check_tls",
+    "explain_arguments",
+    "kind_of",
+    "not_connected",
+    "not_json",
+    "other_loop",
+    "plainly",
+    "read_extensions",
+    "read_level",
+    "resource_missing",
+    "write_json",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# Weft, and the futures by which one thread waits for another.
+_HIDDEN = (str(Path(__file__).parents[2]), str(Path(futures.__file__).parent))
+_DEEPEST = 50  # how far a place is looked for
+_USUAL: Mapping[str, int | float] = msgspec.structs.asdict(DEFAULT_CLIENT_LIMITS)
+# What a client can do without, or has no limit for where it is 0.
+_MAY_BE_0 = frozenset(
+    {
+        "asks_per_minute",
+        "cache_bytes",
+        "cache_entries",
+        "completions_per_second",
+        "input_requests",
+        "redirects",
+        "resumptions",
+        "rounds",
+    }
+)
+
+
+def plainly(error: BaseException) -> None:
+    """Take Weft's own frames out of an error of Weft that is about to be raised on: what it says is the whole story.
+
+    The frames of the user's own functions that were called on the way stay, and so does every other exception.
+    """
+    if not isinstance(error, WeftError):
+        return
+    kept: TracebackType | None = None
+    for trace in reversed(list(_traces(error.__traceback__))):
+        if not trace.tb_frame.f_code.co_filename.startswith(_HIDDEN):
+            kept = TracebackType(kept, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
+    error.__traceback__ = kept
+
+
+def _traces(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def kind_of(value: object) -> str:
+    """What something is, for a sentence about it: never the thing itself, which may be a secret."""
+    return f"something of the type {type(value).__name__!r}"
+
+
+def check_function(function: Any, form: str) -> None:
+    """UsageError that names the option, unless this is a function that can be called so.
+
+    >>> check_function(lambda message, fields: {}, "elicit(question)")
+    Traceback (most recent call last):
+    ...
+    weft.errors.UsageError: elicit= was given a function that cannot be called as elicit(question): missing a required \
+argument: 'fields'.
+    """
+    option, _, parameters = form.rstrip(")").partition("(")
+    if not callable(function):
+        raise UsageError(f"{option}= was given {kind_of(function)}; give a function, to be called as {form}.")
+    try:  # what a decorator wraps may take something else than the decorated function does
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):  # some that are written in C do not tell
+        return
+    try:
+        signature.bind(*parameters.split(", ") if parameters else ())
+    except TypeError as error:
+        raise UsageError(f"{option}= was given a function that cannot be called as {form}: {error}.") from None
+
+
+def read_extensions(given: Any) -> dict[str, dict[str, Any]]:
+    """Return the extensions that a client declares, with their settings; UsageError where they are no declaration.
+
+    >>> read_extensions({"com.example/search": {"depth": 3}})
+    {'com.example/search': {'depth': 3}}
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise UsageError(
+            f"extensions= was given {kind_of(given)}; give identifiers with their settings, such as "
+            "extensions={'com.example/name': {}}."
+        )
+    for id, settings in cast("Mapping[Any, Any]", given).items():
+        try:
+            check_extension_id(id)
+        except (ValueError, AttributeError) as error:
+            raise UsageError(f"extensions= was given {id!r}, which is no identifier: {error}") from None
+        if not isinstance(settings, Mapping):
+            raise UsageError(
+                f"extensions={{{id!r}: ...}} was given {kind_of(settings)}; its settings are a mapping, and empty "
+                f"where there are none: extensions={{{id!r}: {{}}}}."
+            )
+    return {id: dict(settings) for id, settings in cast("Mapping[str, Mapping[str, Any]]", given).items()}
+
+
+def check_limits(limits: object) -> ClientLimits:
+    """These limits; UsageError where they are none of a client, or nobody could live within them.
+
+    >>> check_limits(ClientLimits(asks_at_once=0))
+    Traceback (most recent call last):
+    ...
+    weft.errors.UsageError: ClientLimits(asks_at_once=0) is not possible: it is a whole number, 1 or more.
+    """
+    if not isinstance(limits, ClientLimits):
+        raise UsageError(f"limits= was given {kind_of(limits)}; give ClientLimits(request_seconds=...) or the like.")
+    for name, usual in _USUAL.items():
+        value, least = getattr(limits, name), 0 if name in _MAY_BE_0 else 1
+        if type(usual) is float:
+            is_possible = type(value) in (int, float) and 0 < value < math.inf
+            kind = "a number of seconds, more than 0"
+        else:
+            is_possible = type(value) is int and value >= least
+            kind = f"a whole number, {least} or more"
+        if not is_possible:
+            raise UsageError(f"ClientLimits({name}={value!r}) is not possible: it is {kind}.")
+    return limits
+
+
+def check_tls(tls: Any) -> None:
+    """UsageError unless it is a context, or nothing. What else it could mean is not guessed: too much hangs on it.
+
+    >>> check_tls("ca.pem")
+    Traceback (most recent call last):
+    ...
+    weft.errors.UsageError: tls= was given something of the type 'str'; for a private CA, give \
+tls=ssl.create_default_context(cafile=...).
+    """
+    if tls is None or isinstance(tls, ssl.SSLContext):
+        return
+    remedy = "give an ssl.SSLContext"
+    if isinstance(tls, str | bytes | Path):
+        remedy = "for a private CA, give tls=ssl.create_default_context(cafile=...)"
+    elif tls is False:
+        remedy = (
+            "not to check certificates, give an ssl.SSLContext with check_hostname = False and verify_mode = "
+            "ssl.CERT_NONE"
+        )
+    raise UsageError(f"tls= was given {kind_of(tls)}; {remedy}.")
+
+
+def check_timeout(seconds: Any) -> None:
+    """UsageError unless it is a number of seconds, or nothing.
+
+    >>> check_timeout("5")
+    Traceback (most recent call last):
+    ...
+    weft.errors.UsageError: timeout= was given something of the type 'str'; give seconds as a number, such as 5.
+    >>> check_timeout(-1)
+    Traceback (most recent call last):
+    ...
+    weft.errors.UsageError: timeout=-1 is no time that could be waited; give seconds, such as 5.
+    """
+    if seconds is None:
+        return
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool):
+        raise UsageError(f"timeout= was given {kind_of(seconds)}; give seconds as a number, such as 5.")
+    if not seconds >= 0:  # nor is nan
+        raise UsageError(f"timeout={seconds} is no time that could be waited; give seconds, such as 5.")
+
+
+def read_level(level: Any) -> LogLevel:
+    """The level of a log, whichever case it is written in; UsageError that lists them for anything else.
+
+    >>> read_level("INFO")
+    'info'
+    """
+    known: tuple[LogLevel, ...] = get_args(LogLevel)
+    if isinstance(level, str) and level.lower() in known:
+        return known[known.index(cast("LogLevel", level.lower()))]
+    given = repr(level[:40]) if isinstance(level, str) else kind_of(level)
+    raise UsageError(f"The log level cannot be {given}; use one of {', '.join(map(repr, known))}.")
+
+
+def other_loop() -> UsageError:
+    """What is said to one who connects in one `asyncio.run` and goes on in the next."""
+    return UsageError(
+        "The client was connected in another event loop; do all that it is for, and close it, within one "
+        "asyncio.run(...), or use weft.sync.Client."
+    )
+
+
+def not_connected(opening: str, *, was_closed: bool) -> UsageError:
+    """Return what is said to one who uses a client that is not open; `opening` is `with`, or `async with`.
+
+    >>> print(not_connected("async with", was_closed=False))
+    The client is not connected. Use it within `async with Client(...) as client:`, or `await client.connect()` first.
+    """
+    call = "client.connect()" if opening == "with" else "await client.connect()"
+    if was_closed:
+        return UsageError(
+            f"The client is not connected any more: it was closed, as it is at the end of `{opening}`. Use it within "
+            f"`{opening} Client(...) as client:`."
+        )
+    return UsageError(
+        f"The client is not connected. Use it within `{opening} Client(...) as client:`, or `{call}` first."
+    )
+
+
+def resource_missing(error: RemoteError, uri: str) -> ResourceMissing:
+    """What a server said of a resource that it has not, with its URI, which few of them repeat."""
+    said = error.message if uri in error.message else f"{error.message.rstrip('. ')}: {uri[:200]}"
+    return ResourceMissing(error.code, said, error.data)
+
+
+def explain_arguments(call: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+    """Decorate `call_tool`: say where the arguments of a tool go, in place of Python's TypeError."""
+
+    @functools.wraps(call)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        try:
+            return call(*args, **kwargs)
+        except TypeError:  # nothing of it has run: the call does not fit
+            known = inspect.signature(call).parameters
+            if not (given := [name for name in kwargs if name not in known]):
+                raise
+            example = ", ".join(f"{name!r}: ..." for name in given)
+            name = args[1] if len(args) > 1 else kwargs.get("name")
+            raise UsageError(
+                f"call_tool has no option {given[0]!r}. The arguments of a tool go in a dictionary: "
+                f"call_tool({str(name)[:100]!r}, {{{example}}})."
+            ) from None
+
+    return checked
+
+
+def as_texts(arguments: Mapping[str, Any] | None, whose: str) -> dict[str, str]:
+    """Arguments that are text on the wire: numbers, true and false as JSON has them; UsageError for anything else.
+
+    >>> as_texts({"lines": 4, "rhymed": True, "mood": "glad"}, "the prompt 'haiku'")
+    {'lines': '4', 'rhymed': 'true', 'mood': 'glad'}
+    """
+    texts: dict[str, Any] = {
+        name: msgspec.json.encode(value).decode()
+        if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+        else value
+        for name, value in (arguments or {}).items()
+    }
+    check_texts(texts, whose)
+    return texts
+
+
+def check_texts(arguments: Mapping[str, Any] | None, whose: str) -> None:
+    """UsageError that names the argument, unless all are text.
+
+    >>> check_texts({"day": 1}, "the prompt 'plan'")
+    Traceback (most recent call last):
+    ...
+    weft.errors.UsageError: The argument 'day' of the prompt 'plan' is of the type 'int'; it needs to be text: '1'.
+    >>> check_texts({"warm": True}, "the prompt 'plan'")
+    Traceback (most recent call last):
+    ...
+    weft.errors.UsageError: The argument 'warm' of the prompt 'plan' is of the type 'bool'; it needs to be text: 'true'.
+    """
+    for name, value in (arguments or {}).items():
+        if not isinstance(value, str):
+            example = f": {str(value).lower()!r}" if isinstance(value, int | float) else ""
+            raise UsageError(
+                f"The argument {str(name)[:100]!r} of {whose} is of the type {type(value).__name__!r}; it needs to be "
+                f"text{example}."
+            )
+
+
+def write_json(method: str, params: Any, write: Callable[..., bytes], *args: Any) -> bytes:
+    """What `write` makes of its arguments, `params` among them; UsageError with the place of what JSON does not have.
+
+    >>> params = {"arguments": {"days": [1, object()]}}
+    >>> write_json("tools/call", params, msgspec.json.encode, params)
+    Traceback (most recent call last):
+    ...
+    weft.errors.UsageError: tools/call cannot be sent: arguments.days[1], of the type 'object', is nothing that JSON \
+can hold; give text, numbers, True, False, None, lists and dicts.
+    """
+    try:
+        written = write(*args)
+    except (TypeError, ValueError, RecursionError):
+        raise not_json(method, params) from None
+    if b"null" in written:  # as which NaN is written
+        check_numbers(method, params)
+    return written
+
+
+def not_json(method: str, params: Any) -> UsageError:
+    """What is said of params that cannot be sent: the place of the first value that is no JSON."""
+    place, value = _culprit("", params, _DEEPEST)
+    return UsageError(
+        f"{method} cannot be sent: {place or 'its params'}, of the type {type(value).__name__!r}, is nothing that JSON "
+        "can hold; give text, numbers, True, False, None, lists and dicts."
+    )
+
+
+def check_numbers(method: str, params: Any) -> None:
+    """UsageError that names its place, if there is a number that JSON does not have: it would go out as null.
+
+    >>> check_numbers("tools/call", {"arguments": {"days": [1, float("nan")]}})
+    Traceback (most recent call last):
+    ...
+    weft.errors.UsageError: tools/call cannot be sent: arguments.days[1] is nan, a number that JSON does not have; \
+give another, or None.
+    """
+    waiting: list[tuple[str, Any]] = [("", params)]
+    while waiting:
+        place, value = waiting.pop()
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(
+                f"{method} cannot be sent: {place} is {value}, a number that JSON does not have; give another, or None."
+            )
+        waiting += _parts(place, value)
+
+
+def _culprit(place: str, value: Any, depth: int) -> tuple[str, Any]:
+    """The innermost value that cannot be written as JSON, and where it is."""
+    if depth:
+        for where, part in _parts(place, value):
+            if not _is_json(part):
+                return _culprit(where, part, depth - 1)
+    return place, value
+
+
+def _parts(place: str, value: Any) -> list[tuple[str, Any]]:
+    """What a value consists of, and where that is."""
+    if isinstance(value, Mapping):
+        items = cast("Mapping[Any, Any]", value)
+        return [(f"{place}.{name}" if place else str(name), part) for name, part in items.items()]
+    if isinstance(value, list | tuple):
+        return [(f"{place}[{index}]", part) for index, part in enumerate(cast("list[Any]", value))]
+    return []
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        msgspec.json.encode(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True

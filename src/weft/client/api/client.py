@@ -1,0 +1,698 @@
+"""When a client connects, agrees anew and closes: one after the other, from whatever tasks.
+
+Owns whose turn it is. A change — connecting, reconnecting, agreeing anew — waits for its turn. A close overtakes: the
+change that has the turn is cancelled, and it and all that wait are told that the client was closed; what is asked for
+later waits until it is. A change that was overtaken ends the connection itself, before it gives up its turn: whoever
+closes may be cancelled, and leaves nothing open.
+
+What is opened and ended is the client's own affair.
+
+`Client`: point it at a server, and call.
+
+Owns the public verbs and the life of a connection: it puts the parts together, and does none of their work. It knows
+neither which era is spoken nor how messages travel.
+
+The tools of several servers as one list, for a model that is to choose among them all.
+
+Owns their names there. Each begins with the name that the program itself gave to the server: what a server calls itself
+is no name to rely on, for any other may call itself the same (TOOL-08). So no server can give a tool the name of
+another one's, and a name stays what it is whatever tools the others have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
+
+import msgspec
+from msgspec import UNSET
+
+from weft.client.api.argument_checks import (
+    as_texts,
+    check_limits,
+    explain_arguments,
+    kind_of,
+    not_connected,
+    plainly,
+    read_extensions,
+    read_level,
+    resource_missing,
+)
+from weft.client.api.results import ToolResult
+from weft.client.api.targets import Dialled, HttpSettings, dial
+from weft.client.connection.connection import ClientConnection, ProgressCallback, code_and_data
+from weft.client.connection.negotiate import Memory, Negotiator, eras_for, explained
+from weft.client.connection.transport import NO_HEADERS, Refused
+from weft.client.handlers.callbacks import courier
+from weft.client.handlers.confirming import ConfirmFunction, Confirming
+from weft.client.handlers.handlers import (
+    FormFunction,
+    LogFunction,
+    RootsFunction,
+    SampleFunction,
+    ServerRequestHandlers,
+    UrlFunction,
+)
+from weft.client.handlers.questions import RootLike
+from weft.client.requests.cache import ResponseCache, Toolbox, authorization_partition, cache_from, unique_name, whose
+from weft.client.requests.exchange import Exchange, Options, with_rounds
+from weft.client.requests.paging import ListPages, Suggestions, completion_params
+from weft.client.requests.subscriptions import Listening, Subscriptions, wish_for
+from weft.eras.base import ServerHello
+from weft.errors import ConnectionFailed, HeaderMismatch, RemoteError, UsageError, WeftError
+from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
+from weft.protocol.headers import encode_value
+from weft.types.base import EmptyResult, Implementation, LogLevel, RequestId
+from weft.types.lifecycle import ServerCapabilities
+from weft.types.prompts import Completion, GetPromptResult, ListPromptsResult, Prompt
+from weft.types.resources import (
+    ListResourcesResult,
+    ListResourceTemplatesResult,
+    ReadResourceResult,
+    Resource,
+    ResourceTemplate,
+)
+from weft.types.tools import ListToolsResult, Tool
+
+if TYPE_CHECKING:
+    from weft.client.connection.transport import Transport
+    from weft.client.http.transport import Auth
+
+__all__ = ["Client", "ConnectLock", "JoinedTool", "check_clients", "closed", "join_tools", "joined_name"]
+
+
+def closed() -> ConnectionFailed:
+    """What those are told whom a close has overtaken."""
+    return ConnectionFailed("The client was closed meanwhile.")
+
+
+class ConnectLock:
+    """Turns, and the one end to them all."""
+
+    def __init__(self, end: Callable[[], Awaitable[None]]) -> None:
+        self._end = end  # ends the connection, if there is one
+        self._is_ending = False
+        self.turn = asyncio.Lock()
+        self.changing: asyncio.Task[Any] | None = None  # has the turn, and was not told yet to stop
+        self.closings = 0  # how often it was closed: a change that began before the last time does not go on
+
+    def change(self) -> _Change:
+        """A turn, by `async with`; ConnectionFailed when the client is closed before that is done."""
+        return _Change(self)
+
+    async def close(self) -> None:
+        """Stop the change under way, and end the connection."""
+        self.closings += 1
+        here, changing = asyncio.current_task(), self.changing
+        assert here is not None
+        if self._is_ending and here.cancelling():
+            return  # whoever ends the connection waits for this one
+        if changing is not None:
+            self.changing = None
+            changing.cancel()  # this very task, where connecting has called a function that closes: it ends there
+        async with self.turn:
+            await self.end()
+
+    async def end(self) -> None:
+        """End the connection; for whoever has the turn."""
+        self._is_ending = True
+        try:
+            await self._end()
+        finally:
+            self._is_ending = False
+
+
+class _Change:
+    """One turn. As with a timeout, the task's own cancellation stays one, and that by a close becomes an error."""
+
+    def __init__(self, life: ConnectLock) -> None:
+        self._life = life
+
+    async def __aenter__(self) -> None:
+        life, task = self._life, asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._cancelling = task.cancelling()  # by others, before
+        self._closings = life.closings
+        await life.turn.acquire()
+        if life.closings != self._closings:
+            life.turn.release()
+            raise closed()
+        life.changing = task
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        life, task = self._life, self._task
+        if life.changing is None:
+            task.uncancel()  # by the one who closes
+        life.changing = None
+        try:
+            if life.closings == self._closings:
+                return
+            await life.end()
+        finally:
+            life.turn.release()
+        is_ours = isinstance(error, asyncio.CancelledError) and task.cancelling() <= self._cancelling
+        if error is None or isinstance(error, WeftError) or is_ours:
+            raise closed() from None
+
+
+_memory = Memory()  # what was found out about servers, in this process
+
+
+class Client:
+    """A connection to one server, of either era, over any transport.
+
+    `target` is a URL, a command (list or text), a `Server`, an ASGI app, or an entry of an `mcpServers` configuration.
+
+        async with Client("https://flights.example/mcp") as client:
+            result = await client.call_tool("book", {"flight": "LX38"})
+            print(result.text)
+
+    Without `async with`, call `connect` first and `close` at the end, from whatever tasks. What the server may ask is
+    answered by functions (`elicit`, `sample`, `roots` …): a capability is declared because its function is there.
+    """
+
+    _opening = "async with"  # how a user opens it, for messages
+
+    def __init__(
+        self,
+        target: Any,
+        *,
+        mode: Literal["auto", "stateless", "session"] = "auto",
+        version: str | None = None,
+        server: str | None = None,
+        info: Implementation | None = None,
+        elicit: FormFunction | None = None,
+        elicit_url: UrlFunction | None = None,
+        sample: SampleFunction | None = None,
+        sample_with_tools: SampleFunction | None = None,
+        roots: Iterable[RootLike] | RootsFunction | None = None,
+        extensions: Mapping[str, Mapping[str, Any]] | None = None,
+        confirm: ConfirmFunction | None = None,
+        on_log: LogFunction | None = None,
+        log_level: LogLevel | None = None,
+        on_notification: Callable[[str, Any], Any] | None = None,
+        on_stderr: Callable[[str], Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        auth: Auth | str | None = None,
+        proxy: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        trust_env: bool = False,
+        allow_insecure: bool = False,
+        path: str = "/mcp",
+        cache: ResponseCache | bool = True,
+        check_output: bool = True,
+        manual_input: bool = False,
+        limits: ClientLimits = DEFAULT_CLIENT_LIMITS,
+    ) -> None:
+        self._limits = check_limits(limits)
+        self._eras = eras_for(mode, version)
+        self._is_pinned = mode != "auto" or version is not None
+        self._info = info or Implementation("weft", sys.modules["weft"].__version__)  # it imports this, not vice versa
+        self._http = HttpSettings(headers or {}, auth, proxy, tls, trust_env, allow_insecure, path)
+        self._dial: Callable[[], Dialled] = lambda: dial(target, limits, self._http, server=server, on_stderr=on_stderr)
+        self._dialled: Dialled | None = self._dial()  # for the next connection
+        self._url = self._dialled.key  # of the server, where it has one
+        self._duties = ServerRequestHandlers(
+            elicit=elicit,
+            elicit_url=elicit_url,
+            sample=sample,
+            sample_with_tools=sample_with_tools,
+            roots=roots,
+            log=on_log,
+            limits=limits,
+        )
+        self._confirming = None if confirm is None else Confirming(confirm)
+        declared = read_extensions(extensions)
+        if (extension := getattr(auth, "extension", None)) is not None:  # XAUTH-01
+            declared.setdefault(extension, {})
+        self._duties.capabilities.extensions = declared or None
+        self._on_notification = courier(on_notification, limits.changes_kept, "on_notification(method, params)")
+        self._log_level: LogLevel | None = None if log_level is None else read_level(log_level)
+        self._cache = cache_from(cache, limits)
+        self._is_caching = cache is not False
+        self._check_output = check_output
+        self._is_manual = manual_input
+        self._toolbox = Toolbox()
+        self._life = ConnectLock(self._end)  # connecting, agreeing anew, and closing, from whatever tasks
+        self._opened: ClientConnection | None = None  # to be closed
+        self._link: ClientConnection | None = None  # the same, once it is agreed what is spoken
+        self._welcome: ServerHello | None = None
+
+    # --- the life of a connection
+
+    if not TYPE_CHECKING:  # type checkers know that there is none
+
+        def __enter__(self) -> Self:
+            raise UsageError(
+                "weft.Client is opened by `async with`, in an async function; in code that does not await, use `with "
+                "weft.sync.Client(...)`."
+            )
+
+        def __exit__(self, *_: object) -> None: ...
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def connect(self) -> None:
+        """Connect, and find out which era the server speaks. A second time, nothing."""
+        async with self._life.change():
+            if self._link is not None:
+                self._link.check_loop()
+                return
+            await self._life.end()  # what one who gave up closing has left
+            dialled, self._dialled = self._dialled or self._dial(), None  # each connection has its own
+            link = self._opened = ClientConnection(
+                dialled.transport, self._eras[0], self._duties, self._info, self._limits
+            )
+            self._put_together(link, dialled)
+            try:
+                await link.open()
+                await self._greet(link)
+            except BaseException as error:
+                await self._life.end()
+                plainly(error)
+                raise
+            self._link = link
+
+    def _put_together(self, link: ClientConnection, dialled: Dialled) -> None:
+        link.log_level = self._log_level
+        link.on_notification = self._heard
+        self._negotiator = Negotiator(
+            link,
+            self._eras,
+            info=self._info,
+            capabilities=lambda: self._duties.capabilities,
+            limits=self._limits,
+            memory=Memory() if dialled.key is None or self._is_pinned else _memory,  # what was pinned is no finding
+            key=dialled.key or "here",
+            old_transport=dialled.old_transport,
+        )
+        view = None
+        if self._is_caching:
+            name = dialled.key or f"{dialled.transport.where} {unique_name(self)}"
+            view = self._cache.view(name, authorization_partition({**dialled.headers, **whose(self._http.auth)}))
+        self._exchange = Exchange(link, self._duties, self._limits, renew=partial(self._renew, link), cache=view)
+        self._pages = ListPages(self._exchange, self._limits, self._facts, self._negotiator.look_again)
+        self._suggestions = Suggestions(self._exchange, self._limits)
+        self._subscriptions = Subscriptions(link, self._limits, self.request, self._facts)
+        link.on_stand = self._subscriptions.reopened
+        link.on_silence = self._subscriptions.silenced
+        link.on_over = partial(self._renew, link)
+
+    async def _greet(self, link: ClientConnection, *, is_reopening: bool = False) -> None:
+        self._welcome = await self._negotiator.negotiate(is_reopening=is_reopening)
+        info, where = self._welcome.server_info, link.transport.where
+        self._duties.server = where if info is None else f"{info.display_name} ({where})"
+        if self._log_level is not None and self._welcome.capabilities.logging is not None:
+            request = link.era.log_request(self._log_level)
+            if request is not None:
+                with suppress(WeftError):  # no reason to fail, nor to greet again
+                    await link.roundtrip(*request)
+
+    async def _renew(self, link: ClientConnection, generation: int) -> None:
+        """Agree anew, once for all who noticed that it is needed."""
+        async with self._life.change():
+            if self._link is not link:
+                raise closed()
+            if link.generation == generation:
+                await self._greet(link)
+                link.spawn(self._subscriptions.renewed())
+
+    async def reconnect(self) -> None:
+        """Start over: a child process is started anew. Whatever is under way is lost; those who listen go on."""
+        async with self._life.change():
+            link = self._connected()
+            await self._greet(link, is_reopening=True)
+            link.spawn(self._subscriptions.renewed())
+
+    async def close(self) -> None:
+        """End the connection, or the connecting. What is under way gets a ConnectionFailed; no task is left behind."""
+        await self._life.close()
+
+    async def _end(self) -> None:
+        link = self._opened
+        if link is None:
+            return
+        link.check_loop()
+        self._link = None
+        self._subscriptions.close()
+        try:
+            await link.close()
+            self._opened = None  # else, when whoever closes is cancelled, the next one waits for the rest
+        finally:
+            await self._duties.close()
+            if self._on_notification is not None:
+                await self._on_notification.stop()
+
+    def _connected(self) -> ClientConnection:
+        if self._link is None:
+            raise not_connected(self._opening, was_closed=self._life.closings > 0)
+        return self._link
+
+    # --- what was found out
+
+    @property
+    def era(self) -> str:
+        """The era that is spoken: "stateless" or "session"."""
+        return self._connected().era.name
+
+    @property
+    def protocol_version(self) -> str:
+        """The version that is spoken."""
+        return self._connected().era.version
+
+    @property
+    def server_info(self) -> Implementation | None:
+        """Name and version of the server, if it told."""
+        return self._facts().server_info
+
+    @property
+    def server_capabilities(self) -> ServerCapabilities:
+        """What the server offers."""
+        return self._facts().capabilities
+
+    @property
+    def instructions(self) -> str | None:
+        """How the server wants to be used, in its own words."""
+        return self._facts().instructions
+
+    @property
+    def transport(self) -> Transport:
+        """How messages travel; a child process has its `stderr` and `pid` here."""
+        return self._connected().transport
+
+    def _facts(self) -> ServerHello:
+        self._connected()
+        assert self._welcome is not None
+        return self._welcome
+
+    def _lists(self) -> ListPages:
+        self._connected()
+        return self._pages
+
+    # --- tools
+
+    async def list_tools(self) -> list[Tool]:
+        """All tools that can be used."""
+        tools = await self._lists().all("tools/list", ListToolsResult, lambda page: page.tools)
+        return self._learn(tools, self._toolbox.learn_all)
+
+    async def list_tools_page(self, cursor: str | None = None) -> ListToolsResult:
+        """One page of tools; its `next_cursor` leads to the next."""
+        page = await self._lists().one("tools/list", ListToolsResult, cursor)
+        page.tools = self._learn(page.tools, self._toolbox.learn)
+        return page
+
+    def _learn(self, tools: list[Tool], learn: Callable[..., list[Tool]]) -> list[Tool]:
+        link = self._connected()
+        return learn(tools, mirrors=link.era.mirrors_params and link.transport.stream_per_request)
+
+    @explain_arguments
+    async def call_tool(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        progress: ProgressCallback | None = None,
+        meta: Mapping[str, Any] | None = None,
+        answers: Mapping[str, Any] | None = None,
+        state: str | None = None,
+    ) -> ToolResult:
+        """Call a tool. A tool that failed is a result with `is_error`; RemoteError is a call that could not be made.
+
+        With `manual_input`, questions of the server are raised as `InputNeeded`: call again with `answers` and `state`.
+        """
+        self._connected()
+        given = arguments or {}
+        if self._confirming is not None:
+            given = await self._confirming.agreed(name, given, self._duties.server)
+        params = with_rounds({"name": name, "arguments": given}, meta, answers, state)
+        try:
+            options = Options(timeout, progress, self._toolbox.headers(name, given), self._is_manual)
+            result = await self._exchange.request("tools/call", params, ToolResult, options)
+        except RemoteError as error:
+            if error.code != HeaderMismatch.code:
+                raise
+            if self._exchange.cache is not None:  # what is known of its headers is wrong, or nothing is (HDR-37)
+                await self._exchange.cache.drop("tools/list")
+            await self.list_tools()
+            options = Options(timeout, progress, self._toolbox.headers(name, given), self._is_manual)
+            result = await self._exchange.request("tools/call", params, ToolResult, options)
+        if self._check_output:
+            if not self._toolbox.knows(name) and result.structured_content is not UNSET:
+                await self._get_to_know()
+            self._toolbox.check(name, result)
+        return result
+
+    async def _get_to_know(self) -> None:
+        """Fetch the list of tools, once, if it never was: an output is to be checked (TOOL-13)."""
+        if not self._toolbox.is_complete:
+            self._toolbox.is_complete = True
+            with suppress(WeftError):  # the call itself was done
+                await self.list_tools()
+
+    # --- resources
+
+    async def list_resources(self) -> list[Resource]:
+        """All resources."""
+        return await self._lists().all("resources/list", ListResourcesResult, lambda page: page.resources)
+
+    async def list_resources_page(self, cursor: str | None = None) -> ListResourcesResult:
+        """One page of resources."""
+        return await self._lists().one("resources/list", ListResourcesResult, cursor)
+
+    async def list_resource_templates(self) -> list[ResourceTemplate]:
+        """All resource templates."""
+        return await self._lists().all(
+            "resources/templates/list", ListResourceTemplatesResult, lambda page: page.resource_templates
+        )
+
+    async def list_resource_templates_page(self, cursor: str | None = None) -> ListResourceTemplatesResult:
+        """One page of resource templates."""
+        return await self._lists().one("resources/templates/list", ListResourceTemplatesResult, cursor)
+
+    async def read_resource(
+        self,
+        uri: str,
+        *,
+        timeout: float | None = None,
+        progress: ProgressCallback | None = None,
+        answers: Mapping[str, Any] | None = None,
+        state: str | None = None,
+    ) -> ReadResourceResult:
+        """Read a resource; ResourceMissing when there is none of this URI, whatever the era calls that."""
+        link = self._connected()
+        params = with_rounds({"uri": uri}, None, answers, state)
+        options = Options(timeout, progress, is_manual=self._is_manual)
+        try:
+            return await self._exchange.request("resources/read", params, ReadResourceResult, options)
+        except RemoteError as error:
+            if link.era.is_missing(error.code, error.data):
+                raise resource_missing(error, uri) from None
+            raise
+
+    # --- prompts
+
+    async def list_prompts(self) -> list[Prompt]:
+        """All prompts."""
+        return await self._lists().all("prompts/list", ListPromptsResult, lambda page: page.prompts)
+
+    async def list_prompts_page(self, cursor: str | None = None) -> ListPromptsResult:
+        """One page of prompts."""
+        return await self._lists().one("prompts/list", ListPromptsResult, cursor)
+
+    async def get_prompt(
+        self,
+        name: str,
+        arguments: Mapping[str, str | float] | None = None,
+        *,
+        timeout: float | None = None,
+        progress: ProgressCallback | None = None,
+        answers: Mapping[str, Any] | None = None,
+        state: str | None = None,
+    ) -> GetPromptResult:
+        """Fill in a prompt. The values of arguments are text; numbers and booleans become text, as JSON has them."""
+        self._connected()
+        texts = as_texts(arguments, f"the prompt {name!r}")
+        params = with_rounds({"name": name, "arguments": texts}, None, answers, state)
+        options = Options(timeout, progress, is_manual=self._is_manual)
+        return await self._exchange.request("prompts/get", params, GetPromptResult, options)
+
+    async def complete(
+        self,
+        argument: str,
+        value: str,
+        *,
+        prompt: str | None = None,
+        template: str | None = None,
+        arguments: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Completion:
+        """Suggestions for an argument of a prompt, or of a resource template, given what is typed so far."""
+        params = completion_params(argument, value, prompt, template, arguments)
+        self._connected()
+        return await self._suggestions.ask(params, timeout)
+
+    # --- the rest
+
+    def listen(
+        self, *, tools: bool = False, prompts: bool = False, resources: bool = False, uris: Iterable[str] = ()
+    ) -> Listening:
+        """Changes as they come, of lists and of single resources; of all lists, if nothing is named.
+
+        async with client.listen(uris=["file:///log"]) as changes:
+            async for change in changes:
+                ...
+        """
+        self._connected()
+        return Listening(self._subscriptions, wish_for(list(uris), tools=tools, prompts=prompts, resources=resources))
+
+    async def ping(self, *, timeout: float | None = None) -> None:
+        """Ask whether the server is there, where its revision has that; UsageError where not."""
+        if "ping" not in self._connected().era.methods:
+            raise UsageError(
+                "The protocol version spoken here has no ping; any request shows that the server is there."
+            )
+        await self._exchange.request("ping", {}, EmptyResult, Options(timeout))
+
+    async def set_log_level(self, level: LogLevel) -> None:
+        """From now on, hear log messages of this level and above."""
+        link = self._connected()
+        self._log_level = link.log_level = read_level(level)
+        request = link.era.log_request(self._log_level)
+        if request is not None:
+            await self._exchange.request(*request, EmptyResult, Options())
+
+    async def roots_changed(self) -> None:
+        """Tell the server that the roots are others now, where servers are told such things."""
+        link = self._connected()
+        if link.era.answers_requests and link.capabilities.roots is not None:  # L11-06
+            await self.notify("notifications/roots/list_changed")
+
+    async def request(
+        self,
+        method: str,
+        params: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        progress: ProgressCallback | None = None,
+        mirrored: str | None = None,
+    ) -> dict[str, Any]:
+        """Any request, and its result as it came. Questions of the server are answered as in other calls.
+
+        `mirrored` names the param that the header Mcp-Name repeats, where a method of an extension has one.
+        """
+        given = params or {}
+        headers: Mapping[str, str] = NO_HEADERS
+        if self._connected().era.mirrors_params and mirrored is not None and mirrored in given:
+            headers = {"Mcp-Name": encode_value(str(given[mirrored]))}
+        options = Options(timeout, progress, headers, self._is_manual)
+        return await self._exchange.request_raw(method, given, options)
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
+        """Any notification."""
+        link = self._connected()
+        era, generation = link.era, link.generation
+        try:
+            try:
+                await link.notify(method, params)
+            except Refused as refused:
+                if not era.is_over(refused.status, *code_and_data(refused)):
+                    raise
+                await self._renew(link, generation)
+                await link.notify(method, params)
+        except Refused as refused:
+            raise explained(refused) from None
+
+    # --- inside
+
+    def _heard(self, method: str, params: bytes, origin: RequestId | None) -> None:
+        """A notification that belongs to no request."""
+        self._duties.heard(method, params)
+        self._exchange.errands.heard(method, params)
+        self._pages.heard(method)
+        if method == "notifications/tools/list_changed":
+            self._toolbox.forget()
+        link, cache = self._opened, self._exchange.cache
+        has_changed = method.endswith(("list_changed", "updated"))
+        if link is not None and cache is not None and has_changed and cache.hear(method, msgspec.json.decode(params)):
+            link.spawn(cache.drop_stale())
+        self._subscriptions.heard(method, params, origin)
+        if self._on_notification is not None:
+            self._on_notification.call(method, msgspec.json.decode(params), size=len(params))
+
+
+_BETWEEN = "__"
+
+_KEY = re.compile(r"[A-Za-z0-9]+(?:[_.-][A-Za-z0-9]+)*")  # nothing that could be read as the end of it
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedTool:
+    """A tool, by a name that no other tool of any of the servers has."""
+
+    name: str
+    tool: Tool  # as its server describes it, with the name that it has there
+    client: Client
+
+    async def call(self, arguments: Mapping[str, Any] | None = None, **options: Any) -> ToolResult:
+        """Call it where it is; the options are those of `Client.call_tool`."""
+        return await self.client.call_tool(self.tool.name, arguments, **options)
+
+
+async def join_tools(clients: Mapping[str, Client]) -> dict[str, JoinedTool]:
+    """All tools of some connected clients, by names such as `flights__book`: the name given here, and the tool's own.
+
+    tools = await join_tools({"flights": flights, "hotels": hotels})
+    await tools["flights__book"].call({"flight": "LX38"})
+    """
+    check_clients(clients, Client)
+    found = [
+        JoinedTool(joined_name(key, tool), tool, client)
+        for key, client in clients.items()
+        for tool in await client.list_tools()
+    ]
+    return {joined.name: joined for joined in found}
+
+
+def joined_name(key: str, tool: Tool) -> str:
+    """What a tool is called among those of all servers."""
+    return f"{key}{_BETWEEN}{tool.name}"
+
+
+def check_clients(clients: Any, kind: type) -> None:
+    """UsageError unless these are clients of a kind, by names that can begin those of tools."""
+    if not isinstance(clients, Mapping):
+        raise UsageError(
+            f"join_tools was given {kind_of(clients)}; give a dictionary of names to clients: "
+            "{'flights': flights, 'hotels': hotels}."
+        )
+    for key, client in cast("Mapping[Any, Any]", clients).items():
+        if not isinstance(key, str) or not _KEY.fullmatch(key):
+            raise UsageError(
+                f"The server name {str(key)[:100]!r} cannot begin the names of tools; use letters and digits, with "
+                "single '_', '-' or '.' between them."
+            )
+        if not isinstance(client, kind):
+            raise UsageError(
+                f"join_tools was given {kind_of(client)} as {key!r}; give clients: `weft.client.api.client.join_tools` "
+                "takes those of `weft.Client`, `weft.sync.join_tools` those of `weft.sync.Client`."
+            )

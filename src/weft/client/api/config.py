@@ -1,0 +1,409 @@
+"""What a client can be pointed at, in writing: a URL, a command, an entry of an `mcpServers` configuration.
+
+    "https://flights.example/mcp"                                    a URL
+    ["npx", "-y", "@acme/flights"]  or  "npx -y @acme/flights"       a command
+    {"url": "https://…", "headers": {"Authorization": "Bearer …"}}   an entry with a URL
+    {"command": "npx", "args": ["…"], "env": {…}, "cwd": "…"}        an entry with a command
+    {"mcpServers": {"flights": {…}, "hotels": {…}}}                  several entries by name; one is chosen
+
+In an entry, `${NAME}` stands for a variable of the environment (`variables`). Nothing else is filled in anywhere.
+
+A command is a program and its arguments; there is no shell between, and what a shell would do with `|`, `$HOME` or `*`
+is not done (R11). A string is split at its spaces as a shell would split it. A URL is https, or http on this machine.
+
+Owns how targets are read and refused. It opens no connection, starts no program, and reads no file but the one named.
+
+Variables of the environment in an entry of an `mcpServers` configuration, written as editors have them.
+
+    ${NAME}  ${env:NAME}      the value of a variable
+    ${NAME:-other}            or something else, where it is not set or empty
+
+So a file that names a token need not hold it. Owns how they are written, and which of them were taken: whoever got the
+file from somebody else wants to know that before anything is sent. Values are in no message of this module; errors show
+the command as it is written in the file, and a URL as it was filled in, without its query.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias, TypeGuard
+from urllib.parse import urlsplit
+
+import msgspec
+
+from weft.errors import UsageError
+from weft.net.hosts import is_loopback
+from weft.protocol.names import check_uri, closest
+
+__all__ = [
+    "CommandTarget",
+    "Target",
+    "UrlTarget",
+    "Variables",
+    "check_url",
+    "is_config",
+    "is_sendable",
+    "parse_target",
+    "read_config",
+    "read_server",
+]
+
+_SERVERS = ("mcpServers", "servers")  # the word of most programs, and that of one editor
+
+_HTTP_KINDS = frozenset({"http", "https", "sse", "streamable-http", "streamableHttp", "streamable_http"})
+
+_SHELL_WORDS = frozenset({"|", "||", "&", "&&", ";", "<", ">", ">>", "2>", "2>&1", "<<"})
+
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+_HALF_SCHEME = re.compile(r"(?P<scheme>https?):/*", re.IGNORECASE)
+
+_HOST_AND_PORT = re.compile(r"(?P<host>[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}(?:/\S*)?")
+
+_MAX_CONFIG_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class UrlTarget:
+    """A server to reach over HTTP. The values of headers are not shown: they are secrets as often as not."""
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    taken: tuple[str, ...] = field(default=(), repr=False)  # variables of the environment that are in it
+
+    @property
+    def where(self) -> str:
+        """For messages: the URL without its query, which may be a key."""
+        return self.url.partition("?")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class CommandTarget:
+    """A server to start as a program. The environment is not shown: it is where secrets are."""
+
+    command: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    cwd: str | None = None
+    written: tuple[str, ...] = field(default=(), repr=False)  # the command before variables were filled in, if any were
+    taken: tuple[str, ...] = field(default=(), repr=False)  # variables of the environment that are in it
+
+    @property
+    def line(self) -> str:
+        """The command as one would type it; what a variable holds may be a secret, and is not in it."""
+        return shlex.join(self.written or self.command)
+
+    @property
+    def where(self) -> str:
+        """For messages: the command, not more of it than fits a line."""
+        shown = self.line
+        return shown if len(shown) <= 200 else f"{shown[:200]}…"
+
+
+Target: TypeAlias = UrlTarget | CommandTarget
+
+
+def parse_target(target: object, *, server: str | None = None, allow_insecure: bool = False) -> Target:
+    """Read a target; UsageError that says what would do when it is none.
+
+    `server` chooses among the entries of a whole configuration. `allow_insecure` lets http leave this machine.
+
+    >>> parse_target("python -m flights --verbose").command
+    ('python', '-m', 'flights', '--verbose')
+    >>> parse_target("http://flights.example/mcp")
+    Traceback (most recent call last):
+    ...
+    weft.errors.UsageError: http://flights.example/mcp is not encrypted; use https, or allow_insecure=True if \
+the network is trusted.
+    """
+    if isinstance(target, UrlTarget):
+        check_url(target.url, allow_insecure=allow_insecure)
+        return target
+    if isinstance(target, CommandTarget):
+        return target
+    if isinstance(target, str):
+        return _from_text(target, allow_insecure=allow_insecure)
+    if _is_mapping(target):
+        return _from_mapping(target, server, allow_insecure=allow_insecure)
+    if _is_list(target):
+        return CommandTarget(_words(target, "The command"))
+    raise UsageError(
+        f"A client cannot be pointed at something {_kind(target)}; give it a URL, a command as a list such as "
+        "['python', 'server.py'], a Server, an ASGI app, or an entry of an mcpServers configuration."
+    )
+
+
+def read_config(
+    source: str | os.PathLike[str] | Mapping[str, Any], *, allow_insecure: bool = False
+) -> dict[str, Target]:
+    """All servers of an `mcpServers` configuration, by name; from the file of that path, or from what was in it.
+
+    >>> read_config({"mcpServers": {"time": {"command": "uvx", "args": ["mcp-server-time"]}}})
+    {'time': CommandTarget(command=('uvx', 'mcp-server-time'), cwd=None)}
+    """
+    config = source if isinstance(source, Mapping) else _load(Path(source))
+    return {
+        name: _from_entry(entry, f"The entry {name!r}", allow_insecure=allow_insecure)
+        for name, entry in _servers(config).items()
+    }
+
+
+def read_server(path: str | os.PathLike[str], name: str) -> Target:
+    """The server of this name in a configuration file, whatever the others there are like."""
+    return _from_servers(_servers(_load(Path(path))), name, allow_insecure=False)
+
+
+def is_config(target: Mapping[str, Any]) -> bool:
+    """Whether this is a whole configuration, and not one entry of it."""
+    return any(_is_mapping(target.get(word)) for word in _SERVERS)
+
+
+def check_url(url: str, *, allow_insecure: bool = False) -> None:
+    """UsageError unless a client may connect there: https, or http on this machine, and no password in it (R11)."""
+    if "://" not in url:
+        raise UsageError("This is not a URL: write https://host/path, or http://localhost:8000/mcp on this machine.")
+    try:
+        check_uri(url)
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise UsageError(f"This is not a URL that can be connected to: {str(error).rstrip('.')}.") from None
+    if "@" in parts.netloc:
+        raise UsageError(
+            f"The URL has a name or password before its host {(host or '')[:100]!r}; take it out, and give it as "
+            "headers={'Authorization': ...}."
+        )
+    shown = url.partition("?")[0].partition("#")[0][:200]
+    if parts.scheme not in ("http", "https"):
+        raise UsageError(f"{shown} has the scheme {parts.scheme!r}; a server is reached by https, or by a command.")
+    if not host:
+        raise UsageError(f"{shown} names no host; write it as https://host/path.")
+    if parts.fragment:
+        raise UsageError(f"{shown} has a fragment, which no server ever sees; leave out '#' and what follows it.")
+    if parts.scheme == "http" and not is_loopback(host) and not allow_insecure:
+        raise UsageError(f"{shown} is not encrypted; use https, or allow_insecure=True if the network is trusted.")
+
+
+def is_sendable(name: str, value: str) -> bool:
+    """Whether this can be a header."""
+    return _HEADER_NAME.fullmatch(name) is not None and not any(char in value for char in "\r\n\0")
+
+
+# --- the forms of a target
+
+
+def _from_text(text: str, *, allow_insecure: bool) -> Target:
+    url = text.strip()
+    if _SCHEME.match(url):
+        check_url(url, allow_insecure=allow_insecure)
+        return UrlTarget(url)
+    if found := _HALF_SCHEME.match(url):
+        rest = url[found.end() :].partition("?")[0][:200]
+        raise UsageError(f"{found[0] + rest!r} is no URL; write {found['scheme']}://{rest}")
+    if found := _HOST_AND_PORT.fullmatch(url):
+        scheme = "http" if is_loopback(found["host"].strip("[]")) else "https"
+        shown = url.partition("?")[0][:200]
+        raise UsageError(
+            f"{shown!r} is neither a URL nor a command; if it is a server's address, write {scheme}://{shown}"
+        )
+    try:
+        words = shlex.split(text, posix=os.name != "nt")  # on Windows a backslash is a part of a path
+    except ValueError as error:
+        raise UsageError(f"The command cannot be split ({error}); close the quote, or write it as a list.") from None
+    if shell := next((word for word in words if word in _SHELL_WORDS), None):
+        raise UsageError(
+            f"The command has {shell!r}, which only a shell understands, and there is none; start one program, or "
+            f"write the command as a list if {shell!r} is meant as an argument."
+        )
+    return CommandTarget(_words(words, "The command"))
+
+
+def _from_mapping(target: Mapping[str, Any], server: str | None, *, allow_insecure: bool) -> Target:
+    if not is_config(target):
+        return _from_entry(target, "The entry", allow_insecure=allow_insecure)
+    return _from_servers(_servers(target), server, allow_insecure=allow_insecure)
+
+
+def _from_servers(entries: Mapping[str, Any], server: str | None, *, allow_insecure: bool) -> Target:
+    if server is None and len(entries) == 1:
+        server = next(iter(entries))
+    if server is None or server not in entries:
+        near = None if server is None else closest(server, entries)
+        wanted = "has several servers" if server is None else f"has no server {server!r}"
+        by_option = f" by server={next(iter(entries))!r} or the like" if server is None else ""
+        remedy = f"did you mean {near!r}?" if near else f"choose one of {_listed(entries)}{by_option}."
+        raise UsageError(f"The configuration {wanted}; {remedy}")
+    return _from_entry(entries[server], f"The entry {server!r}", allow_insecure=allow_insecure)
+
+
+def _from_entry(entry: object, what: str, *, allow_insecure: bool) -> Target:
+    if not _is_mapping(entry):
+        raise UsageError(f"{what} is {_kind(entry)}; it needs to be an object with a 'command' or a 'url'.")
+    kind = entry.get("type", entry.get("transport"))
+    has_url, has_command = "url" in entry, "command" in entry
+    if has_url == has_command:
+        found = "has both 'command' and 'url'" if has_url else "has neither 'command' nor 'url'"
+        raise UsageError(f"{what} {found}; give it a 'command' to start, or a 'url' to connect to.")
+    if kind is not None and kind not in (_HTTP_KINDS if has_url else {"stdio"}):
+        raise UsageError(
+            f"{what} has the type {str(kind)[:40]!r}, which does not go with its {'url' if has_url else 'command'}; "
+            f"write {'http' if has_url else 'stdio'!r}, or leave it out."
+        )
+    return _from_url(entry, what, allow_insecure=allow_insecure) if has_url else _from_command(entry, what)
+
+
+def _from_url(entry: Mapping[str, Any], what: str, *, allow_insecure: bool) -> UrlTarget:
+    url = entry["url"]
+    if not isinstance(url, str):
+        raise UsageError(f"{what} has a 'url' that is {_kind(url)}; it needs to be text.")
+    variables = Variables(what)
+    url = variables.fill(url)
+    try:
+        check_url(url, allow_insecure=allow_insecure)
+    except UsageError as error:
+        raise UsageError(f"{what} cannot be used. {error}") from None
+    given = _texts(entry.get("headers"), f"{what} has 'headers'")
+    headers = {name: variables.fill(value) for name, value in given.items()}
+    for name, value in headers.items():
+        if not is_sendable(name, value):
+            raise UsageError(f"{what} has the header {name[:60]!r}, which cannot be sent; take out what is no text.")
+    return UrlTarget(url, headers, variables.taken)
+
+
+def _from_command(entry: Mapping[str, Any], what: str) -> CommandTarget:
+    program, args, cwd = entry["command"], entry.get("args"), entry.get("cwd")
+    if not (args is None or _is_list(args)):
+        raise UsageError(f"{what} has 'args' that are {_kind(args)}; they need to be a list, one for each argument.")
+    if not (cwd is None or isinstance(cwd, str | Path)):
+        raise UsageError(f"{what} has a 'cwd' that is {_kind(cwd)}; it needs to be the path of a folder.")
+    given = _texts(entry.get("env"), f"{what} has 'env'")
+    of_env = Variables(what)
+    env = {name: of_env.fill(value) for name, value in given.items()}
+    for name, value in env.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise UsageError(f"{what} has the variable {name[:60]!r} in 'env', which no environment can hold.")
+    command = [*program, *(args or [])] if _is_list(program) else [program, *(args or [])]
+    written = _words(command, f"The command of {what[:1].lower()}{what[1:]}")
+    variables = Variables(what, env)
+    words = tuple(variables.fill(word) for word in written)
+    folder = None if cwd is None else variables.fill(str(cwd))
+    taken = tuple(dict.fromkeys(of_env.taken + variables.taken))
+    return CommandTarget(words, env, folder, () if words == written else written, taken)
+
+
+# --- parts of them
+
+
+def _words(words: Sequence[Any], what: str) -> tuple[str, ...]:
+    found = tuple(_word(word, what) for word in words)
+    if not found or not found[0].strip():
+        raise UsageError(f"{what} is empty; name the program to start, such as ['python', 'server.py'].")
+    return found
+
+
+def _word(word: Any, what: str) -> str:
+    text = str(word) if isinstance(word, Path) else word
+    if not isinstance(text, str):
+        raise UsageError(f"{what} has something {_kind(text)} in it; every part of a command is text.")
+    if "\0" in text:
+        raise UsageError(f"{what} has a NUL character in it, which no program can be given; take it out.")
+    return text
+
+
+def _texts(given: object, what: str) -> dict[str, str]:
+    if given is None:
+        return {}
+    if not _is_mapping(given):
+        raise UsageError(f"{what} that are {_kind(given)}; they need to be an object of names and texts.")
+    for name, value in given.items():
+        if not isinstance(value, str):
+            raise UsageError(f"{what} in which {str(name)[:60]!r} is {_kind(value)}; write it as text, in quotes.")
+    return dict(given)
+
+
+def _servers(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    for word in _SERVERS:
+        servers = config.get(word)
+        if _is_mapping(servers) and servers:
+            return servers
+    raise UsageError('The configuration names no server; it needs "mcpServers": {"name": {"command": ...}}.')
+
+
+def _load(path: Path) -> Mapping[str, Any]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"The configuration {path} cannot be read: {error.strerror}.") from None
+    if len(data) > _MAX_CONFIG_BYTES:
+        raise UsageError(f"The configuration {path} is larger than {_MAX_CONFIG_BYTES} bytes; is it the right file?")
+    try:
+        config = msgspec.json.decode(data.removeprefix(b"\xef\xbb\xbf"))
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise UsageError(f"The configuration {path} is not JSON: {error}.") from None
+    if not _is_mapping(config):
+        raise UsageError(f"The configuration {path} is {_kind(config)}; it needs to be an object with 'mcpServers'.")
+    return config
+
+
+def _is_mapping(value: object) -> TypeGuard[Mapping[str, Any]]:
+    return isinstance(value, Mapping)
+
+
+def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, list | tuple)
+
+
+def _kind(value: object) -> str:
+    return f"of the type {type(value).__name__!r}"
+
+
+def _listed(names: Mapping[str, Any]) -> str:
+    return ", ".join(repr(name) for name in list(names)[:20])
+
+
+_VARIABLE = re.compile(r"\$\{(?:(?P<kind>[A-Za-z]+):)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<other>[^}]*))?\}")
+
+
+class Variables:
+    """Fills in the variables of one entry.
+
+    >>> Variables("The entry", {"DAY": "today"}).fill("${DAY}, ${env:NO_SUCH_HOUR:-noon}")
+    'today, noon'
+    """
+
+    def __init__(self, what: str, own: Mapping[str, str] | None = None) -> None:
+        self._what = what  # the entry, for messages
+        self._own = own or {}  # variables that it sets itself
+        self._taken: dict[str, None] = {}
+
+    @property
+    def taken(self) -> tuple[str, ...]:
+        """Those whose values came from the environment."""
+        return tuple(self._taken)
+
+    def fill(self, text: str) -> str:
+        """The text with their values; UsageError that names one that is not set."""
+        return _VARIABLE.sub(self._value, text)
+
+    def _value(self, found: re.Match[str]) -> str:
+        name, other = found["name"], found["other"]
+        if found["kind"] not in (None, "env"):
+            raise UsageError(
+                f"{self._what} has {found[0][:60]!r}, which only some editors can fill in; write ${{NAME}} for a "
+                "variable of the environment."
+            )
+        value = self._own.get(name)
+        if value is None and (value := os.environ.get(name)):
+            self._taken[name] = None
+        if value:
+            return value
+        if other is None and value is None:
+            raise UsageError(f"{self._what} needs the variable {name[:60]!r} of the environment, which is not set.")
+        return other or ""

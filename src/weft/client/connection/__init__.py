@@ -1,0 +1,1 @@
+"""Hold one connection to a server: its transport, its era, its pending requests."""

@@ -1,0 +1,270 @@
+"""What a server may ask of its client, and hear about: answered by functions that the user gives.
+
+    elicit(question)             a form to fill in: return a dict, or "decline", or "cancel" (also None)
+    elicit_url(question)         a page to visit: return True when the user consents, else False, or "cancel"
+    sample(question)             a turn of a model: return its text or a `CreateMessageResult`; None refuses
+    sample_with_tools(question)  the same, by a model that can be given tools
+    roots()                      the folders to work in; also just a list of them
+    log(message)                 a log message
+
+A capability is declared because its function is there (ELI-01, SAM-01, ROOT-01). A function is async, or plain: those
+that answer run in a thread then, and may take their time; `log` is called as it is, and should be quick.
+
+Both ways are checked. A question that breaks the rules is refused before the user sees it; an answer that does not fit
+the question is not sent. What goes wrong in a function is logged here, and the server is told only that it went wrong;
+what was asked and answered is in no log (SAM-13). A server that asks too often is refused (SAM-12).
+
+Owns which function answers what; the rules are in `questions`. How questions travel, how many there may be at a time,
+and how long one may take is decided by its callers; showing anything to anybody is the functions' own business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeAlias
+
+import msgspec
+
+from weft.client.api.argument_checks import check_function, kind_of, plainly
+from weft.client.handlers.callbacks import Functions, courier
+from weft.client.handlers.questions import (
+    Form,
+    FormQuestion,
+    RootLike,
+    SampleQuestion,
+    UrlQuestion,
+    check_page,
+    check_sampling,
+    reachable,
+    read_action,
+    read_params,
+    read_roots,
+)
+from weft.errors import InternalError, InvalidParams, MethodNotFound, ProtocolError, UsageError
+from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
+from weft.net.logs import Seldom
+from weft.net.rate import Allowance
+from weft.protocol.sampling import fault_of_answer
+from weft.types.content import TextContent
+from weft.types.interaction import CreateMessageParams, CreateMessageResult, ElicitParams, ListRootsResult
+from weft.types.lifecycle import (
+    ClientCapabilities,
+    ElicitationCapability,
+    LogMessageParams,
+    RootsCapability,
+    SamplingCapability,
+)
+
+__all__ = [
+    "FormFunction",
+    "LogFunction",
+    "RootsFunction",
+    "SampleFunction",
+    "ServerRequestHandlers",
+    "UrlFunction",
+    "options_for",
+]
+
+_own_log = logging.getLogger("weft.client.handlers.handlers")
+
+FormFunction: TypeAlias = Callable[[FormQuestion], Any]
+UrlFunction: TypeAlias = Callable[[UrlQuestion], Any]
+SampleFunction: TypeAlias = Callable[[SampleQuestion], Any]
+RootsFunction: TypeAlias = Callable[[], Iterable[RootLike] | Awaitable[Iterable[RootLike]]]
+LogFunction: TypeAlias = Callable[[LogMessageParams], Any]
+
+USER_REJECTED = -1  # the code of a refused sampling request (L11-38)
+_MAX_LOGS = 1000  # log messages that an async function has not taken yet; more, and the oldest are lost
+
+
+class ServerRequestHandlers:
+    """The functions, and how they answer.
+
+    >>> duties = ServerRequestHandlers(elicit=lambda question: {"name": "Ann"})
+    >>> duties.capabilities.elicitation
+    ElicitationCapability(form={}, url=None)
+    """
+
+    def __init__(
+        self,
+        *,
+        elicit: FormFunction | None = None,
+        elicit_url: UrlFunction | None = None,
+        sample: SampleFunction | None = None,
+        sample_with_tools: SampleFunction | None = None,
+        roots: Iterable[RootLike] | RootsFunction | None = None,
+        log: LogFunction | None = None,
+        limits: ClientLimits = DEFAULT_CLIENT_LIMITS,
+    ) -> None:
+        self._seldom = Seldom(_own_log)  # for what the server can cause at will
+        given = {"elicit": elicit, "elicit_url": elicit_url, "sample": sample, "sample_with_tools": sample_with_tools}
+        for option, function in given.items():
+            if function is not None:
+                check_function(function, f"{option}(question)")
+        if callable(roots):
+            check_function(roots, "roots()")
+        self._elicit = elicit
+        self._elicit_url = elicit_url
+        self._sample = sample or sample_with_tools
+        self._sample_with_tools = sample_with_tools
+        self._roots = roots if callable(roots) or roots is None else read_roots(roots)
+        self._log = courier(log, _MAX_LOGS, "on_log(message)")
+        self.server = ""  # who asks, for the questions: set by the client once it knows
+        self.capabilities = self._declared()  # what the functions make possible; an era leaves out what it has not
+        self._call = Functions().call
+        self._limits = limits
+        self._allowance = Allowance(limits.asks_per_minute, 60.0)
+        self._answers = {
+            "elicitation/create": (elicit or elicit_url, self._answer_elicitation),
+            "sampling/createMessage": (self._sample, self._answer_sampling),
+            "roots/list": (self._roots is not None, self._answer_roots),
+        }
+
+    def _declared(self) -> ClientCapabilities:
+        has_form, has_url = self._elicit is not None, self._elicit_url is not None
+        elicitation = ElicitationCapability({} if has_form else None, {} if has_url else None)
+        sampling = SamplingCapability(tools={} if self._sample_with_tools else None)
+        return ClientCapabilities(
+            roots=None if self._roots is None else RootsCapability(list_changed=True),
+            sampling=sampling if self._sample else None,
+            elicitation=elicitation if has_form or has_url else None,
+        )
+
+    async def answer(self, method: str, params: Any = None) -> dict[str, Any]:
+        """Answer one request of the server; `params` are a mapping, or raw JSON.
+
+        Raises the ProtocolError to tell the server: -32601 for what was not declared, -32602 for what breaks the rules,
+        -1 when sampling was refused, -32603 when there are too many, or, caused by the exception, a function failed.
+        """
+        has_function, answer = self._answers.get(method, (None, None))
+        if not has_function or answer is None:
+            raise MethodNotFound(f"Method not found: this client does not offer {method[:100]}.")
+        if self._allowance.wait():
+            raise InternalError(
+                f"Internal error: this client takes {self._limits.asks_per_minute} questions a minute; ask less often."
+            )
+        try:
+            return await answer(params)
+        except (ProtocolError, asyncio.CancelledError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            plainly(error)
+            if isinstance(error, UsageError) and error.__traceback__ is None:  # Weft's own: an answer does not fit
+                self._seldom.error("%s was not answered: %s", method, error)
+            else:
+                self._seldom.exception(
+                    "The function that answers %s failed; the server is told only that it did.", method, about=method
+                )
+            raise InternalError(f"Internal error: the client could not answer {method}.") from error
+
+    def heard(self, method: str, params: Any = None) -> None:
+        """Hear a notification: log messages go to their function, all else is no duty."""
+        if method != "notifications/message" or self._log is None:
+            return
+        try:
+            message = read_params(params, LogMessageParams, method)
+        except InvalidParams:
+            _own_log.debug("The server sent a log message that is none.")
+        else:
+            self._log.call(message, size=len(params) if isinstance(params, bytes) else 0)
+
+    async def close(self) -> None:
+        """Wait for nothing: log messages that an async function has not taken yet are dropped."""
+        if self._log is not None:
+            await self._log.stop()
+
+    # --- elicitation
+
+    async def _answer_elicitation(self, raw: Any) -> dict[str, Any]:
+        params = read_params(raw, ElicitParams, "elicitation/create")
+        if params.mode == "url":
+            return await self._answer_url(params)
+        if self._elicit is None:
+            raise InvalidParams("Invalid params: this client did not declare elicitation by form.")
+        if params.requested_schema is None:
+            raise InvalidParams("Invalid params: elicitation by form needs a requestedSchema.")
+        form = Form(params.requested_schema)
+        question = FormQuestion(params.message, params.requested_schema, form.defaults, self.server)
+        action, content = read_action(await self._call(self._elicit, question))
+        if action != "accept":
+            return {"action": action}
+        return {"action": action, "content": form.checked({**form.defaults, **(content or {})})}
+
+    async def _answer_url(self, params: ElicitParams) -> dict[str, Any]:
+        if self._elicit_url is None:
+            raise InvalidParams("Invalid params: this client did not declare elicitation by URL.")
+        host, warnings = check_page(params.url or "")
+        question = UrlQuestion(params.message, params.url or "", host, warnings, self.server, params.elicitation_id)
+        action, _ = read_action(await self._call(self._elicit_url, question))
+        return {"action": action}  # ELI-12: consent, and nothing about what the user does there
+
+    # --- sampling
+
+    async def _answer_sampling(self, raw: Any) -> dict[str, Any]:
+        params = read_params(raw, CreateMessageParams, "sampling/createMessage")
+        with_tools = params.tools is not None or params.tool_choice is not None
+        function = self._sample_with_tools if with_tools else self._sample
+        if function is None:
+            raise InvalidParams("Invalid params: this client did not declare sampling with tools.")  # SAM-03
+        check_sampling(params)
+        answer = await self._call(function, SampleQuestion(**msgspec.structs.asdict(params), server=self.server))
+        if answer is None:
+            raise ProtocolError("User rejected sampling request", code=USER_REJECTED)
+        if isinstance(answer, str):
+            answer = CreateMessageResult("assistant", TextContent(answer), model="unknown", stop_reason="endTurn")
+        if not isinstance(answer, CreateMessageResult):
+            raise UsageError(
+                f"sample= returned {kind_of(answer)}; return text, a CreateMessageResult, or None to refuse."
+            )
+        fault = fault_of_answer(params, answer)
+        if fault is not None:
+            raise UsageError(f"sample= returned what cannot be sent: {fault}")
+        plain: dict[str, Any] = msgspec.to_builtins(answer)
+        return plain
+
+    # --- roots
+
+    async def _answer_roots(self, _: Any) -> dict[str, Any]:
+        found = await self._call(self._roots) if callable(self._roots) else self._roots
+        plain: dict[str, Any] = msgspec.to_builtins(
+            ListRootsResult(await asyncio.to_thread(reachable, read_roots(found), self._seldom))
+        )
+        return plain
+
+
+_OPTIONS = {  # of a client, by what each declares
+    ("elicitation", "form"): "elicit",
+    ("elicitation", "url"): "elicit_url",
+    ("sampling", ""): "sample",
+    ("sampling", "tools"): "sample_with_tools",
+    ("roots", ""): "roots",
+}
+_WHOLE = {"elicitation": "form"}  # what is meant where no part of a capability is named
+
+
+class _Missing(msgspec.Struct, rename="camel"):
+    required_capabilities: dict[str, dict[str, Any]]
+
+
+def options_for(data: Any, declared: ClientCapabilities) -> str:
+    """The options of a client that declare what a refusal names and the client has not; "" if there are none.
+
+    Only the stateless era has a code for it; what is required is in the data of either era's error.
+
+    >>> options_for({"requiredCapabilities": {"elicitation": {"url": {}}, "roots": {}}}, ClientCapabilities())
+    '`elicit_url=` and `roots=`'
+    """
+    try:
+        required = msgspec.convert(data, _Missing).required_capabilities
+    except msgspec.ValidationError:
+        return ""
+    has: dict[str, dict[str, Any]] = msgspec.to_builtins(declared)
+    needed = [(name, part) for name, parts in required.items() for part in parts or (_WHOLE.get(name, ""),)]
+    missing = [(name, part) for name, part in needed if name not in has or (part and part not in has[name])]
+    options = [f"`{_OPTIONS[one]}=`" for one in missing if one in _OPTIONS]
+    extensions: dict[str, Any] = {part: {} for name, part in missing if name == "extensions" and part}
+    if extensions:
+        options.append(f"`extensions={extensions}`")
+    return " and ".join(options)

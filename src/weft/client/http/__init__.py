@@ -1,0 +1,1 @@
+"""Reach servers over HTTP."""

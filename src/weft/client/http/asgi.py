@@ -1,0 +1,240 @@
+"""One HTTP exchange with an ASGI application in this process: no socket, but the whole of HTTP all the same.
+
+Owns the ASGI protocol from the server's side, the lifespan included. The application cannot tell it from a server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from multidict import CIMultiDict
+
+from weft.client.http.wire import HttpResponse
+from weft.errors import ConnectionFailed, InvalidAnswer
+from weft.limits import ClientLimits
+
+__all__ = ["AsgiApp", "AsgiWire"]
+
+log = logging.getLogger("weft.client")
+
+_Message = MutableMapping[str, Any]
+AsgiApp = Callable[
+    [MutableMapping[str, Any], Callable[[], Awaitable[_Message]], Callable[[_Message], Awaitable[None]]],
+    Awaitable[None],
+]
+
+_MOST_WAITING = 16  # pieces of a body that the application is ahead of its reader
+
+
+class _AsgiReply:
+    """What the application sends for one request."""
+
+    def __init__(self, body: bytes | None, where: str) -> None:
+        self.status = 0
+        self.headers: Mapping[str, str] = {}
+        self.task: asyncio.Task[None] | None = None
+        self.started = asyncio.Event()  # the head is there, or never will be
+        self._where = where
+        self._request: _Message | None = {"type": "http.request", "body": body or b"", "more_body": False}
+        self._gone = asyncio.Event()  # the reader is: the application is told of a disconnect
+        self._pieces: deque[bytes] = deque()
+        self._arrived = asyncio.Event()  # there is something to read, or the end
+        self._room = asyncio.Event()
+        self._room.set()
+        self._is_complete = False
+        self._is_over = False
+
+    async def receive(self) -> _Message:
+        """The application reads the request; then nothing comes until the reader is gone."""
+        request, self._request = self._request, None
+        if request is not None:
+            return request
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: _Message) -> None:
+        """The application writes."""
+        if self._gone.is_set():
+            return
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = CIMultiDict(
+                (name.decode("latin-1"), value.decode("latin-1")) for name, value in message.get("headers", ())
+            )
+            self.started.set()
+        elif message["type"] == "http.response.body":
+            if piece := message.get("body", b""):
+                self._pieces.append(piece)
+            self._is_complete = self._is_over = not message.get("more_body", False)
+            self._arrived.set()
+            if len(self._pieces) >= _MOST_WAITING:
+                self._room.clear()
+                await self._room.wait()
+
+    def ended(self, task: asyncio.Task[None]) -> None:
+        """The application returned, or failed."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("The application at %s failed.", self._where, exc_info=error)
+        self._is_over = True
+        self.started.set()
+        self._arrived.set()
+
+    async def body(self, limit: int) -> bytes:
+        """All of it."""
+        whole = bytearray()
+        async for piece in self.chunks():
+            whole += piece
+            if len(whole) > limit:
+                raise InvalidAnswer(f"{self._where} sent more than {limit} bytes in one answer; raise `message_bytes`.")
+        return bytes(whole)
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """It piece by piece."""
+        while True:
+            while self._pieces:
+                yield self._pieces.popleft()
+            self._room.set()
+            if self._is_over:
+                break
+            self._arrived.clear()
+            await self._arrived.wait()
+        if not self._is_complete:
+            raise ConnectionFailed(f"The application at {self._where} broke off its answer; look into its log.")
+
+    def finish(self) -> None:
+        """Nothing is kept here."""
+        self.done()
+
+    def done(self) -> None:
+        """The reader is gone."""
+        self._gone.set()
+        self._room.set()
+
+
+class AsgiWire:
+    """Exchanges with an application, each in a task of its own; and its lifespan around them."""
+
+    def __init__(self, app: AsgiApp, limits: ClientLimits) -> None:
+        self._app = app
+        self._limits = limits
+        self._replies: set[_AsgiReply] = set()
+        self._lifespan: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
+        self._open = False
+
+    async def open(self) -> None:
+        """Run the application's startup. One that has no lifespan says so by failing, and runs all the same."""
+        if self._open:
+            return
+        self._open = True
+        self._closing = asyncio.Event()
+        started: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._lifespan = asyncio.create_task(self._live(started))
+        try:
+            async with asyncio.timeout(self._limits.request_seconds):
+                failure = await started
+        except TimeoutError:
+            failure = "it said neither that it is ready nor that it is not, within `request_seconds`"
+        if failure is not None:
+            await self.close()
+            raise ConnectionFailed(f"The application could not start: {failure}; look into its startup.")
+
+    async def _live(self, started: asyncio.Future[str | None]) -> None:
+        messages: list[_Message] = [{"type": "lifespan.startup"}]
+
+        async def receive() -> _Message:
+            if messages:
+                return messages.pop()
+            await self._closing.wait()
+            return {"type": "lifespan.shutdown"}
+
+        async def send(message: _Message) -> None:
+            if not started.done() and message["type"].startswith("lifespan.startup"):
+                failed = message["type"].endswith("failed")
+                started.set_result((message.get("message") or "it did not say why") if failed else None)
+
+        try:
+            await self._app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send)
+        except Exception:
+            if started.done():
+                log.exception("The lifespan of the application failed.")
+            else:  # the way in which an application says that it has none
+                log.debug("The application has no lifespan.", exc_info=True)
+        finally:
+            if not started.done():
+                started.set_result(None)
+
+    async def exchange(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> HttpResponse:
+        """Call the application and wait for the head of its response."""
+        if not self._open:
+            raise ConnectionFailed(f"The connection to {url} was closed.")
+        reply = _AsgiReply(body, url)
+        scope = _scope(method, url, headers, body)
+        reply.task = asyncio.create_task(self._call(scope, reply))
+        self._replies.add(reply)
+        reply.task.add_done_callback(reply.ended)
+        reply.task.add_done_callback(lambda _: self._replies.discard(reply))
+        try:
+            await reply.started.wait()
+        except BaseException:
+            reply.done()
+            raise
+        if not reply.status:
+            raise ConnectionFailed(f"The application at {url} ended without a response; look into its log.")
+        return reply
+
+    async def _call(self, scope: _Message, reply: _AsgiReply) -> None:
+        await self._app(scope, reply.receive, reply.send)
+
+    def renew(self) -> None:
+        """Nothing to do: no connection is used twice."""
+
+    async def close(self) -> None:
+        """Let what runs see a disconnect, then the shutdown; what does not end is cancelled."""
+        self._open = False
+        replies = list(self._replies)
+        for reply in replies:
+            reply.done()
+        self._closing.set()
+        tasks = [reply.task for reply in replies if reply.task is not None]
+        if self._lifespan is not None:
+            tasks.append(self._lifespan)
+        seconds = self._limits.close_seconds
+        try:
+            if tasks:
+                await asyncio.wait(tasks, timeout=seconds)
+        finally:  # also when whoever closes is cancelled
+            late = [task for task in tasks if not task.done()]
+            for task in late:
+                task.cancel()
+        if late and (await asyncio.wait(late, timeout=seconds))[1]:
+            log.warning("The application goes on although it was cancelled.")
+        self._lifespan = None
+
+
+def _scope(method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> dict[str, Any]:
+    parts = urlsplit(url)
+    fields = [(b"host", parts.netloc.encode())]
+    fields += [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    if body is not None:
+        fields.append((b"content-length", b"%d" % len(body)))
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": parts.scheme,
+        "path": unquote(parts.path or "/"),
+        "raw_path": (parts.path or "/").encode(),
+        "query_string": parts.query.encode(),
+        "root_path": "",
+        "headers": fields,
+        "client": ("127.0.0.1", 0),
+        "server": (parts.hostname or "localhost", parts.port or 80),
+        "state": {},
+    }

@@ -1,0 +1,158 @@
+"""The transport of the first revision: one stream of events down, POSTs up.
+
+A GET opens the stream; its first event names where to POST (L24-02). All answers come down the stream, so it is a pipe
+like any other. Only ever used where a server refuses everything newer (COMPAT-14).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from weft.client.connection.transport import NO_HEADERS, PipeTransport, Refused, pieces
+from weft.client.handlers.callbacks import TURN_SECONDS, StreamWatchdog
+from weft.client.http.failures import place
+from weft.client.http.transport import Auth, AuthorizedWire
+from weft.client.http.wire import HttpResponse, Wire, is_event_stream, resolved
+from weft.errors import AuthorizationFailed, ConnectionFailed, InvalidAnswer
+from weft.limits import ClientLimits
+from weft.protocol import sse
+
+__all__ = ["SseTransport"]
+
+
+class SseTransport(PipeTransport):
+    """A server of the first revision at a URL."""
+
+    kind = "sse"
+
+    def __init__(
+        self,
+        url: str,
+        wire: Wire,
+        limits: ClientLimits,
+        *,
+        headers: Mapping[str, str] = NO_HEADERS,
+        auth: Auth | None = None,
+    ) -> None:
+        super().__init__(place(url), limits)
+        self._url = url
+        self.hold: Callable[[], AbstractContextManager[Any]] = nullcontext  # stops the clocks while somebody logs in
+        self._opening: asyncio.Timeout | None = None  # the clock of the stream that is being opened
+        # Tokens are for the server at its URL, wherever within its origin it wants messages to be sent.
+        self._wire = (
+            wire if auth is None else AuthorizedWire(wire, auth, limits.connect_seconds, self._holding, server=url)
+        )
+        self._headers = headers
+        self._endpoint = ""  # where to POST
+        self._reply: HttpResponse | None = None
+        self._reader: asyncio.Task[None] | None = None
+
+    async def _start(self) -> None:
+        await self._wire.open()
+        try:
+            async with asyncio.timeout(self.limits.connect_seconds) as self._opening:
+                self._endpoint = await self._find_endpoint()
+        except BaseException as error:
+            await self._stop()
+            if isinstance(error, TimeoutError):
+                raise ConnectionFailed(f"no endpoint was named within {self.limits.connect_seconds:g} s") from None
+            raise
+        finally:
+            self._opening = None
+
+    async def _find_endpoint(self) -> str:
+        """Open the stream, and wait until it says where to POST."""
+        sent = {"Accept": "text/event-stream", **self._headers}
+        try:
+            reply = self._reply = await self._wire.exchange("GET", self._url, sent, None)
+        except Refused as refused:  # with authorization
+            raise self._unauthorized(refused.status) from None
+        if reply.status == 401:
+            raise self._unauthorized(401)
+        if not is_event_stream(reply):
+            raise ConnectionFailed(f"HTTP {reply.status} without a stream of events")
+        named: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._reader = asyncio.create_task(self._read(reply, named))
+        return self._checked(await named)
+
+    def _unauthorized(self, status: int) -> ConnectionFailed | AuthorizationFailed:
+        if status != 401:
+            return ConnectionFailed(f"HTTP {status}; check the token and its scopes")
+        return AuthorizationFailed(
+            f"{self.where} answered with the HTTP status 401: it wants authorization; check the token, or give one by "
+            "`auth=`."
+        )
+
+    @contextmanager
+    def _holding(self) -> Generator[None]:
+        """Somebody logs in, which may take longer than a stream is given to open."""
+        clock = self._opening
+        if clock is not None:
+            clock.reschedule(None)
+        try:
+            with self.hold():
+                yield
+        finally:
+            if clock is not None:
+                clock.reschedule(asyncio.get_running_loop().time() + self.limits.connect_seconds)
+
+    def _checked(self, named: str) -> str:
+        """Where to send: within the origin, for whatever is sent there may be secret (R11)."""
+        target, is_within = resolved(self._url, named)
+        if not is_within:
+            raise ConnectionFailed(f"it names an endpoint of another origin, {place(target)[:200]}")
+        return target
+
+    async def _read(self, reply: HttpResponse, named: asyncio.Future[str]) -> None:
+        events = sse.Decoder(max_event_bytes=self.limits.event_bytes)
+        failure = ConnectionFailed(f"{self.where} ended its stream.")
+        now = asyncio.get_running_loop().time
+        pulse = StreamWatchdog(self.limits.silence_seconds, now())
+        try:
+            async with asyncio.timeout(None) as silence:
+                async for chunk in reply.chunks():
+                    began = now()
+                    for piece in pieces(chunk):
+                        for event in events.feed(piece):
+                            if event.event == "endpoint" and not named.done():
+                                named.set_result(event.data)
+                            elif event.event == "message" and event.data:
+                                self._incoming(event.data.encode())
+                        if now() - began > TURN_SECONDS:
+                            await asyncio.sleep(0)
+                            began = now()
+                    silence.reschedule(pulse.felt(chunk, now()))
+        except ConnectionFailed as error:
+            failure = error
+        except TimeoutError:
+            failure = ConnectionFailed(f"{self.where} gave no sign of life any more, on a stream that it did not end.")
+        except (ValueError, InvalidAnswer) as error:
+            failure = ConnectionFailed(f"{self.where} sent something that is no stream of events: {error}")
+        finally:
+            reply.done()
+            if not named.done():
+                named.set_exception(ConnectionFailed("the stream ended before it named an endpoint"))
+                named.exception()  # whoever waited may have given up
+        self._lost(failure)
+
+    async def _write(self, message: bytes) -> None:
+        reply = await self._wire.exchange(
+            "POST", self._endpoint, {"Content-Type": "application/json", **self._headers}, message
+        )
+        try:
+            if not 200 <= reply.status < 300:
+                raise Refused(self.where, reply.status, reply.headers, b"")
+        finally:
+            reply.done()
+
+    async def _stop(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.cancel()
+            await asyncio.wait([reader])
+        if self._reply is not None:
+            self._reply.done()
+        await self._wire.close()

@@ -1,0 +1,485 @@
+"""Streamable HTTP: every message is a POST, and the answer to a request is a JSON body or a stream of events.
+
+Owns what becomes of a response: its status, its form, its size, its redirects, the streams that break off and are taken
+up again, and the standing stream. Which headers a message has is told to it; what a status means, others decide: it
+raises `Refused`.
+
+The JSON way is the quick one: one exchange, one decoding, nothing else.
+
+Exchanges with a server that wants to know who sends them: the token goes along, and a refusal is looked at.
+
+Owns the hook for authorization, and how often a request is tried again. How a token is come by is known to whoever
+implements the hook (`weft.client.auth`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+from weft.client.connection.transport import (
+    NO_HEADERS,
+    Answer,
+    Lost,
+    Receive,
+    Refused,
+    as_sent,
+    bounds_of,
+    is_nameless,
+    pieces,
+    split_messages,
+    whom_it_answers,
+    wire_log,
+)
+from weft.client.handlers.callbacks import TURN_SECONDS, Attempts, StreamWatchdog, pause
+from weft.client.http.failures import place
+from weft.client.http.wire import HttpResponse, Wire, is_event_stream, media_type, resolved
+from weft.errors import ConnectionFailed, InvalidAnswer, ProtocolError, WeftError
+from weft.jsonrpc import Frame, decode
+from weft.limits import ClientLimits
+from weft.net.logs import Seldom, masked_body, masked_headers, masked_url
+from weft.protocol import sse
+from weft.types.base import RequestId
+
+__all__ = ["Auth", "AuthorizedWire", "HttpTransport", "read_refusal"]
+
+log = logging.getLogger("weft.client")
+
+_POST = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
+
+_GET = {"Accept": "text/event-stream"}
+
+_NO_STREAMS = 405  # how servers refuse a GET that have nothing for it
+
+_TAKEN = 409  # how servers refuse a second standing stream, while they think that the first is there
+
+_SAME_REQUEST = (307, 308)  # the redirects that keep the method and the body
+
+
+class HttpTransport:
+    """A server at a URL."""
+
+    kind = "http"
+    stream_per_request = True
+
+    def __init__(
+        self,
+        url: str,
+        wire: Wire,
+        limits: ClientLimits,
+        *,
+        headers: Mapping[str, str] = NO_HEADERS,
+        auth: Auth | None = None,
+    ) -> None:
+        self.where = place(url)
+        self.url = url  # where a redirect within the origin has led to
+        self._limits = limits
+        self._bounds = bounds_of(limits)
+        self.hold: Callable[[], AbstractContextManager[Any]] = nullcontext  # stops the clocks while somebody logs in
+        self._wire = wire if auth is None else AuthorizedWire(wire, auth, limits.connect_seconds, self._holding)
+        self._posted = {**_POST, **headers}  # what goes along with every POST
+        self._gotten = {**_GET, **headers}
+        self._receive: Receive = _ignore
+        self._seldom = Seldom(log)  # for what the server can cause at will
+
+    async def open(self, receive: Receive, lost: Lost) -> None:
+        """Make ready. There is no connection that could be lost: each request has its own."""
+        self._receive = receive
+        await self._wire.open()
+
+    async def reopen(self) -> None:
+        """Nothing to do."""
+
+    async def close(self) -> None:
+        """Cut off everything."""
+        await self._wire.close()
+
+    async def request(
+        self, message: bytes, request_id: RequestId, headers: Mapping[str, str] = NO_HEADERS, *, resumable: bool = False
+    ) -> Answer:
+        """Send a request and wait for its answer, in either form (HTTP-14)."""
+        reply = await self._exchange("POST", {**self._posted, **headers}, message)
+        form = media_type(reply) if 200 <= reply.status < 300 else ""
+        if form.startswith("text/event-stream"):
+            return Answer(await self._follow(reply, request_id, headers, resumable=resumable), reply.headers)
+        try:
+            if not form.startswith("application/json"):
+                raise await self._refusal(reply)
+            body = await reply.body(self._limits.message_bytes)
+            return Answer(self._answer_in(body, request_id), reply.headers)
+        finally:
+            reply.done()
+
+    async def send(self, message: bytes, headers: Mapping[str, str] = NO_HEADERS) -> None:
+        """Send a notification or a response; any 2xx means that it was taken (HTTP-11)."""
+        sent = {**self._posted, **headers}
+        try:
+            reply = await self._exchange("POST", sent, message)
+        except ConnectionFailed as error:
+            if not error.is_unanswered:
+                raise  # else neither does harm when it comes twice (RFC 9110, 9.2.2)
+            reply = await self._exchange("POST", sent, message)
+        try:
+            if not 200 <= reply.status < 300:
+                raise await self._refusal(reply)
+        finally:
+            reply.done()
+
+    async def dismiss(self, headers: Mapping[str, str]) -> None:
+        """End the session; a server may not allow it (L11-26)."""
+        try:
+            async with asyncio.timeout(self._limits.close_seconds):
+                reply = await self._exchange("DELETE", {**self._gotten, **headers}, None)
+                reply.done()
+        except Exception as error:  # noqa: BLE001 - also whatever the user's own function for tokens raises
+            log.debug("%s was not told of the end of its session (%s).", self.where, type(error).__name__)
+
+    # --- exchanges
+
+    def _holding(self) -> AbstractContextManager[Any]:
+        return self.hold()  # as it is by then: whoever uses the transport sets it
+
+    async def _exchange(self, method: str, headers: Mapping[str, str], body: bytes | None) -> HttpResponse:
+        """One exchange, with redirects within the origin (R11)."""
+        exchange = self._shown_exchange if wire_log.isEnabledFor(logging.DEBUG) else self._wire.exchange
+        reply = await exchange(method, self.url, headers, body)
+        if not 300 <= reply.status < 400:
+            return reply
+        for _ in range(self._limits.redirects):
+            reply.done()
+            self.url = self._redirected(reply)
+            reply = await exchange(method, self.url, headers, body)
+            if not 300 <= reply.status < 400:
+                return reply
+        reply.done()
+        raise ConnectionFailed(f"{self.where} redirects again and again; use the URL that the server gives out itself.")
+
+    async def _shown_exchange(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None
+    ) -> HttpResponse:
+        wire_log.debug(
+            "> %s %s [%s] %s",
+            method,
+            masked_url(url),
+            masked_headers(headers),
+            masked_body(body or b"", from_client=True),
+        )
+        reply = await self._wire.exchange(method, url, headers, body)
+        wire_log.debug("< %d [%s]", reply.status, masked_headers(reply.headers))
+        return reply
+
+    def _redirected(self, reply: HttpResponse) -> str:
+        target, is_within = resolved(self.url, reply.headers.get("Location", ""))
+        if is_within and reply.status in _SAME_REQUEST:
+            return target
+        raise ConnectionFailed(
+            f"{self.where} answered {reply.status}: it sends you to {place(target)[:300]}. If you trust that place, "
+            "use its URL."
+        )
+
+    async def _refusal(self, reply: HttpResponse) -> Refused:
+        refusal = await read_refusal(reply, self.where, self._limits.connect_seconds)
+        if wire_log.isEnabledFor(logging.DEBUG):
+            wire_log.debug("< %s", masked_body(refusal.body))
+        return refusal
+
+    def _answer_in(self, body: bytes, request_id: RequestId) -> Frame:
+        """The answer in a JSON body. One to another request is not taken for it, whatever it says (R6)."""
+        frame = self._sort(body, request_id)
+        if frame is None:
+            raise InvalidAnswer(f"{self.where} answered, but not the request with the id {request_id!r}.")
+        return frame
+
+    def _sort(
+        self, data: bytes, request_id: RequestId | None, faults: list[InvalidAnswer] | None = None
+    ) -> Frame | None:
+        """Hand on what came beside the answer; return the answer, if it is there.
+
+        What cannot be read is an InvalidAnswer; but on a stream, which has a list for these, only the answer is.
+        """
+        if wire_log.isEnabledFor(logging.DEBUG):
+            wire_log.debug("< %s", masked_body(data))
+        answer: Frame | None = None
+        try:
+            parts = split_messages(data, self._bounds)
+        except ProtocolError as error:
+            self._unreadable(data, error, request_id, faults)
+            return None
+        for part in parts:
+            try:
+                frame = decode(part, self._bounds)
+            except ProtocolError as error:
+                self._unreadable(part, error, request_id, faults)
+                continue
+            if not frame.is_response:
+                self._receive(frame, request_id)
+            elif request_id is not None and (
+                frame.id == request_id or is_nameless(frame) or as_sent(frame.id) == request_id
+            ):
+                answer = frame
+            else:
+                self._seldom.warning("%s answered a request that does not wait for it.", self.where)
+        return answer
+
+    def _unreadable(
+        self, part: bytes, error: ProtocolError, request_id: RequestId | None, faults: list[InvalidAnswer] | None
+    ) -> None:
+        fault = InvalidAnswer(f"{self.where} sent something that is no message: {error}")
+        is_answer, named = whom_it_answers(part)
+        if faults is None or (is_answer and request_id is not None and named in (None, request_id)):
+            raise fault from None
+        self._seldom.warning("%s", fault)
+        faults[:] = [fault]
+
+    # --- streams
+
+    async def _follow(
+        self, reply: HttpResponse, request_id: RequestId, headers: Mapping[str, str], *, resumable: bool
+    ) -> Frame:
+        """Read a stream up to the answer, taking it up again where it broke off, if that may be (L11-17)."""
+        events = sse.Decoder(max_event_bytes=self._limits.event_bytes)
+        faults: list[InvalidAnswer] = []
+        attempt = 0
+        while True:
+            before = events.last_event_id
+            failure = ConnectionFailed(
+                f"{self.where} ended the stream before its answer was complete; ask again, or look into its log."
+            )
+            frame = None
+            try:
+                frame = await self._read(reply, events, request_id, faults)
+            except ConnectionFailed as error:
+                faults.clear()  # it broke off: the answer may have been still to come
+                failure = error
+            finally:
+                if frame is None:
+                    reply.done()
+            if frame is not None:
+                reply.finish()
+                return frame
+            attempt = 0 if events.last_event_id != before else attempt + 1
+            events = self._anew(events)
+            if not resumable or events.last_event_id is None or attempt > self._limits.resumptions:
+                try:
+                    raise faults[0] if faults else failure
+                finally:
+                    del faults, failure  # else they and this frame hold each other, and what came in
+            reply = await self._resume(events, headers, attempt, failure)
+
+    async def _resume(
+        self, events: sse.Decoder, headers: Mapping[str, str], attempt: int, failure: ConnectionFailed
+    ) -> HttpResponse:
+        """Ask for the rest of a stream."""
+        sent = {**self._gotten, **headers, "Last-Event-ID": events.last_event_id or ""}
+        while attempt <= self._limits.resumptions:
+            await asyncio.sleep(pause(attempt, events.retry))
+            attempt += 1
+            try:
+                reply = await self._exchange("GET", sent, None)
+            except ConnectionFailed as error:
+                failure = error
+                continue
+            if is_event_stream(reply):
+                return reply
+            if reply.status == _NO_STREAMS:
+                reply.done()
+                raise ConnectionFailed(
+                    f"{self.where} ended the stream before its answer was complete, and does not let it be taken up "
+                    "again (HTTP 405); whether it did what was asked is not known."
+                )
+            refusal = await self._refusal(reply)
+            refusal.was_seen = True
+            try:
+                raise refusal
+            finally:
+                del refusal, failure
+        try:
+            raise failure
+        finally:
+            del failure
+
+    def _anew(self, events: sse.Decoder) -> sse.Decoder:
+        """A decoder for the next connection, which remembers where the last one ended."""
+        fresh = sse.Decoder(max_event_bytes=self._limits.event_bytes)
+        fresh.last_event_id, fresh.retry = events.last_event_id, events.retry
+        return fresh
+
+    async def _read(
+        self, reply: HttpResponse, events: sse.Decoder, request_id: RequestId | None, faults: list[InvalidAnswer]
+    ) -> Frame | None:
+        """Read one connection's part of a stream; returns the answer, or None at its end.
+
+        An event that could not be read, and was not the answer, is left in `faults`: the last one. ConnectionFailed
+        also when the server should have given a sign of life and did not.
+        """
+        now = asyncio.get_running_loop().time
+        pulse = StreamWatchdog(self._limits.silence_seconds, now())
+        try:
+            async with asyncio.timeout(None) as silence:
+                async for chunk in reply.chunks():
+                    began = now()
+                    for piece in pieces(chunk):
+                        if (frame := self._read_piece(piece, events, request_id, faults)) is not None:
+                            return frame
+                        if now() - began > TURN_SECONDS:
+                            await asyncio.sleep(0)
+                            began = now()
+                    silence.reschedule(pulse.felt(chunk, now()))
+        except TimeoutError:
+            self._wire.renew()  # those to the same place that are idle are as dead
+            raise ConnectionFailed(
+                f"{self.where} gave no sign of life any more, on a stream that it did not end."
+            ) from None
+        return None
+
+    def _read_piece(
+        self, piece: bytes, events: sse.Decoder, request_id: RequestId | None, faults: list[InvalidAnswer]
+    ) -> Frame | None:
+        try:
+            complete = events.feed(piece)
+        except ValueError as error:
+            raise InvalidAnswer(f"{self.where}: {error}") from None
+        for event in complete:
+            if event.data and event.event == "message":
+                frame = self._sort(event.data.encode(), request_id, faults)
+                if frame is not None:
+                    return frame
+        return None
+
+    async def stand(self, headers: Mapping[str, str], opened: Callable[[], None]) -> None:
+        """Keep the standing stream open, through every loss of it, as long as the server takes it.
+
+        ConnectionFailed when it could not be opened again several times in a row.
+        """
+        events = sse.Decoder(max_event_bytes=self._limits.event_bytes)
+        now = asyncio.get_running_loop().time
+        attempts, stood = Attempts(), False
+        while True:
+            since: float | None = None
+            lost: ConnectionFailed | None = None
+            sent = {**self._gotten, **headers}
+            if events.last_event_id is not None:
+                sent["Last-Event-ID"] = events.last_event_id
+            try:
+                reply = await self._exchange("GET", sent, None)
+                try:
+                    stands = is_event_stream(reply)
+                    if stood and not stands:
+                        raise await self._not_again(reply)
+                    opened()
+                    if not stands:  # the server has none, which is its right (L11-09)
+                        return
+                    stood, since = True, now()
+                    await self._read(reply, events, None, [])
+                finally:
+                    reply.done()
+            except ConnectionFailed as error:
+                log.debug("The standing stream of %s was lost: %s", self.where, error)
+                lost = error
+            if since is not None:
+                attempts.took(now() - since)
+            if lost is not None and attempts.failed >= self._limits.resumptions:
+                try:
+                    raise lost
+                finally:
+                    del lost
+            events = self._anew(events)
+            await asyncio.sleep(attempts.pause(events.retry))
+
+    async def _not_again(self, reply: HttpResponse) -> WeftError:
+        """Why a standing stream is not opened again: a ConnectionFailed if that may still be, else for good."""
+        if reply.status == _TAKEN:
+            return ConnectionFailed(f"{self.where} has not noticed yet that its stream was lost.")
+        if reply.status >= 500:  # it, or a proxy before it, may be starting anew
+            return ConnectionFailed(f"{self.where} answered with the HTTP status {reply.status}.")
+        return await self._refusal(reply)
+
+
+def _ignore(frame: Frame, request_id: RequestId | None) -> None:
+    """The receiver of a transport that is not open."""
+
+
+_MOST_AUTHORIZATIONS = 3
+
+_REFUSAL_BYTES = 1024 * 1024  # of a refusal's body are read
+
+
+class Auth(Protocol):
+    """Authorization: what goes along with a request, and what is done when that does not suffice."""
+
+    async def headers(self, url: str, method: str) -> Mapping[str, str]:
+        """The headers of the next request."""
+        ...
+
+    async def refused(self, refusal: Refused, given: Mapping[str, str], request: Mapping[str, str]) -> bool:
+        """Look at a 401 or a 403; True when it is worth while to try again.
+
+        `given` is what `headers` returned for this request, `request` are its other headers.
+        """
+        ...
+
+
+class AuthorizedWire:
+    """Another wire, with authorization. `hold` stops the clocks while somebody logs in.
+
+    Tokens are those of the URL that is asked for, unless they are those of another `server`.
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        auth: Auth,
+        seconds: float,
+        hold: Callable[[], AbstractContextManager[Any]],
+        server: str | None = None,
+    ) -> None:
+        self._wire = wire
+        self._auth = auth
+        self._seconds = seconds  # for the body of a refusal
+        self._hold = hold
+        self._server = server
+
+    async def open(self) -> None:
+        """Make ready."""
+        await self._wire.open()
+
+    def renew(self) -> None:
+        """Take other connections from now on."""
+        self._wire.renew()
+
+    async def close(self) -> None:
+        """Free everything."""
+        await self._wire.close()
+
+    async def exchange(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> HttpResponse:
+        """Send a request, again where a login was worth while; Refused where it was not."""
+        auth, whose = self._auth, self._server or url
+        attempt = 0
+        while True:
+            given = await auth.headers(whose, method)
+            reply = await self._wire.exchange(method, url, {**headers, **given}, body)
+            if reply.status not in (401, 403) or attempt == _MOST_AUTHORIZATIONS:
+                return reply
+            attempt += 1
+            refusal = await read_refusal(reply, place(url), self._seconds)
+            with self._hold():
+                if not await auth.refused(refusal, given, headers):
+                    raise refusal
+
+
+async def read_refusal(reply: HttpResponse, where: str, seconds: float) -> Refused:
+    """A refusal with its body, as far as anybody will want to read it; it decides what the refusal means.
+
+    Nothing more is read of the reply, also where somebody gives up meanwhile.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            body = await reply.body(_REFUSAL_BYTES)
+    except (ConnectionFailed, InvalidAnswer, TimeoutError):
+        body = b""
+    finally:
+        reply.done()
+    return Refused(where, reply.status, reply.headers, body)

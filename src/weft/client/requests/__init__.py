@@ -1,0 +1,1 @@
+"""Send requests and read results: retries, rounds, lists, caches, subscriptions."""

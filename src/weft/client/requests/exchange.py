@@ -1,0 +1,437 @@
+"""One request, with all that may lie between it and its result.
+
+Owns what is done about a refusal (agree anew once, ask again once where that does no harm), the rounds of questions of
+the stateless era, and how a result is read. The single exchange is the link's; what a method's params are, the verbs
+know.
+
+Pages that a user has to visit before a request can be served, where the server says so by an error (L11-41).
+
+Owns what follows from such an error: the user is asked about each page once, and the request is made again until the
+server does not refuse it for that reason any more. Between two attempts one waits for word that the user is done there
+(L11-40), and in any case no longer than a pause, for that word may never come. How an error says it, the era knows; how
+a question is put to the user, and how the request is made, the caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from weft.client.api.argument_checks import plainly
+from weft.client.api.results import InputNeeded
+from weft.client.connection.connection import ClientConnection, ProgressCallback, RequestHandlers, code_and_data
+from weft.client.connection.negotiate import explained, session_gone
+from weft.client.connection.transport import NO_HEADERS, Answer, Refused
+from weft.client.handlers.callbacks import pause
+from weft.client.handlers.handlers import options_for
+from weft.client.requests.cache import CACHEABLE, CacheView
+from weft.errors import (
+    AskFailed,
+    ConnectionFailed,
+    InvalidAnswer,
+    MethodNotFound,
+    ProtocolError,
+    RemoteError,
+    UsageError,
+    WeftError,
+)
+from weft.limits import ClientLimits
+from weft.types.base import Result
+from weft.types.interaction import InputRequiredResult
+
+__all__ = ["Exchange", "Options", "UrlElicitationRetry", "with_rounds"]
+
+log = logging.getLogger("weft.client")
+
+R = TypeVar("R", bound=Result)
+
+T = TypeVar("T")
+
+_COMPLETE = (None, "complete")  # absent means complete (JRPC-08)
+
+_ASKS = "input_required"
+
+# What only reads: asking twice does no harm. All else may have happened although no answer came.
+_REPEATABLE = CACHEABLE | {"prompts/get", "completion/complete", "ping"}
+
+_QUESTIONS = frozenset({"elicitation/create", "sampling/createMessage", "roots/list"})  # MRTR-06
+
+
+class Options(msgspec.Struct, frozen=True):
+    """How one request is made."""
+
+    timeout: float | None = None
+    progress: ProgressCallback | None = None
+    headers: Mapping[str, str] = NO_HEADERS
+    is_manual: bool = False  # questions are handed to the caller
+
+
+class _Kind(msgspec.Struct, rename="camel"):
+    result_type: str | None = None
+
+
+_read_kind = msgspec.json.Decoder(_Kind).decode
+
+_read_dict = msgspec.json.Decoder(dict[str, Any]).decode
+
+_read_asks = msgspec.json.Decoder(InputRequiredResult).decode
+
+_decoders: dict[type[Result], Any] = {}
+
+
+class Exchange:
+    """Makes requests on a link."""
+
+    def __init__(
+        self,
+        link: ClientConnection,
+        duties: RequestHandlers,
+        limits: ClientLimits,
+        *,
+        renew: Callable[[int], Awaitable[None]],
+        cache: CacheView | None,
+    ) -> None:
+        self._link = link
+        self._duties = duties
+        self._limits = limits
+        self._renew = renew  # agrees anew with the server, if nobody has since the generation named
+        self.cache = cache
+        self.errands = UrlElicitationRetry(link, limits, self._answer)
+
+    def request(self, method: str, params: Mapping[str, Any], type: type[R], options: Options) -> Awaitable[R]:
+        """Make a request and read its result; what the server asks before it answers is answered."""
+        return self._rounds(method, params, options, _read, type)
+
+    def request_page(
+        self, method: str, params: Mapping[str, Any], type: type[R], options: Options
+    ) -> Awaitable[tuple[R, bytes]]:
+        """The same, with the result also as it came."""
+        return cast("Awaitable[tuple[R, bytes]]", self._rounds(method, params, options, _read_page, type))
+
+    def request_raw(self, method: str, params: Mapping[str, Any], options: Options) -> Awaitable[dict[str, Any]]:
+        """The same, with the result as it came."""
+        return self._rounds(method, params, options, _read_object, dict[str, Any])
+
+    async def _rounds(
+        self,
+        method: str,
+        params: Mapping[str, Any],
+        options: Options,
+        read: Callable[[bytes, type[T], str], T | InputRequiredResult],
+        type: type[T],
+    ) -> T:
+        given = params
+        try:
+            for _ in range(self._limits.rounds + 1):
+                result = read(await self._fetch(method, given, options), type, method)
+                if not isinstance(result, InputRequiredResult):
+                    return result
+                given = await self._next_round(params, result, options)
+        except WeftError as error:
+            plainly(error)
+            raise
+        raise InvalidAnswer(
+            f"{self._link.transport.where} asked {self._limits.rounds} times in a row and did not answer {method}; "
+            "raise the limit `rounds` if that is as it should be."
+        )
+
+    async def _next_round(
+        self, params: Mapping[str, Any], asked: InputRequiredResult, options: Options
+    ) -> Mapping[str, Any]:
+        """The original params with the answers: no state of an earlier round goes along (MRTR-19, MRTR-22)."""
+        if options.is_manual:
+            raise InputNeeded(asked)
+        kept = {key: value for key, value in params.items() if key not in ("inputResponses", "requestState")}
+        return {**kept, **await self._answers(asked)}
+
+    # --- one round
+
+    def _fetch(self, method: str, params: Mapping[str, Any], options: Options) -> Awaitable[bytes]:
+        """The result as it came, or as it was kept."""
+        if self.cache is None or method not in CACHEABLE:
+            return self._send(method, params, options)
+        return self._fetch_cached(self.cache, method, params, options)
+
+    async def _fetch_cached(self, cache: CacheView, method: str, params: Mapping[str, Any], options: Options) -> bytes:
+        kept = await cache.get(method, params)
+        if kept is not None:
+            return kept
+        mark = cache.mark()
+        raw = await self._send(method, params, options)
+        await cache.put(method, params, bytes(raw), mark)
+        return raw
+
+    async def _send(self, method: str, params: Mapping[str, Any], options: Options) -> bytes:
+        """Send; and once more, where the agreement is over, or nothing can happen twice."""
+        link = self._link
+        if link.settling is not None:
+            await link.settling.wait()
+        era, generation = link.era, link.generation
+        try:
+            return (await self._once(method, params, options)).result
+        except (Refused, RemoteError) as error:
+            code, data = code_and_data(error)
+            status = error.status if isinstance(error, Refused) else 200
+            failure = self._explained(error, method)
+            if isinstance(failure, RemoteError) and not options.is_manual and era.pages(code, data) is not None:
+                return await self.errands.run(failure, lambda: self._again(method, params, options))
+            if not era.is_over(status, code, data):
+                try:
+                    raise failure from None
+                finally:
+                    del failure  # else it and this frame hold each other, and the whole answer with them
+            refused = error
+        except ConnectionFailed as error:
+            if method not in _REPEATABLE or not link.transport.stream_per_request:
+                raise
+            log.debug("%s is asked again: %s", method, error)
+            return await self._again(method, params, options)
+        await self._renew(generation)
+        if isinstance(refused, Refused) and refused.was_seen and method not in _REPEATABLE:
+            raise session_gone(refused, method)
+        return await self._again(method, params, options)
+
+    async def _again(self, method: str, params: Mapping[str, Any], options: Options) -> bytes:
+        try:
+            return (await self._once(method, params, options)).result
+        except (Refused, RemoteError) as error:
+            raise self._explained(error, method) from None
+
+    def _explained(self, error: Refused | RemoteError, method: str) -> WeftError:
+        """A refusal as the caller sees it; where the client is to declare something, with the option that does so."""
+        failure = explained(error)
+        if not isinstance(failure, RemoteError):
+            return failure
+        code, said, data = failure.code, failure.message.rstrip(". "), failure.data
+        if code == MethodNotFound.code and method not in failure.message:
+            return RemoteError(code, f"{said}: the server does not offer {method}", data)
+        if options := options_for(data, self._duties.capabilities):
+            return RemoteError(code, f"{said}. Give the client {options}.", data)
+        return failure
+
+    def _once(self, method: str, params: Mapping[str, Any], options: Options) -> Awaitable[Answer]:
+        return self._link.roundtrip(
+            method, params, headers=options.headers, seconds=options.timeout, progress=options.progress
+        )
+
+    # --- questions
+
+    async def _answers(self, asked: InputRequiredResult) -> dict[str, Any]:
+        """What is added to the params of the next round: all answers, and the state byte for byte (MRTR-17, -18)."""
+        requests = asked.input_requests
+        if requests is None and asked.request_state is None:
+            raise InvalidAnswer("The server wants to be called again, but says neither with what nor why (MRTR-04).")
+        more: dict[str, Any] = {}
+        if requests is not None:
+            if len(requests) > self._limits.input_requests:
+                raise InvalidAnswer(f"The server asks {len(requests)} questions at once; `input_requests` bounds them.")
+            answered = await _together(
+                [self._answer(key, request.method, request.params) for key, request in requests.items()]
+            )
+            more["inputResponses"] = dict(zip(requests, answered, strict=True))
+        if asked.request_state is not None:
+            more["requestState"] = asked.request_state
+        return more
+
+    async def _answer(self, key: str, method: str, params: Any) -> Any:
+        if method not in _QUESTIONS:
+            raise InvalidAnswer(f"The server asks for {method[:100]!r} ({key[:100]!r}), which no server may ask for.")
+        try:
+            async with asyncio.timeout(self._limits.ask_seconds):
+                return await self._duties.answer(method, params or {})
+        except ProtocolError as error:  # there is no way to tell the server: it is simply not called again (MRTR-28)
+            raise AskFailed(f"The server asked for {method} ({key[:100]!r}): {_why_not(error)}") from error
+        except TimeoutError:
+            raise AskFailed(f"The server asked for {method} ({key[:100]!r}), and nobody answered in time.") from None
+
+
+def _why_not(refusal: ProtocolError) -> str:
+    """Why a question was not answered, for the program whose function that was: a server is told less.
+
+    Nothing that was answered is in it: what Weft finds wrong with an answer names fields and kinds alone.
+    """
+    cause = refusal.__cause__
+    if isinstance(cause, UsageError):
+        return str(cause)
+    if cause is None:
+        return refusal.message
+    return f"the function that answers this raised {type(cause).__name__}; the log has its traceback."
+
+
+def with_rounds(
+    params: dict[str, Any], meta: Mapping[str, Any] | None, answers: Mapping[str, Any] | None, state: str | None
+) -> dict[str, Any]:
+    """The params of a call that a caller takes to its next round by hand."""
+    if meta is not None:
+        params["_meta"] = dict(meta)
+    if answers is not None:
+        params["inputResponses"] = dict(answers)
+    if state is not None:
+        params["requestState"] = state
+    return params
+
+
+async def _together(questions: list[Any]) -> list[Any]:
+    """Answer all at once; the first failure is raised as it is, and ends the others."""
+    tasks = [asyncio.ensure_future(question) for question in questions]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _read(raw: bytes, type: type[R], method: str) -> R | InputRequiredResult:
+    """A result of the type expected, or questions; InvalidAnswer for anything else (JRPC-09)."""
+    decoder = _decoders.get(type)
+    if decoder is None:
+        decoder = _decoders[type] = msgspec.json.Decoder(type)
+    try:
+        result: R = decoder.decode(raw)
+        if result.result_type in _COMPLETE:
+            return result
+        kind: str | None = result.result_type
+    except (msgspec.DecodeError, RecursionError) as error:
+        kind = _kind(raw)
+        if kind != _ASKS:
+            raise InvalidAnswer(f"The server's answer to {method} cannot be read: {error}.") from None
+    if kind != _ASKS:
+        raise InvalidAnswer(f"The server's answer to {method} is of the unknown kind {str(kind)[:100]!r}.")
+    return _read_questions(raw)
+
+
+def _read_page(raw: bytes, type: Any, method: str) -> Any:
+    result = _read(raw, type, method)
+    return result if isinstance(result, InputRequiredResult) else (result, bytes(raw))
+
+
+def _read_questions(raw: bytes) -> InputRequiredResult:
+    try:
+        return _read_asks(raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidAnswer(f"The server's questions cannot be read: {error}.") from None
+
+
+def _read_object(raw: bytes, _: Any, method: str) -> dict[str, Any] | InputRequiredResult:
+    """A result as it came, or questions."""
+    try:
+        result = _read_dict(raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidAnswer(f"The server's answer to {method} cannot be read: {error}.") from None
+    return _read_questions(raw) if result.get("resultType") == _ASKS else result
+
+
+def _kind(raw: bytes) -> str | None:
+    try:
+        return _read_kind(raw).result_type
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+_COMPLETE_NOTIFICATION = "notifications/elicitation/complete"
+
+_Ask = Callable[[str, str, Any], Awaitable[Any]]
+
+"""Puts a question to the user: its key, its method, its params. Returns the answer."""
+
+_Again = Callable[[], Awaitable[bytes]]
+
+"""Makes the request again."""
+
+
+class _Complete(msgspec.Struct, rename="camel"):
+    elicitation_id: str
+
+
+class _Errand:
+    """What one request waits for."""
+
+    def __init__(self) -> None:
+        self.end = 0.0  # when one gives up, unless there is a new page
+        self.visited: set[str] = set()  # the pages that the user was asked about, by URL
+        self.rounds = 0
+        self.news = asyncio.Event()  # the user is done with a page
+
+
+class UrlElicitationRetry:
+    """The errands of all requests of one client."""
+
+    def __init__(self, link: ClientConnection, limits: ClientLimits, ask: _Ask) -> None:
+        self._link = link
+        self._limits = limits
+        self._ask = ask
+        self._waiting: dict[str, _Errand] = {}  # by the ids of pages; those of nobody are ignored (L11-40)
+
+    def heard(self, method: str, params: bytes) -> None:
+        """A notification came."""
+        if method == _COMPLETE_NOTIFICATION:
+            errand = self._waiting.pop(msgspec.json.decode(params, type=_Complete).elicitation_id, None)
+            if errand is not None:
+                errand.news.set()
+
+    async def run(self, error: RemoteError, again: _Again) -> bytes:
+        """Do what the error asks for, and make the request again. Any other error is raised as it is."""
+        errand = _Errand()
+        attempt = 0
+        while True:
+            pages = self._pages(error)
+            ids = [page["elicitationId"] for page in pages if isinstance(page.get("elicitationId"), str)]
+            self._waiting.update(dict.fromkeys(ids, errand))
+            try:
+                if await self._ask_about(pages, errand, error):
+                    attempt = 0
+                await self._wait(errand, attempt, error)
+            finally:
+                for one in ids:
+                    self._waiting.pop(one, None)
+            try:
+                return await again()
+            except RemoteError as refused:
+                error = refused
+                attempt += 1
+
+    def _pages(self, error: RemoteError) -> list[Mapping[str, Any]]:
+        """The pages that an error names; where it names none, or nobody can be asked, the error is raised."""
+        pages = self._link.era.pages(error.code, error.data)
+        elicitation = self._link.capabilities.elicitation
+        if not pages or elicitation is None or elicitation.url is None:
+            raise error
+        if len(pages) > self._limits.input_requests:
+            raise InvalidAnswer(f"The server names {len(pages)} pages at once; `input_requests` bounds them.")
+        if not all(isinstance(page, dict) for page in pages):
+            raise error
+        return cast("list[Mapping[str, Any]]", pages)
+
+    async def _ask_about(self, pages: list[Mapping[str, Any]], errand: _Errand, error: RemoteError) -> bool:
+        """Ask about the pages that are new, one after the other; whether there were any. A refusal raises the error."""
+        new = [page for page in pages if str(page.get("url")) not in errand.visited]
+        if new or errand.news.is_set():
+            errand.rounds += 1
+            if errand.rounds > self._limits.rounds:
+                raise InvalidAnswer(
+                    f"{self._link.transport.where} named pages to visit {self._limits.rounds} times in a row; raise "
+                    "the limit `rounds` if that is as it should be."
+                )
+        errand.news.clear()
+        for page in new:
+            errand.visited.add(str(page.get("url")))
+            answer = await self._ask("page", "elicitation/create", {"message": error.message, **page, "mode": "url"})
+            if answer["action"] != "accept":
+                raise error
+        if new:
+            errand.end = asyncio.get_running_loop().time() + self._limits.ask_seconds
+        return bool(new)
+
+    async def _wait(self, errand: _Errand, attempt: int, error: RemoteError) -> None:
+        """Wait until the user is done, or it is time to look whether they are; in all, as long as for any question."""
+        if asyncio.get_running_loop().time() >= errand.end:
+            raise error
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause(attempt)):
+                await errand.news.wait()

@@ -1,0 +1,505 @@
+"""stdio: the server is a child process; one line per message, in and out.
+
+Owns the process: how it is started, what it inherits, what it says on stderr, how it is ended. The child gets
+
+- the command as it is, without a shell (R11), as the leader of a process group of its own, so that nothing it starts
+  outlives the connection (on Windows only the child itself is ended);
+- of the environment the few harmless variables of `default_environment`, and what the user gives. A server has no
+  business with the keys and tokens of whoever starts it; `env={**os.environ}` hands over everything.
+
+It is ended politely at first: its stdin is closed, then SIGTERM, then SIGKILL, `close_seconds` apart (STDIO-11). When
+it ends by itself, the error says how, with its last lines on stderr; whatever else it writes there means nothing
+(STDIO-04).
+
+What a message means is none of its business, and neither is whether a lost child is started anew (`reopen`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import select
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, cast
+
+from weft.client.api.config import CommandTarget
+from weft.client.connection.transport import PipeTransport
+from weft.client.handlers.callbacks import TURN_SECONDS
+from weft.errors import ConnectionFailed
+from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
+
+__all__ = ["StdioTransport", "default_environment"]
+
+log = logging.getLogger("weft.client.stdio")
+
+_IS_WINDOWS: Final = sys.platform == "win32"
+_HARMLESS = (
+    "APPDATA HOMEDRIVE HOMEPATH LOCALAPPDATA PATH PATHEXT PROCESSOR_ARCHITECTURE PROGRAMFILES SYSTEMDRIVE SYSTEMROOT "
+    "TEMP TMP USERNAME USERPROFILE"
+    if _IS_WINDOWS
+    else "HOME LANG LC_ALL LC_CTYPE LOGNAME PATH SHELL TERM TMPDIR TZ USER"
+).split()
+_STDERR_BYTES = 64 * 1024  # what is kept of it: the last
+_LAST_LINES = 10  # of it that go into an error
+_GRACE = 0.5  # from the first sign of the end to the last: what the child said before it died is still in the pipes
+_STEP = 0.02
+_NO_SERVER = " It answered nothing before that: does it start its server, as by `server.run()`?"
+
+
+def default_environment() -> dict[str, str]:
+    """What a child inherits without being given it: where programs and homes are, who the user is, and the language.
+
+    A value that is a shell function (it begins with `()`) is left out.
+    """
+    found = {name: os.environ[name] for name in _HARMLESS if name in os.environ}
+    return {name: value for name, value in found.items() if not value.startswith("()")}
+
+
+class StdioTransport(PipeTransport):
+    """A server that is started, spoken to over its stdin and stdout, and ended.
+
+    `on_stderr` is given each line the child writes to stderr, as it comes; `print` will do. The last 64 KiB are in
+    `stderr` in any case.
+    """
+
+    kind = "stdio"
+
+    def __init__(
+        self,
+        target: CommandTarget,
+        limits: ClientLimits = DEFAULT_CLIENT_LIMITS,
+        *,
+        on_stderr: Callable[[str], Any] | None = None,
+    ) -> None:
+        super().__init__(target.where, limits)
+        self._target = target
+        self._on_stderr = on_stderr
+        self._child: _Child | None = None  # the last one started; kept when it has ended, for what it said
+
+    @property
+    def pid(self) -> int | None:
+        """The process, while it runs."""
+        return None if self._child is None or self._child.has_exited else self._child.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """How the process ended: its exit code, or the number of the signal that ended it as a negative number."""
+        return None if self._child is None else self._child.returncode
+
+    @property
+    def stderr(self) -> str:
+        """The last that the child wrote to stderr."""
+        return "" if self._child is None else self._child.stderr.text
+
+    @property
+    def has_read(self) -> bool:  # type: ignore[override] # pyright: ignore[reportIncompatibleVariableOverride] - nobody sets it
+        """False where the child has ended, and is known to have read nothing of what it was sent."""
+        return self._child is None or not self._child.left_unread
+
+    async def _start(self) -> None:
+        child = self._child = _Child(self, _Stderr(self._on_stderr))
+        command, cwd = self._target.command, self._target.cwd
+        try:
+            await asyncio.get_running_loop().subprocess_exec(
+                lambda: child,
+                *command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd=cwd,
+                env={**default_environment(), **self._target.env},
+                **_OWN_GROUP,
+            )
+        except (OSError, ValueError) as error:
+            self._child = None
+            raise ConnectionFailed(_why_not_started(command, cwd, error)) from error
+        if not self._open:  # closed meanwhile, by one who found nothing to end yet
+            await child.end(self.limits.close_seconds)
+            raise ConnectionFailed(f"The connection to {self.where} was closed.")
+
+    async def _write(self, message: bytes) -> None:
+        child = self._child
+        assert child is not None
+        if not child.pid:
+            raise ConnectionFailed(f"The server `{self.where}` is only being started; try again.")
+        if not child.takes_more.is_set():  # one who gives up meanwhile has sent nothing
+            await child.takes_more.wait()
+        # JSON has newlines only between its tokens, where a space means the same (STDIO-01).
+        child.write(message.replace(b"\n", b" ") + b"\n")
+
+    async def _stop(self) -> None:
+        if self._child is not None:
+            await self._child.end(self.limits.close_seconds)
+
+    # --- what a child calls; one that was replaced since is not listened to any more
+
+    def heard(self, child: _Child, line: bytes) -> None:
+        """A line came."""
+        if child is self._child:
+            self._incoming(line)
+
+    def ended(self, child: _Child, how: str) -> None:
+        """Nothing more will come."""
+        if child is self._child:
+            hint = "" if self._has_answered or child.returncode != 0 else _NO_SERVER
+            self._lost(ConnectionFailed(f"The server `{self.where}` {how}{hint}{child.stderr.last_lines()}"))
+
+
+class _Stderr:
+    """What a child says on the side: the last of it, and each line to whoever wants it."""
+
+    def __init__(self, on_line: Callable[[str], Any] | None) -> None:
+        self._on_line = on_line
+        self._kept = bytearray()
+        self._line = bytearray()
+
+    @property
+    def text(self) -> str:
+        return self._kept.decode("utf-8", "replace")
+
+    def last_lines(self) -> str:
+        """For an error: a sentence with the last lines; nothing where somebody was told them already."""
+        if self._on_line is not None:
+            return ""
+        lines = self.text.rstrip().splitlines()[-_LAST_LINES:]
+        shown = "\n".join(f"  {_printable(line[:500])}" for line in lines)
+        return f" Its last words on stderr:\n{shown}" if shown.strip() else " It wrote nothing to stderr."
+
+    def feed(self, data: bytes) -> None:
+        self._kept += data
+        del self._kept[:-_STDERR_BYTES]
+        if self._on_line is None:
+            return
+        self._line += data
+        *lines, rest = self._line.split(b"\n")
+        if len(rest) > _STDERR_BYTES:  # a line without an end is told in pieces
+            lines, rest = [*lines, rest], bytearray()
+        self._line = rest
+        for line in lines:
+            self._tell(line)
+
+    def finish(self) -> None:
+        """Tell what is left, when there is no more."""
+        if self._line:
+            self._tell(self._line)
+            self._line = bytearray()
+
+    def _tell(self, line: bytearray) -> None:
+        if self._on_line is None:
+            return
+        try:
+            self._on_line(line.decode("utf-8", "replace").removesuffix("\r"))
+        except Exception:
+            log.exception("on_stderr= failed and is not called any more.")
+            self._on_line = None
+
+
+class _Child(asyncio.SubprocessProtocol):
+    """One run of the process. Its callbacks come from the loop; `end` may be called from any task."""
+
+    def __init__(self, owner: StdioTransport, stderr: _Stderr) -> None:
+        self.stderr = stderr
+        self.pid = 0
+        self.returncode: int | None = None
+        self.left_unread = False  # it has ended, and what was sent to it is still in the pipe, or was not even sent
+        self._was_sent = False  # something
+        self._stdin: int | None = None  # the same pipe once more, to look into it when the child is gone
+        self.takes_more = asyncio.Event()  # cleared while the child does not read
+        self.takes_more.set()
+        self._owner = owner
+        self._limit = owner.limits.message_bytes
+        self._rest = bytearray()  # the beginning of a line whose end has not come yet
+        self._open_pipes = {0, 1, 2}
+        self._exited = asyncio.Event()
+        self._disconnected = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_over = False  # the owner knows, or has ended it
+        self._end: asyncio.Task[None] | None = None
+
+    @property
+    def has_exited(self) -> bool:
+        return self._exited.is_set()
+
+    # --- callbacks of the loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._process = cast("asyncio.SubprocessTransport", transport)
+        self.pid = self._process.get_pid()
+        pipe = self._process.get_pipe_transport(0)
+        pipe = None if pipe is None or _IS_WINDOWS else pipe.get_extra_info("pipe")
+        with suppress(ValueError, OSError):  # a child that has ended by now may have taken its stdin with it
+            self._stdin = None if pipe is None else os.dup(pipe.fileno())
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        if fd == 2:
+            self.stderr.feed(data)
+        elif not self._is_over:
+            self._split(data)
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        self._open_pipes.discard(fd)
+        if fd == 0:
+            self.takes_more.set()  # whoever waits to write is told by the end of the child
+        if fd == 2:
+            self.stderr.finish()
+        self._near_the_end()
+
+    def process_exited(self) -> None:
+        self.returncode = self._process.get_returncode()
+        self._exited.set()
+        self._near_the_end()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_stdin()
+        self._disconnected.set()
+
+    def pause_writing(self) -> None:
+        self.takes_more.clear()
+
+    def resume_writing(self) -> None:
+        self.takes_more.set()
+
+    # --- lines
+
+    def write(self, data: bytes) -> None:
+        """Write, unless the pipe is closed: then the end of the child is told in a moment."""
+        pipe = self._process.get_pipe_transport(0)
+        if pipe is not None and not pipe.is_closing():
+            # A child may have ended without the loop's knowing it yet: what is written now goes nowhere.
+            self._was_sent = self._was_sent or self._stdin is None or _has_reader(self._stdin)
+            cast("asyncio.WriteTransport", pipe).write(data)
+
+    def _split(self, data: bytes) -> None:
+        *lines, rest = data.split(b"\n")
+        if lines and self._rest:
+            self._rest += lines[0]
+            lines[0], self._rest = bytes(self._rest), bytearray()
+        self._rest += rest
+        self._take(lines)
+
+    def _take(self, lines: list[bytes]) -> None:
+        """Take the lines that came at once. Where that takes its time, others have their turn in between."""
+        until = time.monotonic() + TURN_SECONDS
+        for number, line in enumerate(lines, 1):
+            if len(line) > self._limit:
+                self._too_long()
+                return
+            if line and not line.isspace():
+                self._owner.heard(self, line)
+            if time.monotonic() > until and number < len(lines):
+                self._read_on(later=True)
+                asyncio.get_running_loop().call_soon(self._take_rest, lines[number:])
+                return
+        if len(self._rest) > self._limit:
+            self._too_long()
+
+    def _take_rest(self, lines: list[bytes]) -> None:
+        if not self._is_over:
+            self._read_on()
+            self._take(lines)
+
+    def _read_on(self, *, later: bool = False) -> None:
+        """Read from the child, or not until the lines are taken that are here."""
+        pipe = cast("asyncio.ReadTransport | None", self._process.get_pipe_transport(1))
+        if pipe is not None and not pipe.is_closing():
+            pipe.pause_reading() if later else pipe.resume_reading()
+
+    def _too_long(self) -> None:
+        self._rest = bytearray()
+        pipe = self._process.get_pipe_transport(1)
+        if pipe is not None:
+            pipe.close()
+        self._over(
+            f"sent a line of more than {self._limit:,} bytes, so the connection was ended; if such answers are "
+            "expected, raise ClientLimits(message_bytes=...)."
+        )
+
+    # --- the end, by itself
+
+    def _near_the_end(self) -> None:
+        """A pipe is closed, or the process is gone: the rest follows within the grace, or never."""
+        if self._is_over or (not self.has_exited and {0, 1} <= self._open_pipes):
+            return
+        if self.has_exited and not {1, 2} & self._open_pipes:
+            self._gone()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_GRACE, self._gone)
+
+    def _gone(self) -> None:
+        if self.has_exited:
+            self.left_unread = not self._was_sent or (self._stdin is not None and _has_unread(self._stdin))
+            _signal_group(self.pid, _KILL)  # what it started and left behind
+            self._over(f"{_how(self.returncode)}.")
+        else:
+            self._over("closed its end of the connection without exiting.")
+
+    def _over(self, how: str) -> None:
+        if not self._is_over:
+            self._set_over()
+            self._owner.ended(self, how)
+
+    def _forget_stdin(self) -> None:
+        if self._stdin is not None:
+            os.close(self._stdin)
+            self._stdin = None
+
+    def _set_over(self) -> None:
+        self._is_over = True
+        self._forget_stdin()  # a child sees the end of its stdin only when nobody has it any more
+        self.takes_more.set()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # --- the end, on demand
+
+    async def end(self, seconds: float) -> None:
+        """End the process and all it started. One who gives up waiting for that does not stop it."""
+        if not self.pid:
+            return  # it is only being started
+        if self._end is None:
+            self._end = asyncio.create_task(self._ending(seconds), name="weft-stdio-end")
+        await asyncio.shield(self._end)
+
+    async def _ending(self, seconds: float) -> None:
+        was_running = not self.has_exited
+        self._set_over()
+        try:
+            stdin = self._process.get_pipe_transport(0)
+            if stdin is not None:
+                stdin.close()
+            if not await _within(seconds, self._exited):
+                log.info("%s did not end when its stdin was closed; it is sent SIGTERM.", self._owner.where)
+                self._signal(_TERM)
+                if not await _within(seconds, self._exited):
+                    log.warning("%s did not end when it was told to; it is killed.", self._owner.where)
+                    self._signal(_KILL)
+                    await _within(seconds, self._exited)
+            if was_running:
+                await _end_group(self.pid, seconds)
+        finally:
+            if was_running:
+                _signal_group(self.pid, _KILL)
+            self._process.close()
+        await _within(seconds, self._disconnected)
+
+    def _signal(self, number: int) -> None:
+        if _IS_WINDOWS:
+            with suppress(ProcessLookupError):
+                self._process.terminate()
+        else:
+            _signal_group(self.pid, number)
+
+
+_TERM = int(signal.SIGTERM)
+_KILL = int(getattr(signal, "SIGKILL", signal.SIGTERM))
+_OWN_GROUP: Mapping[str, Any] = (
+    {"creationflags": getattr(subprocess, "CREATE_NO_WINDOW", 0)} if _IS_WINDOWS else {"start_new_session": True}
+)
+
+
+def _has_reader(stdin: int) -> bool:
+    """Whether the other end of a pipe, or pair of sockets, is still open."""
+    poll = select.poll()
+    poll.register(stdin, 0)
+    return not poll.poll(0)  # its end and its failure are told always
+
+
+def _has_unread(stdin: int) -> bool:
+    """Whether something is left in a pipe, or pair of sockets, that nobody reads any more; False where unknown."""
+    try:
+        if stat.S_ISSOCK(os.fstat(stdin).st_mode):
+            with socket.socket(fileno=os.dup(stdin)) as pair:  # closed with something unread, it is a reset
+                return pair.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET
+        import fcntl
+        import termios
+
+        return int.from_bytes(fcntl.ioctl(stdin, termios.FIONREAD, bytes(4)), sys.byteorder) > 0
+    except (OSError, ImportError):
+        return False
+
+
+def _signal_group(group: int, number: int) -> bool:
+    """Signal every process of a group; whether there is one left to be signalled."""
+    if _IS_WINDOWS or not group:  # 0 would be our own
+        return False
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):  # macOS says the latter of a group that has only zombies
+        return False
+    return True
+
+
+async def _end_group(group: int, seconds: float) -> None:
+    """Let those that the process left behind end in peace, for a while."""
+    patience = asyncio.get_running_loop().time() + seconds
+    is_there = _signal_group(group, _TERM)
+    while is_there and asyncio.get_running_loop().time() < patience:
+        await asyncio.sleep(_STEP)
+        is_there = _signal_group(group, 0)
+
+
+async def _within(seconds: float, event: asyncio.Event) -> bool:
+    with suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
+    return event.is_set()
+
+
+# --- sentences
+
+
+def _how(returncode: int | None) -> str:
+    if returncode is not None and returncode < 0:
+        try:
+            return f"was ended by {signal.Signals(-returncode).name}"
+        except ValueError:
+            return f"was ended by the signal {-returncode}"
+    return f"ended with the exit code {returncode}"
+
+
+def _why_not_started(command: tuple[str, ...], cwd: str | None, error: OSError | ValueError) -> str:
+    program = command[0]
+    began = f"The server {program!r} cannot be started:"
+    if cwd is not None and not Path(cwd).is_dir():
+        return f"{began} there is no folder {cwd!r} to start it in; correct cwd."
+    if isinstance(error, FileNotFoundError):
+        return f"{began} {_not_found(program)}"
+    if isinstance(error, PermissionError):
+        return f"{began} the file is not executable; {_by_interpreter(program) or f'run chmod +x {program}'}."
+    if isinstance(error, OSError) and error.errno == errno.ENOEXEC:
+        return (
+            f"{began} the file is no program; {_by_interpreter(program) or 'give it a first line such as #!/bin/sh'}."
+        )
+    return f"{began} {error}."
+
+
+def _not_found(program: str) -> str:
+    if any(char.isspace() for char in program.strip()):
+        words = program.split()
+        return f"there is no such program; write the arguments apart from it: {words!r}."
+    if interpreter := _by_interpreter(program):
+        return f"there is no such program; {interpreter}, with the path of the file."
+    if os.sep in program:
+        return "there is no such file, or the interpreter that its first line names is missing; check the path."
+    if program.endswith(".json"):
+        return f"it is no program; weft.client.api.config.read_config({program!r}) has the servers of a configuration."
+    return "there is no such program on the PATH; install it, or give its full path."
+
+
+def _by_interpreter(program: str) -> str | None:
+    interpreters = {".py": sys.executable or "python", ".js": "node", ".mjs": "node", ".ts": "tsx", ".sh": "sh"}
+    interpreter = interpreters.get(Path(program).suffix)
+    return None if interpreter is None else f"start it as [{interpreter!r}, {program!r}]"
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() or char == "\t" else "?" for char in text)

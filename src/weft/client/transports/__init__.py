@@ -1,1 +1,0 @@
-"""How messages travel between a client and its server: one module each."""

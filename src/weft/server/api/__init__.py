@@ -1,0 +1,1 @@
+"""What programs use of the server: `Server`, extensions, the lifespan."""

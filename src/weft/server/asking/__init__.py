@@ -1,0 +1,1 @@
+"""Give handlers their Context, and carry their questions to the client and the answers back."""

@@ -1,0 +1,518 @@
+"""Context: what a handler touches. One per call, shared by middleware and handler."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from functools import lru_cache, wraps
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast, get_args, overload
+
+import msgspec
+
+from weft.errors import InvalidParams, UsageError
+from weft.jsonrpc import encode_notification
+from weft.net.logs import Seldom
+from weft.server.asking import asks
+from weft.server.asking.asks import Elicitation
+from weft.server.calls.call import Call
+from weft.server.calls.connection import Connection, declared
+from weft.server.diagnostics.source_location import caller
+from weft.server.features.content import Unserialisable, to_json_text
+from weft.types.base import Implementation, LogLevel, RequestId
+from weft.types.interaction import CreateMessageResult, ListenParams, Root, SamplingMessage
+from weft.types.lifecycle import ClientCapabilities, LogMessageParams, ProgressParams
+
+if TYPE_CHECKING:
+    from weft.server.api.server import Server
+
+__all__ = ["Context", "TokenInfo"]
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+Ask = TypeVar("Ask", bound=Callable[..., Coroutine[Any, Any, Any]])
+
+_server_log = logging.getLogger("weft.context")
+_seldom = Seldom(_server_log)  # for what clients can cause at will
+
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+_NONE: Mapping[str, Any] = MappingProxyType({})
+_LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)
+_TOO_FAST = (
+    "%s logs more than %d messages a second to its client; the rest is dropped. Log less, or raise "
+    "Limits(log_messages_per_second=...)."
+)
+
+
+class TokenInfo(msgspec.Struct, frozen=True):
+    """Who is calling, as whoever verified it says: the subject, and where they are known, its issuer and client."""
+
+    subject: str
+    client_id: str | None = None
+    scopes: frozenset[str] = frozenset()
+    claims: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    issuer: str | None = None  # the claim `iss` if not said
+
+    def __post_init__(self) -> None:
+        if type(self.scopes) is not frozenset:
+            msgspec.structs.force_setattr(self, "scopes", _as_set(self.scopes))
+
+    @property
+    def principal(self) -> str:
+        """One name for all of it. The same subject of another issuer is somebody else, and so is another client's."""
+        pieces = (self.issuer or self.claims.get("iss"), self.client_id, self.subject)
+        return "".join("-" if piece is None else f"{len(str(piece))}:{piece}" for piece in pieces)
+
+
+def _as_set(scopes: object) -> frozenset[str]:
+    """Scopes, in whatever they came: who makes a TokenInfo may be untyped, and used to lists."""
+    if isinstance(scopes, list | tuple | set | frozenset):
+        listed = list(cast("Iterable[object]", scopes))
+        found = [scope for scope in listed if isinstance(scope, str)]
+        if len(found) == len(listed):
+            return frozenset(found)
+    raise UsageError(f"TokenInfo(scopes={scopes!r}) is not possible: give a set of texts, such as {{'read'}}.")
+
+
+def _question(ask: Ask) -> Ask:
+    """Note what a handler asks: without `await` it is never asked, and would count as a yes in `if ctx.elicit(...)`."""
+
+    @wraps(ask)
+    def noted(self: Context, *args: Any, **options: Any) -> Any:
+        question = ask(self, *args, **options)
+        call = self._call  # pyright: ignore[reportPrivateUsage] - of the class that this is for
+        call.questions = [*(call.questions or ()), (question, f"ctx.{ask.__name__}(...)", caller())]
+        return question
+
+    return cast("Ask", noted)
+
+
+class Context:
+    """What a handler knows of its call, and can do besides answering it.
+
+    Annotate a parameter with `Context`, anywhere in the signature, and it is given:
+
+    >>> from weft import Context, Server
+    >>> server = Server("example")
+    >>> @server.tool
+    ... async def count(ctx: Context, to: int) -> str:
+    ...     for step in range(to):
+    ...         await ctx.report_progress(step + 1, to)
+    ...     return f"Counted to {to}."
+    """
+
+    __slots__ = ("_call", "_loop", "_progress", "_state")
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._loop = _loop_here()
+        self._progress: float | None = None  # the last progress told: the next must be more (PROG-03)
+        self._state: dict[str, Any] | None = None
+
+    # What the call is.
+
+    @property
+    def method(self) -> str:
+        """The method, such as `tools/call`."""
+        return self._call.method
+
+    @property
+    def params(self) -> Any:
+        """The params, decoded; a struct of `weft.types`. What middleware changes in them reaches the handler."""
+        self._call.params_seen = True
+        return self._call.envelope.params
+
+    @property
+    def request_id(self) -> RequestId:
+        """The id the client gave the request."""
+        return self._call.id
+
+    @property
+    def server(self) -> Server:
+        """The server that serves the call."""
+        return self._call.server
+
+    @property
+    def lifespan(self) -> Any:
+        """What the server's lifespan yielded."""
+        return self._call.server.lifespan.value
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Scratch space of this call, shared by middleware and handler."""
+        if self._state is None:
+            self._state = {}
+        return self._state
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The HTTP headers, read-only, credentials left out; empty where there are none."""
+        return _NO_HEADERS if self._call.headers is None else self._call.headers.mapping()
+
+    # Who sent it.
+
+    @property
+    def token_info(self) -> TokenInfo | None:
+        """Who is calling, where that was verified before the call came here; else None."""
+        return self._call.token_info
+
+    @property
+    def connection(self) -> Connection:
+        """The facts about the peer, and the channel to it."""
+        return self._call.connection
+
+    @property
+    def connection_id(self) -> str:
+        """Names the connection: its session, or without one this call alone, so that it differs with every call.
+
+        To find something again with the next call, use `session_id`, which is then None.
+        """
+        return self._call.connection.connection_id
+
+    @property
+    def session_id(self) -> str | None:
+        """Names the session that the call belongs to, the same for all of its calls; None where there is no session."""
+        return None if self._call.session is None else self._call.connection.connection_id
+
+    @property
+    def protocol_version(self) -> str:
+        """The revision of the protocol this call speaks."""
+        return self._call.envelope.revision.version
+
+    @property
+    def is_stateless(self) -> bool:
+        """Whether the call stands alone: no session before or after it."""
+        return self._call.era.is_stateless
+
+    @property
+    def client_info(self) -> Implementation | None:
+        """Name and version of the client, if it said so. Not proof of anything."""
+        return self._call.envelope.client_info
+
+    @property
+    def client_capabilities(self) -> ClientCapabilities:
+        """What the client declared for this call."""
+        return self._call.envelope.client_capabilities
+
+    def client_supports(self, capability: str) -> bool:
+        """Whether the client declared a capability, named by its path.
+
+        `"elicitation"`, `"elicitation.url"`, `"sampling.tools"`, `"roots"`, `"extensions.com.example/thing"`.
+        """
+        head, _, rest = capability.partition(".")
+        part: Any = declared(self.client_capabilities).get(head)
+        if part is not None and rest:
+            part = part.get(rest)
+        return part is not None and part is not False
+
+    # How it goes on.
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the client gave the call up. Async handlers are stopped by cancellation; plain ones look here."""
+        return self._call.cancellation.cancelled
+
+    @property
+    def _is_silent(self) -> bool:
+        """Given up, or a listen stream: that carries changes only, whatever middleware has to tell (HTTP-18)."""
+        return self.cancelled or isinstance(self._call.envelope.params, ListenParams)
+
+    async def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
+        """Tell how far the call has come. Nothing is sent if the client gave no token, or if it is no progress.
+
+        Nor is what comes faster than `Limits.progress_per_second`, unless it reaches the total.
+        """
+        for name, number in (("progress", progress), ("total", total)):
+            if number is not None and not math.isfinite(number):
+                raise UsageError(
+                    f"report_progress({name}={number}) is not possible: JSON has no such number. Give a finite one."
+                )
+        token = self._call.envelope.progress_token
+        if token is None or self._is_silent or (self._progress is not None and progress <= self._progress):
+            return
+        if not self._call.progress_pace.allows(urgent=total is not None and progress >= total):
+            return
+        self._progress = progress
+        if self._call.reply.answered:  # PROG-06
+            _warn_of_late(self._call.described, "tells of its progress")
+            return
+        params = ProgressParams(progress_token=token, progress=progress, total=total, message=message)
+        fitting = self._call.era.notice(params, self._call.envelope.revision)
+        await self._call.reply.notify(encode_notification("notifications/progress", fitting))
+
+    async def log(self, level: LogLevel, data: Any, *, logger: str | None = None) -> None:
+        """Send a log message to the client, if it asked for messages of this level.
+
+        `data` is anything that a tool may return as JSON: text, numbers, dictionaries, dataclasses, pydantic models;
+        a `SecretStr` in it is not shown. `logger` is the server's name if not said. What comes faster than
+        `Limits.log_messages_per_second` is dropped, and the next message that is not is preceded by how many were.
+        """
+        if level not in _LEVELS:  # told also when nobody listens, or the mistake would show with the first who does
+            raise UsageError(f"There is no log level {level!r}; the levels are {', '.join(_LEVELS)}.")
+        call = self._call
+        if not call.era.may_log(level, call.envelope.log_level) or self._is_silent:
+            return
+        shown, pace = _log_data(data), call.log_pace
+        if not pace.allows():
+            if pace.dropped == 1:
+                _seldom.warning(
+                    _TOO_FAST, call.described, call.server.limits.log_messages_per_second, about=call.described
+                )
+            return
+        if pace.untold:
+            dropped, pace.untold = pace.untold, 0
+            await self._send_log(level, _log_data(f"Messages dropped, too many in a second: {dropped}."), None)
+        await self._send_log(level, shown, logger)
+
+    async def _send_log(self, level: LogLevel, data: msgspec.Raw, logger: str | None) -> None:
+        call = self._call
+        params = LogMessageParams(level=level, data=data, logger=logger or call.server.name)
+        if not call.reply.answered:
+            await call.reply.notify(encode_notification("notifications/message", params))
+        elif call.session is not None and call.connection.outbound.is_heard:  # L11-10: where no request has to be open
+            await call.connection.notify("notifications/message", cast("Any", params))
+        else:  # LOG-04
+            _warn_of_late(call.described, "has a log message")
+
+    async def debug(self, data: Any, *, logger: str | None = None) -> None:
+        """Log at level debug."""
+        await self.log("debug", data, logger=logger)
+
+    async def info(self, data: Any, *, logger: str | None = None) -> None:
+        """Log at level info."""
+        await self.log("info", data, logger=logger)
+
+    async def notice(self, data: Any, *, logger: str | None = None) -> None:
+        """Log at level notice."""
+        await self.log("notice", data, logger=logger)
+
+    async def warning(self, data: Any, *, logger: str | None = None) -> None:
+        """Log at level warning."""
+        await self.log("warning", data, logger=logger)
+
+    async def error(self, data: Any, *, logger: str | None = None) -> None:
+        """Log at level error."""
+        await self.log("error", data, logger=logger)
+
+    async def critical(self, data: Any, *, logger: str | None = None) -> None:
+        """Log at level critical."""
+        await self.log("critical", data, logger=logger)
+
+    async def alert(self, data: Any, *, logger: str | None = None) -> None:
+        """Log at level alert."""
+        await self.log("alert", data, logger=logger)
+
+    async def emergency(self, data: Any, *, logger: str | None = None) -> None:
+        """Log at level emergency."""
+        await self.log("emergency", data, logger=logger)
+
+    async def close_stream(self, retry_seconds: float = 1.0) -> None:
+        """Let the client go and come back in a while for what follows: a call that takes long need not hold a line.
+
+        Only clients of one revision do that, over HTTP; for all others nothing happens.
+        """
+        if not 0 <= retry_seconds <= 3600:
+            raise UsageError(f"close_stream({retry_seconds!r}) is not possible: give seconds, an hour at most.")
+        if not self.cancelled:
+            await self._call.reply.close_stream(retry_seconds)
+
+    def wait(self, awaitable: Awaitable[T]) -> T:
+        """From a plain function: do something of this context and wait for it.
+
+        `ctx.wait(ctx.report_progress(1, 3))`. An async function awaits it instead.
+        """
+        if _running_loop() is self._loop:  # waiting here would stop the loop that is to do it
+            if isinstance(awaitable, Coroutine):
+                awaitable.close()
+            raise UsageError("ctx.wait(...) is for plain functions; in an async function write `await ...` instead.")
+        if self._call.replay is None:
+            return asyncio.run_coroutine_threadsafe(_as_coroutine(awaitable), self._loop).result()
+        with self._call.replay.waiting(awaitable, caller()):
+            return asyncio.run_coroutine_threadsafe(_as_coroutine(awaitable), self._loop).result()
+
+    # What the user, or the client's model, is asked.
+
+    @overload
+    async def elicit(self, message: str, schema: type[T], *, key: str | None = None) -> Elicitation[T]: ...
+    @overload
+    async def elicit(
+        self, message: str, schema: Mapping[str, Any], *, key: str | None = None
+    ) -> Elicitation[dict[str, Any]]: ...
+    @_question
+    async def elicit(
+        self, message: str, schema: type[Any] | Mapping[str, Any], *, key: str | None = None
+    ) -> Elicitation[Any]:
+        """Ask the user to fill in a form: a flat model, or a flat JSON Schema.
+
+        In the stateless era nothing waits for the answer: the call ends here, and **the handler runs again from the
+        top** when the client calls again with it. What stands before the question then happens again; do it through
+        `once` if it must not.
+
+        `answer.value` is there after `if answer.action == "accept"`, or `case AcceptedElicitation(value)`.
+        """
+        return await asks.elicit(self._call, message, schema, key)
+
+    @_question
+    async def elicit_url(self, message: str, url: str, *, key: str | None = None) -> Elicitation[None]:
+        """Ask the user to visit a page. Accepted means consent, not that anything is done there."""
+        return await asks.elicit_url(self._call, message, url, key)
+
+    async def notify_complete(self, page: str) -> None:
+        """The user is done at the page that `ask_url(..., id=page)` asked to visit, in this call or an earlier one.
+
+        The client is told where there is a message for that. Beside the calls, `connection.notify_complete` does it.
+        """
+        await asks.notify_complete(self._call, page)
+
+    @_question
+    async def sample(
+        self,
+        messages: str | list[SamplingMessage],
+        *,
+        max_tokens: int,
+        system_prompt: str | None = None,
+        key: str | None = None,
+        **options: Any,
+    ) -> CreateMessageResult:
+        """Ask the client's model. `options` are the other fields of `CreateMessageParams`."""
+        request = asks.ask_model(messages, max_tokens=max_tokens, system_prompt=system_prompt, **options)
+        return await asks.sample(self._call, request, key)
+
+    @_question
+    async def sample_raw(self, params: Mapping[str, Any], *, key: str | None = None) -> dict[str, Any]:
+        """Ask the client's model with params as they stand on the wire; the answer as it stands there."""
+        answer = await asks.sample(self._call, asks.ask_model_raw(params), key)
+        return cast("dict[str, Any]", msgspec.to_builtins(answer))
+
+    @_question
+    async def list_roots(self, *, key: str | None = None) -> list[Root]:
+        """Ask the client for its roots."""
+        return await asks.list_roots(self._call, key)
+
+    @overload
+    async def once(self, key: str, fn: Callable[..., Any], *args: Any, type: type[T]) -> T: ...
+    @overload
+    async def once(self, key: str, fn: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts) -> T: ...
+    @overload
+    async def once(self, key: str, fn: Callable[[*Ts], T], *args: *Ts) -> T: ...
+    @_question  # type: ignore[misc]  # mypy does not see that *args takes any *Ts
+    async def once(self, key: str, fn: Callable[..., Any], *args: Any, type: Any = None) -> Any:
+        """Call `fn(*args)` once per logical call, however often the handler runs: charge a card, draw a number.
+
+        A handler that asks runs from the top again when the answer comes. What `fn` returned the first time is kept
+        under `key` and returned the next times; it must be JSON, or of the type that `fn` says it returns (or `type`).
+        """
+        asks.check_key(key, f"ctx.once({key!r}, ...)")
+        if not callable(fn):
+            if isinstance(fn, Coroutine):
+                fn.close()  # or Python complains of it, too
+            raise UsageError(
+                f"ctx.once({key!r}, ...) got what a function returned, and not the function, so it cannot tell whether "
+                f"to call it. Give both apart: ctx.once({key!r}, fn, argument)."
+            )
+        return await self._call.asker.once(key, fn, args, type)
+
+    # The answers of an earlier round, for handlers that return `InputRequired` themselves.
+
+    @property
+    def input_responses(self) -> Mapping[str, Any]:
+        """The answers so far, by the keys of the questions."""
+        answers = self._answers
+        return MappingProxyType({key: msgspec.json.decode(raw) for key, raw in answers.items()}) if answers else _NONE
+
+    def has_input_response(self, key: str) -> bool:
+        """Whether there is an answer for `key`."""
+        return key in self._answers
+
+    def input_response(self, key: str, type: type[T]) -> T:
+        """The answer for `key`, read as `type`. `InvalidParams` for an answer that is not there or does not fit."""
+        if key not in self._answers:
+            raise InvalidParams(f"Invalid params: `inputResponses` has no {key!r}.")
+        try:
+            return _read(bytes(self._answers[key]), type)
+        except ValueError:
+            fault = f"`inputResponses[{key!r}]` does not have the expected shape."
+            raise self._call.asker.unfit(fault) from None
+
+    @property
+    def is_retry(self) -> bool:
+        """Whether this call goes on with an earlier one, whose questions it answers."""
+        return self._call.asked is not None and self._call.asked.is_retry
+
+    @property
+    def request_state(self) -> Any:
+        """The state that an earlier round returned with `InputRequired`, opened; None if there is none."""
+        state = None if self._call.asked is None else self._call.asked.state
+        return None if state is None else msgspec.json.decode(state)
+
+    def request_state_as(self, type: type[T]) -> T | None:
+        """The same, read as `type`."""
+        state = None if self._call.asked is None else self._call.asked.state
+        try:
+            return None if state is None else _read(bytes(state), type)
+        except ValueError:
+            raise InvalidParams("Invalid params: `requestState` does not have the expected shape.") from None
+
+    @property
+    def _answers(self) -> Mapping[str, msgspec.Raw]:
+        return _NONE if self._call.asked is None else self._call.asked.answers
+
+
+def _read(data: bytes, type: type[T]) -> T:
+    """JSON as `type`. ValueError where it does not have its shape."""
+    if isinstance(type, msgspec.StructMeta):
+        return msgspec.json.decode(data, type=type)
+    from pydantic import TypeAdapter  # here, because most servers start sooner without it
+
+    return TypeAdapter(type).validate_json(data)
+
+
+@lru_cache(maxsize=512)  # so that it is said once of a handler, however often that is called
+def _warn_of_late(described: str, what: str) -> None:
+    _server_log.warning(
+        "%s %s for its client after the answer is sent. It is dropped: nothing that belongs to a call follows its "
+        "answer. Tell it before the handler returns, and await what runs beside it.",
+        described,
+        what,
+    )
+
+
+Call.context_type = Context
+
+
+def _log_data(data: Any) -> msgspec.Raw:
+    try:
+        return msgspec.Raw(to_json_text(data).encode())
+    except Unserialisable as error:
+        raise UsageError(str(error).replace("The returned", "The logged", 1)) from None
+
+
+class _Here(threading.local):
+    """What belongs to one thread."""
+
+    loop: asyncio.AbstractEventLoop | None = None  # the one that ran when last asked
+
+
+_here = _Here()
+
+
+def _loop_here() -> asyncio.AbstractEventLoop:
+    """The running loop. `asyncio.get_running_loop` asks the system for the process with each call, in Python 3.11."""
+    loop = _here.loop
+    if loop is None or not loop.is_running():  # a thread has one running loop at a time: if this one runs, it is that
+        loop = _here.loop = asyncio.get_running_loop()
+    return loop
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:  # a worker thread has none
+        return None
+
+
+async def _as_coroutine(awaitable: Awaitable[T]) -> T:
+    return await awaitable

@@ -1,0 +1,211 @@
+"""Tokens that are JWTs: the signature, the issuer, the audience and the time, checked here without asking anybody.
+
+Tokens whose meaning only the authorization server knows: it is asked (RFC 7662).
+
+Tokens written down beforehand: for development and for machines that have nothing better.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import math
+import re
+from collections.abc import Mapping, Sequence
+from copy import copy
+from typing import Any
+from urllib.parse import quote
+
+from weft.errors import UsageError
+from weft.net.fetch import FetchFailed, fetch_json
+from weft.net.urls import check_url
+from weft.server.asking.context import TokenInfo
+from weft.server.auth.keys import DEFAULT_ALGORITHMS, KeysGiven, check_algorithms, make_key_set, read_signed
+from weft.server.auth.tokens import LEEWAY, TokenRefused, VerifierFailed, check_claims, info_of, read_audience
+from weft.server.diagnostics.source_location import caller
+
+__all__ = ["IntrospectionVerifier", "JwtVerifier", "StaticTokens"]
+
+_ACCESS_TOKEN = "access token", frozenset({"jwt", "at+jwt", "application/at+jwt"})  # RFC 9068
+
+
+class JwtVerifier:
+    """Verifies JWTs that one issuer signed.
+
+    Give the URL of its keys, or the keys themselves (a JWK set, a list of JWKs, one public key in PEM). `exp` is
+    required in every token; `audience` is the resource, unless the issuer names it in another way.
+
+    >>> JwtVerifier("https://auth.example.com/jwks", issuer="https://auth.example.com")
+    <JwtVerifier of 'https://auth.example.com'>
+    """
+
+    cache_seconds = math.inf  # until the token expires: a signature stays what it is
+
+    def __init__(
+        self,
+        jwks_uri: str | None = None,
+        *,
+        issuer: str,
+        keys: KeysGiven | None = None,
+        algorithms: Sequence[str] = DEFAULT_ALGORITHMS,
+        audience: str | Sequence[str] | None = None,
+        leeway: float = LEEWAY,
+    ) -> None:
+        if not 0 <= leeway <= 300:
+            raise UsageError(f"leeway={leeway!r} is not possible: clocks differ by seconds; give 0 to 300.")
+        self.issuer = issuer
+        self.algorithms = check_algorithms(algorithms)
+        self.audience = read_audience(audience)
+        self.leeway = leeway
+        self._keys = make_key_set("A JwtVerifier needs either the URL of the keys", jwks_uri, keys, self.algorithms)
+
+    def __repr__(self) -> str:
+        return f"<JwtVerifier of {self.issuer!r}>"
+
+    def bind(self, audiences: Sequence[str]) -> JwtVerifier:
+        """The same for tokens of these audiences, unless others were named. So one may serve several resources."""
+        bound = copy(self)
+        bound.audience = self.audience or tuple(audiences)
+        return bound
+
+    async def __call__(self, token: str) -> TokenInfo | None:
+        """Who bears the token. `TokenRefused` where it is not good."""
+        if not self.audience:
+            raise UsageError("A JwtVerifier on its own needs audience=: for whom are the tokens that it accepts?")
+        claims = await read_signed(
+            token,
+            self._keys,
+            kind=_ACCESS_TOKEN,
+            algorithms=self.algorithms,
+            issuer=self.issuer,
+            audiences=self.audience,
+            leeway=self.leeway,
+        )
+        return info_of(claims)
+
+
+_AT_ONCE = 32  # questions to the authorization server; more wait
+
+_MOST_WAITING = 512
+
+
+class IntrospectionVerifier:
+    """Asks the authorization server about a token, as the client `client_id`.
+
+    An answer is used for `cache_seconds`: for so long may a token that was revoked still be good. The answer must name
+    its audience, or it could be meant for anybody; the resource is the one expected, unless `audience` says otherwise.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        client_id: str,
+        client_secret: str,
+        issuer: str | None = None,
+        audience: str | Sequence[str] | None = None,
+        cache_seconds: float = 60.0,
+        leeway: float = LEEWAY,
+    ) -> None:
+        check_url(url, "The URL of the introspection")
+        if not client_id or not client_secret:
+            raise UsageError("Introspection needs client_id= and client_secret=, by which this server is known there.")
+        self.url = url
+        self.issuer = issuer
+        self.audience = read_audience(audience)
+        self.cache_seconds = cache_seconds
+        self.leeway = leeway
+        pair = f"{quote(client_id, safe='')}:{quote(client_secret, safe='')}"  # RFC 6749, 2.3.1
+        self._credentials = "Basic " + base64.b64encode(pair.encode()).decode()
+        self._at_once = asyncio.Semaphore(_AT_ONCE)
+        self._waiting = 0
+
+    def __repr__(self) -> str:
+        return f"<IntrospectionVerifier at {self.url!r}>"  # never the secret
+
+    def bind(self, audiences: Sequence[str]) -> IntrospectionVerifier:
+        """The same for tokens of these audiences, unless others were named. So one may serve several resources."""
+        bound = copy(self)
+        bound.audience = self.audience or tuple(audiences)
+        return bound
+
+    async def __call__(self, token: str) -> TokenInfo | None:
+        """Who bears the token. `TokenRefused` or None where it is not good."""
+        if not self.audience:
+            raise UsageError("An IntrospectionVerifier on its own needs audience=: for whom are the tokens?")
+        claims = await self._ask(token)
+        if claims.get("active") is not True:
+            return None
+        if self.issuer is not None and claims.get("iss", self.issuer) != self.issuer:
+            raise TokenRefused("The token was issued by another authorization server.")
+        if claims.get("aud") is None:
+            raise TokenRefused("The token does not say for which resource it was issued.")
+        check_claims(claims, audiences=self.audience, leeway=self.leeway)
+        return info_of({"iss": self.issuer, **claims} if self.issuer else claims)
+
+    async def _ask(self, token: str) -> dict[str, Any]:
+        if self._waiting >= _MOST_WAITING:  # anybody can send tokens to be asked about
+            raise VerifierFailed("Too many tokens are being asked about at the moment.")
+        self._waiting += 1
+        try:
+            async with self._at_once:
+                form = {"token": token, "token_type_hint": "access_token"}
+                return await fetch_json(self.url, form=form, headers={"Authorization": self._credentials})
+        except FetchFailed as error:
+            raise VerifierFailed(str(error)) from None
+        finally:
+            self._waiting -= 1
+
+
+_LEAST = 8
+
+_SENDABLE = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # RFC 6750, 2.1
+
+_MAKE_ONE = 'Make one with: python -c "import secrets; print(secrets.token_urlsafe(32))"'
+
+
+class StaticTokens:
+    """Knows a few tokens by heart, and whose each is.
+
+    >>> StaticTokens({"a-long-random-text": TokenInfo("ann"), "another-one": "bob"})
+    <StaticTokens: 2>
+    """
+
+    cache_seconds = 0.0  # there is nothing to spare
+
+    def __init__(self, tokens: Mapping[str, TokenInfo | str]) -> None:
+        if not tokens:
+            raise UsageError(
+                f"StaticTokens without a token ({caller()}) refuse every caller: give a dictionary from tokens to "
+                "TokenInfo."
+            )
+        if any(len(token) < _LEAST for token in tokens):
+            raise UsageError(
+                f"StaticTokens got a token of less than {_LEAST} characters ({caller()}), which is soon guessed. "
+                f"{_MAKE_ONE}"
+            )
+        if not all(_SENDABLE.fullmatch(token) for token in tokens):
+            raise UsageError(
+                f"StaticTokens got a token that no client can send ({caller()}): one has letters, digits and -._~+/ "
+                f"only, no spaces, and = at its end only. {_MAKE_ONE}"
+            )
+        self._known = [
+            (_digest(token), TokenInfo(whose) if isinstance(whose, str) else whose) for token, whose in tokens.items()
+        ]
+
+    def __repr__(self) -> str:
+        return f"<StaticTokens: {len(self._known)}>"  # never a token
+
+    async def __call__(self, token: str) -> TokenInfo | None:
+        """Whose a token is."""
+        digest, found = _digest(token), None
+        for known, info in self._known:  # all of them, each in constant time: how long it takes tells nothing
+            if hmac.compare_digest(known, digest):
+                found = info
+        return found
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()

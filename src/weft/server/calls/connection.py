@@ -1,0 +1,373 @@
+"""Connection: the facts about one peer, and the channel to it.
+
+A Context always has a Connection, in both eras. In the stateless era it is built from the request's own envelope, is
+ready at birth and ends with the request; in the session era it is built before the handshake and lives as long as the
+session. Nothing here knows which: the two factories differ only in what they fill in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import msgspec
+
+from weft.errors import NoBackChannelError, ProtocolError, QuestionFailed
+from weft.protocol.schema import is_array, is_object
+from weft.types.base import Implementation, LogLevel, RequestId
+from weft.types.interaction import ListRootsResult, Root
+from weft.types.lifecycle import ClientCapabilities, ElicitationCapability
+
+if TYPE_CHECKING:
+    from weft.server.calls.pending import OnProgress
+
+__all__ = ["COMPLETE", "NO_CHANNEL", "Cancellation", "Connection", "NoChannel", "Outbound", "declared"]
+
+log = logging.getLogger("weft.connection")
+
+T = TypeVar("T")
+
+COMPLETE = "notifications/elicitation/complete"  # L11-40
+
+_NO_CAPABILITIES = ClientCapabilities()
+
+
+class Outbound(Protocol):
+    """Where messages go that the server sends on its own."""
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether the client reads what is sent there, or has done so once and may come back for it."""
+        ...
+
+    async def send_raw_request(
+        self,
+        method: str,
+        params: Mapping[str, Any] | None,
+        *,
+        timeout: float | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Any:
+        """Send a request and wait for its result."""
+        ...
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
+        """Send a notification."""
+        ...
+
+
+class NoChannel:
+    """The sentinel that means: nothing can be sent to this peer on its own."""
+
+    is_heard = False
+
+    async def send_raw_request(
+        self,
+        method: str,
+        params: Mapping[str, Any] | None,
+        *,
+        timeout: float | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Any:
+        """Always raises."""
+        raise NoBackChannelError(method)
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
+        """Drop it: what a server says on its own is advice, not an answer."""
+        log.debug("%s dropped: no channel to this peer", method)
+
+
+NO_CHANNEL = NoChannel()
+
+
+class Cancellation:
+    """Whether one request was given up, and the task to stop then."""
+
+    __slots__ = ("cancelled", "reason", "task", "told")
+
+    def __init__(self, task: asyncio.Task[Any] | None = None) -> None:
+        self.cancelled = False
+        self.reason: str | None = None
+        self.task = task
+        self.told: ProtocolError | None = None  # what the client gets to read of it; None: it does not want to know
+
+    def cancel(self, reason: str | None = None, *, told: ProtocolError | None = None) -> None:
+        """Give the request up. The second time does nothing."""
+        if not self.cancelled:
+            self.cancelled = True
+            self.reason = reason
+            self.told = told
+            if self.task is not None:
+                self.task.cancel()
+
+
+class Connection:
+    """The facts about one peer, and the channel to it. Made by one of the two factories.
+
+    >>> from weft.types.lifecycle import RootsCapability
+    >>> connection = Connection.from_envelope("2031-01-01", None, ClientCapabilities(roots=RootsCapability()))
+    >>> connection.initialize_accepted, connection.has_standalone_channel
+    (True, False)
+    """
+
+    __slots__ = (
+        "_connection_id",
+        "_exit_stack",
+        "_in_flight",
+        "_initialized",
+        "_ready",
+        "_state",
+        "_subscribed_uris",
+        "client_capabilities",
+        "client_info",
+        "handshake_done",
+        "is_changed",
+        "log_level",
+        "outbound",
+        "protocol_version",
+    )
+
+    def __init__(
+        self,
+        protocol_version: str,
+        client_info: Implementation | None,
+        client_capabilities: ClientCapabilities,
+        outbound: Outbound,
+        *,
+        ready: bool,
+    ) -> None:
+        self.protocol_version = protocol_version  # agreed on by handshake, or named by the request
+        self.client_info = client_info  # optional in every era; decides nothing (META-08)
+        self.client_capabilities = client_capabilities  # kept also when no client_info came
+        self.outbound = outbound
+        self.log_level: LogLevel | None = None
+        self.handshake_done = False  # an `initialize` was answered; a second one is refused
+        self.is_changed = False  # something is remembered that was not before; whoever stores it takes this back
+        self._ready = ready  # born ready, or `notifications/initialized` came
+        # The rest is made when it is asked for: most connections live for one request and need none of it.
+        self._connection_id: str | None = None
+        self._exit_stack: AsyncExitStack | None = None
+        self._in_flight: dict[RequestId, Cancellation] | None = None
+        self._initialized: asyncio.Event | None = None
+        self._state: dict[str, Any] | None = None
+        self._subscribed_uris: set[str] | None = None
+
+    @classmethod
+    def from_envelope(
+        cls,
+        protocol_version: str,
+        client_info: Implementation | None,
+        client_capabilities: ClientCapabilities | None,
+        *,
+        outbound: Outbound = NO_CHANNEL,
+        in_flight: dict[RequestId, Cancellation] | None = None,
+    ) -> Connection:
+        """A connection that is ready at birth, described by the request itself.
+
+        `in_flight` is given where several such connections share one pipe, so that a cancellation finds its request.
+        """
+        connection = cls(protocol_version, client_info, client_capabilities or _NO_CAPABILITIES, outbound, ready=True)
+        connection._in_flight = in_flight
+        return connection
+
+    @classmethod
+    def for_loop(
+        cls,
+        outbound: Outbound,
+        *,
+        protocol_version_hint: str,
+        connection_id: str | None = None,
+        in_flight: dict[RequestId, Cancellation] | None = None,
+    ) -> Connection:
+        """A connection that becomes ready by a handshake."""
+        connection = cls(protocol_version_hint, None, _NO_CAPABILITIES, outbound, ready=False)
+        connection._connection_id = connection_id
+        connection._in_flight = in_flight
+        return connection
+
+    @property
+    def connection_id(self) -> str:
+        """Names this connection, and only this one; without a session, that is a single call."""
+        if self._connection_id is None:
+            self._connection_id = os.urandom(16).hex()
+        return self._connection_id
+
+    @property
+    def has_standalone_channel(self) -> bool:
+        """Whether anything can be sent to this peer outside a request's own stream."""
+        return self.outbound is not NO_CHANNEL
+
+    @property
+    def initialize_accepted(self) -> bool:
+        """Whether requests may come in: the handshake was answered, or is not needed."""
+        return self._ready or self.handshake_done
+
+    @property
+    def initialized(self) -> asyncio.Event:
+        """Set from when on the server may send requests of its own."""
+        if self._initialized is None:
+            self._initialized = asyncio.Event()
+            if self._ready:
+                self._initialized.set()
+        return self._initialized
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the handshake is over for the peer too, or is not needed."""
+        return self._ready
+
+    def greet(
+        self, protocol_version: str, client_info: Implementation | None, client_capabilities: ClientCapabilities
+    ) -> None:
+        """The peer has introduced itself, and this is what was agreed on."""
+        self.protocol_version = protocol_version
+        self.client_info = client_info
+        self.client_capabilities = client_capabilities
+        self.handshake_done = True
+        self.is_changed = True
+
+    def ungreet(self) -> None:
+        """The introduction came to nothing: it may be made again."""
+        self.protocol_version, self.client_info, self.client_capabilities = "", None, _NO_CAPABILITIES
+        self.handshake_done = self.is_changed = False
+
+    def set_initialized(self) -> None:
+        """The peer said `notifications/initialized`."""
+        self.is_changed = self.is_changed or not self._ready
+        self._ready = True
+        if self._initialized is not None:
+            self._initialized.set()
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Scratch space for as long as the connection lives, in this process: a session's, or that of a single call."""
+        if self._state is None:
+            self._state = {}
+        return self._state
+
+    @property
+    def subscribed_uris(self) -> set[str]:
+        """Resources this peer wants to hear of, where the connection remembers that."""
+        if self._subscribed_uris is None:
+            self._subscribed_uris = set()
+        return self._subscribed_uris
+
+    @property
+    def in_flight(self) -> dict[RequestId, Cancellation]:
+        """Requests of this peer that are being served. Ids mean something only in here (R6)."""
+        if self._in_flight is None:
+            self._in_flight = {}
+        return self._in_flight
+
+    @property
+    def exit_stack(self) -> AsyncExitStack:
+        """What is to be cleaned up when the connection ends, the last first."""
+        if self._exit_stack is None:
+            self._exit_stack = AsyncExitStack()
+        return self._exit_stack
+
+    def check_capability(self, capability: ClientCapabilities) -> bool:
+        """Whether the client declared at least `capability`.
+
+        >>> from weft.types.lifecycle import RootsCapability
+        >>> connection = Connection.from_envelope("2031-01-01", None, ClientCapabilities(roots=RootsCapability()))
+        >>> connection.check_capability(ClientCapabilities(roots=RootsCapability()))
+        True
+        """
+        return _covers(declared(self.client_capabilities), msgspec.to_builtins(capability))
+
+    async def send_raw_request(
+        self,
+        method: str,
+        params: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Any:
+        """Send a request outside any other. Raises `NoBackChannelError` where there is no channel.
+
+        `on_progress` is called with what the client tells of its progress, and gives it more time.
+        """
+        return await self.outbound.send_raw_request(method, params, timeout=timeout, on_progress=on_progress)
+
+    async def send_request(
+        self, method: str, params: Mapping[str, Any] | None, result_type: type[T], *, timeout: float | None = None
+    ) -> T:
+        """Send a request and read its result as `result_type`."""
+        return msgspec.convert(await self.send_raw_request(method, params, timeout=timeout), result_type)
+
+    async def list_roots(self, *, timeout: float | None = None) -> list[Root]:
+        """Ask the client for its roots, outside any call; within one, use `ctx.list_roots`.
+
+        Raises what `send_raw_request` raises, and `QuestionFailed` for an answer that does not have its shape.
+        """
+        try:
+            return (await self.send_request("roots/list", None, ListRootsResult, timeout=timeout)).roots
+        except msgspec.ValidationError:
+            raise QuestionFailed("The client's answer cannot be used: it is no list of roots.") from None
+
+    async def ping(self, *, timeout: float | None = None) -> None:
+        """Ask the client whether it is there. Raises what `send_raw_request` raises."""
+        await self.send_raw_request("ping", timeout=timeout)
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
+        """Send a notification, if that can be done. Never raises."""
+        try:
+            await self.outbound.notify(method, params)
+        except Exception as error:  # noqa: BLE001 - best effort by contract: a broken stream is not the caller's fault
+            log.debug("%s dropped: %s", method, type(error).__name__)
+
+    @property
+    def takes_pages(self) -> bool:
+        """Whether the client declared that its user can be sent to pages."""
+        return self.check_capability(ClientCapabilities(elicitation=ElicitationCapability(url={})))
+
+    async def notify_complete(self, page: str) -> None:
+        """The user is done at the page of this id: tell the client, where there is a message for that. Never raises."""
+        if self.takes_pages:
+            await self.notify(COMPLETE, {"elicitationId": page})
+
+    async def close(self) -> None:
+        """Unwind the exit stack, whatever happens meanwhile to the caller."""
+        if self._exit_stack is None:
+            return
+        stack, self._exit_stack = self._exit_stack, None
+        closing = asyncio.ensure_future(_unwind(stack))
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            await asyncio.wait([closing])
+            raise
+
+
+async def _unwind(stack: AsyncExitStack) -> None:
+    try:
+        await stack.aclose()
+    except BaseException:  # R1: clean-up is the user's code, and its SystemExit ends no process
+        log.exception("cleaning up a connection failed")
+
+
+def declared(capabilities: ClientCapabilities) -> dict[str, Any]:
+    """What a client declared, as plain JSON in which everything is said: `elicitation: {}` means by form (ELI-01).
+
+    >>> from weft.types.lifecycle import ElicitationCapability
+    >>> declared(ClientCapabilities(elicitation=ElicitationCapability()))
+    {'elicitation': {'form': {}}}
+    """
+    found: dict[str, Any] = msgspec.to_builtins(capabilities)
+    if found.get("elicitation") == {}:
+        found["elicitation"] = {"form": {}}
+    return found
+
+
+def _covers(declared: Any, wanted: Any) -> bool:
+    """Whether `declared` is at least `wanted`, all the way down: what is wanted as false need not be there."""
+    if is_object(wanted):
+        return is_object(declared) and all(_covers(declared.get(key), value) for key, value in wanted.items())
+    if is_array(wanted):
+        return is_array(declared) and all(item in declared for item in wanted)
+    return wanted is False or (declared == wanted and type(declared) is type(wanted))

@@ -1,0 +1,1 @@
+"""Explain mistakes and failures to the person who writes or runs the server."""

@@ -1,0 +1,514 @@
+"""HTTP: an ASGI app with one endpoint. It guards, reads the body, and hands the message to its era's exchange.
+
+Everything is decided on the raw ASGI scope. What is refused here was not read: the answer is an HTTP status with a
+JSON-RPC error that has no id. The order is fixed (ledger 0.2): where the request comes from, who sends it, the verb,
+the body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
+
+from weft.errors import InternalError, ProtocolError, UsageError
+from weft.jsonrpc import Frame, decode, encode_error
+from weft.limits import DEFAULT_LIMITS
+from weft.net.hosts import HostPolicy
+from weft.net.hosts import refusal as refused
+from weft.net.logs import Seldom
+from weft.protocol.headers import HeaderFault, Headers, read
+from weft.server.auth.bearer_auth import Gate
+from weft.server.calls.tasks import Deadline, PendingCoroutine
+from weft.server.diagnostics.error_reporting import report
+from weft.server.http.cors import Cors, is_preflight, preflight_refusal
+from weft.server.http.host_signals import follow_host_signals
+from weft.server.http.reply import Accepts, HttpReply, Refusal, read_accept
+from weft.server.http.request import (
+    TOKEN_INFO,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    TrustedProxies,
+    UntrustedProxies,
+    read_caller,
+    shared_limits,
+)
+from weft.server.http.session import SessionExchange
+from weft.server.http.sse import SseExchange
+from weft.server.http.stateless import StatelessExchange
+from weft.server.runtime.load import Bodies, Busy, Held, Turns, busy, is_full
+from weft.server.runtime.request_log import refused_http
+from weft.types.base import RequestId
+
+if TYPE_CHECKING:
+    from weft.server.api.server import Server
+
+__all__ = ["HttpApp", "refuse_in_place_of_app"]
+
+_seldom = Seldom(logging.getLogger("weft.http"))  # for what peers can cause at will
+
+_NO_APP = "A Server is no ASGI app itself. Give server.asgi() in its place: app.mount('/', server.asgi('/mcp'))."
+_NO_APP_ALONE = (
+    "A Server is no ASGI app itself. Write `app = server.asgi()` and name that, such as `uvicorn {module}:app`."
+)
+
+_LARGE = 64 * 1024  # from here on messages take turns
+_MOST_PASSES = 1024
+_MOST_BYTES = 512  # of the headers in one of them
+
+
+class HttpApp:
+    """One MCP endpoint. Run it under any ASGI server, or mount it: the parent's lifespan is not needed.
+
+    `app.mount("/mcp", server.asgi())` and `Route("/mcp", server.asgi())` both work, whatever `path` says; below
+    `app.mount("/", ...)` and below a prefix, `path` is where it is found.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        path: str = "/mcp",
+        *,
+        allowed_hosts: Sequence[str] | None = None,
+        allowed_origins: Sequence[str] | None = None,
+        sessions: bool = True,
+        sse_path: str | None = None,
+        trusted_proxies: Sequence[str] = (),
+        cors: Sequence[str] = (),
+    ) -> None:
+        if not path.startswith("/"):
+            raise UsageError(f"path={path!r} is not possible: a path begins with a slash, like '/mcp'.")
+        self.server = server
+        self._turns = Turns(server.limits)
+        self._bodies = Bodies(server.limits)
+        self._most_at_once = min(server.limits.body_bytes, _LARGE - 1)  # of a body that nothing has to be asked about
+        self.path = path
+        self._paths = frozenset({path, path.rstrip("/"), path.rstrip("/") + "/"})
+        public = None if server.auth is None else server.auth.host
+        self._policy = HostPolicy(allowed_hosts, allowed_origins, public, cors=cors)
+        self._cors = Cors(self._policy) if cors else None
+        self._proxies = TrustedProxies(trusted_proxies) if trusted_proxies else None
+        self._untrusted = UntrustedProxies(shared_limits(server.limits), "--trust-proxy")
+        self._gate = None if server.auth is None else Gate(server.auth, server)
+        self._is_plain = self._proxies is None and self._gate is None
+        self._session: SessionExchange | None = None
+        self._exchanges: list[StatelessExchange | SessionExchange] = []
+        for era in server.eras:
+            if era.remembers:
+                self._session = SessionExchange(server, keeps_sessions=sessions)
+                self._exchanges.append(self._session)
+            else:
+                self._exchanges.append(StatelessExchange(server, era))
+        self._sse = None if sse_path is None else self._old_transport(sse_path, keeps_sessions=sessions)
+        self._verbs = ("POST",) if self._session is None else self._session.verbs
+        self.follows_host = True  # hear of the end of the process by its signals; our own runner says it another way
+        # What the guards found of headers that came before. Clients repeat themselves: the next check is one look-up.
+        self._passes: dict[tuple[bytes | None, ...], Accepts] = {}
+
+    def _old_transport(self, path: str, *, keeps_sessions: bool) -> SseExchange:
+        if self._session is None or not keeps_sessions:
+            raise UsageError(
+                f"sse_path={path!r} is not possible here: that transport has sessions. Leave sessions=False out, and "
+                "have 'session' among the eras of the server."
+            )
+        return SseExchange(self.server, self._session, path, self._paths)
+
+    # `Any`, since Starlette's types of these three have nothing in common with asgiref's and uvicorn's. All of them may
+    # be passed, so the app can be mounted, wrapped in middleware and run whichever of them is used.
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve one ASGI connection."""
+        if scope["type"] != "http":
+            await self._serve_other(scope, receive, send)
+            return
+        server = self.server
+        reply = HttpReply(send if self._cors is None else self._cors.share(scope, send), server.limits)
+        try:
+            headers = read(
+                scope["headers"], max_fields=server.limits.header_fields, max_bytes=server.limits.header_bytes
+            )
+            if self._is_plain and scope["method"] != "OPTIONS":
+                reply.accepts = self._guard(scope, headers)
+            elif await self._answers_openly(scope, headers, reply):
+                return
+            if server.in_flight >= server.limits.in_flight and is_full(server):  # before a body takes up memory
+                raise _too_busy(busy(server.limits.in_flight))
+        except Refusal as refusal:
+            await self._refuse(scope, refusal, reply)
+            return
+        except HeaderFault as fault:
+            await self._refuse(scope, Refusal(fault.status, str(fault), code=fault.code), reply)
+            return
+        serve = self._serve_post if scope["method"] == "POST" else self._serve_verb
+        if self._sse is not None and _inner_path(scope) in self._sse.verbs:
+            serve = self._serve_old
+        try:
+            await serve(scope, headers, receive, reply)
+        except Refusal as refusal:
+            await self._refuse(scope, refusal, reply)
+        except ProtocolError as error:
+            refused_http(scope, 400, error.message)
+            await reply.answer(400, encode_error(error.request_id, error.code, error.message, error.data))
+        except Exception as error:  # noqa: BLE001 - see `_blame`
+            await self._blame(error, None, reply)
+
+    async def _answer_preflight(self, scope: Scope, headers: Headers, send: Send) -> None:
+        """Tell a browser whether its page may call, before anybody is asked who they are: it sends no token yet."""
+        is_metadata = self._gate is not None and self._gate.is_metadata(_inner_path(scope))
+        verbs = ("GET", "HEAD") if is_metadata else self._verbs_at(scope)
+        host, origin = headers.known.get(b"host"), headers.known.get(b"origin")
+        if not self._policy.host_ok(host):
+            raise Refusal(421, refused("host", host))
+        if self._cors is None or not self._policy.shares_with(origin):
+            raise Refusal(403, preflight_refusal(origin))
+        await self._cors.answer_preflight(headers, verbs, send)
+
+    async def _refuse(self, scope: Scope, refusal: Refusal, reply: HttpReply) -> None:
+        refused_http(scope, refusal.status, str(refusal))
+        await reply.refuse(refusal)
+
+    async def _answers_openly(self, scope: Scope, headers: Headers, reply: HttpReply) -> bool:
+        """Guard a request whose sender matters; True if it was for what everybody may have, and is answered."""
+        if scope["method"] == "OPTIONS" and is_preflight(headers):
+            await self._answer_preflight(scope, headers, reply.send)
+            return True
+        if self._proxies is not None:
+            self._proxies.resolve(scope, headers)
+        gate = self._gate
+        if gate is None:
+            reply.accepts = self._guard(scope, headers)
+            return False
+        accepts = self._known_pass(scope, headers)
+        if accepts is not None and gate.knows(scope, headers):  # the quick way
+            reply.accepts = accepts
+            return False
+        if accepts is None and gate.is_metadata(_inner_path(scope)):
+            self._check_source(headers)
+            await gate.serve_metadata(scope, reply)
+            return True
+        verbs = self._check_place(scope, headers) if accepts is None else ()
+        await gate.let_in(scope, headers, reply)
+        reply.accepts = self._check_form(scope, headers, verbs) if accepts is None else accepts
+        return False
+
+    async def _serve_post(self, scope: Scope, headers: Headers, receive: Receive, reply: HttpReply) -> None:
+        """One message, or an array of them."""
+        server = self.server
+        body = self._take_body(scope, headers, receive)
+        if not isinstance(body, bytes):
+            body = await body
+        server.in_flight += 1
+        try:
+            if body[:1] != b"{" and body.lstrip()[:1] == b"[" and self._takes_arrays(headers):
+                if server.lifespan.started or await self._start(None, reply):
+                    assert self._session is not None
+                    await self._session.serve_batch(body, headers, read_caller(scope), reply)
+                return
+            frame = decode(body, server.limits)
+            if server.lifespan.started or await self._start(frame.reply_id, reply):
+                try:
+                    await self._choose(frame, headers).serve(frame, headers, scope, receive, reply)
+                except (Refusal, ProtocolError):
+                    raise
+                except Exception as error:  # noqa: BLE001 - see `_blame`
+                    await self._blame(error, frame.reply_id, reply)
+        finally:
+            server.in_flight -= 1
+
+    def _takes_arrays(self, headers: Headers) -> bool:
+        """Whether an array of messages may be of the era that has them; what is not is told so (ledger 0.2, 2)."""
+        return self._choose(Frame(), headers) is self._session
+
+    def _choose(self, frame: Frame, headers: Headers) -> StatelessExchange | SessionExchange:
+        """The exchange of a message: the first whose era it speaks, else the last, which refuses it."""
+        for exchange in self._exchanges:
+            if exchange.era.speaks(frame, headers, None):
+                return exchange
+        return self._exchanges[-1]
+
+    async def _blame(self, error: Exception, request_id: RequestId | None, reply: HttpReply) -> None:
+        """Nothing can be served: the app around this one says of its caller what makes no sense; or the Backend fails.
+
+        Whatever it is, the client is told, and the next request is served (R1).
+        """
+        what = "The app that verifies the callers" if isinstance(error, UsageError) else "Serving an HTTP request"
+        text = report(what, error, debug=self.server.debug)
+        await reply.answer(500, encode_error(request_id, InternalError.code, text))
+
+    async def _serve_verb(self, scope: Scope, headers: Headers, receive: Receive, reply: HttpReply) -> None:
+        """GET and DELETE, which only sessions have."""
+        assert self._session is not None  # else the guard refused it
+        caller = read_caller(scope)
+        if scope["method"] == "GET":
+            await self._session.listen(headers, caller, receive, reply)
+        else:
+            await self._session.end(headers, caller, reply)
+
+    async def _serve_old(self, scope: Scope, headers: Headers, receive: Receive, reply: HttpReply) -> None:
+        """The transport with one stream for everything."""
+        server, sse = self.server, self._sse
+        assert sse is not None
+        if not server.lifespan.started and not await self._start(None, reply):
+            return
+        if scope["method"] == "GET":
+            await sse.open(scope, receive, reply)
+            return
+        session = await sse.find(scope)
+        body = self._take_body(scope, headers, receive)
+        if not isinstance(body, bytes):
+            body = await body
+        server.in_flight += 1
+        try:
+            await sse.take(session, body, headers, scope, reply)
+        finally:
+            server.in_flight -= 1
+
+    def close_streams(self) -> None:
+        """End the streams that never end by themselves, because the process is about to stop; new ones end at once.
+
+        An ASGI server that waits for open responses before it tells the app to shut down would wait for them forever.
+        May be called from anywhere: a signal handler, another thread.
+        """
+        self.server.close_streams()
+
+    async def _start(self, reply_id: RequestId | None, reply: HttpReply) -> bool:
+        """Enter the lifespan where nobody did at start-up. If it fails, so does this request; the next tries again."""
+        try:
+            await self.server.lifespan.start()
+        except Exception as error:  # noqa: BLE001 - R1: whatever a lifespan raises, the app goes on
+            text = self.server.lifespan.report(error)
+            await reply.answer(500, encode_error(reply_id, InternalError.code, text))
+            return False
+        return True
+
+    def _guard(self, scope: Scope, headers: Headers) -> Accepts:
+        """Everything that can be said of a request before its body is read."""
+        accepts = self._known_pass(scope, headers)
+        if accepts is None:
+            accepts = self._check_form(scope, headers, self._check_place(scope, headers))
+        return accepts
+
+    def _known_pass(self, scope: Scope, headers: Headers) -> Accepts | None:
+        """What was found of a request like this one that came before."""
+        accepts = self._passes.get(_facts(headers))
+        if (
+            accepts is not None
+            and scope["method"] == "POST"
+            and scope["path"] == self.path
+            and not scope.get("root_path")
+            and b"content-encoding" not in headers.known
+        ):
+            return accepts
+        return None
+
+    def _check_place(self, scope: Scope, headers: Headers) -> Sequence[str]:
+        """Where a request goes to and comes from; what can be done there."""
+        if self._gate is None and TOKEN_INFO not in scope:  # else clients are told apart by who they are
+            self._look_for_proxy(scope, headers)
+        if self.follows_host:  # here, where few requests come by, but the first one does
+            self.follows_host = False
+            follow_host_signals(self.server)
+        verbs = self._verbs_at(scope)
+        self._check_source(headers)
+        return verbs
+
+    def _shown_path(self, scope: Scope) -> str:
+        """The path of the endpoint, as a client has to write it: not twice, where we are mounted at that path."""
+        root: str = scope.get("root_path", "").rstrip("/")
+        path = self.path.rstrip("/")
+        return f"{root}/" if root.endswith(path) and root else f"{root}{self.path}"
+
+    def _look_for_proxy(self, scope: Scope, headers: Headers) -> None:
+        client = scope.get("client")
+        if self._proxies is None or (client and client[1] and not self._proxies.trusts(client[0])):
+            self._untrusted.look(scope, headers)
+
+    def _check_source(self, headers: Headers) -> None:
+        host, origin = headers.known.get(b"host"), headers.known.get(b"origin")
+        if not self._policy.host_ok(host):
+            raise Refusal(421, refused("host", host))
+        if not self._policy.origin_ok(origin):
+            raise Refusal(403, refused("origin", origin))
+
+    def _check_form(self, scope: Scope, headers: Headers, verbs: Sequence[str]) -> Accepts:
+        """Whether a request is one that can be served there, by its verb and the form of its body."""
+        if scope["method"] not in verbs:
+            allowed = ", ".join(verbs)
+            raise Refusal(405, f"Served here: {allowed}.", headers=[(b"allow", allowed.encode())])
+        facts = _facts(headers)
+        _, _, content_type, accept = facts
+        if scope["method"] != "POST":
+            return read_accept(accept)
+        self._check_content_type(content_type)
+        self._check_encoding(headers.known.get(b"content-encoding", b"identity"))
+        accepts = read_accept(accept)
+        if len(self._passes) < _MOST_PASSES and sum(len(fact or b"") for fact in facts) < _MOST_BYTES:
+            self._passes[facts] = accepts
+        return accepts
+
+    def _verbs_at(self, scope: Scope) -> Sequence[str]:
+        """What can be done at a path; a `Refusal` where there is nothing."""
+        inner = _inner_path(scope)
+        if self._sse is not None and inner in self._sse.verbs:
+            return self._sse.verbs[inner]
+        if not self._is_endpoint(scope, inner):
+            raise Refusal(404, f"There is nothing at this path: the MCP endpoint is {self._shown_path(scope)}.")
+        return self._verbs
+
+    def _is_endpoint(self, scope: Scope, inner: str) -> bool:
+        """Whether the request is for us: by path, by the place we are mounted at, or because a router said so."""
+        # A Mount names us as the endpoint too, for every path below it: there the path decides. It is told from a Route
+        # by what it leaves in the scope, for one at "/" adds nothing to the root.
+        routed = scope.get("endpoint") is self and "app_root_path" not in scope
+        return inner in self._paths or (bool(scope.get("root_path")) and inner in ("", "/")) or routed
+
+    def _check_content_type(self, value: bytes | None) -> None:
+        essence, *parameters = (part.strip().lower() for part in (value or b"").split(b";"))
+        if essence != b"application/json":
+            raise Refusal(415, "The body must be JSON: send Content-Type: application/json.")
+        for parameter in parameters:
+            name, _, charset = parameter.partition(b"=")
+            if name == b"charset" and charset.strip(b'"') not in (b"utf-8", b"utf8"):
+                raise Refusal(415, "The body must be in UTF-8.")
+
+    def _check_encoding(self, value: bytes) -> None:
+        if value.strip().lower() != b"identity":
+            raise Refusal(415, "The body must not be compressed: leave Content-Encoding out.")
+
+    def _take_body(self, scope: Scope, headers: Headers, receive: Receive) -> bytes | Coroutine[Any, Any, bytes]:
+        """The whole body, within its bounds of size and time; to be awaited if it is not there at once, or large."""
+        limits = self.server.limits
+        declared = headers.known.get(b"content-length")
+        if declared is not None and (not declared.isdigit() or len(declared) > 15 or int(declared) > limits.body_bytes):
+            raise Refusal(413, f"A request body has at most {limits.body_bytes} bytes.")
+        receiving = receive()
+        try:
+            awaited = receiving.send(None)
+        except StopIteration as done:
+            message: Message = done.value
+            if not message.get("more_body", False) and message["type"] == "http.request":
+                body: bytes = message.get("body", b"")
+                if len(body) <= self._most_at_once:
+                    return body
+            return self._await_body(scope, receive, message)
+        return self._await_body(scope, receive, PendingCoroutine(receiving, awaited))
+
+    async def _await_body(self, scope: Scope, receive: Receive, first: Message | PendingCoroutine[Message]) -> bytes:
+        """A body that does not come at once, or is large: read it, and wait for its turn.
+
+        It takes no place among those in flight before (D9): a peer that sends slowly would hold it. A large one is
+        counted in bytes instead.
+        """
+        server = self.server
+        held: Held | None = None
+
+        def grow(size: int) -> None:
+            nonlocal held
+            if size >= _LARGE:
+                held = held or self._bodies.hold(read_caller(scope).peer)
+                held.grow(size)
+
+        try:
+            body = await self._read_rest(receive, first, grow)
+            if len(body) >= _LARGE:
+                await self._turns.wait(read_caller(scope).peer, len(body))
+        except Busy as error:
+            raise _too_busy(error) from None
+        finally:
+            if held is not None:
+                held.release()
+        if server.in_flight >= server.limits.in_flight and is_full(server):
+            raise _too_busy(busy(server.limits.in_flight))
+        return body
+
+    async def _read_rest(
+        self, receive: Receive, first: Message | PendingCoroutine[Message], grow: Callable[[int], None]
+    ) -> bytes:
+        """All of a body, from what came first on; `grow` is told how much there is."""
+        limits = self.server.limits
+        deadline = Deadline(limits.body_seconds)
+        deadline.start()
+        try:
+            message = await first if isinstance(first, PendingCoroutine) else first
+            body = bytearray(message.get("body", b""))  # it may come byte by byte: bytes would be copied with each
+            grow(len(body))
+            while message.get("more_body", False) and len(body) <= limits.body_bytes:
+                message = await receive()
+                body.extend(message.get("body", b""))
+                grow(len(body))
+        except asyncio.CancelledError:
+            if deadline.absorb():
+                raise Refusal(408, f"The body did not arrive within {limits.body_seconds:g} s.") from None
+            raise
+        finally:
+            deadline.stop()
+        if message["type"] == "http.disconnect":  # cut short: what came may look whole, but was not sent whole
+            raise Refusal(400, "The body ended before it was complete.")
+        if len(body) > limits.body_bytes:
+            raise Refusal(413, f"A request body has at most {limits.body_bytes} bytes.")
+        return bytes(body)
+
+    async def _serve_other(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._serve_lifespan(receive, send)
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1002})
+
+    async def _serve_lifespan(self, receive: Receive, send: Send) -> None:
+        lifespan = self.server.lifespan
+        await receive()
+        try:
+            await lifespan.start()
+        except Exception as error:  # noqa: BLE001 - told to the ASGI server, which stops
+            await send({"type": "lifespan.startup.failed", "message": f"{type(error).__name__}: {error}"})
+            return
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        try:
+            await self.server.stop()
+        except Exception as error:  # noqa: BLE001 - as above
+            await send({"type": "lifespan.shutdown.failed", "message": f"{type(error).__name__}: {error}"})
+            return
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+async def refuse_in_place_of_app(server: Server, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer for a `Server` that was mounted, or given to an ASGI server, in place of what its `asgi()` returns."""
+    told = _NO_APP if "app" in scope else _NO_APP_ALONE.format(module=_module_of(server))  # Starlette says who mounts
+    if scope["type"] == "lifespan":  # given to an ASGI server, which then does not start
+        await receive()
+        await send({"type": "lifespan.startup.failed", "message": told})
+        return
+    _seldom.error("%s", told)
+    if scope["type"] == "http":
+        await HttpReply(send, DEFAULT_LIMITS).refuse(Refusal(500, told, code=InternalError.code))
+
+
+def _module_of(server: Server) -> str:
+    """The name of the module that has a server."""
+    for name, module in list(sys.modules.items()):
+        if any(value is server for value in list(vars(module).values())):
+            return name
+    return "module"
+
+
+def _too_busy(error: Busy) -> Refusal:
+    """The same refusal, of a request that was not read."""
+    return Refusal(error.status, error.message, code=error.code)
+
+
+def _inner_path(scope: Scope) -> str:
+    """The path below the place that we are mounted at."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    return path[len(root) :] if root and path.startswith(root) else path
+
+
+def _facts(headers: Headers) -> tuple[bytes | None, ...]:
+    """What of the headers the guards look at."""
+    known = headers.known
+    return known.get(b"host"), known.get(b"origin"), known.get(b"content-type"), known.get(b"accept")

@@ -1,0 +1,234 @@
+"""The answer to one HTTP request: a JSON body that becomes an SSE stream at the first notification."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from enum import Flag
+
+from weft.errors import InvalidRequest, WeftError
+from weft.jsonrpc import encode_error
+from weft.limits import Limits
+from weft.protocol.sse import COMMENT
+from weft.protocol.sse import encode as encode_event
+from weft.server.calls.connection import Cancellation
+from weft.server.http.request import RawHeaders, Send
+from weft.server.run.head_guard import hang_up_on_flood, respond_at_once
+
+__all__ = ["Accepts", "HttpReply", "Refusal", "read_accept"]
+
+log = logging.getLogger("weft.http")
+
+_JSON = (b"content-type", b"application/json")
+_BUSY = 503
+_RETRY = (b"retry-after", b"1")  # seconds: goes with each 503 without one: what is in the way may be over any moment
+_STREAM = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache, no-store"),
+    (b"x-accel-buffering", b"no"),  # or nginx would hold events back (HTTP-19)
+]
+
+
+class Accepts(Flag):
+    """The forms of answer a client takes."""
+
+    JSON = 1
+    STREAM = 2
+    BOTH = 3
+
+
+class Refusal(WeftError):
+    """A request refused by HTTP itself, before it is a message."""
+
+    def __init__(self, status: int, message: str, *, code: int = InvalidRequest.code, headers: RawHeaders = ()) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.headers = headers
+
+
+def read_accept(value: bytes | None) -> Accepts:
+    """What an Accept header takes; everything if there is none. Nothing that we have is 406."""
+    accepted = Accepts(0)
+    for entry in (value or b"*/*").split(b","):
+        media, *parameters = (part.strip().lower() for part in entry.split(b";"))
+        if any(part.replace(b" ", b"") in (b"q=0", b"q=0.0", b"q=0.00", b"q=0.000") for part in parameters):
+            continue
+        if media in (b"application/json", b"application/*", b"*/*"):
+            accepted |= Accepts.JSON
+        if media in (b"text/event-stream", b"text/*", b"*/*"):
+            accepted |= Accepts.STREAM
+    if not accepted:
+        raise Refusal(406, "Answers are JSON or event streams: accept application/json and text/event-stream.")
+    return accepted
+
+
+class HttpReply:
+    """Writes one response. Nothing is sent before the first notification or the answer: errors keep their status.
+
+    A client that is gone is no error of whoever has something to tell it: nothing is raised, and the call is cancelled.
+    """
+
+    # What most responses never need is here, on the class.
+    extra: RawHeaders = ()  # headers besides those that say what the body is
+    metadata_url: str | None = None  # of the protected resource, where it is not where it would be
+    cancellation: Cancellation | None = None  # of the call that is answered here, once there is one
+    accepts = Accepts.BOTH
+    streaming = False
+    finished = False
+    _lock: asyncio.Lock | None = None  # made with the stream: the answer must not overtake a notification
+    _beat: asyncio.TimerHandle | None = None  # runs while a stream is open
+    _silent = False  # nothing was sent since the last beat
+    _sign: asyncio.Task[None] | None = None  # of life, under way
+
+    def __init__(self, send: Send, limits: Limits) -> None:
+        self.send = send
+        self.limits = limits
+
+    @property
+    def can_stream(self) -> bool:
+        """Whether the client takes a stream."""
+        return Accepts.STREAM in self.accepts
+
+    @property
+    def answered(self) -> bool:
+        """Whether nothing more is sent."""
+        return self.finished
+
+    async def notify(self, message: bytes) -> None:
+        """Send a notification; a client that takes no stream goes without."""
+        if self.finished or Accepts.STREAM not in self.accepts:
+            return
+        async with self._held:
+            if not self.finished:
+                await self._event(encode_event(message), last=False)
+
+    @property
+    def _held(self) -> asyncio.Lock:
+        """One writes at a time."""
+        if self._lock is None:
+            self._lock = asyncio.Lock()
+        return self._lock
+
+    async def _give_sign(self) -> None:
+        """A comment on an open stream: proxies and clients see that it lives (HTTP-20)."""
+        if self._lock is None:  # a stream that answers nothing: whoever sends its events sees to that
+            return
+        async with self._lock:
+            if not self.finished:
+                await self._event(COMMENT, last=False)
+                self._silent = True  # that was none of the handler's
+
+    def close(self) -> None:
+        """Nothing more is sent: the call is over, whether it was answered or not."""
+        self.finished = True
+        if self._beat is not None:
+            self._beat.cancel()
+            self._beat = None
+
+    def epilogue(self, message: bytes) -> None:
+        """Not needed: the stream ends with the answer."""
+
+    async def answer(self, status: int, body: bytes) -> None:
+        """Send the answer; the response is over."""
+        if self.finished:  # cut off
+            return
+        self.close()
+        if self.streaming or (self.accepts is Accepts.STREAM and status == 200):
+            async with self._held:
+                await self._event(encode_event(body), last=True)
+            return
+        await self._answer_json(status, body)
+
+    async def part(self, status: int, body: bytes) -> None:
+        """Send the answer to a call that the ASGI server gives up, so that it sends none of its own.
+
+        It may do so because it stops, or because the client is gone: whether this arrives is not asked.
+        """
+        with suppress(Exception):
+            async with asyncio.timeout(self.limits.write_seconds):
+                await HttpReply.answer(self, status, body)
+
+    async def _answer_json(self, status: int, body: bytes) -> None:
+        most = self.limits.pipelined_requests
+        if not self.extra and status != _BUSY and respond_at_once(self.send, status, body, most):
+            return
+        await self._whole(status, [_JSON, (b"content-length", b"%d" % len(body)), *self.extra], body)
+
+    async def accept(self) -> None:
+        """A notification was taken: 202, and no body (HTTP-11)."""
+        self.finished = True
+        await self._whole(202, [(b"content-length", b"0")], b"")
+
+    async def send_event(self, event: bytes) -> None:
+        """Send an encoded event of a stream that answers nothing."""
+        if not self.finished:
+            await self._event(event, last=False)
+
+    async def end_stream(self) -> None:
+        """End a stream without an answer."""
+        if self.streaming and not self.finished:
+            self.close()
+            async with self._held:  # a sign of life may be on its way
+                await self._event(b"", last=True)
+
+    async def close_stream(self, retry_seconds: float) -> None:
+        """Not possible: the stream is all that the client has of its request."""
+
+    async def done(self) -> None:
+        """What was asked for is done, and there is nothing to say about it: 204."""
+        self.finished = True
+        await self._whole(204, [], b"")
+
+    async def refuse(self, refusal: Refusal) -> None:
+        """Send a refusal, with an error that has no id."""
+        body = encode_error(None, refusal.code, str(refusal))
+        self.finished = True
+        await self._whole(refusal.status, [_JSON, (b"content-length", b"%d" % len(body)), *refusal.headers], body)
+
+    async def _whole(self, status: int, headers: RawHeaders, body: bytes) -> None:
+        if status == _BUSY and _RETRY[0] not in dict(headers):
+            headers = [*headers, _RETRY]
+        hang_up_on_flood(self.send, self.limits.pipelined_requests)
+        try:
+            await self.send({"type": "http.response.start", "status": status, "headers": headers})
+            await self.send({"type": "http.response.body", "body": body})
+        except OSError:  # how an ASGI server may say that the client is gone
+            pass
+
+    async def _event(self, event: bytes, *, last: bool) -> None:
+        """One SSE event. A peer that does not read it in time is cut off."""
+        start = not self.streaming
+        self.streaming = True
+        self._silent = False
+        if start and not last:
+            self._beat = asyncio.get_running_loop().call_later(self.limits.keep_alive_seconds, self._on_beat)
+        try:
+            async with asyncio.timeout(self.limits.write_seconds):
+                if start:
+                    hang_up_on_flood(self.send, self.limits.pipelined_requests)
+                    headers = [*_STREAM, *self.extra]
+                    await self.send({"type": "http.response.start", "status": 200, "headers": headers})
+                await self.send({"type": "http.response.body", "body": event, "more_body": not last})
+        except TimeoutError:
+            log.warning("A stream is cut: its client has read nothing for %g s.", self.limits.write_seconds)
+            await self._cut("the client does not read", last=last)
+        except OSError:  # how an ASGI server may say that the client is gone
+            await self._cut("the client disconnected", last=last)
+
+    async def _cut(self, reason: str, *, last: bool) -> None:
+        self.close()
+        if last:  # there is nothing left to cancel
+            return
+        if self.cancellation is not None:
+            self.cancellation.cancel(reason)
+        await asyncio.sleep(0)  # so that it is cancelled here: a handler that only tells need not wait ever again
+
+    def _on_beat(self) -> None:
+        """A stream that was silent for a whole beat gives a sign of life, while its handler does whatever it does."""
+        loop = asyncio.get_running_loop()
+        if self._silent and (self._sign is None or self._sign.done()):
+            self._sign = loop.create_task(self._give_sign(), name="weft-keep-alive")
+        self._silent = True
+        self._beat = loop.call_later(self.limits.keep_alive_seconds, self._on_beat)

@@ -1,0 +1,221 @@
+"""The words of ASGI, as types.
+
+Who sends an HTTP request: the address it comes from, and the principal where somebody has verified that.
+
+Who sent a request that came through a proxy: what `X-Forwarded-For` and `Forwarded` say, where that is believed.
+
+Anybody can write these headers, so they count only when the connection comes from a proxy that is trusted, and of the
+addresses in them the last one that is no trusted proxy's. Nothing else is taken from what a proxy says: under which URL
+a server is reached, it says itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Coroutine, MutableMapping, Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Any
+
+from weft.errors import UsageError
+from weft.limits import Limits
+from weft.protocol.headers import Headers
+from weft.server.asking.context import TokenInfo
+from weft.server.calls.call import peer_of
+
+__all__ = [
+    "TOKEN_INFO",
+    "Caller",
+    "Message",
+    "RawHeaders",
+    "Receive",
+    "Scope",
+    "Send",
+    "TrustedProxies",
+    "UntrustedProxies",
+    "read_caller",
+    "shared_limits",
+]
+
+Scope = MutableMapping[str, Any]
+
+Message = MutableMapping[str, Any]
+
+Receive = Callable[[], Coroutine[Any, Any, Message]]
+
+Send = Callable[[Message], Coroutine[Any, Any, None]]
+
+RawHeaders = Sequence[tuple[bytes, bytes]]
+
+TOKEN_INFO = "weft.token_info"  # noqa: S105 - a key of the ASGI scope, where an app around ours says who is calling
+
+
+class Caller:
+    """Who is calling."""
+
+    __slots__ = ("address", "token_info")
+
+    def __init__(self, address: str, token_info: TokenInfo | None) -> None:
+        self.address = address
+        self.token_info = token_info
+
+    @property
+    def principal(self) -> str | None:
+        """A name to compare, where it is verified."""
+        return None if self.token_info is None else self.token_info.principal
+
+    @property
+    def peer(self) -> str:
+        """Whom limits are counted for."""
+        return peer_of(self.address, self.token_info)
+
+
+def read_caller(scope: Scope) -> Caller:
+    """What the ASGI scope says of the caller. `UsageError` where that makes no sense: to go on is to trust all."""
+    client = scope.get("client")
+    token_info = scope.get(TOKEN_INFO)
+    if token_info is not None:
+        _check(token_info)
+    return Caller(client[0] if client else "", token_info)
+
+
+def _check(token_info: object) -> None:
+    if not isinstance(token_info, TokenInfo):
+        found = f"a {type(token_info).__name__}"
+    elif not isinstance(token_info.subject, str) or not token_info.subject:  # pyright: ignore[reportUnnecessaryIsInstance] - a struct does not check what it is made of
+        found = "a TokenInfo whose subject is no text, or empty"
+    else:
+        return
+    raise UsageError(
+        f"scope[{TOKEN_INFO!r}] holds {found}. Put weft.TokenInfo(subject=...) there for a caller that was verified, "
+        "and nothing for one that was not."
+    )
+
+
+log = logging.getLogger("weft.advice")
+
+_Address = IPv4Address | IPv6Address
+
+_FOR = re.compile(r'(?:^|;)\s*for="?([^";]*)"?', re.IGNORECASE)  # of one element of `Forwarded`
+
+_MOST = 32  # proxies in a row; what is said beyond is not read
+
+
+def shared_limits(limits: Limits) -> str:
+    """Name the limits that all clients of one address share."""
+    return (
+        f"sessions_per_peer={limits.sessions_per_peer}, listen_streams_per_peer={limits.listen_streams_per_peer}: "
+        "beyond that, one client's handshake ends another's session"
+    )
+
+
+class UntrustedProxies:
+    """Warns once where a proxy seems to pass requests on that is not named; `shared` says what its clients share then,
+    `flag` with which option of a command it could be named, where there is a command.
+    """
+
+    def __init__(self, shared: str, flag: str = "") -> None:
+        self._shared = shared
+        self._flag = flag
+        self._is_told = False
+
+    def look(self, scope: Scope, headers: Headers) -> None:
+        """Look at a request whose forwarded headers are not believed."""
+        if self._is_told or not any(name in headers.known for name in _NAMES):
+            return
+        self._is_told = True
+        address = (scope.get("client") or ("an unknown address",))[0]
+        log.warning(
+            "A request from %s says that it was forwarded, and is not believed: that address is none of "
+            "trusted_proxies=. If it is your proxy, all of its clients share what one may have (%s). Name it: "
+            "trusted_proxies=[%r]%s. If not, there is nothing to do.",
+            address,
+            self._shared,
+            address,
+            f" ({self._flag} {address})" if self._flag else "",
+        )
+
+
+class TrustedProxies:
+    """The proxies whose word counts: addresses and networks, such as `"10.0.0.7"` and `"10.0.0.0/8"`.
+
+    >>> proxies = TrustedProxies(["10.0.0.0/8"])
+    >>> proxies.client("10.0.0.1", ["203.0.113.9, 10.0.0.2"], [])
+    '203.0.113.9'
+    """
+
+    def __init__(self, proxies: Sequence[str]) -> None:
+        if isinstance(proxies, str):
+            raise UsageError(f"trusted_proxies= is a list of addresses; write trusted_proxies=[{proxies!r}].")
+        self._networks = [_network(entry) for entry in proxies]
+
+    def resolve(self, scope: Scope, headers: Headers) -> None:
+        """Put the address of the client into the scope, in place of that of the proxy."""
+        peer = scope.get("client")
+        if peer and not self.trusts(peer[0]):
+            return
+        said = [(name, value.decode("latin-1")) for name, value in headers.raw if name in _NAMES]
+        if peer and said:
+            chains = [[value for name, value in said if name == wanted] for wanted in _NAMES]
+            scope["client"] = (self.client(peer[0], *chains), 0)
+
+    def trusts(self, peer: str) -> bool:
+        """Whether a request that comes from this address may say who sent it."""
+        return self._trusts(_read(peer))
+
+    def client(self, peer: str, forwarded_for: Sequence[str], forwarded: Sequence[str]) -> str:
+        """The address of who sent a request, by the values of the two headers."""
+        if not self._trusts(_read(peer)):
+            return peer
+        chains = [_split(forwarded_for), [_for(element) for element in _split(forwarded)]]
+        found = {self._last_foreign(chain) or peer for chain in chains if chain}
+        # A proxy writes one of the two and passes the other on as it came: where they differ, one is made up.
+        return found.pop() if len(found) == 1 else peer
+
+    def _last_foreign(self, chain: Sequence[str]) -> str | None:
+        for entry in reversed(chain[-_MOST:]):
+            address = _read(entry)
+            if address is None:
+                return None
+            if not self._trusts(address):
+                return str(address)
+        return None
+
+    def _trusts(self, address: _Address | None) -> bool:
+        return address is not None and any(address in network for network in self._networks)
+
+
+_NAMES = (b"x-forwarded-for", b"forwarded")
+
+
+def _network(entry: str) -> IPv4Network | IPv6Network:
+    try:
+        return ip_network(entry, strict=False)
+    except ValueError:
+        raise UsageError(
+            f"trusted_proxies= has the entry {entry!r}, which is no address; write addresses or networks, such as "
+            "'127.0.0.1' or '10.0.0.0/8'."
+        ) from None
+
+
+def _split(values: Sequence[str]) -> list[str]:
+    return [part.strip() for value in values for part in value.split(",")]
+
+
+def _for(element: str) -> str:
+    found = _FOR.search(element)
+    return found[1] if found else ""
+
+
+def _read(entry: str) -> _Address | None:
+    """An address, with or without a port, in brackets or without."""
+    if entry.startswith("["):
+        entry = entry[1:].partition("]")[0]
+    elif entry.count(":") == 1:
+        entry = entry.partition(":")[0]
+    try:
+        address = ip_address(entry)
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return mapped or address

@@ -1,0 +1,206 @@
+"""The streams of a session that are asked for with GET: the one that belongs to no request, and the rest of others.
+
+Both are read from what is kept of them (`weft.server.sessions.streams`), as long as their client is there and they are
+its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING, NamedTuple
+
+from weft.protocol.sse import COMMENT
+from weft.protocol.sse import encode as encode_event
+from weft.server.asking.context import TokenInfo
+from weft.server.auth.bearer_auth import at_expiry
+from weft.server.http.reply import HttpReply, Refusal
+from weft.server.http.request import Receive
+from weft.server.sessions.session import ResumedReader, Session
+from weft.server.sessions.streams import STANDALONE, StoredEvent, event_id, read_event_id
+
+if TYPE_CHECKING:
+    from weft.server.api.server import Server
+
+__all__ = ["SessionStreams", "StreamForm", "check_takes_stream"]
+
+_TAKEN = "This session has its stream open already."
+
+
+def _never() -> bool:
+    return False
+
+
+class StreamForm(NamedTuple):
+    """What a stream begins with, how its events are written, and whether it is still needed when the server stops."""
+
+    opening: bytes
+    encode: Callable[[StoredEvent], bytes]
+    lasts: Callable[[], bool] = _never
+
+
+def _encode_resumable(event: StoredEvent) -> bytes:
+    return encode_event(event.data, id=event.id)
+
+
+RESUMABLE = StreamForm(COMMENT, _encode_resumable)
+
+
+class SessionStreams:
+    """Sends the streams of sessions at one endpoint."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._sessions = server.sessions
+
+    async def listen(
+        self, session: Session, last_event: str | None, receive: Receive, reply: HttpReply, token_info: TokenInfo | None
+    ) -> None:
+        """The standalone stream; or, of any stream, what came after an event."""
+        stream, after = STANDALONE, None
+        if last_event is not None:
+            found = read_event_id(last_event)
+            if found is None:
+                raise Refusal(400, "The Last-Event-ID is not one of this server's.")
+            stream, after = found
+        session.in_use += 1
+        try:
+            if stream == STANDALONE:
+                await self.standalone(session, after, receive, reply, token_info=token_info)
+            else:
+                await self._resume(session, stream, after or 0, receive, reply)
+        finally:
+            session.in_use -= 1
+
+    async def standalone(
+        self,
+        session: Session,
+        after: int | None,
+        receive: Receive,
+        reply: HttpReply,
+        form: StreamForm = RESUMABLE,
+        *,
+        token_info: TokenInfo | None = None,
+    ) -> None:
+        """The stream that belongs to no request; one per session (R4). Who resumes it takes it over."""
+        if session.wake is not None:
+            if after is None:
+                raise Refusal(409, _TAKEN)
+            session.wake.set()
+        news = session.wake = asyncio.Event()
+        is_last_look = False
+
+        async def prepare() -> bool:
+            nonlocal is_last_look
+            if session.ended or is_last_look or not await self._sessions.listens(session):
+                return False
+            if self._sessions.closing and not form.lasts():
+                is_last_look = True  # at what was written until now
+                news.set()
+            if session.wake is news:
+                await self._sessions.tell_changes(session)
+            return session.wake is news
+
+        def expire() -> None:
+            if session.wake is news:
+                session.wake = None
+                news.set()
+
+        try:
+            if not await self._sessions.listen(session, takes_over=after is not None):
+                raise Refusal(409, _TAKEN)
+            start = await self._start_of(session, after)
+            with at_expiry(self._server, token_info, expire):
+                await self._send_stream(session, STANDALONE, start, news, receive, reply, prepare, form)
+        finally:
+            if session.wake in (news, None):  # else somebody has taken it over
+                session.wake = None
+                await self._sessions.stop_listening(session)
+
+    async def _resume(self, session: Session, stream: str, after: int, receive: Receive, reply: HttpReply) -> None:
+        """The rest of the stream of a request (L11-17, L11-19). Whoever held it before is let go."""
+        most = self._server.limits.in_flight_per_connection
+        if not await self._has_rest(session, stream, after):
+            raise Refusal(400, "What came after this event is not kept any more.")
+        if (other := session.resumed.pop(stream, None)) is not None:
+            other.end()
+        if len(session.resumed) >= most:
+            raise Refusal(503, f"This session has taken up {most} streams again: let one end first.")
+        if (held := session.open_streams.get(stream)) is not None:
+            held.hand_over()
+        news = session.resumed[stream] = ResumedReader()
+
+        async def prepare() -> bool:
+            if news.retry is not None:
+                await reply.send_event(b"retry: %d\n\n" % news.retry)  # L11-16, also for who has come back before
+            return session.resumed.get(stream) is news and not session.ended and not self._sessions.closing
+
+        try:
+            await self._send_stream(session, stream, after, news, receive, reply, prepare, RESUMABLE)
+        finally:
+            if session.resumed.get(stream) is news:
+                del session.resumed[stream]
+
+    async def _has_rest(self, session: Session, stream: str, after: int) -> bool:
+        """Whether all that came after an event of a request's stream, or will come, is there to be read."""
+        held, streams = session.open_streams.get(stream), self._sessions.streams
+        if held is not None and held.last_event == event_id(stream, after):
+            return True  # nothing came, however long ago that event was
+        newest = await streams.newest(session.id, stream)
+        return 0 < newest >= after and await streams.is_whole(session.id, stream, after)
+
+    async def _start_of(self, session: Session, after: int | None) -> int:
+        """After which event the standalone stream begins.
+
+        A new one begins now: 1 is before all that will come. One whose reader was too slow, and who knows that, goes on
+        with what is kept: to refuse it would take from the client all that it could still hear.
+        """
+        streams = self._sessions.streams
+        if after is None:
+            return await streams.newest(session.id, STANDALONE) or 1
+        return after if await streams.is_whole(session.id, STANDALONE, after) else 0
+
+    async def _send_stream(
+        self,
+        session: Session,
+        stream: str,
+        after: int,
+        news: asyncio.Event,
+        receive: Receive,
+        reply: HttpReply,
+        prepare: Callable[[], Awaitable[bool]],
+        form: StreamForm,
+    ) -> None:
+        gone = asyncio.get_running_loop().create_task(_gone(receive, news), name="weft-stream-watch")
+
+        async def look() -> bool:
+            return not gone.done() and await prepare()
+
+        try:
+            await reply.send_event(form.opening)  # the client sees at once that the stream is open
+            async with aclosing(
+                self._sessions.streams.follow(session.id, stream, after, news=news, prepare=look)
+            ) as events:
+                async for event in events:
+                    if gone.done() or reply.finished:
+                        break
+                    if event is None:
+                        await reply.send_event(COMMENT)
+                    elif event.data or not event.is_last:
+                        await reply.send_event(form.encode(event))
+        finally:
+            gone.cancel()
+            await reply.end_stream()
+
+
+def check_takes_stream(reply: HttpReply) -> None:
+    """Refuse a GET of who takes no stream."""
+    if not reply.can_stream:
+        raise Refusal(406, "A stream is all there is to GET: accept text/event-stream.")
+
+
+async def _gone(receive: Receive, news: asyncio.Event) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    news.set()

@@ -1,0 +1,128 @@
+"""One message of the stateless era over HTTP: opened, dispatched, answered.
+
+A request lives and dies with its HTTP exchange: when the client goes away, it has given the request up (HTTP-24).
+Nobody watches for that while the handler does not wait; from when it first waits, a watcher does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from msgspec import UNSET
+
+from weft.eras.base import ServerEra
+from weft.errors import InvalidRequest, ProtocolError
+from weft.jsonrpc import Frame, encode_error
+from weft.protocol.headers import Headers
+from weft.server.calls.call import Call
+from weft.server.calls.connection import Cancellation
+from weft.server.calls.tasks import PendingCoroutine, take_back
+from weft.server.diagnostics.error_reporting import note_refusal
+from weft.server.http.reply import HttpReply
+from weft.server.http.request import Receive, Scope, read_caller
+from weft.server.runtime.dispatch import Answer
+from weft.server.runtime.load import stopped
+from weft.server.runtime.request_log import refused
+
+if TYPE_CHECKING:
+    from weft.server.api.server import Server
+
+__all__ = ["StatelessExchange"]
+
+
+class StatelessExchange:
+    """Serves the messages of an era in which each stands for itself."""
+
+    def __init__(self, server: Server, era: ServerEra) -> None:
+        self._server = server
+        self.era = era
+
+    async def serve(self, frame: Frame, headers: Headers, scope: Scope, receive: Receive, reply: HttpReply) -> None:
+        """Serve one message. Where it comes from, and from whom, is in the scope."""
+        server, era, request_id = self._server, self.era, frame.id
+        if frame.method is UNSET or not isinstance(request_id, (int, str)):
+            await _take(frame, reply)
+            return
+        try:
+            envelope = era.open(frame, headers, server.offer, None)
+        except ProtocolError as error:
+            note_refusal(error)
+            wire = era.refuse(error, opened=False)
+            refused(frame.method, era.name, f"{wire.status}/{wire.code}", wire.message)
+            await reply.answer(wire.status, encode_error(request_id, wire.code, wire.message, wire.data))
+            return
+        caller = read_caller(scope)
+        call = Call(server, request_id, envelope, era, reply, headers, caller.address, token_info=caller.token_info)
+        running = server.dispatcher.run(call)
+        try:
+            awaited = running.send(None)
+        except StopIteration as done:
+            await reply.answer(*done.value)
+            return
+        rest = PendingCoroutine(running, awaited, task=asyncio.current_task())
+        answer = await _watched(call, rest, receive, reply)
+        if answer is not None:
+            await reply.answer(*answer)
+
+
+async def _watched(call: Call, running: PendingCoroutine[Answer], receive: Receive, reply: HttpReply) -> Answer | None:
+    """The answer of a call that waits; None if its client went away or does not read."""
+    cancellation = reply.cancellation = call.cancellation
+    task = cancellation.task = asyncio.current_task()
+    if reply.finished:  # cut off before there was anything to cancel
+        cancellation.cancel("the client disconnected")
+    watcher = asyncio.get_running_loop().create_task(_watch(cancellation, receive, reply))
+    answer = None
+    open_calls = call.server.open_calls
+    open_calls.add(call)
+    try:
+        answer = await running
+    except asyncio.CancelledError as error:
+        if not cancellation.cancelled:
+            if task is None or not running.cancelled_itself:  # whoever runs this app has given it up
+                await reply.part(*call.server.dispatcher.refuse(call, stopped()))
+                raise
+            await take_back(task)
+            answer = call.server.dispatcher.fail(call, error)
+    finally:
+        watcher.cancel()
+        open_calls.remove(call)
+        told = cancellation.told
+        if told is None and (answer is None or cancellation.cancelled):
+            reply.close()
+    if not cancellation.cancelled:
+        return answer
+    if task is not None:
+        await _absorb(task)
+    if told is None:
+        return None
+    return answer or call.server.dispatcher.refuse(call, told)
+
+
+async def _absorb(task: asyncio.Task[Any]) -> None:
+    """Take back the one cancellation that was ours. Nothing is sent, and the task goes on to its end.
+
+    The handler may have swallowed it, or ended before it could arrive: then it arrives here.
+    """
+    with suppress(asyncio.CancelledError):
+        await asyncio.sleep(0)
+    if task.uncancel():  # somebody else wants it to end as well
+        raise asyncio.CancelledError
+
+
+async def _watch(cancellation: Cancellation, receive: Receive, reply: HttpReply) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    reply.close()  # no more signs of life, though the handler may go on for long
+    cancellation.cancel("the client disconnected")
+
+
+async def _take(frame: Frame, reply: HttpReply) -> None:
+    """A notification is taken and, there being none that means anything here, dropped. A response is not expected."""
+    if frame.is_notification:
+        await reply.accept()
+        return
+    error = InvalidRequest("Invalid request: a client sends requests and notifications, not responses.")
+    await reply.answer(400, encode_error(None, error.code, error.message))

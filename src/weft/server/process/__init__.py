@@ -1,1 +1,0 @@
-"""From `server.run()` to the end of the process."""

@@ -1,0 +1,1 @@
+"""Run a server as a process: load the program, bind the socket, start uvicorn and workers."""

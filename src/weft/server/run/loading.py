@@ -1,0 +1,482 @@
+"""From what is named on the command line to a Server: loads a user's file or module and finds the server in it.
+
+A file below an `__init__.py` belongs to a package: it is imported under its full name, so that its relative imports
+work. Any other file is imported under its own name, with its directory first on `sys.path`, as Python does for a
+script; a neighbour that imports it then gets the same module, and not a second copy with a second server.
+
+Owns the sentences for a wrong file, a wrong module, a wrong object and a file that fails. While a file is being loaded,
+`server.run()` in it does nothing (`is_loading`): whoever loads it serves it, also where it forgot
+`if __name__ == "__main__"`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import logging
+import pkgutil
+import re
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import msgspec
+
+from weft.errors import StartError, UsageError
+from weft.server.api.server import Server
+from weft.server.diagnostics.argument_checks import with_article
+from weft.server.diagnostics.error_reporting import summary_of
+from weft.server.diagnostics.source_location import is_users, short_path, user_frames
+
+__all__ = ["Target", "folder_of", "is_loading", "load", "movable", "typed_command", "warn_of_nothing"]
+
+log = logging.getLogger("weft.advice")
+
+MODULE = "__weft_main__"  # the name of a file that cannot have its own
+PREFERRED = ("server", "app", "mcp")
+MOST_FRAMES = 8
+MOST_NAMES = 12
+_WRONG_ARGUMENTS = 2  # the exit code of a program that cannot read its command line
+
+_loading = False
+_command: str | None = None  # what `sys.argv` began with, before a file got arguments of its own
+
+
+class Target(msgspec.Struct, frozen=True):
+    """What is to be loaded: `FILE[:OBJECT]` or `MODULE[:OBJECT]`, and the arguments that the file finds in `sys.argv`.
+
+    An object is a Server, or a function that makes one.
+    """
+
+    text: str
+    is_module: bool = False  # `-m`: never a file
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """The file or module."""
+        return _split(self.text)[0]
+
+    @property
+    def name(self) -> str | None:
+        """The object in it, where one is named."""
+        return _split(self.text)[1]
+
+
+def _split(target: str) -> tuple[str, str | None]:
+    r"""The place and the object of `PLACE[:OBJECT]`.
+
+    >>> _split("server.py:app"), _split("C:\\tools\\server.py")
+    (('server.py', 'app'), ('C:\\tools\\server.py', None))
+    """
+    found = re.fullmatch(r"(.+?):([^:/\\]*)", target, re.DOTALL)
+    return (found[1], found[2]) if found else (target, None)
+
+
+def is_loading() -> bool:
+    """Whether a file is being loaded right now."""
+    return _loading
+
+
+def typed_command() -> str:
+    """The program as it was typed. `sys.argv` says it, until a file that is loaded gets its own arguments there."""
+    return sys.argv[0] if _command is None else _command
+
+
+def load(target: Target) -> Server:
+    """Return the server that a target names. Raises `StartError` with a sentence for every way this can go wrong."""
+    module, shown = _import(target)
+    try:
+        return _find(module, shown, target.name)
+    except StartError as error:
+        if error.__context__ is not None or not (target.is_module and hasattr(module, "__path__")):
+            raise
+        told = f"{error} (`-m` looks for {shown}.__main__ first; there is none.)"
+    raise StartError(told)
+
+
+def folder_of(target: Target) -> Path | None:
+    """The directory that has the code of a target: that of its package, or of the file. None if it is not there."""
+    found = None if target.is_module else _file_of(target.place)
+    if found is None and _is_module_name(target.place):
+        top = PathFinder.find_spec(target.place.partition(".")[0], [str(Path.cwd()), *sys.path])
+        if top is None:
+            return None
+        if top.submodule_search_locations:
+            return Path(next(iter(top.submodule_search_locations)))
+        return Path(top.origin).parent if top.origin else None
+    if found is None:
+        return None
+    package = _package_of(found)
+    return found.parent if package is None else package[0] / package[1].partition(".")[0]
+
+
+def movable(target: Target) -> tuple[Target, bool]:
+    """Return the target as it is found from any directory, and whether it is: a module may be found from here only.
+
+    The target has been loaded.
+    """
+    suffix = "" if target.name is None else f":{target.name}"
+    path = None if target.is_module else _file_of(target.place)
+    if path is None:
+        module = sys.modules[target.place]
+        path = Path(module.__file__ or "").resolve()
+        has_path = hasattr(module, "__path__")
+        if has_path or not is_users(str(path)) or (_package_of(path) or (None, path.stem))[1] != target.place:
+            is_here = path.is_relative_to(Path.cwd()) and is_users(str(path))
+            return msgspec.structs.replace(target, is_module=True), not is_here
+    return Target(f"{path}{suffix}", arguments=target.arguments), True
+
+
+# From a name to a module.
+
+
+def _import(target: Target) -> tuple[ModuleType, str]:
+    """The module of a target, and how its file is called in messages."""
+    place = target.place
+    path = None if target.is_module else _file_of(place)
+    if path is None and (not _is_module_name(place) or (not target.is_module and Path(place).is_dir())):
+        raise StartError(_no_module(place) if target.is_module else _no_file(place))
+    if path is None:
+        return _import_module(place, target, Path.cwd()), place
+    shown = short_path(str(path))
+    package = _package_of(path)
+    if package is None:
+        return _execute(path, shown, target.arguments), shown
+    root, name = package
+    module = _import_module(name, target, root)
+    if Path(module.__file__ or "").resolve() != path:
+        raise StartError(
+            f"{shown} is the module {name}, but Python finds another one under this name: {module.__file__}. Rename "
+            "the package, or uninstall the other one."
+        )
+    return module, shown
+
+
+def _file_of(place: str) -> Path | None:
+    """The file that is meant, if there is one; of a package, its `__init__.py`."""
+    path = Path(place)
+    if path.is_dir() and (path / "__init__.py").is_file():
+        path /= "__init__.py"
+    return path.resolve() if path.is_file() else None
+
+
+def _is_module_name(place: str) -> bool:
+    """Whether this may be the dotted name of a module. `server.py` is a file, though it could be one."""
+    return not place.endswith(".py") and all(map(str.isidentifier, place.split(".")))
+
+
+def _package_of(path: Path) -> tuple[Path, str] | None:
+    """The directory that has the package of a file, and the full name of the file's module; None if it has none."""
+    folder, parts = path.parent, [] if path.name == "__init__.py" else [path.stem]
+    while (folder / "__init__.py").is_file():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    if folder == path.parent or not all(map(str.isidentifier, parts)):
+        return None
+    return folder, ".".join(parts)
+
+
+def _import_module(name: str, target: Target, root: Path) -> ModuleType:
+    """Import a module by name, from below `root` first."""
+    _put_first(root)
+    spec = None
+    with _at_load(name, name, target.arguments):
+        try:
+            spec = importlib.util.find_spec(name)  # imports the packages above it
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise
+        if spec is not None and target.is_module and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__") or spec  # as `python -m` does
+    if spec is None:
+        raise StartError(_no_module(name) if target.is_module else _neither(name))
+    with _at_load(name, spec.origin or name, target.arguments):
+        return importlib.import_module(spec.name)
+
+
+def _execute(path: Path, shown: str, arguments: Sequence[str]) -> ModuleType:
+    """Run a file that belongs to no package as a module."""
+    spec = importlib.util.spec_from_file_location(MODULE, path)
+    if spec is None or spec.loader is None:
+        raise StartError(f"{shown} is not a Python file: its name must end in '.py'.")
+    _put_first(path.parent)
+    with _at_load(shown, str(path), arguments):
+        if _can_be_imported(path):
+            return importlib.import_module(path.stem)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[MODULE] = module  # where pickle, dataclasses and annotations look for it
+        spec.loader.exec_module(module)
+        return module
+
+
+def _can_be_imported(path: Path) -> bool:
+    """Whether `import NAME`, with the file's directory first on the path, would get this file."""
+    if not path.stem.isidentifier() or path.stem in sys.modules or path.stem in sys.builtin_module_names:
+        return False
+    found = PathFinder.find_spec(path.stem, [str(path.parent)])
+    return found is not None and found.origin is not None and Path(found.origin) == path
+
+
+def _put_first(folder: Path) -> None:
+    sys.path.insert(0, str(folder))
+
+
+@contextmanager
+def _at_load(shown: str, file: str, arguments: Sequence[str]) -> Generator[None]:
+    """Run code of the user's: with arguments of its own, and told in a sentence if it fails."""
+    global _loading, _command  # noqa: PLW0603 - there is one interpreter, and it loads one file at a time
+    if _command is None:
+        _command = sys.argv[0]
+    sys.argv = [file, *arguments]  # from now on: a handler may look there as well
+    _loading = True
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a file may also call `sys.exit`
+        raise StartError(_why(shown, error)) from None
+    finally:
+        _loading = False
+
+
+# What is said of a name that is wrong.
+
+
+def _no_file(place: str) -> str:
+    path = Path(place)
+    if path.is_dir():
+        there = _suggest(path, "server.py") or "server.py"
+        return f"{place!r} is a directory; name a Python file in it, such as {there}."
+    folder = path.parent
+    if not folder.is_dir():
+        return f"There is no file {place!r}: the directory {str(folder)!r} does not exist."
+    meant = _suggest(folder, path.name)
+    remedy = f"Did you mean {meant}?" if meant else "There is no Python file there at all; check the path."
+    return f"There is no file {place!r} in {folder.resolve()}. {remedy}"
+
+
+def _neither(name: str) -> str:
+    """Nothing has this name, neither a file nor a module."""
+    if "." in name:
+        return _no_module(name)
+    meant = _suggest(Path(), f"{name}.py")
+    remedy = f"Did you mean {meant}?" if meant else "There is no Python file there at all; check the name."
+    return f"There is no file or module {name!r} in {Path.cwd()}. {remedy}"
+
+
+def _no_module(name: str) -> str:
+    if not all(map(str.isidentifier, name.split("."))):
+        return f"{name!r} is not the name of a module; write it with dots, like -m package.server."
+    parent, _, last = name.rpartition(".")
+    similar = difflib.get_close_matches(last, _modules_in(parent), n=1)
+    meant = f"Did you mean {f'{parent}.' if parent else ''}{similar[0]}? " if similar else ""
+    missing = f" in the package {parent}" if parent in sys.modules else ""
+    looked = f"Modules are looked for in {Path.cwd()}, and where Python looks."
+    return f"There is no module {name!r}{missing}. {meant}{looked}"
+
+
+def _modules_in(package: str) -> Iterator[str]:
+    if package and package not in sys.modules:
+        return
+    places = [str(Path.cwd())] if not package else list(getattr(sys.modules[package], "__path__", ()))
+    for found in pkgutil.iter_modules(places):
+        yield found.name
+
+
+def _suggest(folder: Path, name: str) -> str:
+    """Python files in a folder, the most similar to `name` first; empty when there is none."""
+    there = sorted(map(str, folder.glob("*.py")))
+    similar = difflib.get_close_matches(str(folder / name), there, n=3, cutoff=0.6) or there[:3]
+    return " or ".join(similar)
+
+
+# What is said of code that fails.
+
+
+def _why(file: str, error: BaseException) -> str:
+    """What went wrong in the user's file: the error, the user's own lines, and what to do."""
+    if isinstance(error, UsageError):  # it is such a sentence already
+        return f"{file} cannot be loaded. {error}"
+    if isinstance(error, SyntaxError):
+        place = f"{short_path(error.filename or file)}:{error.lineno}"
+        return f"{file} cannot be loaded: {place} is not valid Python: {error.msg}.\n  {(error.text or '').strip()}"
+    if isinstance(error, SystemExit) and error.code == _WRONG_ARGUMENTS and len(sys.argv) > 1:
+        what = "it refused its arguments (see above): check what stands behind `--`."
+    elif isinstance(error, SystemExit):
+        what = f"it ended the process with exit({error.code!r}); do that only under `if __name__ == '__main__'`"
+    else:
+        what = summary_of(error)
+    frames = user_frames(error)[-MOST_FRAMES:]
+    lines = [f"{file} cannot be loaded: {what}"[:600], *(f"  {frame}" for frame in frames)]
+    if remedy := _remedy(error, frames):
+        lines.append(remedy)
+    return "\n".join(lines)
+
+
+def _remedy(error: BaseException, frames: Sequence[str]) -> str:
+    text = str(error)
+    if isinstance(error, ImportError | AttributeError) and "circular import" in text:
+        files = list(dict.fromkeys(frame.partition(":")[0] for frame in frames))
+        circle = f"These files import each other in a circle: {' → '.join([*files, files[0]])}. " if files else ""
+        return (
+            f"{circle}One of them needs a name that the other has not defined yet. Put `server = Server(...)` into a "
+            "module that imports neither of them, or move the import below the line that defines the name."
+        )
+    if isinstance(error, ImportError) and "attempted relative import" in text:
+        place = frames[-1].partition(" in ")[0] if frames else "A file"
+        folder = Path(place.partition(":")[0]).resolve().parent
+        if "beyond top-level" in text:
+            above = "it has more dots than there are packages above it"
+        else:
+            above = f"{folder.name}/ has no __init__.py, so it is not a package"
+        return (
+            f"{place} has a relative import, but {above}. Write an absolute import (`import other` for other.py beside "
+            f"it), or make {folder.name}/ a package: add an empty __init__.py to it."
+        )
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        package = error.name.partition(".")[0]
+        return f"If {package} is a package, install it where Weft runs: {sys.executable} -m pip install {package}"
+    return ""
+
+
+# From a module to its server.
+
+
+def _find(module: ModuleType, file: str, name: str | None) -> Server:
+    names: Mapping[str, Any] = {key: value for key, value in vars(module).items() if not key.startswith("__")}
+    servers = {key: value for key, value in names.items() if isinstance(value, Server)}
+    if name is not None:
+        return _named(names, servers, file, name)
+    if not servers:
+        raise StartError(_no_server(module, names, file))
+    if len({id(server) for server in servers.values()}) == 1:
+        return next(iter(servers.values()))
+    for preferred in PREFERRED:
+        if preferred in servers:
+            return servers[preferred]
+    listed = ", ".join(servers)
+    raise StartError(f"{file} has several servers: {listed}. Say which one: {file}:{next(iter(servers))}")
+
+
+def _named(names: Mapping[str, Any], servers: Mapping[str, Server], file: str, name: str) -> Server:
+    if name in servers:
+        return servers[name]
+    if name in names and inspect.isroutine(names[name]) and not (servers and _needed(names[name])):
+        return _made(names[name], file, name)
+    if name in names:
+        what = f"{name!r} in {file} is {with_article(type(names[name]).__name__)}, not a Server."
+    else:
+        what = f"{file} has no object {name!r}."
+    if not servers:
+        raise StartError(f"{what} There is no Server in the file at all. {_there(names)}")
+    similar = difflib.get_close_matches(name, servers, n=1)
+    meant = f" Did you mean {file}:{similar[0]}?" if similar else ""
+    raise StartError(f"{what} The servers there: {', '.join(servers)}.{meant}")
+
+
+def _made(make: Callable[..., Any], file: str, name: str) -> Server:
+    """The server that a function makes."""
+    if inspect.iscoroutinefunction(make):
+        raise StartError(
+            f"{name!r} in {file} is an async function; a function that makes a server is a plain `def`. What has to "
+            "be awaited belongs into the server's lifespan."
+        )
+    if needed := _needed(make):
+        raise StartError(
+            f"{name!r} in {file} needs arguments: {', '.join(needed)}. A function that makes a server is called "
+            "without any: give its parameters defaults."
+        )
+    with _at_load(f"{file}:{name}", sys.argv[0], sys.argv[1:]):
+        made = make()
+    if isinstance(made, Server):
+        return made
+    raise StartError(
+        f"{name!r} in {file} is a function that returned {with_article(type(made).__name__)}, not a Server. To be "
+        "served it has to be a function that makes a Server and returns it."
+    )
+
+
+def _needed(make: Callable[..., Any]) -> list[str]:
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):  # a function in C has none
+        return []
+    loose = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [one.name for one in parameters if one.default is one.empty and one.kind not in loose]
+
+
+def _no_server(module: ModuleType, names: Mapping[str, Any], file: str) -> str:
+    makers = [name for name, value in names.items() if _makes_server(value)]
+    if makers:
+        return f"{file} has no Server in it at module level, but a function that makes one: {file}:{makers[0]}"
+    what = f"{file} has no Server in it at module level. Make one: server = weft.Server('my-server')"
+    functions = _plain_functions(module)
+    more = f", and write @server.tool above `def {functions[0]}`" if functions else ""
+    return f"{what}{more}. {_there(names)}"
+
+
+def _makes_server(value: Any) -> bool:
+    """Whether a function says that it returns a Server."""
+    returned = getattr(value, "__annotations__", {}).get("return")
+    return isinstance(value, FunctionType) and (returned is Server or returned in ("Server", "weft.Server"))
+
+
+def warn_of_nothing(server: Server) -> None:
+    """Warn of a server that offers nothing: a decorator may be missing, or its file was loaded twice."""
+    if len(server.tools) or len(server.resources) or len(server.prompts) or server.extensions:
+        return
+    if not server.lifespan.started:  # which may register what there is
+        return
+    modules = [one for one in list(sys.modules.values()) if is_users(getattr(one, "__file__", None) or "<none>")]
+    own = next((one for one in modules if any(value is server for value in vars(one).values())), None)
+    remedy = "Write @server.tool above each function that clients may call."
+    if own is not None:
+        file = short_path(own.__file__ or "")
+        if other := _other_copy(own, modules):
+            remedy = (
+                f"{file} was loaded twice, as {own.__name__} and as {other.__name__}, since another file imports it: "
+                f"the tools are at the server of the second copy. Start it with `weft run {file}`, or put the server "
+                "into a file that imports none of the others."
+            )
+        elif functions := _plain_functions(own):
+            remedy = f"Write @server.tool above `def {functions[0]}` in {file}, and above what else clients may call."
+    log.warning("The server %r has no tools, resources or prompts. %s", server.name, remedy)
+
+
+def _other_copy(module: ModuleType, modules: Sequence[ModuleType]) -> ModuleType | None:
+    """Another module that was made of the same file, and has a server that offers something."""
+    for other in modules:
+        if other is not module and getattr(other, "__file__", None) == module.__file__:
+            servers = (value for value in vars(other).values() if isinstance(value, Server))
+            if any(len(server.tools) or len(server.resources) or len(server.prompts) for server in servers):
+                return other
+    return None
+
+
+def _plain_functions(module: ModuleType) -> list[str]:
+    """The names of the public functions that a module defines itself, and that no server of it has for itself."""
+    servers = [value for value in vars(module).values() if isinstance(value, Server)]
+    return [
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, FunctionType)
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
+        and not any(server.calls_for_itself(value) for server in servers)
+    ]
+
+
+def _there(names: Mapping[str, Any]) -> str:
+    """What a module has besides what it imported as modules."""
+    own = [key for key, value in names.items() if not isinstance(value, ModuleType) and not key.startswith("_")]
+    if not own:
+        return "The file defines nothing."
+    more = f" and {len(own) - MOST_NAMES} more" if len(own) > MOST_NAMES else ""
+    return f"It has: {', '.join(own[:MOST_NAMES])}{more}."

@@ -1,0 +1,194 @@
+"""Several processes on one socket: a parent that listens and watches, workers that serve.
+
+The parent binds once and passes the socket on; each worker loads the server's file anew and accepts from it. A worker
+that dies is replaced; one that cannot start stops everything. A worker ends when the parent does, however that ends:
+its stdin is a pipe of which the parent alone holds the other end.
+
+    python -m weft.server.run.workers JSON     is one worker; nobody types that
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from weft.backends.memory import MemoryBackend
+from weft.errors import StartError, UsageError
+from weft.server.run.listening import HttpOptions, bind
+from weft.server.run.loading import Target, load
+from weft.server.run.running import INTERRUPTED, announce, on_signals, say, serve_http, set_up_logging
+
+if TYPE_CHECKING:
+    from weft.server.api.server import Server
+
+__all__ = ["WorkerOrder", "main", "run_workers", "settle_sessions", "target_of"]
+
+log = logging.getLogger("weft.workers")
+
+CANNOT_START = 3  # a worker's exit code: another one would fail in the same way
+WATCH_SECONDS = 0.1
+RESTART_SECONDS = 1.0  # at least, between two starts of a worker
+
+
+class WorkerOrder(msgspec.Struct):
+    """What a worker is told."""
+
+    target: Target
+    options: HttpOptions
+    fd: int
+    debug: bool
+
+
+def target_of(server: Server) -> Target:
+    """The `FILE:OBJECT` by which a worker finds the server of the script that runs, with the script's arguments."""
+    script = sys.modules["__main__"]
+    file = getattr(script, "__file__", None)
+    for name, value in vars(script).items():
+        if value is server and file is not None:
+            return Target(f"{file}:{name}", arguments=tuple(sys.argv[1:]))
+    raise StartError(
+        "Workers load the server by themselves, so it has to be a global name of the script that is run, such as "
+        "`server = Server(...)` at module level. Make it one, or start it with: weft run FILE:OBJECT --http --workers N"
+    )
+
+
+def run_workers(server: Server, options: HttpOptions, target: Target) -> None:
+    """Serve with several processes until stopped."""
+    if os.name != "posix":
+        raise StartError("Several workers need a system that passes sockets to children; here, leave workers= out.")
+    settled = settle_sessions(server, options)
+
+    def started() -> None:
+        announce(server, options, listener)
+        if options.sessions is None and not settled.sessions and any(era.remembers for era in server.eras):
+            say(
+                "Clients that open with a handshake are served without sessions, since workers do not know each "
+                "other's: they cannot be asked, and hear of nothing on their own. To have sessions, use one worker or "
+                "a shared backend=; sessions=False (--no-sessions) leaves this line out."
+            )
+
+    with contextlib.closing(bind(options.host, options.port)) as listener:
+        order = WorkerOrder(target, settled, listener.fileno(), server.debug)
+        _WorkerSupervisor(order, listener, drain=server.limits.drain_seconds).run(started)
+
+
+def settle_sessions(server: Server, options: HttpOptions) -> HttpOptions:
+    """The options with `sessions` decided: there are none where a worker would not know those of the others."""
+    are_shared = options.workers <= 1 or not isinstance(server.backend, MemoryBackend)
+    if options.sessions is None and are_shared:
+        return msgspec.structs.replace(options, sessions=True)
+    if not are_shared and (options.sessions or options.sse_path is not None):
+        wrong = "sessions=True" if options.sessions else f"sse_path={options.sse_path!r}, which needs sessions,"
+        raise StartError(
+            f"{wrong} is not possible with workers={options.workers}: each worker has a memory of its own and does not "
+            "know the sessions of the others. Use one worker, or give the server a backend= that the workers share."
+        )
+    return msgspec.structs.replace(options, sessions=bool(options.sessions))
+
+
+class _WorkerSupervisor:
+    """The workers, and the watch over them."""
+
+    def __init__(self, order: WorkerOrder, listener: socket.socket, drain: float) -> None:
+        self._order = order
+        self._listener = listener
+        self._drain = drain
+        self._workers: list[tuple[subprocess.Popen[bytes], float]] = []  # and when each was started
+        # A question asked by one worker is answered to any other, so they share a key, if only for their lifetime.
+        self._environment = {**os.environ, "WEFT_STATE_KEY": os.environ.get("WEFT_STATE_KEY") or os.urandom(32).hex()}
+        self._stopping = False
+
+    def run(self, started: Callable[[], None]) -> None:
+        with on_signals(self._stop):
+            try:
+                self._workers = [self._hire() for _ in range(self._order.options.workers)]
+                started()
+                while not self._stopping:
+                    time.sleep(WATCH_SECONDS)
+                    self._workers = [self._look_after(*worker) for worker in self._workers]
+            finally:
+                self._dismiss()
+
+    def _hire(self) -> tuple[subprocess.Popen[bytes], float]:
+        command = [sys.executable, "-m", "weft.server.run.workers", msgspec.json.encode(self._order).decode()]
+        worker = subprocess.Popen(  # noqa: S603 - our own interpreter and module, no shell (R11)
+            command, stdin=subprocess.PIPE, pass_fds=[self._order.fd], env=self._environment
+        )
+        return worker, time.monotonic()
+
+    def _look_after(self, worker: subprocess.Popen[bytes], since: float) -> tuple[subprocess.Popen[bytes], float]:
+        code = worker.poll()
+        if code is None or self._stopping:
+            return worker, since
+        if code == CANNOT_START:
+            raise StartError("A worker could not start; it has said why above.")
+        if time.monotonic() - since < RESTART_SECONDS:
+            return worker, since
+        log.warning("worker %d ended with code %d and is replaced", worker.pid, code)
+        _close_pipe(worker)
+        return self._hire()
+
+    def _stop(self, _signal: int, _frame: Any) -> None:
+        if self._stopping:
+            for worker, _ in self._workers:
+                worker.kill()
+            os._exit(INTERRUPTED)
+        self._stopping = True
+
+    def _dismiss(self) -> None:
+        """Ask the workers to end; they have their own time for that, and a little more."""
+        self._stopping = True
+        self._listener.close()  # else who comes now would wait for a worker, and none takes anybody in any more
+        for worker, _ in self._workers:
+            if worker.poll() is None:
+                worker.terminate()
+        until = time.monotonic() + self._drain + 3
+        for worker, _ in self._workers:
+            try:
+                worker.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                worker.kill()
+                worker.wait()
+            _close_pipe(worker)
+
+
+def _close_pipe(worker: subprocess.Popen[bytes]) -> None:
+    if worker.stdin is not None:
+        worker.stdin.close()
+
+
+def main(text: str) -> int:
+    """Be one worker."""
+    order = msgspec.json.decode(text, type=WorkerOrder)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which then asks us to end
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        server = load(order.target)
+        set_up_logging(order.options.log_level)  # not before: the file may do so itself
+        server.debug = server.debug or order.debug
+        with socket.socket(fileno=order.fd) as listener:
+            serve_http(server, order.options, listener, lambda: None)
+    except UsageError as error:
+        say(str(error))
+        return CANNOT_START
+    return 0
+
+
+def _end_with_parent() -> None:
+    os.read(0, 1)  # returns when the parent is gone
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

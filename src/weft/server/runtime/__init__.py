@@ -1,0 +1,1 @@
+"""Run calls: the method table, middleware, errors, load limits, logs, listen streams."""

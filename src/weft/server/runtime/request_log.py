@@ -1,0 +1,119 @@
+"""The request log: at `info` one line for each call and for each refusal, at `debug` the wire, under `weft.server`.
+
+Whether there is one is decided when the parts are put together: where the level is off, the plain `Dispatcher` serves,
+and nothing of this module runs. What is refused before it is a call is looked at when it is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from time import perf_counter
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from weft.errors import InternalError
+from weft.net.logs import call_line, masked_url, printable
+from weft.server.calls.call import Call
+from weft.server.http.request import Scope
+from weft.server.runtime.dispatch import Answer, Dispatcher
+
+__all__ = ["LoggedDispatcher", "dispatcher_class", "is_wire_logged", "log", "refused", "refused_http"]
+
+log = logging.getLogger("weft.server")
+
+_MOST_REASON = 300  # characters
+
+
+def dispatcher_class() -> type[Dispatcher]:
+    """The class that serves calls: the one that logs them, if somebody reads that."""
+    return LoggedDispatcher if log.isEnabledFor(logging.INFO) else Dispatcher
+
+
+def is_wire_logged() -> bool:
+    """Whether every message is logged."""
+    return log.isEnabledFor(logging.DEBUG)
+
+
+class LoggedDispatcher(Dispatcher):
+    """Serves calls, and writes a line about each."""
+
+    async def run(self, call: Call) -> Answer:
+        """Serve one call."""
+        began = perf_counter()
+        status: object = "cancelled"
+        try:
+            answer = await super().run(call)
+            status = _status(call, *answer)
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            status = InternalError.code
+            raise
+        else:
+            return answer
+        finally:
+            mirrored = call.envelope.method.mirrored
+            name = getattr(call.envelope.params, mirrored, None) if mirrored else None
+            principal = "" if call.token_info is None else call.token_info.subject
+            log.info("%s", call_line(call.method, name, call.era.name, status, perf_counter() - began, principal))
+
+
+class _LoggedError(msgspec.Struct):
+    code: int
+
+
+class _Result(msgspec.Struct):
+    is_error: bool = msgspec.field(name="isError", default=False)
+    result_type: str = msgspec.field(name="resultType", default="")
+
+
+class _LoggedOutcome(msgspec.Struct):
+    error: _LoggedError | UnsetType = UNSET
+    result: _Result | UnsetType = UNSET
+
+
+_read = msgspec.json.Decoder(_LoggedOutcome).decode
+
+
+def _status(call: Call, status: int, body: bytes) -> object:
+    """How a call ended: its HTTP status, "ok" where there is none; with the code of an error, `isError`, or `asks`."""
+    try:
+        outcome = _read(body)
+    except msgspec.DecodeError:  # an extension's result may have an `isError` of another type
+        outcome = _LoggedOutcome()
+    words = [] if call.headers is None else [str(status)]
+    if isinstance(outcome.error, _LoggedError):
+        words.append(str(outcome.error.code))
+    elif isinstance(outcome.result, _Result) and outcome.result.is_error:
+        words.append("isError")
+    elif isinstance(outcome.result, _Result) and outcome.result.result_type == "input_required":
+        words.append("asks")
+    return "/".join(words) or "ok"
+
+
+def refused(what: object, era: str, status: object, reason: str) -> None:
+    """Log that a message was refused before it was a call."""
+    if log.isEnabledFor(logging.INFO):
+        method = what if isinstance(what, str) else "a message"
+        log.info("refused %s %s %s: %s", _plain(method), era, status, _plain(reason))
+
+
+def refused_http(scope: Scope, status: int, reason: str) -> None:
+    """Log that an HTTP request was refused before its message was read."""
+    if log.isEnabledFor(logging.INFO):
+        client = scope.get("client")
+        address = client[0] if client else "-"
+        log.info(
+            "refused %s %s %d %s: %s",
+            _plain(scope["method"]),
+            masked_url(scope["path"]),
+            status,
+            address,
+            _plain(reason),
+        )
+
+
+def _plain(text: str) -> str:
+    return printable(text[:_MOST_REASON], "?")

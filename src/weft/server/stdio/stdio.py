@@ -1,0 +1,584 @@
+"""stdio: one line per message, one client, as long as the process lives.
+
+Owns the descriptors, and when it ends. While it serves, the descriptors 0 and 1 are the protocol's alone: a stray
+`print`, a C library or a child process writes to stderr and reads nothing (STDIO-02).
+
+Lines over file descriptors: in and out, without ever blocking the event loop.
+
+The loop says when there is something to read; where it cannot (Windows, plain files), a thread reads. Lines are handed
+over a chunk at a time and the next is not read before they are dealt with, so that a flood stays in the pipe and not in
+memory. What goes out is gathered for one turn of the loop and written at once; a thread writes what the pipe does not
+take immediately. No descriptor is made non-blocking: that would change it for everybody who shares it. Where a pipe can
+be opened once more, it is, and that one is ours alone.
+
+Nothing here knows what a line means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import stat
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from weft.errors import StartError
+from weft.server.runtime.wire_log import new_pipe
+
+if TYPE_CHECKING:
+    from weft.server.api.server import Server
+
+__all__ = ["Line", "LineReader", "LineSplitter", "LineWriter", "check_pipes", "serve_stdio"]
+
+PATIENCE = 5  # turns of the loop that requests get to finish before the next one is refused
+
+LAST_WORDS = 0.5  # seconds that requests get to finish when the input has ended; the client still waits for them
+
+
+async def serve_stdio(server: Server, stdin: int | None = None, stdout: int | None = None) -> None:
+    """Serve one client until its end of the pipe is closed.
+
+    `stdin` and `stdout` are file descriptors of another pair of pipes; without them, those of the process are used.
+    The lifespan is started if it was not; it is not stopped here, for another pipe may be served as well.
+    """
+    with _process_pipes() if stdin is None or stdout is None else nullcontext((stdin, stdout)) as (source, sink):
+        await server.lifespan.start()
+        await _Process(server, source, sink, lingers=source != stdin).serve()
+
+
+class _Process:
+    """The client that this process was started by, or whoever has the other ends of two descriptors.
+
+    With `lingers`, the next of requests that come one by one is waited for where nobody else is: there is one client.
+    """
+
+    def __init__(self, server: Server, source: int, sink: int, *, lingers: bool) -> None:
+        self._limits = server.limits
+        self._loop = asyncio.get_running_loop()
+        self._reader = LineReader(
+            os.dup(source),
+            server.limits.line_bytes,
+            self._deliver,
+            linger_seconds=server.limits.stdio_linger_seconds,
+        )
+        self._writer = LineWriter(sink, self._break)
+        self._pipe = new_pipe(server, self._writer)
+        self._backlog: deque[Line] = deque()  # lines that were read and not yet looked at
+        self._lingers = lingers and server.limits.stdio_linger_seconds > 0
+        self._came_alone = False  # the line that was read last
+        self._waited = 0  # turns of the loop since the limit was met
+        self._waiting: asyncio.Task[None] | None = None  # for a slow reader of our output
+        self._input_ended = False
+        self._output_broken = False
+        self._over = asyncio.Event()
+
+    async def serve(self) -> None:
+        """Until the input has ended, or nobody reads the output any more."""
+        try:
+            await self._pipe.warm_up()
+            self._reader.start()
+            await self._over.wait()
+            if not self._output_broken and (tasks := self._pipe.tasks):
+                self._pipe.end_streams()  # or they would be waited for in vain
+                await asyncio.wait(tasks, timeout=LAST_WORDS)
+        finally:
+            await self._stop()
+
+    async def _stop(self) -> None:
+        """Nobody waits for what is still running (STDIO-12)."""
+        self._reader.stop()
+        if self._waiting is not None:
+            self._waiting.cancel()
+        if self._pipe.end_streams() and not self._output_broken and (tasks := self._pipe.tasks):
+            await asyncio.wait(tasks, timeout=LAST_WORDS)
+        if not self._over.is_set():  # it is not the client that ended it: so it is told
+            self._pipe.stop()
+        self._pipe.cancel()
+        if tasks := self._pipe.tasks:
+            await asyncio.wait(tasks, timeout=self._limits.drain_seconds)
+        await self._pipe.close()
+        if self._output_broken:
+            self._writer.release()
+        else:
+            await self._writer.close(self._limits.drain_seconds)
+
+    def _break(self) -> None:
+        """Our output is closed: nothing can be answered any more (D15)."""
+        self._output_broken = True
+        self._over.set()
+
+    def _deliver(self, lines: list[Line], ended: bool) -> None:  # noqa: FBT001 - a callback of LineReader
+        self._backlog.extend(lines)
+        self._came_alone = len(lines) == 1
+        self._input_ended = ended
+        self._pump()
+
+    def _pump(self) -> None:
+        """Look at the lines, and answer what can be answered at once."""
+        self._writer.hold()
+        try:
+            if not self._take_lines():
+                self._loop.call_soon(self._pump)
+                return
+        finally:
+            self._writer.flush()
+        if self._input_ended:
+            self._over.set()
+        elif self._writer.congested:
+            self._waiting = self._loop.create_task(self._resume_later(), name="weft-stdio-drain")
+        else:
+            self._reader.resume(linger=self._lingers and self._came_alone and self._pipe.is_idle)
+
+    def _take_lines(self) -> bool:
+        """Whether all were. Where the limit is met, quick requests get the chance to finish before one is refused."""
+        while self._backlog:
+            full = self._pipe.full
+            if full and self._waited < PATIENCE:
+                self._waited += 1
+                return False
+            self._waited = 0
+            self._pipe.receive(self._backlog.popleft(), full=full)
+        return True
+
+    async def _resume_later(self) -> None:
+        await self._writer.drained()
+        self._reader.resume()
+
+
+def check_pipes() -> None:
+    """Refuse to start without stdin and stdout. Asked before there is a loop: it would take their numbers."""
+    try:
+        os.fstat(0)
+        os.fstat(1)
+    except OSError:
+        raise StartError(
+            "stdin or stdout is closed, so there is no pipe to serve on; start the server from an MCP client, "
+            "or serve over HTTP: run('http')."
+        ) from None
+
+
+@contextmanager
+def _process_pipes() -> Generator[tuple[int, int]]:
+    """The process's own stdin and stdout, out of everybody else's reach meanwhile."""
+    source, sink = os.dup(0), os.dup(1)
+    python_stdout = sys.stdout
+    nothing = os.open(os.devnull, os.O_RDWR)
+    try:
+        os.dup2(nothing, 0)
+        try:
+            os.dup2(2, 1)
+        except OSError:  # there is no stderr
+            os.dup2(nothing, 1)
+        _flush(python_stdout)  # what was printed before goes to stderr too
+        sys.stdout = sys.stderr
+        yield source, sink
+    finally:
+        _flush(python_stdout)
+        sys.stdout = python_stdout
+        os.dup2(source, 0)
+        os.dup2(sink, 1)
+        for fd in (source, sink, nothing):
+            os.close(fd)
+
+
+def _flush(stream: Any) -> None:
+    with suppress(OSError, ValueError, AttributeError):  # closed, or never there
+        stream.flush()
+
+
+Line: TypeAlias = bytes | None  # None stands for a line that was longer than the limit
+
+CHUNK = 64 * 1024  # what a pipe holds
+
+QUEUED_BYTES = 8 * 1024 * 1024  # output that waits for a slow reader; from there on nothing more is read (D10)
+
+IN_A_ROW = 1e-3  # seconds after which others in this loop have their turn, however soon the next line comes
+
+AT_ONCE = getattr(select, "PIPE_BUF", 512)  # a writable pipe takes this much without blocking
+
+
+class LineSplitter:
+    r"""Chunks of bytes to lines, holding at most `limit` bytes of an unfinished one.
+
+    >>> splitter = LineSplitter(limit=4)
+    >>> splitter.feed(b"one\ntwo"), splitter.feed(b"\nthree\n")
+    ([b'one'], [b'two', None])
+    """
+
+    __slots__ = ("_limit", "_rest", "_skipping")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._rest = bytearray()  # the beginning of a line whose end has not come yet
+        self._skipping = False  # that line is too long: nothing of it is kept
+
+    def feed(self, chunk: bytes) -> list[Line]:
+        """The lines that this chunk completes."""
+        if not self._rest and not self._skipping and chunk.find(b"\n") == len(chunk) - 1 <= self._limit:
+            return [chunk[:-1]]  # as nearly all are: one line, from its beginning to its end
+        *ends, rest = chunk.split(b"\n")
+        lines = [self._end(end) for end in ends]
+        self._keep(rest)
+        return lines
+
+    def finish(self) -> list[Line]:
+        """What is left when the input has ended without a newline."""
+        return [self._end(b"")] if self._rest or self._skipping else []
+
+    def _end(self, end: bytes) -> Line:
+        if not self._rest and not self._skipping:
+            return end if len(end) <= self._limit else None
+        self._keep(end)
+        line = None if self._skipping else bytes(self._rest)
+        self._rest.clear()
+        self._skipping = False
+        return line
+
+    def _keep(self, part: bytes) -> None:
+        if self._skipping:
+            return
+        if len(self._rest) + len(part) > self._limit:
+            self._skipping = True
+            self._rest = bytearray()  # a new one: `clear` may keep the memory
+        else:
+            self._rest += part
+
+
+class LineReader:
+    """Reads lines and delivers them, one chunk at a time.
+
+    `deliver(lines, ended)` is called on the loop; the next chunk comes after `resume` was called, which may be done
+    within `deliver`. The descriptor belongs to the reader, which closes it.
+
+    A client that calls one by one sends its next line a moment after it has read our last. With `resume(linger=True)`
+    that moment is waited for: most of what a short call over a pipe takes is putting two processes to sleep and waking
+    them up.
+    """
+
+    def __init__(
+        self, fd: int, limit: int, deliver: Callable[[list[Line], bool], None], *, linger_seconds: float = 0.0
+    ) -> None:
+        self._fd = fd
+        self._linger_seconds = linger_seconds  # to look for the next line before the loop falls asleep
+        self._splitter = LineSplitter(limit)
+        self._deliver = deliver
+        self._loop = asyncio.get_running_loop()
+        self._turn: threading.Lock | None = None  # where a thread reads: held from a chunk's delivery until `resume`
+        self._delivered = False  # and not resumed since
+        self._lingers = False  # it looks for the next line before it goes back to the loop
+        self._paused = False
+        self._stopped = False
+
+    def start(self) -> None:
+        """Begin to read: when the loop says that there is something, or in a thread where a loop cannot say."""
+        try:
+            self._loop.add_reader(self._fd, self._readable)
+        except (NotImplementedError, OSError):  # Windows, or a plain file
+            self._turn = threading.Lock()
+            # A daemon: a read that never returns must not keep the process.
+            threading.Thread(target=self._read_all, name="weft-stdin", daemon=True).start()
+
+    def resume(self, *, linger: bool = False) -> None:
+        """The delivered lines are dealt with; bring the next. `linger`: nobody minds if the loop waits for it a bit."""
+        self._delivered = False
+        self._lingers = linger
+        if self._turn is not None:
+            self._turn.release()
+        elif self._paused and not self._stopped:
+            self._paused = False
+            self._loop.add_reader(self._fd, self._readable)
+
+    def stop(self) -> None:
+        """Read no more. A thread is left in its read: nothing can wake it, and it closes the descriptor itself."""
+        if not self._stopped and self._turn is None:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+        self._stopped = True
+        self._lingers = False
+
+    def _readable(self) -> None:
+        end = time.perf_counter() + IN_A_ROW
+        self._read_chunk()
+        while self._lingers and time.perf_counter() < end and _comes_soon(self._fd, self._linger_seconds):
+            self._read_chunk()
+
+    def _read_chunk(self) -> None:
+        self._lingers = False
+        try:
+            chunk = os.read(self._fd, CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk = b""  # a broken pipe is an ended one
+        self._hand_over(chunk)
+        if not chunk:
+            self.stop()
+        elif self._delivered:
+            self._paused = True
+            self._loop.remove_reader(self._fd)
+
+    def _read_all(self) -> None:
+        assert self._turn is not None
+        chunk = None
+        try:
+            while chunk != b"":
+                chunk = _read(self._fd)
+                self._turn.acquire()
+                self._loop.call_soon_threadsafe(self._hand_over, chunk)
+        except RuntimeError:
+            pass  # the loop is closed: nobody wants to know any more
+        finally:
+            os.close(self._fd)
+
+    def _hand_over(self, chunk: bytes) -> None:
+        if self._stopped:
+            return
+        self._delivered = True
+        lines = self._splitter.feed(chunk) if chunk else self._splitter.finish()
+        if lines or not chunk:
+            self._deliver(lines, not chunk)
+        else:
+            self.resume()
+
+
+class LineWriter:
+    """Lines out. `send` returns at once; `broken` is called if the reader at the other end goes away, at once where the
+    loop can tell, else with the next line.
+
+    Between `hold` and `flush` lines are gathered whatever they are sent with: more are on their way.
+    """
+
+    def __init__(self, fd: int, broken: Callable[[], None]) -> None:
+        self._fd = fd
+        self._own_fd = _opened_again(fd)  # for what is written at once; None where there is no second one
+        self._broken = broken
+        self._loop = asyncio.get_running_loop()
+        self._lines: list[bytes] = []  # of this turn of the loop
+        self._held = False  # somebody will call `flush`
+        self._change = threading.Condition()  # guards what follows
+        self._queue: list[bytes] = []  # what the thread has to write
+        self._queued = 0  # its size, with what is being written
+        self._closing = False
+        self._thread: threading.Thread | None = None  # started when the pipe first does not take everything
+        self._drained = asyncio.Event()
+        self._drained.set()
+        self._done = asyncio.Event()  # the thread has nothing left to write
+        self._watched_fd = self._watch()  # a copy of the descriptor, by which the loop tells when the reader goes
+
+    def _watch(self) -> int | None:
+        """Have the loop tell when nobody reads any more. A descriptor is "readable" then, though it is for writing."""
+        mode = os.fstat(self._fd).st_mode
+        if not hasattr(select, "poll") or not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+            return None
+        fd = os.dup(self._fd)
+        try:
+            self._loop.add_reader(fd, self._look)
+        except (NotImplementedError, OSError):
+            os.close(fd)
+            return None
+        return fd
+
+    def _look(self) -> None:
+        """Something has happened at the other end."""
+        fd = self._watched_fd
+        is_closed = fd is not None and _is_closed(fd)
+        self._stop_watching()  # a client that writes into our output is nothing to us
+        if is_closed:
+            self._broken()
+
+    def _stop_watching(self) -> None:
+        fd, self._watched_fd = self._watched_fd, None
+        if fd is not None:
+            self._loop.remove_reader(fd)
+            os.close(fd)
+
+    def send(self, line: bytes) -> None:
+        """Write one line, soon."""
+        if not self._lines and not self._held:
+            self._loop.call_soon(self.flush)
+        self._lines.append(line)
+
+    def send_now(self, line: bytes) -> None:
+        """Write one line without waiting for others to go with it."""
+        self._lines.append(line)
+        if not self._held:
+            self.flush()
+
+    def hold(self) -> None:
+        """Gather what is sent from here on, until `flush`."""
+        self._held = True
+
+    @property
+    def congested(self) -> bool:
+        """Whether so much waits to be read that no more should be produced."""
+        return not self._drained.is_set()
+
+    async def drained(self) -> None:
+        """Wait until the other end has caught up."""
+        await self._drained.wait()
+
+    async def close(self, timeout: float) -> None:
+        """Write what is left, within `timeout` seconds."""
+        self.flush()
+        with self._change:
+            self._closing = True
+            self._change.notify()
+        if self._thread is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._done.wait(), timeout)
+        self.release()
+
+    def release(self) -> None:
+        """Close what was opened here; the reader at the other end would wait for more."""
+        self._stop_watching()
+        own_fd, self._own_fd = self._own_fd, None
+        if own_fd is not None:
+            os.close(own_fd)
+
+    def flush(self) -> None:
+        """Write what was sent in this turn of the loop: at once if the pipe takes it, else by the thread."""
+        self._held = False
+        if not self._lines:
+            return
+        self._lines.append(b"")
+        data = b"\n".join(self._lines)
+        self._lines.clear()
+        try:
+            data = data[self._write_some(data) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._broken()
+            return
+        if data:
+            self._enqueue(data)
+
+    def _write_some(self, data: bytes) -> int:
+        """How much of it the pipe takes at once, and nothing goes before it that is not written yet."""
+        if self._queued:
+            return 0
+        if self._own_fd is not None:
+            return os.write(self._own_fd, data)
+        if len(data) <= AT_ONCE and _takes_at_once(self._fd):
+            return os.write(self._fd, data)  # not all of it, where a parent has made the pipe non-blocking
+        return 0
+
+    def _enqueue(self, data: bytes) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="weft-stdout", daemon=True)
+            self._thread.start()
+        with self._change:
+            self._queue.append(data)
+            self._queued += len(data)
+            if self._queued > QUEUED_BYTES:
+                self._drained.clear()
+            self._change.notify()
+
+    def _run(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            try:
+                while data := self._next():
+                    _write(self._fd, data)
+                    self._written(len(data))
+            except OSError:
+                self._loop.call_soon_threadsafe(self._broken)
+                self._loop.call_soon_threadsafe(self._drained.set)
+            self._loop.call_soon_threadsafe(self._done.set)
+
+    def _next(self) -> bytes:
+        with self._change:
+            while not self._queue and not self._closing:
+                self._change.wait()
+            data = b"".join(self._queue)
+            self._queue.clear()
+            return data
+
+    def _written(self, size: int) -> None:
+        with self._change:
+            self._queued -= size
+            if self._queued <= QUEUED_BYTES // 2 and not self._drained.is_set():
+                self._loop.call_soon_threadsafe(self._drained.set)
+
+
+def _opened_again(fd: int) -> int | None:
+    """The same pipe, not blocking, without a change to `fd` for those who share it; None where that cannot be had.
+
+    Elsewhere than on Linux such a name is another for the descriptor itself, and so is the one of a socket.
+    """
+    if sys.platform != "linux" or not stat.S_ISFIFO(os.fstat(fd).st_mode):
+        return None
+    try:
+        return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:  # no /proc here, another user's pipe, or nobody who reads it
+        return None
+
+
+def _read(fd: int) -> bytes:
+    while True:
+        try:
+            return os.read(fd, CHUNK)
+        except BlockingIOError:  # a parent may have made its end, and so ours, non-blocking
+            _wait(fd, for_input=True)
+        except OSError:
+            return b""  # a broken pipe is an ended one
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(fd, view) :]
+        except BlockingIOError:
+            _wait(fd, for_input=False)
+
+
+if hasattr(select, "poll"):
+
+    def _wait(fd: int, *, for_input: bool) -> None:
+        """Until it can be read, or written."""
+        poll = select.poll()  # `select` takes no descriptors from 1024 on
+        poll.register(fd, select.POLLIN if for_input else select.POLLOUT)
+        poll.poll()
+
+    def _comes_soon(fd: int, seconds: float) -> bool:
+        """Return whether there is something to read, now or within some seconds."""
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        end = time.perf_counter() + seconds
+        while not poll.poll(0):
+            if time.perf_counter() > end:
+                return False
+        return True
+
+    def _is_closed(fd: int) -> bool:
+        """Whether the other end is closed."""
+        poll = select.poll()
+        poll.register(fd, 0)
+        return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+    def _takes_at_once(fd: int) -> bool:
+        """Whether `AT_ONCE` bytes can be written without waiting; an error shows when they are."""
+        poll = select.poll()
+        poll.register(fd, select.POLLOUT)
+        return bool(poll.poll(0))
+
+else:  # Windows polls sockets only
+
+    def _wait(fd: int, *, for_input: bool) -> None:
+        select.select([fd] if for_input else [], [] if for_input else [fd], [])
+
+    def _comes_soon(fd: int, seconds: float) -> bool:  # noqa: ARG001 - the other platform's signature
+        return False
+
+    def _is_closed(fd: int) -> bool:  # noqa: ARG001 - the other platform's signature
+        return False
+
+    def _takes_at_once(fd: int) -> bool:  # noqa: ARG001 - the other platform's signature
+        return False

@@ -1,1 +1,0 @@
-"""How messages come in and go out: stdio and HTTP."""
