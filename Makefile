@@ -61,6 +61,7 @@ newest: $(VENV)/.dev
 
 check: lint
 	$(BIN)/pytest tests/test_architecture.py
+	$(BIN)/python tools/count_code.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
