@@ -10,7 +10,7 @@ import pytest
 import weft
 from support import make_server
 from weft import Client, Server, StaticTokens
-from weft.client.api.results import ToolResult
+from weft.client.results import ToolResult
 from weft.errors import UsageError
 
 pytestmark = pytest.mark.mistake("habits of other SDKs")

@@ -30,17 +30,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast
 from urllib.parse import urlsplit
 
-from weft.client.api.argument_checks import plainly
 from weft.client.api.client import Client as AsyncClient
 from weft.client.api.client import check_clients, joined_name
+from weft.client.argument_checks import plainly
 from weft.errors import ConnectionFailed, UsageError, WeftError
 from weft.net.hosts import is_loopback
 from weft.net.logs import masked_url
 
 if TYPE_CHECKING:
-    from weft.client.api.results import Change, ToolResult
     from weft.client.connection.transport import Transport
     from weft.client.requests.subscriptions import Listening as AsyncListening
+    from weft.client.results import Change, ToolResult
     from weft.types.base import Implementation
     from weft.types.lifecycle import ServerCapabilities
     from weft.types.tools import Tool

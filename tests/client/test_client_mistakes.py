@@ -15,7 +15,7 @@ import weft.sync
 from support import serve
 from support.fakes import DISCOVERED, Exchange, FakePipe, http_server
 from weft import Client, ClientLimits, ConnectionFailed, RemoteError, RequestTimeout, Server
-from weft.client.api.argument_checks import not_json, plainly
+from weft.client.argument_checks import not_json, plainly
 from weft.errors import UsageError
 
 NOBODY = "http://127.0.0.1:9/mcp"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.client.api.config import CommandTarget, UrlTarget, check_url, is_config, parse_target, read_config
+from weft.client.config import CommandTarget, UrlTarget, check_url, is_config, parse_target, read_config
 from weft.errors import UsageError
 
 

@@ -12,7 +12,7 @@ import pytest
 from support.fakes import DISCOVERED, FakePipe
 from weft import Client, Context, Server, sync
 from weft.client import CallDeclined
-from weft.client.api.config import CommandTarget, read_config
+from weft.client.config import CommandTarget, read_config
 from weft.client.handlers.confirming import ToolCall, command_question
 from weft.errors import UsageError
 

@@ -540,7 +540,7 @@ async def test_a_login_may_close_the_client_that_it_is_for() -> None:
 async def test_a_function_that_does_not_end_is_not_waited_for(
     option: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("weft.client.handlers.callbacks._END_SECONDS", 0.1)
+    monkeypatch.setattr("weft.client.callbacks._END_SECONDS", 0.1)
     may_end = asyncio.Event()
 
     async def deaf(*_: Any) -> None:

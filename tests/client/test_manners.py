@@ -9,7 +9,7 @@ import pytest
 
 from support.fakes import DISCOVERED, LEGACY, Exchange, FakePipe, http_server, initialized, sse
 from weft import Client, ConnectionFailed, RemoteError, ResourceMissing
-from weft.client.handlers.callbacks import pause
+from weft.client.callbacks import pause
 from weft.errors import UsageError
 from weft.types.base import Implementation
 

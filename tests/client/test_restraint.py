@@ -12,8 +12,8 @@ import pytest
 
 from support.fakes import DISCOVERED, LEGACY, Exchange, FakePipe, http_server, initialized, reply, sse
 from weft import Client, ClientLimits, ConnectionFailed
+from weft.client import callbacks as calls
 from weft.client.auth import logins
-from weft.client.handlers import callbacks as calls
 from weft.client.handlers.handlers import ServerRequestHandlers
 from weft.errors import WeftError
 from weft.types.lifecycle import ProgressParams
@@ -101,7 +101,7 @@ async def test_so_it_is_with_a_standing_stream(monkeypatch: pytest.MonkeyPatch) 
         assert pause(attempt) != pause(attempt)
         return 0.0
 
-    monkeypatch.setattr("weft.client.handlers.callbacks.pause", noted)
+    monkeypatch.setattr("weft.client.callbacks.pause", noted)
     streams = 0
 
     async def handle(exchange: Exchange) -> None:
@@ -146,7 +146,7 @@ async def test_so_it_is_with_one_that_is_taken_and_lost_at_once_every_time(
         else:
             await exchange.respond(202)
 
-    monkeypatch.setattr("weft.client.handlers.callbacks.pause", noted)
+    monkeypatch.setattr("weft.client.callbacks.pause", noted)
     async with http_server(handle) as url, Client(url, mode=mode) as client, client.listen():
         await asyncio.wait_for(enough.wait(), 30)
     assert attempts == [0, 1, 2, 3, 4, 4, 4, 4, 4, 4, 4, 4]  # it is not given up

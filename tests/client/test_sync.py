@@ -20,7 +20,7 @@ import pytest
 import weft
 import weft.sync
 from weft import ConnectionFailed, RemoteError, RequestTimeout
-from weft.client.api.results import ToolsChanged
+from weft.client.results import ToolsChanged
 from weft.errors import UsageError
 from weft.limits import ClientLimits
 

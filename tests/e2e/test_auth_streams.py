@@ -16,7 +16,7 @@ from support.sessions import Stream as SessionStream
 from support.sessions import rpc
 from support.tokens import ISSUER, rsa_jwk, token_for
 from weft import BearerToken, Client, Server
-from weft.client.api.results import StreamReopened, ToolsChanged
+from weft.client.results import StreamReopened, ToolsChanged
 from weft.server.auth import JwtVerifier
 
 LISTEN = message("subscriptions/listen", {"notifications": {"toolsListChanged": True}})

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from support import ask
 from weft import Client, RemoteError, Server
-from weft.client.api.results import ToolResult
+from weft.client.results import ToolResult
 from weft.errors import RegistrationError, UsageError
 from weft.types.content import AudioContent, EmbeddedResource, ImageContent, ResourceContents, ResourceLink, TextContent
 

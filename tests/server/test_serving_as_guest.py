@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from weft import Client, Limits, Server
-from weft.client.api.results import ToolsChanged
+from weft.client.results import ToolsChanged
 from weft.errors import StartError, UsageError
 from weft.server.run import loading
 

@@ -19,7 +19,7 @@ from weft.errors import StartError, WeftError
 
 if TYPE_CHECKING:
     from weft.cli.peer import RemoteServer
-    from weft.client.api.config import Target
+    from weft.client.config import Target
     from weft.server.run.loading import Target as LoadTarget
 
 __all__ = ["main"]
@@ -291,7 +291,7 @@ def _prompt(parsed: argparse.Namespace) -> int:
 
 def _peer(parsed: argparse.Namespace) -> RemoteServer:
     from weft.cli.peer import RemoteServer
-    from weft.client.api.config import CommandTarget, UrlTarget
+    from weft.client.config import CommandTarget, UrlTarget
 
     target = _target(parsed)
     is_command = parsed.stdio or isinstance(target, CommandTarget)
@@ -324,7 +324,7 @@ def _target(parsed: argparse.Namespace) -> Target | None:
 
 def _header(text: str) -> tuple[str, str]:
     """A header as it was typed. What is wrong with it is told without it: it may be a secret."""
-    from weft.client.api.config import is_sendable
+    from weft.client.config import is_sendable
 
     name, colon, value = (part.strip() for part in text.partition(":"))
     if not colon or not name or not is_sendable(name, value):

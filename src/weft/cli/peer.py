@@ -25,11 +25,11 @@ import msgspec
 
 from weft.cli.printing import WrongCommand, show_line
 from weft.client.api.client import Client
-from weft.client.api.config import CommandTarget, Target, UrlTarget, read_server
-from weft.client.api.results import InputNeeded
+from weft.client.config import CommandTarget, Target, UrlTarget, read_server
 from weft.client.connection.transport import Refused
 from weft.client.handlers.confirming import changes_code, command_question, visible
 from weft.client.requests.paging import says_none
+from weft.client.results import InputNeeded
 from weft.errors import (
     AuthorizationFailed,
     ConnectionFailed,

@@ -1,6 +1,6 @@
 """The client: an agent points it at a server, of either era, and calls."""
 
-from weft.client.api.results import (
+from weft.client.results import (
     CallDeclined,
     Change,
     InputNeeded,

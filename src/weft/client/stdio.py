@@ -32,9 +32,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, cast
 
-from weft.client.api.config import CommandTarget
+from weft.client.callbacks import TURN_SECONDS
+from weft.client.config import CommandTarget
 from weft.client.connection.transport import PipeTransport
-from weft.client.handlers.callbacks import TURN_SECONDS
 from weft.errors import ConnectionFailed
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
 
@@ -491,7 +491,7 @@ def _not_found(program: str) -> str:
     if os.sep in program:
         return "there is no such file, or the interpreter that its first line names is missing; check the path."
     if program.endswith(".json"):
-        return f"it is no program; weft.client.api.config.read_config({program!r}) has the servers of a configuration."
+        return f"it is no program; weft.client.config.read_config({program!r}) has the servers of a configuration."
     return "there is no such program on the PATH; install it, or give its full path."
 
 

@@ -15,7 +15,7 @@ from typing import Self
 import pytest
 
 from weft.client import stdio
-from weft.client.api.config import CommandTarget
+from weft.client.config import CommandTarget
 from weft.client.connection.transport import Transport
 from weft.client.stdio import StdioTransport, default_environment
 from weft.errors import ConnectionFailed

@@ -35,7 +35,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 import msgspec
 from msgspec import UNSET
 
-from weft.client.api.argument_checks import (
+from weft.client.api.targets import Dialled, HttpSettings, dial
+from weft.client.argument_checks import (
     as_texts,
     check_limits,
     explain_arguments,
@@ -46,12 +47,10 @@ from weft.client.api.argument_checks import (
     read_level,
     resource_missing,
 )
-from weft.client.api.results import ToolResult
-from weft.client.api.targets import Dialled, HttpSettings, dial
+from weft.client.callbacks import courier
 from weft.client.connection.connection import ClientConnection, ProgressCallback, code_and_data
 from weft.client.connection.negotiate import Memory, Negotiator, eras_for, explained
 from weft.client.connection.transport import NO_HEADERS, Refused
-from weft.client.handlers.callbacks import courier
 from weft.client.handlers.confirming import ConfirmFunction, Confirming
 from weft.client.handlers.handlers import (
     FormFunction,
@@ -66,6 +65,7 @@ from weft.client.requests.cache import ResponseCache, Toolbox, authorization_par
 from weft.client.requests.exchange import Exchange, Options, with_rounds
 from weft.client.requests.paging import ListPages, Suggestions, completion_params
 from weft.client.requests.subscriptions import Listening, Subscriptions, wish_for
+from weft.client.results import ToolResult
 from weft.eras.base import ServerHello
 from weft.errors import ConnectionFailed, HeaderMismatch, RemoteError, UsageError, WeftError
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from weft.client.api.argument_checks import check_function, check_tls, kind_of
-from weft.client.api.config import CommandTarget, UrlTarget, is_sendable, parse_target
+from weft.client.argument_checks import check_function, check_tls, kind_of
+from weft.client.config import CommandTarget, UrlTarget, is_sendable, parse_target
 from weft.client.connection.transport import NO_HEADERS, MemoryTransport, Piped, Transport
 from weft.errors import UsageError
 from weft.limits import ClientLimits

@@ -17,7 +17,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from urllib.parse import urljoin, urlsplit
 
-from weft.client.api.argument_checks import check_tls
+from weft.client.argument_checks import check_tls
 from weft.client.auth import urls
 from weft.client.auth.steps import FetchFailed, HttpAnswer, HttpRequest
 from weft.client.connection.transport import wire_log

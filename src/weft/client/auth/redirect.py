@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 from weft.client.auth import urls
-from weft.client.handlers.callbacks import Functions
+from weft.client.callbacks import Functions
 from weft.errors import AuthorizationFailed, UsageError
 
 __all__ = ["FunctionRedirect", "LoopbackRedirect", "Redirect", "RedirectListener"]

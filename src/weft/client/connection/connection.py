@@ -20,9 +20,9 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import UNSET
 
-from weft.client.api.argument_checks import check_timeout, write_json
+from weft.client.argument_checks import check_timeout, write_json
+from weft.client.callbacks import CallbackQueue, Clock, Clocks, pause
 from weft.client.connection.transport import NO_HEADERS, Answer, Refused, Transport
-from weft.client.handlers.callbacks import CallbackQueue, Clock, Clocks, pause
 from weft.eras.base import ClientEra
 from weft.errors import (
     ConnectionFailed,

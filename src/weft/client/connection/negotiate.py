@@ -21,9 +21,9 @@ from typing import Any
 
 import msgspec
 
+from weft.client.callbacks import pause
 from weft.client.connection.connection import ClientConnection, remote_error
 from weft.client.connection.transport import Answer, Refused, Transport
-from weft.client.handlers.callbacks import pause
 from weft.eras.base import ClientEra, ServerHello
 from weft.eras.session_client import SessionClient
 from weft.eras.stateless_client import StatelessClient

@@ -15,10 +15,10 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from weft.client.api.argument_checks import check_function, write_json
-from weft.client.api.config import CommandTarget
-from weft.client.api.results import CallDeclined
-from weft.client.handlers.callbacks import Functions
+from weft.client.argument_checks import check_function, write_json
+from weft.client.callbacks import Functions
+from weft.client.config import CommandTarget
+from weft.client.results import CallDeclined
 
 __all__ = [
     "CommandQuestion",

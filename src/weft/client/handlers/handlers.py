@@ -27,8 +27,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from weft.client.api.argument_checks import check_function, kind_of, plainly
-from weft.client.handlers.callbacks import Functions, courier
+from weft.client.argument_checks import check_function, kind_of, plainly
+from weft.client.callbacks import Functions, courier
 from weft.client.handlers.questions import (
     Form,
     FormQuestion,

@@ -19,7 +19,7 @@ from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 import msgspec
 
-from weft.client.api.argument_checks import kind_of
+from weft.client.argument_checks import kind_of
 from weft.errors import InvalidParams, UsageError
 from weft.net.hosts import is_loopback
 from weft.net.logs import Seldom

@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 
 import aiohttp
 
-from weft.client.api.argument_checks import kind_of
+from weft.client.argument_checks import kind_of
 from weft.client.connection.transport import NO_HEADERS
 from weft.errors import ConnectionFailed, UsageError
 

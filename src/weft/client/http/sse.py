@@ -11,8 +11,8 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+from weft.client.callbacks import TURN_SECONDS, StreamWatchdog
 from weft.client.connection.transport import NO_HEADERS, PipeTransport, Refused, pieces
-from weft.client.handlers.callbacks import TURN_SECONDS, StreamWatchdog
 from weft.client.http.failures import place
 from weft.client.http.transport import Auth, AuthorizedWire
 from weft.client.http.wire import HttpResponse, Wire, is_event_stream, resolved

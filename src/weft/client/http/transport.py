@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
+from weft.client.callbacks import TURN_SECONDS, Attempts, StreamWatchdog, pause
 from weft.client.connection.transport import (
     NO_HEADERS,
     Answer,
@@ -34,7 +35,6 @@ from weft.client.connection.transport import (
     whom_it_answers,
     wire_log,
 )
-from weft.client.handlers.callbacks import TURN_SECONDS, Attempts, StreamWatchdog, pause
 from weft.client.http.failures import place
 from weft.client.http.wire import HttpResponse, Wire, is_event_stream, media_type, resolved
 from weft.errors import ConnectionFailed, InvalidAnswer, ProtocolError, WeftError

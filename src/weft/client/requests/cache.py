@@ -33,8 +33,8 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 from msgspec import UNSET
 
-from weft.client.api.argument_checks import kind_of
-from weft.client.api.results import ToolResult
+from weft.client.argument_checks import kind_of
+from weft.client.results import ToolResult
 from weft.errors import InvalidAnswer, UsageError
 from weft.limits import ClientLimits
 from weft.net.logs import Seldom

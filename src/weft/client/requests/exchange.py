@@ -22,14 +22,14 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from weft.client.api.argument_checks import plainly
-from weft.client.api.results import InputNeeded
+from weft.client.argument_checks import plainly
+from weft.client.callbacks import pause
 from weft.client.connection.connection import ClientConnection, ProgressCallback, RequestHandlers, code_and_data
 from weft.client.connection.negotiate import explained, session_gone
 from weft.client.connection.transport import NO_HEADERS, Answer, Refused
-from weft.client.handlers.callbacks import pause
 from weft.client.handlers.handlers import options_for
 from weft.client.requests.cache import CACHEABLE, CacheView
+from weft.client.results import InputNeeded
 from weft.errors import (
     AskFailed,
     ConnectionFailed,

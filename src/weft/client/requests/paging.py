@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from msgspec import convert
 from msgspec.structs import fields
 
-from weft.client.api.argument_checks import as_texts, check_texts, check_timeout
+from weft.client.argument_checks import as_texts, check_texts, check_timeout
 from weft.client.requests.exchange import Exchange, Options
 from weft.eras.base import ServerHello
 from weft.errors import InvalidAnswer, InvalidParams, MethodNotFound, RemoteError, RequestTimeout, UsageError

@@ -15,7 +15,11 @@ from typing import Any, Protocol, Self
 
 import msgspec
 
-from weft.client.api.results import (
+from weft.client.callbacks import Attempts
+from weft.client.connection.connection import ClientConnection
+from weft.client.connection.negotiate import explained
+from weft.client.connection.transport import Refused
+from weft.client.results import (
     Change,
     PromptsChanged,
     ResourcesChanged,
@@ -23,10 +27,6 @@ from weft.client.api.results import (
     StreamReopened,
     ToolsChanged,
 )
-from weft.client.connection.connection import ClientConnection
-from weft.client.connection.negotiate import explained
-from weft.client.connection.transport import Refused
-from weft.client.handlers.callbacks import Attempts
 from weft.eras.base import ListenPlan, ServerHello
 from weft.errors import ConnectionFailed, InvalidAnswer, RequestTimeout, UsageError, WeftError
 from weft.limits import ClientLimits

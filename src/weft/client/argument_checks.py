@@ -47,7 +47,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 # Weft, and the futures by which one thread waits for another.
-_HIDDEN = (str(Path(__file__).parents[2]), str(Path(futures.__file__).parent))
+_HIDDEN = (str(Path(__file__).parents[1]), str(Path(futures.__file__).parent))
 _DEEPEST = 50  # how far a place is looked for
 _USUAL: Mapping[str, int | float] = msgspec.structs.asdict(DEFAULT_CLIENT_LIMITS)
 # What a client can do without, or has no limit for where it is 0.

@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from weft.client.api.argument_checks import check_function, other_loop
+from weft.client.argument_checks import check_function, other_loop
 from weft.errors import UsageError, WeftError
 from weft.net.logs import Seldom
 from weft.types.base import RequestId
