@@ -478,6 +478,16 @@ async def test_a_stream_that_stays_lost_is_reported() -> None:
     assert len(lost) >= 3
 
 
+async def test_the_end_of_one_listener_leaves_another_its_resource() -> None:
+    server = Server("notes")
+    server.add_resource("note://a", "text", name="a")
+    async with Client(server, mode="session") as client, client.listen(uris=["note://a"]) as changes:
+        async with client.listen(uris=["note://a"]):
+            pass
+        server.notify_resource_updated("note://a")
+        assert await asyncio.wait_for(anext(changes), 5) == ResourceUpdated("note://a")
+
+
 async def test_a_server_that_does_not_listen_says_so() -> None:
     refusal = {"code": -32601, "message": "Method not found"}
     async with Client(answering(lambda pipe, message: pipe.answer(message, error=refusal))) as client:

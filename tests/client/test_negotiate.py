@@ -273,6 +273,7 @@ class FirstRevision:
         elif exchange.method == "GET":
             self.stream = exchange
             await exchange.stream(sse("/messages", event="endpoint"))
+            await exchange.raw(sse("/elsewhere", event="endpoint"))  # the first one counts
             await exchange.hang()
         elif exchange.path == "/mcp":
             await exchange.respond(405)

@@ -8,7 +8,15 @@ import pytest
 from pydantic import BaseModel
 
 from support import CLIENT_CAPABILITIES_KEY, Response, ask
-from weft import Context, InputRequired, Server, ask_form
+from weft import (
+    AcceptedElicitation,
+    CancelledElicitation,
+    Context,
+    DeclinedElicitation,
+    InputRequired,
+    Server,
+    ask_form,
+)
 from weft.errors import UsageError
 
 EVERYTHING = {"elicitation": {"form": {}, "url": {}}, "sampling": {"tools": {}}, "roots": {}}
@@ -235,3 +243,9 @@ def test_a_bad_key_in_the_environment_is_told_of_by_its_name(monkeypatch: pytest
     monkeypatch.setenv("WEFT_STATE_KEY", "short")
     with pytest.raises(UsageError, match=r"The variable WEFT_STATE_KEY cannot be used\. Secret 1 of 1 has 5 bytes"):
         Server("s")
+
+
+def test_only_an_accepted_answer_is_true() -> None:
+    assert AcceptedElicitation({})
+    assert not DeclinedElicitation()
+    assert not CancelledElicitation()

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import sys
 import threading
 import time
 import weakref
@@ -54,3 +55,7 @@ def test_it_ends_with_the_loop_and_does_not_keep_it() -> None:
     gc.collect()
     assert loop() is None  # though the thread still sleeps
     until(lambda: watches() <= others)
+
+
+def test_code_of_the_user_outside_any_handler_is_not_blamed() -> None:
+    assert development._find(sys._getframe()) is None

@@ -275,7 +275,7 @@ def answering(app: Any) -> Any:
     return answer
 
 
-async def test_a_connection_that_is_to_be_closed_is_closed() -> None:
+async def test_a_connection_that_is_to_be_closed_is_closed(parser: str) -> None:
     async with served(make()) as live:
         said = await live.say(raw("tools/list", fields="Connection: close\r\n"))
         assert b"connection: close" in said.lower()

@@ -1,5 +1,6 @@
 """Following the signals of a host: what is kept for that."""
 
+import asyncio
 import gc
 import signal
 import weakref
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from weft import Server
+from weft.server.http import host_signals
 from weft.server.http.host_signals import follow_host_signals
 
 
@@ -46,3 +48,20 @@ def test_many_servers_share_one_handler(heard: list[int]) -> None:
     assert signal.getsignal(signal.SIGTERM) is first
     signal.raise_signal(signal.SIGINT)
     assert heard == [signal.SIGINT]
+
+
+async def test_the_hosts_handler_is_back_when_the_last_of_several_lifespans_has_ended(heard: list[int]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    ends = [asyncio.Event(), asyncio.Event()]
+    tasks = [asyncio.create_task(end.wait()) for end in ends]
+    for task in tasks:
+        host_signals._leave(task)
+    assert signal.getsignal(signal.SIGTERM) is not before
+    for end, task in zip(ends, tasks, strict=True):
+        signal.raise_signal(signal.SIGTERM)  # noted, and handed on at the end
+        assert heard == []
+        end.set()
+        await task
+        await asyncio.sleep(0)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert heard == [signal.SIGTERM]

@@ -41,7 +41,7 @@ def storage(request, tmp_path):
     if request.param == "memory":
         return MemoryStorage()
     if request.param == "file":
-        return FileStorage(tmp_path / "deep" / "tokens.json")
+        return FileStorage(tmp_path / "very" / "deep" / "tokens.json")
     request.getfixturevalue("keyring")
     return KeyringStorage()
 

@@ -681,6 +681,8 @@ async def test_the_system_looks_after_a_stream_that_says_nothing() -> None:
         end = connection.transport.get_extra_info("socket")
         assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) != 0
         assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
+        assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == 15
+        assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) == 3
         await chunks.aclose()  # type: ignore[attr-defined] - it is a generator
         reply.done()
         await wire.close()

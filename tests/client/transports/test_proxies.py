@@ -395,3 +395,8 @@ async def test_a_login_says_what_is_wrong_with_a_proxy(target: Target, environme
             "A proxy was found by trust_env=True, and cannot be used: `http"
         )
     assert target.seen == []
+
+
+def test_a_proxy_without_a_port_is_at_the_usual_one() -> None:
+    assert read_proxy("https://proxy.example").address == ("proxy.example", 443)
+    assert read_proxy("http://proxy.example").address == ("proxy.example", 80)
