@@ -2,6 +2,8 @@
 # stamps make it quick the next time, and a change of pyproject.toml sets up anew.
 
 PORT ?= 8000
+# The documents that the requirements come from; without them `make requirements` renews the tests only.
+SHARED ?= ../shared
 # Another Python (a path, a command, or a version such as 3.13) has an environment of its own.
 VENV := $(if $(filter command line,$(origin PYTHON)),.venv-$(notdir $(PYTHON)),.venv)
 BIN := $(VENV)/bin
@@ -24,7 +26,7 @@ ENDS := $(AT_ONCE) tests/backends tests/client tests/eras tests/protocol tests/s
 	tests/test_jsonrpc.py tests/test_public_api.py
 
 .DEFAULT_GOAL := help
-.PHONY: help run test unit lowest newest check lint interop conformance bench soak mutate
+.PHONY: help run test unit lowest newest check lint interop conformance bench soak mutate requirements
 .PHONY: peers-test peers-conformance peers-bench clean
 .DELETE_ON_ERROR:
 
@@ -40,6 +42,7 @@ help:
 	@echo "make soak          20,000 calls per era and transport, and what memory, tasks and descriptors do meanwhile"
 	@echo "make mutate        changes the code in 300 places, one at a time, and counts what the tests notice"
 	@echo "make bench         Weft beside mcp, fastmcp and a bare server; writes bench/RESULTS.md and README's figures"
+	@echo "make requirements  writes docs/requirements.md: every requirement and its tests (SHARED=$(SHARED))"
 	@echo "make clean         remove .venv, .cache and what the tools left behind"
 
 run: $(VENV)/.runtime
@@ -86,6 +89,9 @@ soak: $(VENV)/.dev
 mutate: $(VENV)/.dev
 	$(BIN)/python tools/mutate.py --security --at-least 95
 	$(BIN)/python tools/mutate.py --at-least 92
+
+requirements: | $(BIN)/python
+	@$(BIN)/python tools/requirements.py $(SHARED)
 
 # What comes from elsewhere (other SDKs, Node packages, Debian packages) lives in .cache, never in git.
 peers-test: $(VENV)/.dev

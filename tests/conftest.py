@@ -1,8 +1,8 @@
 """What all tests share: the live example of a server, and the report of which ledger rows they prove.
 
 A test says which rows it proves with `@pytest.mark.spec("HDR-20")`. A row counts when a test so marked passed; an id
-that is in no row fails the collection. A row about both sides counts for the client when the test is one of the client,
-or of what both sides share. The table of rows is made by tools/ledger_rows.py.
+that is not in docs/requirements.md fails the collection. A row about both sides counts for the client when the test is
+one of the client, or of what both sides share. `make requirements` writes the page.
 """
 
 import logging
@@ -15,7 +15,7 @@ import pytest
 from hypothesis import settings
 
 from support import Live, make_server, serve
-from support.ledger import LEFT_OUT, ROWS, TESTS, rows_of, tells_of_clients
+from support.ledger import IDS, LEFT_OUT, MUSTS, TESTS, rows_of, tells_of_clients
 from weft.client.api import client
 from weft.client.connection.negotiate import Memory
 
@@ -55,9 +55,9 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    unknown = {f"{row} ({item.nodeid})" for item in items for row in _rows(item) if row not in ROWS}
+    unknown = {f"{row} ({item.nodeid})" for item in items for row in _rows(item) if row not in IDS}
     if unknown:
-        raise pytest.UsageError(f"Marked with rows that are not in the ledger: {', '.join(sorted(unknown))}")
+        raise pytest.UsageError(f"Marked with rows that are not in docs/requirements.md: {', '.join(sorted(unknown))}")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -87,7 +87,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def _covered(side: str, proven: set[str]) -> tuple[str, str]:
     """What is proven of the rows of one side."""
     rows = rows_of(side)
-    musts = {row for row, level in rows.items() if level in ("M", "M!")}
+    musts = {row for row, level in rows.items() if level in MUSTS}
     line = (
         f"spec rows: {len(musts & proven)} of {len(musts)} {side} MUST rows covered; "
         f"missing: {_names(musts - proven, LEFT_OUT[side])}"

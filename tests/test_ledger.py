@@ -3,29 +3,26 @@
 Which tests passed is told at the end of a run (conftest); this one fails when a mark is missing, whatever else is run.
 """
 
-import ast
-from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 import pytest
 
-from support.ledger import LEFT_OUT, ROWS, TESTS, rows_of, tells_of_clients
+from support.ledger import LEFT_OUT, MUSTS, ROWS, TESTS, requirements, rows_of, tells_of_clients
 
 SIDES = ["server", "client"]
 MOST_ROWS = 5  # of a test that can prove a MUST: one that names more shows that things work together, not each of them
 
 
-def marked(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "spec":
-            yield from (argument.value for argument in node.args if isinstance(argument, ast.Constant))
+@cache
+def marks_of(side: str) -> list[tuple[str, ...]]:
+    """The rows of each mark: those that one test, or one case of it, names at once."""
+    marks = [mark for mark in requirements.all_marks() if mark.kind == "spec"]
+    return [mark.rows for mark in marks if side == "server" or tells_of_clients(TESTS / mark.file)]
 
 
 @cache
 def proven(side: str) -> frozenset[str]:
-    paths = [path for path in TESTS.rglob("test_*.py") if side == "server" or tells_of_clients(path)]
-    return frozenset(row for path in paths for row in marked(path))
+    return frozenset(row for rows in marks_of(side) for row in rows)
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -40,18 +37,10 @@ def test_what_is_left_out_has_no_test(side: str) -> None:
     assert sorted(LEFT_OUT[side].keys() & proven(side)) == []
 
 
-def marks_of(path: Path) -> Iterator[list[str]]:
-    """The rows of each mark: those that one test, or one case of it, names at once."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "spec":
-            yield [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
-
-
 @pytest.mark.parametrize("side", SIDES)
 def test_every_must_has_a_test_that_is_about_it(side: str) -> None:
-    paths = [path for path in TESTS.rglob("test_*.py") if side == "server" or tells_of_clients(path)]
-    close = {row for path in paths for rows in marks_of(path) if len(rows) <= MOST_ROWS for row in rows}
-    musts = {row for row, level in rows_of(side).items() if level in ("M", "M!")}
+    close = {row for rows in marks_of(side) if len(rows) <= MOST_ROWS for row in rows}
+    musts = {row for row, level in rows_of(side).items() if level in MUSTS}
     brushed = musts - close - LEFT_OUT[side].keys()
     assert sorted(brushed & proven(side)) == []
 

@@ -5,14 +5,14 @@ sides that the row is about; that those pass is seen where they are, that they a
 """
 
 import ast
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
 
+from support.ledger import ROWS
+
 HERE = Path(__file__).parent
-ROWS: dict[str, tuple[str, str, int]] = json.loads((HERE / "ledger_rows.json").read_text())
 PAGE = 25
 
 

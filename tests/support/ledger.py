@@ -1,11 +1,31 @@
-"""The requirements: which there are, whose they are, and which cannot have a test here (tools/ledger_rows.py)."""
+"""The requirements of docs/requirements.md: which there are, whose they are, and which cannot have a test here."""
 
+import importlib.util
 import json
+import sys
 from pathlib import Path
+from types import ModuleType
 
 TESTS = Path(__file__).parent.parent
-ROWS: dict[str, tuple[str, str, int]] = json.loads((TESTS / "ledger_rows.json").read_text())
+PAGE = TESTS.parent / "docs" / "requirements.md"
 LEFT_OUT: dict[str, dict[str, str]] = json.loads((TESTS / "ledger_left_out.json").read_text())
+MUSTS = ("MUST", "MUST NOT")
+
+
+def _load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+requirements = _load(TESTS.parent / "tools" / "requirements.py")  # what writes the page reads it, too
+_rows = requirements.read_page(PAGE.read_text())
+IDS: set[str] = {row.id for row in _rows}
+# Those of the protocol, by level, who and section.
+ROWS: dict[str, tuple[str, str, int]] = {row.id: (row.level, row.who, row.section) for row in _rows if row.section}
 
 _SHARED = ("backends", "properties", "protocol", "types")  # folders of what both sides are made of
 # What an authorization server owes is told with the servers: Weft has one.
