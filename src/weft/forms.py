@@ -1,4 +1,6 @@
-"""The forms of elicitation: flat schemas of the few kinds of field that every client can show (ELI-06).
+"""Describe the forms of elicitation, and check what was filled in.
+
+The forms of elicitation: flat schemas of the few kinds of field that every client can show (ELI-06).
 
 A form is written as a flat model (a pydantic model, a dataclass, a TypedDict) or as a JSON Schema. `form_schema` says
 what is asked, `parse_form` checks what was answered.
@@ -15,7 +17,7 @@ what is asked, `parse_form` checks what was answered.
 Options have titles by `Titles`; fields have theirs, and descriptions, by `Field(title=, description=)`. What a form
 cannot say of a field, such as a pattern, is left out of the schema, and checked in the answer all the same.
 
-An answer is checked against the schema that was sent, strictly (`answers`), and then by the model. Fields that were not
+An answer is checked against the schema that was sent, strictly, and then by the model. Fields that were not
 asked for are left out, whatever the model would take; a model or schema that forbids them (`extra="forbid"`,
 `"additionalProperties": false`) has them refused.
 
@@ -67,20 +69,15 @@ __all__ = [
 ]
 
 EMAIL = Field(json_schema_extra={"format": "email"})
-
 """Marks text as an email address: `Annotated[str, EMAIL]`. Nothing else needs installing."""
 
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+")  # between the words of a name
-
 _SECRET = re.compile(
     r"(?:^|_)(?:password|passphrase|passcode|passwd|pwd|pin|secret|token|api_?key|access_?key|private_?key|credentials?"
     r"|card_?number|cvc|cvv)(?:_|$)"
 )
-
 _FORMATS = ("email", "uri", "date", "date-time")
-
 _SELECT = {"enum", "enumNames", "oneOf"}
-
 _KEYWORDS: Mapping[str, set[str]] = {
     "string": {"minLength", "maxLength", "format", *_SELECT},
     "number": {"minimum", "maximum"},
@@ -88,27 +85,19 @@ _KEYWORDS: Mapping[str, set[str]] = {
     "boolean": set(),
     "array": {"minItems", "maxItems", "items"},
 }
-
 _EVERYWHERE = {"type", "title", "description", "default"}
-
 _ROOT = ("$schema", "type", "properties", "required")
-
 _ROOT_LEFT_OUT = {"title", "description", "additionalProperties", "$defs"}  # a form has no place for them
-
 _UNSAID = (
     "deprecated", "examples", "exclusiveMaximum", "exclusiveMinimum", "multipleOf", "pattern", "readOnly",
     "uniqueItems", "writeOnly",
 )  # fmt: skip
-
 _ALLOWED = (
     "A form is flat, and its fields are text (also of the format email, uri, date or date-time), numbers, true or "
     "false, one of several options of text, or a list of such options."
 )
-
 _MAX_ISSUES = 10
-
 _LINK = re.compile("https?://", re.IGNORECASE)
-
 _UNUSABLE = (PydanticUserError, NameError, ImportError, ValueError)  # what pydantic raises, and `Titles`
 
 
@@ -513,19 +502,13 @@ def _listed(words: Sequence[str]) -> str:
 
 
 Issue = tuple[str, str]
-
 """The name of a field, and a sentence about what it should be."""
 
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
-
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-
 _EMAIL = re.compile(rf"{_ATOM}(?:\.{_ATOM})*@{_LABEL}(?:\.{_LABEL})*")
-
 _EMAIL_LENGTH = 254
-
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
-
 _DATE_TIME = re.compile(
     r"([0-9]{4}-[0-9]{2}-[0-9]{2})[Tt]([0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.[0-9]+)?(?:[Zz]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 )

@@ -1,4 +1,6 @@
-"""The authorization endpoint: a client sends its user here, who logs in, consents, and is sent back with a code.
+"""Serve the authorization endpoint and its login page.
+
+The authorization endpoint: a client sends its user here, who logs in, consents, and is sent back with a code.
 
 What a user consents to is bound to the browser that the page was shown in (R10): the request is sealed into the page
 for the cookie of that browser. Nobody can have somebody else's browser consent, nor show the page in a frame.
@@ -28,7 +30,6 @@ __all__ = ["AuthorizeEndpoint", "consent_page", "error_page"]
 _32_BYTES = re.compile(
     r"[A-Za-z0-9_-]{43}"
 )  # in base64: a cookie; a challenge of S256, of which there is no other; a thumbprint
-
 _MOST_STATE = 2048
 
 

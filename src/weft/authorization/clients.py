@@ -1,4 +1,6 @@
-"""The clients of the authorization server: known beforehand, described by a document, or registered by themselves.
+"""Keep the clients, register new ones, and authenticate them.
+
+The clients of the authorization server: known beforehand, described by a document, or registered by themselves.
 
 Clients that register themselves (RFC 7591): how many may, and which are forgotten.
 
@@ -37,25 +39,16 @@ from weft.server.auth.tokens import TokenRefused
 __all__ = ["CLIENT_CREDENTIALS", "JWT_BEARER", "Authenticating", "Clients", "RegisteredClient", "Registrations"]
 
 CLIENT_CREDENTIALS = "client_credentials"  # the grant of programs, which act for nobody but themselves
-
 JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"  # that of clients for which somebody else vouches
 
 _GRANTS = ("authorization_code", "refresh_token")  # those that a client can register for by itself
-
 _METHODS = ("none", "client_secret_basic", "client_secret_post")
-
 _DOCUMENT_SECONDS = 300.0  # a document is used again, if it does not say how long …
-
 _MOST_DOCUMENT_SECONDS = 86_400.0  # … and at most, whatever it says
-
 _MOST_DOCUMENTS = 1000
-
 _FETCHED_AT_ONCE = 8
-
 _MOST_WAITING = 64  # for a document; anybody can name one that is slow
-
 _MOST_URIS = 16
-
 _MOST_TEXT = 200
 
 
@@ -293,13 +286,9 @@ def _texts(value: object) -> list[str] | None:
 
 
 UNUSED_SECONDS = 86_400.0  # a registration that no token came of
-
 KEEP_SECONDS = 90 * 86_400.0  # one that was used, since its last token
-
 MOST_UNUSED = 10_000  # registrations without a token, made at one process
-
 MOST_PER_ADDRESS = 100  # of one address within an hour
-
 _HOUR = 3600.0
 
 _Client = TypeVar("_Client", bound=msgspec.Struct)
@@ -361,7 +350,6 @@ class Registrations:
 
 
 _JWT_BEARER = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
-
 _BASIC = [(b"www-authenticate", b'Basic realm="token"')]
 
 

@@ -1,4 +1,6 @@
-"""What was granted: codes that are good once, refresh tokens that are good once, and the families they belong to.
+"""Keep grants and refresh tokens, and sign access tokens.
+
+What was granted: codes that are good once, refresh tokens that are good once, and the families they belong to.
 
 A request that its user has not decided yet is kept nowhere: it is sealed into its page, for the one browser that it is
 shown in. So nobody fills the store by asking, and nobody else's browser can decide (R10).
@@ -36,11 +38,8 @@ if TYPE_CHECKING:
 __all__ = ["Grants", "IssuedGrant", "IssuedTokens", "Pending", "Signer", "Told"]
 
 CODE_SECONDS = 60.0
-
 _WAIT_SECONDS = 600.0
-
 _SEAL_SECONDS = 3600  # longer than any grace, which is what counts
-
 _SEAL_BYTES = 64 * 1024
 
 Told: TypeAlias = dict[str, object]  # the answer of the token endpoint

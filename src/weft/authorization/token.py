@@ -1,4 +1,6 @@
-"""The token endpoint: codes, refresh tokens, credentials and assertions become access tokens, each for its client.
+"""Serve the token endpoint and the introspection endpoint.
+
+The token endpoint: codes, refresh tokens, credentials and assertions become access tokens, each for its client.
 
 The introspection endpoint (RFC 7662): a resource server asks whether a token that it was shown is good.
 

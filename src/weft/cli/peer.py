@@ -1,4 +1,6 @@
-"""A server as the commands see it: requests out, plain results in, a sentence for everything that goes wrong.
+"""Connect the commands to a server, given by URL, command or configuration.
+
+A server as the commands see it: requests out, plain results in, a sentence for everything that goes wrong.
 
 `weft.Client` does the work, so that the commands reach whatever it reaches, in either era. Owns only what is said of a
 failure in words of the command line. It prints nothing but what a server says before it answers.
@@ -49,7 +51,6 @@ __all__ = ["CallFailed", "NotApproved", "RemoteServer", "approve", "find"]
 T = TypeVar("T")
 
 _COMMANDS = {"prompts/get": "prompt", "resources/read": "read"}  # by what they ask for
-
 _ANSWERING = {"elicitation": "elicit", "sampling": "sample", "roots": "roots"}  # what answers, by what is declared
 
 

@@ -1,4 +1,6 @@
-"""What runs beside a request: its clock, and the calls of the user's own functions on its behalf.
+"""Time requests and streams, and call the user's functions.
+
+What runs beside a request: its clock, and the calls of the user's own functions on its behalf.
 
 Owns when a request has waited too long, when a stream has been silent for too long, how long one waits before another
 attempt, in which order and how far behind callbacks may run. It sends nothing.
@@ -46,19 +48,12 @@ log = logging.getLogger("weft.client")
 TURN_SECONDS = 0.005  # of reading what came at once: then others have their turn
 
 _FAILED = "The function that was given as %s= failed."
-
 _END_SECONDS = 2.0  # for a function of the user's that was cancelled; one that goes on is not waited for
-
 _LONGEST_PAUSE = 30.0
-
 _WAITING_BYTES = 4 * 1024 * 1024  # of messages that a function of the user's has not taken yet
-
 _STEADY_SECONDS = 5.0  # a stream that stood so long is as good as one that never was lost
-
 _MOST_BRIEF = 5  # streams in a row that did not, that count: four seconds between them
-
 _SHORTEST_PAUSE = 0.1  # whatever a server asks for: it must not make a client run in circles
-
 _LONGEST_ASKED = 600.0  # what a server asks for is respected (L11-17), but a stream must not stay away for ever
 
 

@@ -1,4 +1,6 @@
-"""What a client can be pointed at, in writing: a URL, a command, an entry of an `mcpServers` configuration.
+"""Read targets and `mcpServers` configurations.
+
+What a client can be pointed at, in writing: a URL, a command, an entry of an `mcpServers` configuration.
 
     "https://flights.example/mcp"                                    a URL
     ["npx", "-y", "@acme/flights"]  or  "npx -y @acme/flights"       a command
@@ -54,19 +56,12 @@ __all__ = [
 ]
 
 _SERVERS = ("mcpServers", "servers")  # the word of most programs, and that of one editor
-
 _HTTP_KINDS = frozenset({"http", "https", "sse", "streamable-http", "streamableHttp", "streamable_http"})
-
 _SHELL_WORDS = frozenset({"|", "||", "&", "&&", ";", "<", ">", ">>", "2>", "2>&1", "<<"})
-
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-
 _HALF_SCHEME = re.compile(r"(?P<scheme>https?):/*", re.IGNORECASE)
-
 _HOST_AND_PORT = re.compile(r"(?P<host>[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}(?:/\S*)?")
-
 _MAX_CONFIG_BYTES = 1024 * 1024
 
 

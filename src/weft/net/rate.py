@@ -1,4 +1,6 @@
-"""Pace: so many messages in a second, and no more.
+"""Limit rates: messages per second (`Pace`), and bursts with an average (`Allowance`).
+
+Pace: so many messages in a second, and no more.
 
 Owns the counting. What is done with a message that came too soon is for its sender to say.
 

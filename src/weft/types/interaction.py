@@ -1,4 +1,6 @@
-"""What a server asks of a client: elicitation, sampling, roots; and the result that carries the questions.
+"""Define what a server asks of a client, and what a client wants to be told of.
+
+What a server asks of a client: elicitation, sampling, roots; and the result that carries the questions.
 
 Subscriptions: what a client wants to hear of.
 """

@@ -1,4 +1,6 @@
-"""What every request carries, whatever its method.
+"""Define what every request carries, the capabilities of both sides, discovery and the handshake.
+
+What every request carries, whatever its method.
 
 What a client and a server declare that they can do.
 
@@ -50,11 +52,8 @@ __all__ = [
 ]
 
 PROTOCOL_VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
-
 CLIENT_INFO_KEY = "io.modelcontextprotocol/clientInfo"
-
 CLIENT_CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
-
 LOG_LEVEL_KEY = "io.modelcontextprotocol/logLevel"
 
 

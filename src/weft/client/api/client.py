@@ -1,4 +1,6 @@
-"""When a client connects, agrees anew and closes: one after the other, from whatever tasks.
+"""Connect to a server and call it: `Client`; and join the tools of several clients.
+
+When a client connects, agrees anew and closes: one after the other, from whatever tasks.
 
 Owns whose turn it is. A change — connecting, reconnecting, agreeing anew — waits for its turn. A close overtakes: the
 change that has the turn is cancelled, and it and all that wait are told that the client was closed; what is asked for
@@ -641,7 +643,6 @@ class Client:
 
 
 _BETWEEN = "__"
-
 _KEY = re.compile(r"[A-Za-z0-9]+(?:[_.-][A-Za-z0-9]+)*")  # nothing that could be read as the end of it
 
 

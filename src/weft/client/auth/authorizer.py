@@ -1,4 +1,6 @@
-"""What a transport asks for with every request, and what is done when that does not suffice.
+"""Add tokens to requests, replace them, and run the steps of a login.
+
+What a transport asks for with every request, and what is done when that does not suffice.
 
 Owns the tokens at hand, one for each server; that one login serves all who wait for it, and that it ends when nobody
 waits any more; and how often more is asked for before it is given up (AUTH-44). How a token is come by is the grant's
@@ -54,11 +56,8 @@ __all__ = ["AuthPorts", "Authorizer", "Stamp", "run"]
 log = logging.getLogger("weft.client.auth")
 
 _PAUSE_SECONDS = 10.0  # before a replacement that failed is tried again
-
 _MOST_STEP_UPS = 2  # for one operation …
-
 _STEP_UP_SECONDS = 600.0  # … in this time
-
 _FAREWELL = "DELETE"  # nobody is asked to log in to say goodbye
 
 

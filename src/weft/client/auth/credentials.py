@@ -1,4 +1,6 @@
-"""What is kept of a login: the client's identity at an issuer, and the tokens for one resource.
+"""Keep identities and tokens, and prove possession of DPoP keys.
+
+What is kept of a login: the client's identity at an issuer, and the tokens for one resource.
 
 Owns the two records, their keys in the storage, and how they look when printed: without anything secret in them. Every
 key has the issuer in it, so that nothing that one authorization server gave out is ever shown to another (ASD-08,
@@ -40,7 +42,6 @@ __all__ = [
 ]
 
 MARGIN_SECONDS = 30.0  # before its end a token is replaced …
-
 _MARGIN_SHARE = 0.3  # … but not before this share of its life is left: some live for seconds
 
 R = TypeVar("R")
@@ -142,7 +143,6 @@ def keep_record(key: str, record: object | None) -> Steps[None]:
 
 
 ALGORITHM = "ES256"
-
 _MOST_NONCES = 256
 
 

@@ -1,4 +1,6 @@
-"""Nobody logs in: a program shows what it is, or what somebody else says about it.
+"""Obtain tokens: a person logs in, or a program proves what it is.
+
+Nobody logs in: a program shows what it is, or what somebody else says about it.
 
     ClientCredentialsFlow      the program's own secret or key (XAUTH-02)
     EnterpriseFlow             the company's identity provider vouches for the user: an ID-JAG (XAUTH-04, XAUTH-05)
@@ -79,17 +81,12 @@ __all__ = [
 ]
 
 Secret = str | Callable[[], Any]
-
 """A text, or a function (plain or async) that returns it each time it is needed."""
 
 _JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"
-
 _TOKEN_EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"  # noqa: S105 - the name of a grant
-
 _ID_TOKEN = "urn:ietf:params:oauth:token-type:id_token"  # noqa: S105 - the name of a kind
-
 _ID_JAG = "urn:ietf:params:oauth:token-type:id-jag"
-
 _ID_JAG_PROFILE = "urn:ietf:params:oauth:grant-profile:id-jag"
 
 
@@ -256,7 +253,6 @@ def _secret(given: Secret, name: str, tried: list[str]) -> Steps[str]:
 
 
 _MOST_ISSUERS = 5
-
 _FOUND_SECONDS = 600.0  # for which metadata is good, when a token is replaced
 
 Choose = Callable[[list[str], list[str]], list[str]]
@@ -412,7 +408,6 @@ def recall_token(server_url: str) -> Steps[Token | None]:
 
 
 _OFFLINE = "offline_access"
-
 _FRESH_SECONDS = 10.0  # a token that is refused so soon is not refused for its age
 
 

@@ -1,4 +1,6 @@
-"""Finds out who guards a server: its own metadata first, then that of its authorization server.
+"""Find the authorization server of a resource, and read its challenges.
+
+Finds out who guards a server: its own metadata first, then that of its authorization server.
 
 Owns the places that are asked and their order (ASD-03, ASD-05, ASD-06), and what makes a document unusable: a resource
 that is another server (ASD-10), an issuer that is another issuer (ASD-07). A server that publishes nothing of itself is
@@ -39,9 +41,7 @@ __all__ = [
 ]
 
 _RESOURCE = "/.well-known/oauth-protected-resource"
-
 _OAUTH = "/.well-known/oauth-authorization-server"
-
 _OPENID = "/.well-known/openid-configuration"
 
 
@@ -193,14 +193,10 @@ def _document(url: str, kind: type[D], looked: _Looked) -> Steps[D | None]:
 
 
 _MOST_BYTES = 16 * 1024
-
 _TOKEN = r"[A-Za-z0-9!#$%&'*+.^_`|~-]+"  # noqa: S105 - a token of the HTTP grammar, no secret
-
 # A parameter, else the name of a scheme (with a token68, which nobody here needs).
 _PARAM = re.compile(rf'({_TOKEN})[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"|({_TOKEN})(?=[ \t]*(?:,|$)))')
-
 _SCHEME = re.compile(rf"({_TOKEN})(?:[ \t]+(?=[^ \t,=])|[ \t]*(?=,|$))")
-
 _SEPARATOR = re.compile(r"[ \t,]+")
 
 

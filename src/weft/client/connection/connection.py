@@ -1,4 +1,6 @@
-"""The link to one server: a transport, the era that is spoken on it, and everything that comes in.
+"""Hold one connection to a server: a transport, its era, and everything that comes in.
+
+The link to one server: a transport, the era that is spoken on it, and everything that comes in.
 
 Owns single requests (ids, clocks, cancellation), the answers to the server's own requests, the standing stream, and all
 tasks that run beside the callers'. It is the only part that knows both the transport and the era; which era that is,
@@ -44,11 +46,9 @@ __all__ = ["ClientConnection", "ProgressCallback", "RequestHandlers", "code_and_
 log = logging.getLogger("weft.client")
 
 _STAND_SECONDS = 0.25  # to wait for the standing stream before the first request
-
 _STAND_AGAIN = 7  # a standing stream that stays lost is tried again after the pause of such an attempt: half a minute
 
 ProgressCallback = Callable[[ProgressParams], Any]
-
 """Told of the progress of a request; plain or async."""
 
 
@@ -71,7 +71,6 @@ class _ServerError(msgspec.Struct):
 _read_error = msgspec.json.Decoder(_ServerError).decode
 
 _read_progress = msgspec.json.Decoder(ProgressParams).decode
-
 _read_cancelled = msgspec.json.Decoder(CancelledParams).decode
 
 

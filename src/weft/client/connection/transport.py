@@ -1,4 +1,6 @@
-"""What a transport is to the client, and what those that are one line in, one line out have in common.
+"""Define what a transport is, read messages from bytes, and reach a server in this process.
+
+What a transport is to the client, and what those that are one line in, one line out have in common.
 
 A transport carries encoded messages to one server and decoded messages back. It matches an answer with its request by
 the id; all else that comes it hands to `receive`, and does not look into it: what a message means, how often
@@ -57,16 +59,13 @@ __all__ = [
 ]
 
 log = logging.getLogger("weft.client")
-
 wire_log = logging.getLogger("weft.client.wire")  # with DEBUG, all that is sent (>) and received (<), secrets masked
 
 Receive = Callable[[Frame, RequestId | None], None]
-
 """Takes a notification or a request of the server, with the id of the request on whose stream it came (HTTP), or None.
 Never awaits, never raises."""
 
 Lost = Callable[[ConnectionFailed], None]
-
 """Told once, when the connection has ended by itself."""
 
 NO_HEADERS: Mapping[str, str] = {}
@@ -382,7 +381,6 @@ def _ignore(*_: Any) -> None:
 
 
 _MOST_MESSAGES = 1000  # in one array: a client sends none, so few come back in one
-
 _PIECE = 16 * 1024  # of a stream: what is read without looking at the time
 
 
@@ -480,15 +478,10 @@ class _MessageParts(msgspec.Struct):
 
 # The same, by how an answer begins and ends, where a parser does not get through what lies between.
 _WINDOW = 512
-
 _NULL = msgspec.Raw(b"null")
-
 _VERSION = rb'"jsonrpc"\s*:\s*"[^"\\]{0,16}"'
-
 _ID = rb'"id"\s*:\s*(-?[0-9]{1,16}|"[^"\\]{0,256}")'
-
 _BEGINNING = re.compile(rb'\s*\{\s*(?:(?:%b|%b)\s*,\s*){0,2}"(?:result|error)"\s*:' % (_VERSION, _ID))
-
 _END = re.compile(rb",\s*(?:%b\s*,\s*)?%b\s*(?:,\s*%b\s*)?\}\s*\Z" % (_VERSION, _ID, _VERSION))
 
 

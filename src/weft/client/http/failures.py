@@ -1,4 +1,6 @@
-"""What a connection that failed is called.
+"""Word why a connection failed, and choose its proxy.
+
+What a connection that failed is called.
 
 Owns the sentences alone: what aiohttp and OpenSSL say is turned into what happened and what to do. The texts of proxies
 and of TLS are also those of a login, which has sentences of its own around them. No credentials are in any.
@@ -45,9 +47,7 @@ _PORTS = {"http": 80, "https": 443}
 
 # OpenSSL's codes for a certificate that does not hold (X509_V_ERR_…).
 _NO_ISSUER = frozenset({2, 18, 19, 20, 21})
-
 _OTHER_HOST = frozenset({62, 64})
-
 _EXPIRED = 10
 
 _GIVE_CLIENT_CERTIFICATE = "load one with load_cert_chain() into an ssl.SSLContext, and give that as `tls`"
@@ -209,7 +209,6 @@ def _in_words(reason: str) -> str:
 PROXY_REFUSES = 407  # without credentials that it knows
 
 _FORM = "http://host:port, or http://name:password@host:port"
-
 _NO_PROXY = f"is no URL of a proxy; write it as {_FORM}, with %40 and its like for the @ : / # ? % of a password."
 
 

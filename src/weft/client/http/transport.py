@@ -1,4 +1,6 @@
-"""Streamable HTTP: every message is a POST, and the answer to a request is a JSON body or a stream of events.
+"""Send messages by Streamable HTTP, with authorization.
+
+Streamable HTTP: every message is a POST, and the answer to a request is a JSON body or a stream of events.
 
 Owns what becomes of a response: its status, its form, its size, its redirects, the streams that break off and are taken
 up again, and the standing stream. Which headers a message has is told to it; what a status means, others decide: it
@@ -49,13 +51,9 @@ __all__ = ["Auth", "AuthorizedWire", "HttpTransport", "read_refusal"]
 log = logging.getLogger("weft.client")
 
 _POST = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
-
 _GET = {"Accept": "text/event-stream"}
-
 _NO_STREAMS = 405  # how servers refuse a GET that have nothing for it
-
 _TAKEN = 409  # how servers refuse a second standing stream, while they think that the first is there
-
 _SAME_REQUEST = (307, 308)  # the redirects that keep the method and the body
 
 
@@ -403,7 +401,6 @@ def _ignore(frame: Frame, request_id: RequestId | None) -> None:
 
 
 _MOST_AUTHORIZATIONS = 3
-
 _REFUSAL_BYTES = 1024 * 1024  # of a refusal's body are read
 
 

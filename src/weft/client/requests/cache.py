@@ -1,4 +1,6 @@
-"""Answers kept for as long as the server said they are fresh: `ttlMs` and `cacheScope` (CACHE-05 to CACHE-14).
+"""Cache results, and remember what tools declare.
+
+Answers kept for as long as the server said they are fresh: `ttlMs` and `cacheScope` (CACHE-05 to CACHE-14).
 
 A `ResponseCache` may be shared by many clients; each looks at it through a `CacheView` of its own server and its own
 authorization. What is kept is the result as it came, in bytes, so that nobody can change it for the next reader.
@@ -69,28 +71,20 @@ CACHEABLE = frozenset(
         "tools/list",
     }
 )
-
 """The methods whose results may be kept (CACHE-01)."""
 
 _READ = "resources/read"
-
 _CHANGES: Mapping[str, tuple[str, ...]] = {
     "notifications/prompts/list_changed": ("prompts/list",),
     "notifications/resources/list_changed": ("resources/list", "resources/templates/list"),
     "notifications/resources/updated": (_READ,),
     "notifications/tools/list_changed": ("tools/list",),
 }
-
 _NOT_IN_KEY = ("_meta", "cursor")
-
 _ROUNDS = ("inputResponses", "requestState")
-
 _MAX_SECONDS = 24 * 3600.0  # a server cannot make an answer last longer: some day it will be wrong
-
 _MAX_PARENTS = 64
-
 _MAX_CHANGES = 4096
-
 _MAX_STALE = 1024  # params that wait to be taken out of a store; beyond that, all of the method are
 
 
@@ -357,7 +351,6 @@ def authorization_partition(headers: Mapping[str, str]) -> str:
 
 
 _names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-
 _numbers = itertools.count(1)
 
 

@@ -1,4 +1,6 @@
-"""One request, with all that may lie between it and its result.
+"""Send one request, with its retries, rounds and pages to visit.
+
+One request, with all that may lie between it and its result.
 
 Owns what is done about a refusal (agree anew once, ask again once where that does no harm), the rounds of questions of
 the stateless era, and how a result is read. The single exchange is the link's; what a method's params are, the verbs
@@ -49,16 +51,12 @@ __all__ = ["Exchange", "Options", "UrlElicitationRetry", "with_rounds"]
 log = logging.getLogger("weft.client")
 
 R = TypeVar("R", bound=Result)
-
 T = TypeVar("T")
 
 _COMPLETE = (None, "complete")  # absent means complete (JRPC-08)
-
 _ASKS = "input_required"
-
 # What only reads: asking twice does no harm. All else may have happened although no answer came.
 _REPEATABLE = CACHEABLE | {"prompts/get", "completion/complete", "ping"}
-
 _QUESTIONS = frozenset({"elicitation/create", "sampling/createMessage", "roots/list"})  # MRTR-06
 
 
@@ -76,11 +74,8 @@ class _Kind(msgspec.Struct, rename="camel"):
 
 
 _read_kind = msgspec.json.Decoder(_Kind).decode
-
 _read_dict = msgspec.json.Decoder(dict[str, Any]).decode
-
 _read_asks = msgspec.json.Decoder(InputRequiredResult).decode
-
 _decoders: dict[type[Result], Any] = {}
 
 
@@ -337,11 +332,9 @@ def _kind(raw: bytes) -> str | None:
 _COMPLETE_NOTIFICATION = "notifications/elicitation/complete"
 
 _Ask = Callable[[str, str, Any], Awaitable[Any]]
-
 """Puts a question to the user: its key, its method, its params. Returns the answer."""
 
 _Again = Callable[[], Awaitable[bytes]]
-
 """Makes the request again."""
 
 

@@ -1,4 +1,6 @@
-"""Lists in pages: one of them, or all.
+"""Walk lists page by page, and ask for completions.
+
+Lists in pages: one of them, or all.
 
 Owns how pages are walked, and where that ends. A list that changes half-way is fetched once more; one that the server
 does not have by its own declaration is empty, and not asked for (PRM-10).
@@ -143,7 +145,6 @@ class _CursorRefused(Exception):
 
 
 MOST_VALUES = 100
-
 """So many values may be in one answer; whatever a server sends beyond them is left out."""
 
 

@@ -1,4 +1,6 @@
-"""Extensions: how a package adds to the protocol.
+"""Add extensions, and choose the eras and methods that a server serves.
+
+Extensions: how a package adds to the protocol.
 
 An extension has an identifier, settings to declare, methods with their handlers, and result types of its own. A client
 that does not declare the extension is served as if it were not there: its methods then need the capability (VER-06).

@@ -1,4 +1,6 @@
-"""The server's lifespan: what is set up once per process and handed to every handler.
+"""Enter and leave the server's lifespan, and run callbacks beside the calls.
+
+The server's lifespan: what is set up once per process and handed to every handler.
 
 It runs in a task of its own, so that it is entered and left in the same task, whichever request comes first or last. An
 app that is mounted in another is not told of the end: then the lifespan is left when the event loop shuts down, which

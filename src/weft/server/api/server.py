@@ -1,4 +1,6 @@
-"""What a server makes when it is first asked for, and anew once that of which it was made has changed.
+"""Register features and options of a server: `Server`.
+
+`CachedValue` is a cached property that is thread-safe and can be invalidated.
 
 `functools.cached_property` would lose a change that another thread makes meanwhile: it stores what it made of the state
 before, after it was told to forget it. Here the two wait for each other.
@@ -124,19 +126,12 @@ class CachedValue(Generic[T]):
 
 
 F = TypeVar("F", bound=Callable[..., Any])
-
 E = TypeVar("E", bound=Exception)
-
 PROMPT_OPTIONS = ("name", "title", "description", "icons", "meta", "needs", "hide", "scopes", "replace")
-
 RESOURCE_OPTIONS = (*PROMPT_OPTIONS, "mime_type", "size", "annotations", "cache")
-
 EraName = Literal["stateless", "session"]
-
 ASKING = ("tools/call", "prompts/get", "resources/read")  # what may ask (MRTR-02)
-
 RootsChanged = Callable[[Connection], Coroutine[Any, Any, None]]
-
 CacheList = Literal["discover", "tools", "resources", "templates", "prompts"]
 
 

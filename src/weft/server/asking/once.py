@@ -1,4 +1,6 @@
-"""`ctx.once`: functions that are called once in the life of a call, however often its handler runs.
+"""Call a function once per logical call, among all workers.
+
+`ctx.once`: functions that are called once in the life of a call, however often its handler runs.
 
 Results are kept as JSON in the journal of the call. Where a client may send the same round twice, at the same time or
 after an answer that was lost, the function is called by whoever comes first (`weft.server.asking.once`).
@@ -165,11 +167,8 @@ log = logging.getLogger("weft.claims")
 _Outcome: TypeAlias = bytes | BaseException
 
 MOST = 100_000  # claims of one process; beyond that its oldest are forgotten
-
 MOST_BYTES = 64 * 1024 * 1024  # kept with them, as above
-
 HELD_SECONDS = 30.0  # a claim of a worker that died under way; the living renew theirs
-
 LONGEST_LOOK = 0.25  # seconds between two looks at what another is about to do
 
 _UNDER_WAY, _DONE, _TOO_LARGE, _GIVEN_UP = b"?", b"=", b"!", b"-"

@@ -1,4 +1,6 @@
-"""Rounds: how a handler asks in the middle of its body, and is served by calls that know nothing of each other.
+"""Carry a handler's questions to the client: by rounds without a session, by messages in one.
+
+Rounds: how a handler asks in the middle of its body, and is served by calls that know nothing of each other.
 
 A handler runs from the top in every round. A question whose answer is in the journal is answered at once; the first one
 that is not ends the round: the client gets the questions and the sealed journal, and its next call brings both back, to

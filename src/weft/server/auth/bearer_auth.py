@@ -1,4 +1,6 @@
-"""Gate: where authorization meets HTTP. It lets the requests of one app in, and serves the resource's metadata.
+"""Admit HTTP requests by their token, and end streams when their token expires.
+
+Gate: where authorization meets HTTP. It lets the requests of one app in, and serves the resource's metadata.
 
 Admission: whether a request is let in, decided on its raw headers before anything else is read of it.
 
@@ -6,7 +8,7 @@ What a verifier said of a token is remembered under a digest of the token, until
 same token costs one look-up. The token itself is kept nowhere. A verifier whose tokens can end before they expire has
 `recheck`, an async function of the `TokenInfo`: it is asked with every request, and raises `TokenRefused`.
 
-Streams end with the token that they were opened with: who holds one open hears no longer than it may ask.
+A stream is closed when the token that it was opened with expires.
 
 The client opens another, and has to show a token for that which is still good. Requests that are being served go on.
 Where all answers come on one stream, a newer token that is shown with a request lets the stream go on as well.
@@ -85,7 +87,6 @@ class Gate:
 
 
 _CREDENTIALS = re.compile(rb"(bearer|dpop) +([A-Za-z0-9._~+/-]+=*)[ \t]*", re.IGNORECASE)  # RFC 6750, 2.1
-
 _MOST_KNOWN = 10_000
 
 

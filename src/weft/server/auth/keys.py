@@ -1,4 +1,6 @@
-"""The keys that sign tokens: a JSON Web Key Set, given or fetched, and which key fits which algorithm.
+"""Find the keys that sign tokens, and read signed JWTs.
+
+The keys that sign tokens: a JSON Web Key Set, given or fetched, and which key fits which algorithm.
 
 A fetched set is kept for an hour. A signature that is of none of its keys makes it fetched anew, at most every half
 minute: keys may be rotated at any time, with or without ids, and nobody can make this server ask more often by making
@@ -61,15 +63,10 @@ ALGORITHMS: Mapping[str, tuple[str, str | None]] = {
 DEFAULT_ALGORITHMS = ("RS256", "PS256", "ES256", "EdDSA")
 
 KEEP_SECONDS = 3600.0
-
 RETRY_SECONDS = 30.0
-
 FIRST_RETRY_SECONDS = 1.0  # while there are no keys at all
-
 MOST_KEYS = 64
-
 MOST_TRIED = 8  # keys that one signature is held against
-
 LEAST_RSA_BITS = 2048  # RFC 7518, 3.3
 
 PRIVATE_MEMBERS = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth", "k"})  # no public key has them
@@ -263,7 +260,6 @@ class KeySet:
 
 
 _MOST_BYTES = 16 * 1024
-
 _MOST_KID = 512
 
 

@@ -1,4 +1,6 @@
-"""Tokens that are JWTs: the signature, the issuer, the audience and the time, checked here without asking anybody.
+"""Verify tokens: JWTs, tokens that the authorization server is asked about, and fixed ones.
+
+Tokens that are JWTs: the signature, the issuer, the audience and the time, checked here without asking anybody.
 
 Tokens whose meaning only the authorization server knows: it is asked (RFC 7662).
 
@@ -87,7 +89,6 @@ class JwtVerifier:
 
 
 _AT_ONCE = 32  # questions to the authorization server; more wait
-
 _MOST_WAITING = 512
 
 
@@ -160,9 +161,7 @@ class IntrospectionVerifier:
 
 
 _LEAST = 8
-
 _SENDABLE = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # RFC 6750, 2.1
-
 _MAKE_ONE = 'Make one with: python -c "import secrets; print(secrets.token_urlsafe(32))"'
 
 

@@ -1,4 +1,6 @@
-"""Call and Reply: one request that is being served, and where its output goes.
+"""Hold one request that is being served, its reply, and what it needs of the client.
+
+Call and Reply: one request that is being served, and where its output goes.
 
 What a tool, prompt or resource needs of the client, said when it is registered: `needs=["elicitation.form"]`.
 

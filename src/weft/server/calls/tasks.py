@@ -33,7 +33,6 @@ __all__ = ["Deadline", "EagerTaskStarter", "PendingCoroutine", "Threads", "take_
 
 # Made for those who implement tasks ("Extending asyncio" in Python's documentation), underscore or not.
 _enter_task = tasks._enter_task  # pyright: ignore[reportPrivateUsage] - see above
-
 _leave_task = tasks._leave_task  # pyright: ignore[reportPrivateUsage] - see above
 
 T = TypeVar("T")

@@ -1,4 +1,6 @@
-"""Resources: the registry, and what happens at `resources/list`, `resources/templates/list` and `resources/read`.
+"""Register and read resources and resource templates.
+
+Resources: the registry, and what happens at `resources/list`, `resources/templates/list` and `resources/read`.
 
 Owns which URI belongs to which resource, and how what a function returns becomes contents. It must not open what a URI
 names: only what was registered can be read (RES-13, RES-15).
@@ -65,7 +67,6 @@ __all__ = [
 log = logging.getLogger("weft.advice")
 
 _OPAQUE = (Struct, *HELPERS)
-
 _DESCRIBING = frozenset({"title", "description", "default", "examples"})
 
 

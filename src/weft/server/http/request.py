@@ -1,4 +1,6 @@
-"""The words of ASGI, as types.
+"""Read who sends an HTTP request, directly or through a proxy; the types of ASGI.
+
+The words of ASGI, as types.
 
 Who sends an HTTP request: the address it comes from, and the principal where somebody has verified that.
 
@@ -38,13 +40,9 @@ __all__ = [
 ]
 
 Scope = MutableMapping[str, Any]
-
 Message = MutableMapping[str, Any]
-
 Receive = Callable[[], Coroutine[Any, Any, Message]]
-
 Send = Callable[[Message], Coroutine[Any, Any, None]]
-
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
 TOKEN_INFO = "weft.token_info"  # noqa: S105 - a key of the ASGI scope, where an app around ours says who is calling
@@ -95,9 +93,7 @@ def _check(token_info: object) -> None:
 log = logging.getLogger("weft.advice")
 
 _Address = IPv4Address | IPv6Address
-
 _FOR = re.compile(r'(?:^|;)\s*for="?([^";]*)"?', re.IGNORECASE)  # of one element of `Forwarded`
-
 _MOST = 32  # proxies in a row; what is said beyond is not read
 
 

@@ -1,4 +1,6 @@
-"""The answer to one request of a session: JSON, or a stream that outlives its connection.
+"""Serve HTTP requests that belong to a session: messages, batches, and replies that outlive a connection.
+
+The answer to one request of a session: JSON, or a stream that outlives its connection.
 
 Unlike in the stateless era, a client that goes away has not given its request up (L11-13). What is sent on a stream is
 kept, so that the client can come back and have the rest; the call goes on meanwhile. From 2025-11-25 on the server may
@@ -337,7 +339,6 @@ def _read(part: bytes, limits: Limits) -> Frame | bytes:
 log = logging.getLogger("weft.sessions")
 
 SESSION_HEADER = b"mcp-session-id"
-
 LAST_EVENT_HEADER = b"last-event-id"
 
 # Of the ids of sessions that live as long as the one stream of another transport: nobody has them at this endpoint. No

@@ -1,4 +1,6 @@
-"""Our side of uvicorn's HTTP connections: heads come whole, soon and small (D5, D6), and answers are read (D10).
+"""Guard uvicorn's HTTP connections, answer in one write, and write its access log.
+
+Our side of uvicorn's HTTP connections: heads come whole, soon and small (D5, D6), and answers are read (D10).
 
 uvicorn waits for ever for the end of a head. This ends such a connection, and one that goes on sending after it was
 answered. A connection whose requests come in one piece, as nearly all do, never needs the timer. And uvicorn waits for
@@ -402,13 +404,10 @@ def _response(status: str, text: str) -> bytes:
 
 
 _TOO_LARGE = _response("431 Request Header Fields Too Large", "The head of the request is too large.\n")
-
 _NO_TUNNEL = _response("405 Method Not Allowed", "This server opens no tunnels.\n")
 
 _PATHS = 16  # remembered, with what cannot stand in a URL quoted: a peer can make them long
-
 _quote = lru_cache(_PATHS)(quote)
-
 _handle, _call_handlers = logging.Logger.handle, logging.Logger.callHandlers  # error trackers put theirs in their place
 
 

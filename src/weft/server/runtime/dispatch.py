@@ -1,4 +1,6 @@
-"""What is said of middleware that is not written as it has to be: when it is registered, and when it has run.
+"""Run one call: method table, checks, middleware, tracing, and the one error boundary.
+
+What is said of middleware that is not written as it has to be: when it is registered, and when it has run.
 
 Translations: what `server.on_error` registers. An exception becomes what the model or the client reads.
 
@@ -153,11 +155,9 @@ def _named(layer: Any) -> str:
 
 
 E = TypeVar("E", bound=Exception)
-
 Translation: TypeAlias = Callable[[E], Any] | Callable[[E, Any], Any]  # the exception; the exception and the Context
 
 _ANSWERS = (ToolError, ProtocolError)
-
 _RETURNS = (
     "Return a text, a ToolError, a ProtocolError or a result; or raise the exception again, to leave it as it is."
 )
@@ -347,13 +347,9 @@ class Tracing:
 log = logging.getLogger("weft.dispatch")
 
 Answer: TypeAlias = tuple[int, bytes]  # an HTTP status and an encoded response
-
 Handler: TypeAlias = Callable[[Call], Awaitable[Result | Encoded]]
-
 Check: TypeAlias = Callable[[Call], None]
-
 Next: TypeAlias = Callable[[], Awaitable[Result]]
-
 Middleware: TypeAlias = Callable[[Context, Next], Awaitable[Result]]
 
 

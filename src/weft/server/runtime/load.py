@@ -1,4 +1,6 @@
-"""How much is served at once, on whatever transport: the count, and the sentences for one request too many (D9).
+"""Limit how much is served at once, and wait for open calls when the server stops.
+
+How much is served at once, on whatever transport: the count, and the sentences for one request too many (D9).
 
 The same answer everywhere; only how it is sent differs. Large messages are held (`Bodies`) until their turn (`Turns`).
 
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["Bodies", "Busy", "Held", "OpenCalls", "Turns", "busy", "is_full", "still_served", "stopped"]
 
 _STEPS = 3  # of the loop until a message is read and its arguments are checked, also where that is done in another task
-
 _PACE = 1024 * 1024  # bytes that are worth a second of waiting: a smaller message may overtake for so long
 
 
@@ -199,7 +200,6 @@ def still_served() -> InvalidRequest:
 log = logging.getLogger("weft.running")
 
 _MOST_NAMED = 5  # calls in one line of the log
-
 _TURN = 0.05  # seconds in which streams end that only listen, and calls that were about to
 
 

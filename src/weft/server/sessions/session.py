@@ -1,4 +1,6 @@
-"""Session: the live part of a session, in one process.
+"""Hold the live part of one session, and the record that all workers share.
+
+Session: the live part of a session, in one process.
 
 It holds what cannot be in a record: the connection that handlers see, the requests under way, the questions that the
 client has not answered yet, and what wakes the streams that are open here. What the server says in it on its own goes
@@ -243,7 +245,6 @@ class Record(msgspec.Struct, array_like=True, gc=False):
 
 
 _encode = msgspec.json.Encoder().encode
-
 _decode = msgspec.json.Decoder(Record).decode
 
 

@@ -1,4 +1,6 @@
-"""Sessions: what is remembered of clients that introduce themselves once.
+"""Open, find and end sessions, and handle their notifications.
+
+Sessions: what is remembered of clients that introduce themselves once.
 
 A session is two things. Its *record* (who, which version, which capabilities, what it wants to hear) is in the
 Backend's store, where any worker finds it. Its *live part* is in one process: the connection that handlers see, the
@@ -415,9 +417,7 @@ class Sessions:
 
 
 _ENDED = "sessions/ended"
-
 _CHANGED = "sessions/changed"
-
 _NOTICES = "sessions/notices"
 
 
@@ -445,7 +445,6 @@ def _idle(candidates: Iterable[Session]) -> Session:
 log = logging.getLogger("weft.sessions")
 
 _read_cancelled = msgspec.json.Decoder(CancelledParams).decode
-
 _read_progress = msgspec.json.Decoder(ProgressParams).decode
 
 

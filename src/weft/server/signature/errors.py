@@ -1,4 +1,6 @@
-"""What messages call a type, and how they say why it cannot be used. Owns these words; raises nothing.
+"""Word what is wrong with arguments and types.
+
+What messages call a type, and how they say why it cannot be used. Owns these words; raises nothing.
 
 Arguments that do not fit, told to a model: what is wrong with each, what is expected, what was got.
 
@@ -61,17 +63,12 @@ def remedy(error: BaseException, otherwise: str) -> str:
 
 
 _MAX_ISSUE = 350
-
 _MAX_ISSUES = 50  # sentences that are made at all: each unknown name is compared with those that there are
-
 _MAX_DEPTH = 64  # schemas refer to themselves
-
 _DIGITS = frozenset("-0123456789")
-
 _MISSING = frozenset({"missing", "missing_argument", "missing_keyword_only_argument"})
 
 _PREFIX = re.compile(r"\A(?:Value error|Assertion failed), ")
-
 _SUBJECT = re.compile(r"\A(?:Decimal i|I)nput (?=should |is |violated )")
 
 _Path = tuple[str | int, ...]
@@ -113,7 +110,6 @@ _EXPECTED = {  # by the kind of a problem, as a whole or without a suffix
     "url": "a URL",
     "uuid": "a UUID",
 }
-
 _SUFFIXES = (
     "",
     "_type",
@@ -125,7 +121,6 @@ _SUFFIXES = (
     "_from_datetime_inexact",
     "_required",
 )
-
 _WORDS = {  # by the type that a schema names
     "array": "an array",
     "boolean": "true or false",
@@ -135,7 +130,6 @@ _WORDS = {  # by the type that a schema names
     "object": "an object",
     "string": "a string",
 }
-
 _TEXTS = {  # how such a value is written as a text
     "an integer": ", such as '3'",
     "a number": ", such as '1.5'",

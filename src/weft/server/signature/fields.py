@@ -1,4 +1,6 @@
-"""Parameters of any type: pydantic reads the types, and makes one validator and one schema of them.
+"""Build one validator and one schema from parameters of any type.
+
+Parameters of any type: pydantic reads the types, and makes one validator and one schema of them.
 
 Owns what is refused because of a type or a default. The parameters become the fields of a TypedDict, not of a model: a
 parameter may then have any name, and one that is absent takes the function's own default.
@@ -232,7 +234,6 @@ def _with_plain_mirrors(shown: dict[str, Any]) -> dict[str, Any]:
 
 
 _MOST_ALIKE = 16
-
 _KEYS = {
     "counter": "keys_schema",
     "dict": "keys_schema",
@@ -242,10 +243,8 @@ _KEYS = {
     "ordered-dict": "keys_schema",
     "set": "items_schema",
 }
-
 # Types whose hash is secret, or of whose values but few can have the same one.
 _HARMLESS = frozenset({"bool", "bytes", "date", "enum", "float", "literal", "none", "str"})
-
 _REFUSAL = (
     f"More than {_MOST_ALIKE} different items of a set, or names of an object, have one and the same hash in Python, "
     "which would take it too long. Send fewer of them in one call."
@@ -312,9 +311,7 @@ def _look_at(key: Any) -> Any:
 
 
 _DEFS = "#/$defs/"
-
 _LONGEST = 2000  # parts of a schema that has all of its definitions in place
-
 _WITH_FIELDS = ("dataclass", "model", "typed-dict")
 
 

@@ -1,4 +1,6 @@
-"""A Python function → input schema, binder, output schema.
+"""Read a function's parameters and return type, and bind JSON arguments to it.
+
+A Python function → input schema, binder, output schema.
 
 Owns how a function that a user registers is read: its parameters, its injected Context, its defaults and its
 return type, and how the raw JSON of a call becomes keyword arguments. It does not call the function, and knows
@@ -36,13 +38,9 @@ from weft.server.signature.plain import Arguments, plain_arguments
 __all__ = ["ArgumentsError", "MirroredHeader", "OutputError", "Params", "Signature", "read_params", "read_signature"]
 
 _LARGE = 65536
-
 """Arguments above this many bytes must have exact types: telling every problem in them would cost too much (D4)."""
-
 _MANY = 1000
-
 _EXACT = 2**53  # above it, a float may stand for several integers
-
 _NUMERIC = frozenset({"decimal_type", "float_type", "int_type"})
 
 

@@ -1,4 +1,6 @@
-"""Pipe: one client at the other end of lines that go both ways, whatever carries them.
+"""Serve one client at the other end of lines, and keep its session.
+
+Pipe: one client at the other end of lines that go both ways, whatever carries them.
 
 Owns which requests of it are being served, and what a line is answered with before anybody has read its meaning. A
 request that says everything about itself is served alone; the others belong to the one session that a pipe can have.
@@ -43,9 +45,7 @@ __all__ = ["Pipe", "PipeSession", "Writer"]
 log = logging.getLogger("weft.pipe")
 
 _BRACE = ord("{")
-
 _names = count(1)  # one for each, by which its listen streams are told from those of others
-
 _read_cancelled = msgspec.json.Decoder(CancelledParams).decode
 
 

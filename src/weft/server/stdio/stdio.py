@@ -1,4 +1,6 @@
-"""stdio: one line per message, one client, as long as the process lives.
+"""Serve over stdin and stdout, without blocking the event loop.
+
+stdio: one line per message, one client, as long as the process lives.
 
 Owns the descriptors, and when it ends. While it serves, the descriptors 0 and 1 are the protocol's alone: a stray
 `print`, a C library or a child process writes to stderr and reads nothing (STDIO-02).
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
 __all__ = ["Line", "LineReader", "LineSplitter", "LineWriter", "check_pipes", "serve_stdio"]
 
 PATIENCE = 5  # turns of the loop that requests get to finish before the next one is refused
-
 LAST_WORDS = 0.5  # seconds that requests get to finish when the input has ended; the client still waits for them
 
 
@@ -196,11 +197,8 @@ def _flush(stream: Any) -> None:
 Line: TypeAlias = bytes | None  # None stands for a line that was longer than the limit
 
 CHUNK = 64 * 1024  # what a pipe holds
-
 QUEUED_BYTES = 8 * 1024 * 1024  # output that waits for a slow reader; from there on nothing more is read (D10)
-
 IN_A_ROW = 1e-3  # seconds after which others in this loop have their turn, however soon the next line comes
-
 AT_ONCE = getattr(select, "PIPE_BUF", 512)  # a writable pipe takes this much without blocking
 
 
