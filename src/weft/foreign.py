@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["attribute_of", "no_such_name"]
-
 _NAMES: Mapping[str, Mapping[str, str]] = {
     "weft": {
         "FastMCP": "it is called Server here: from weft import Server",

@@ -18,19 +18,6 @@ from weft.errors import InvalidRequest, ParseError, ProtocolError
 from weft.limits import DEFAULT_LIMITS, Limits
 from weft.types.base import RequestId
 
-__all__ = [
-    "Frame",
-    "check_bounds",
-    "check_id",
-    "decode",
-    "encode_error",
-    "encode_notification",
-    "encode_request",
-    "encode_result",
-    "fault_of_id",
-    "values_in",
-]
-
 SAFE_INTEGER = 2**53
 
 

@@ -37,8 +37,6 @@ from weft.server.http.cors import Cors, is_preflight, preflight_refusal
 from weft.server.http.request import Receive, Scope, Send, TrustedProxies, UntrustedProxies
 from weft.server.runtime.request_log import refused_http
 
-__all__ = ["AuthorizationServer"]
-
 _Endpoint = Callable[[WebRequest], Awaitable[WebResponse]]
 _T = TypeVar("_T")
 

@@ -23,8 +23,6 @@ from weft.errors import UsageError
 from weft.server.auth.keys import DEFAULT_ALGORITHMS, KeySet, KeysGiven, check_algorithms, make_key_set, read_signed
 from weft.server.auth.tokens import LEEWAY, TokenRefused, VerifierFailed, is_async
 
-__all__ = ["CLIENT_ASSERTION", "ID_JAG", "WORKLOAD_TOKEN", "Assertions", "Kind", "TrustedIssuer"]
-
 _MOST_TEXT = 512  # characters of a `jti` or a `sub`
 
 

@@ -25,7 +25,6 @@ from weft.net.hosts import is_loopback
 if TYPE_CHECKING:
     from weft.authorization.app import AuthorizationServer
 
-__all__ = ["AuthorizeEndpoint", "consent_page", "error_page"]
 
 _32_BYTES = re.compile(
     r"[A-Za-z0-9_-]{43}"

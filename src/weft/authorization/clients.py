@@ -36,8 +36,6 @@ from weft.net.urls import is_safe_url
 from weft.server.auth.keys import DEFAULT_ALGORITHMS, KeySet, KeysGiven, check_keys, fits, read_issuer, read_keys
 from weft.server.auth.tokens import TokenRefused
 
-__all__ = ["CLIENT_CREDENTIALS", "JWT_BEARER", "Authenticating", "Clients", "RegisteredClient", "Registrations"]
-
 CLIENT_CREDENTIALS = "client_credentials"  # the grant of programs, which act for nobody but themselves
 JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"  # that of clients for which somebody else vouches
 

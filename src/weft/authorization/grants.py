@@ -35,7 +35,6 @@ from weft.server.auth.verifiers import JwtVerifier
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-__all__ = ["Grants", "IssuedGrant", "IssuedTokens", "Pending", "Signer", "Told"]
 
 CODE_SECONDS = 60.0
 _WAIT_SECONDS = 600.0

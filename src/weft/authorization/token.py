@@ -31,7 +31,6 @@ from weft.server.auth.tokens import TokenRefused
 if TYPE_CHECKING:
     from weft.authorization.app import AuthorizationServer
 
-__all__ = ["Introspecting", "TokenEndpoint"]
 
 _VERIFIER = re.compile(r"[A-Za-z0-9._~-]{43,128}")  # RFC 7636, 4.1
 

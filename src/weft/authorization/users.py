@@ -24,8 +24,6 @@ from weft.server.auth.tokens import is_async
 from weft.server.diagnostics.error_reporting import MOST_FRAMES, record
 from weft.server.diagnostics.source_location import user_frames
 
-__all__ = ["MOST_TRIES", "Login", "TooManyTries", "Users", "ask_function", "hash_password"]
-
 _seldom = Seldom(logging.getLogger("weft.auth"))  # for what anybody can cause who tries to log in
 
 Login: TypeAlias = Callable[[str, str], Awaitable[str | None]]  # name and password, to the subject of tokens

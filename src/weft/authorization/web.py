@@ -14,17 +14,6 @@ from weft.net.hosts import network_of
 from weft.protocol.headers import Headers
 from weft.server.http.request import RawHeaders, Receive, Scope, Send
 
-__all__ = [
-    "OAuthError",
-    "WebRequest",
-    "WebResponse",
-    "digest",
-    "error_answer",
-    "json_answer",
-    "read_fields",
-    "redirect",
-]
-
 _MOST_BYTES = 64 * 1024
 _MOST_FIELDS = 64
 _BODY_SECONDS = 30.0  # D6

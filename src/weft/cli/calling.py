@@ -16,8 +16,6 @@ from weft.cli.peer import CallFailed, RemoteServer
 from weft.cli.printing import WrongCommand, show, show_failure, show_json, show_line, to_line, to_text
 from weft.protocol.schema import is_array, is_object
 
-__all__ = ["call", "list_all", "prompt", "read"]
-
 NESTING = 4  # of types that are written out
 
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from weft.client.config import Target
     from weft.server.run.loading import Target as LoadTarget
 
-__all__ = ["main"]
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 CLIENTS = ("claude-code", "claude-desktop", "cursor", "vscode")

@@ -17,8 +17,6 @@ from weft.cli.printing import WrongCommand
 from weft.cli.serving import find
 from weft.server.run.loading import Target, movable
 
-__all__ = ["Host", "hosts", "print_entry"]
-
 
 class Host(msgspec.Struct, frozen=True):
     """How one host is configured."""

@@ -46,8 +46,6 @@ from weft.limits import ClientLimits
 from weft.net.hosts import is_loopback
 from weft.protocol.schema import is_array, is_object
 
-__all__ = ["CallFailed", "NotApproved", "RemoteServer", "approve", "find"]
-
 T = TypeVar("T")
 
 _COMMANDS = {"prompts/get": "prompt", "resources/read": "read"}  # by what they ask for

@@ -15,8 +15,6 @@ import msgspec
 
 from weft.errors import UsageError
 
-__all__ = ["WrongCommand", "show", "show_failure", "show_json", "show_line", "to_line", "to_text"]
-
 # Control characters, line separators, marks of direction, and what is never seen: tags, the byte order mark.
 _ACTED_ON = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff"

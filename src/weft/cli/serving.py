@@ -20,8 +20,6 @@ from weft.server.run.listening import HttpOptions, bind, check_exposure
 from weft.server.run.loading import Target, folder_of, load
 from weft.server.run.running import say, start
 
-__all__ = ["find", "run", "run_with_reload"]
-
 _Changes = set[tuple[Any, str]]  # what happened, and to which file
 STOP_SECONDS = 7.0  # a child that is asked to end has its own limit; this is a little more
 

@@ -23,26 +23,6 @@ from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
 from weft.protocol.names import check_extension_id
 from weft.types.base import LogLevel
 
-__all__ = [
-    "as_texts",
-    "check_function",
-    "check_limits",
-    "check_numbers",
-    "check_texts",
-    "check_timeout",
-    "check_tls",
-    "explain_arguments",
-    "kind_of",
-    "not_connected",
-    "not_json",
-    "other_loop",
-    "plainly",
-    "read_extensions",
-    "read_level",
-    "resource_missing",
-    "write_json",
-]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -30,19 +30,6 @@ from weft.errors import UsageError, WeftError
 from weft.net.logs import Seldom
 from weft.types.base import RequestId
 
-__all__ = [
-    "TURN_SECONDS",
-    "Attempts",
-    "CallbackQueue",
-    "Clock",
-    "Clocks",
-    "Functions",
-    "StreamWatchdog",
-    "courier",
-    "pause",
-    "settled",
-]
-
 log = logging.getLogger("weft.client")
 
 TURN_SECONDS = 0.005  # of reading what came at once: then others have their turn

@@ -42,19 +42,6 @@ from weft.errors import UsageError
 from weft.net.hosts import is_loopback
 from weft.protocol.names import check_uri, closest
 
-__all__ = [
-    "CommandTarget",
-    "Target",
-    "UrlTarget",
-    "Variables",
-    "check_url",
-    "is_config",
-    "is_sendable",
-    "parse_target",
-    "read_config",
-    "read_server",
-]
-
 _SERVERS = ("mcpServers", "servers")  # the word of most programs, and that of one editor
 _HTTP_KINDS = frozenset({"http", "https", "sse", "streamable-http", "streamableHttp", "streamable_http"})
 _SHELL_WORDS = frozenset({"|", "||", "&", "&&", ";", "<", ">", ">>", "2>", "2>&1", "<<"})

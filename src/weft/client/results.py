@@ -25,18 +25,6 @@ from weft.types.content import (
 )
 from weft.types.interaction import InputRequest, InputRequiredResult
 
-__all__ = [
-    "CallDeclined",
-    "Change",
-    "InputNeeded",
-    "PromptsChanged",
-    "ResourceUpdated",
-    "ResourcesChanged",
-    "StreamReopened",
-    "ToolResult",
-    "ToolsChanged",
-]
-
 
 class ToolResult(Result, kw_only=True):
     """What a tool answered.

@@ -38,8 +38,6 @@ from weft.client.connection.transport import PipeTransport
 from weft.errors import ConnectionFailed
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
 
-__all__ = ["StdioTransport", "default_environment"]
-
 log = logging.getLogger("weft.client.stdio")
 
 _IS_WINDOWS: Final = sys.platform == "win32"

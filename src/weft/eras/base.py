@@ -25,25 +25,6 @@ from weft.types.base import Implementation, LogLevel, Meta, NotificationParams, 
 from weft.types.interaction import SubscriptionFilter
 from weft.types.lifecycle import ClientCapabilities, RequestParams, ServerCapabilities
 
-__all__ = [
-    "CORE_TYPES",
-    "NO_PARAMS",
-    "ClientEra",
-    "Envelope",
-    "ListenPlan",
-    "Offer",
-    "Peer",
-    "RefusalVerdict",
-    "ServerEra",
-    "ServerHello",
-    "WireError",
-    "check_token",
-    "choose",
-    "fault_of_params",
-    "log_level_reached",
-    "recognise",
-]
-
 NO_PARAMS: Mapping[str, Any] = {}
 CORE_TYPES = frozenset({"complete", "input_required"})  # of results; extensions have others (JRPC-10)
 

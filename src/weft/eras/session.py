@@ -41,8 +41,6 @@ from weft.protocol.revisions import (
 from weft.types.base import Implementation, LogLevel, NotificationParams, Result
 from weft.types.lifecycle import ClientCapabilities, InitializeParams, RequestParams
 
-__all__ = ["DEFAULT_LEVEL", "HANDSHAKE", "READY", "SESSION", "AlreadyInitialized", "HeaderPeer", "SessionServer"]
-
 HANDSHAKE = "initialize"
 READY = "notifications/initialized"
 

@@ -25,8 +25,6 @@ from weft.types.base import Implementation, LogLevel
 from weft.types.interaction import SubscriptionFilter
 from weft.types.lifecycle import ClientCapabilities, ServerCapabilities
 
-__all__ = ["SessionClient"]
-
 _REVISIONS = (SESSION_2025_11_25, SESSION_2025_06_18, SESSION_2025_03_26, SESSION_2024_11_05)
 _VERSIONS = tuple(revision.version for revision in _REVISIONS)
 # In the others no header names the version (L03-04).

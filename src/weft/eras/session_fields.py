@@ -68,8 +68,6 @@ from weft.types.resources import (
 )
 from weft.types.tools import CallToolResult, ListToolsResult, Tool
 
-__all__ = ["fit", "fit_capabilities", "fit_question"]
-
 S = TypeVar("S", bound=msgspec.Struct)
 
 _MARCH = SESSION_2025_03_26.version

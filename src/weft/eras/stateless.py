@@ -34,8 +34,6 @@ from weft.protocol.revisions import STATELESS_2026_07_28, Method, Revision
 from weft.types.base import LogLevel, NotificationParams, Result
 from weft.types.lifecycle import CLIENT_CAPABILITIES_KEY, PROTOCOL_VERSION_KEY, RequestParams
 
-__all__ = ["STATELESS", "StatelessServer"]
-
 REVISIONS: Mapping[str, Revision] = {STATELESS_2026_07_28.version: STATELESS_2026_07_28}
 NEWEST = STATELESS_2026_07_28
 OLDEST = min(REVISIONS)

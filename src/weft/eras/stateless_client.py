@@ -33,8 +33,6 @@ from weft.types.lifecycle import (
     RootsCapability,
 )
 
-__all__ = ["StatelessClient", "named_versions"]
-
 _VERSIONS = (STATELESS_2026_07_28.version,)
 _OWN_CODES = frozenset({-32020, -32021, -32022})  # no other era has these (COMPAT-12)
 # Which param Mcp-Name repeats (HDR-07); the last three are of the tasks extension.

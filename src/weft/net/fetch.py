@@ -13,8 +13,6 @@ import msgspec
 
 from weft.errors import WeftError
 
-__all__ = ["FetchFailed", "fetch_document", "fetch_json", "fresh_seconds"]
-
 _MOST = 512 * 1024
 _CHUNK = 64 * 1024
 _SECONDS = 5.0

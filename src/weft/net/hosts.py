@@ -16,8 +16,6 @@ from typing import Literal
 
 from weft.errors import UsageError
 
-__all__ = ["HostPolicy", "is_loopback", "is_public_address", "network_of", "refusal", "shown", "target_host"]
-
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]+)(?::([0-9]{1,5}))?")
 _ORIGIN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#@]+)")
 _TARGET = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")

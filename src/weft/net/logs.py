@@ -21,18 +21,6 @@ import msgspec
 
 from weft.protocol.headers import decode_value
 
-__all__ = [
-    "MASK",
-    "Seldom",
-    "call_line",
-    "marked_lines",
-    "masked_body",
-    "masked_headers",
-    "masked_name",
-    "masked_url",
-    "printable",
-]
-
 MASK = "***"
 
 _MOST_SHOWN = 4000  # characters of one body

@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable
 from time import monotonic
 
-__all__ = ["Allowance", "Pace"]
-
 
 class Pace:
     """How often something may be said, and how often it was; a rate of 0 is no limit.

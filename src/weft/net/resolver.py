@@ -14,8 +14,6 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from weft.net.hosts import is_public_address
 
-__all__ = ["is_public", "public_connector"]
-
 
 def is_public(address: str) -> bool:
     """Whether an address is one of the internet at large.

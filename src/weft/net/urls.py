@@ -8,8 +8,6 @@ from urllib.parse import SplitResult, urlsplit, urlunsplit
 from weft.errors import UsageError
 from weft.net.hosts import is_loopback
 
-__all__ = ["check_url", "is_safe_url", "origin_of", "same_url", "spell"]
-
 _MOST = 2048
 _HOST = re.compile(r"[0-9a-z._-]+|[0-9a-f:.]+")  # a name or an address; other characters mean something elsewhere
 _UNSAFE = frozenset('"\\<>^`{|} ')  # what no URI has, and what would end a quoted string

@@ -20,21 +20,6 @@ import msgspec
 
 from weft.errors import HeaderMismatch, InvalidRequest, WeftError
 
-__all__ = [
-    "HeaderFault",
-    "Headers",
-    "Mirror",
-    "check_mirrors",
-    "check_name",
-    "decode_value",
-    "encode_value",
-    "find_mirrors",
-    "matches",
-    "mirror_values",
-    "read",
-    "render",
-]
-
 _UNIQUE = frozenset({b"authorization", b"content-length", b"content-type", b"host", b"origin"})  # and all of mcp-*
 _LISTS = frozenset({b"accept", b"content-encoding", b"tracestate"})
 _SECRET = frozenset({b"authorization", b"cookie", b"proxy-authorization"})

@@ -19,8 +19,6 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-__all__ = ["Journal", "Keys", "RecordedAnswer", "digest"]
-
 _MAX_RESPONSES = 64  # D13
 _DIGEST_BYTES = 16
 _NOTHING = Raw(b"null")

@@ -10,15 +10,6 @@ import re
 from collections.abc import Iterable
 from itertools import islice
 
-__all__ = [
-    "check_extension_id",
-    "check_meta_key",
-    "check_tool_name",
-    "check_uri",
-    "closest",
-    "is_reserved_meta_key",
-]
-
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _LABEL = re.compile(r"[A-Za-z](?:[A-Za-z0-9-]*[A-Za-z0-9])?")
 _KEY_NAME = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?)?")

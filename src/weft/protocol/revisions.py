@@ -18,17 +18,6 @@ from weft.types.prompts import CompleteParams, GetPromptParams
 from weft.types.resources import ReadResourceParams, SubscribeParams
 from weft.types.tools import CallToolParams
 
-__all__ = [
-    "METHODS",
-    "SESSION_2024_11_05",
-    "SESSION_2025_03_26",
-    "SESSION_2025_06_18",
-    "SESSION_2025_11_25",
-    "STATELESS_2026_07_28",
-    "Method",
-    "Revision",
-]
-
 
 class Revision(msgspec.Struct, frozen=True):
     """A protocol version as a value."""

@@ -19,8 +19,6 @@ from weft.types.interaction import (
     ToolUseContent,
 )
 
-__all__ = ["fault_of_answer", "fault_of_messages"]
-
 _BLOCKS = get_args(SamplingContent)
 
 

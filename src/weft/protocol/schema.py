@@ -23,19 +23,6 @@ import msgspec
 if TYPE_CHECKING:
     import jsonschema_rs
 
-__all__ = [
-    "DIALECTS",
-    "Problem",
-    "SchemaError",
-    "Validator",
-    "alternatives",
-    "check_object_schema",
-    "compile_schema",
-    "is_array",
-    "is_object",
-    "json_type",
-    "referred",
-]
 
 DIALECTS: Mapping[str, str] = {
     "https://json-schema.org/draft/2020-12/schema": "2020-12",

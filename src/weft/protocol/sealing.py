@@ -30,7 +30,6 @@ from weft.errors import InvalidParams, UsageError
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-__all__ = ["KeyRing", "StateRefused", "binding"]
 
 _MAX_BYTES = 16_384  # D13
 _LEAST_SECRET = 16

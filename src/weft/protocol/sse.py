@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["COMMENT", "Decoder", "Event", "encode"]
-
 COMMENT = b":\n\n"
 """The shortest comment, which a reader ignores: it keeps the connection from looking idle."""
 

@@ -27,8 +27,6 @@ from urllib.parse import quote, unquote_to_bytes
 
 import msgspec
 
-__all__ = ["UriTemplate"]
-
 _UNRESERVED = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
 _RESERVED = ":/?#[]@!$&'()*+,;="
 _NAME = r"(?:[A-Za-z0-9_]|%[0-9A-Fa-f]{2})"

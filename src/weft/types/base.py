@@ -10,26 +10,6 @@ from typing import Any, Literal, cast
 import msgspec
 from msgspec import NODEFAULT, UNSET, field
 
-__all__ = [
-    "ROLES",
-    "SERVER_INFO_KEY",
-    "SUBSCRIPTION_ID_KEY",
-    "Annotations",
-    "CacheScope",
-    "EmptyResult",
-    "Icon",
-    "Implementation",
-    "JsonObject",
-    "LogLevel",
-    "Meta",
-    "NotificationParams",
-    "ProgressToken",
-    "RequestId",
-    "Result",
-    "Role",
-    "Struct",
-]
-
 JsonObject = dict[str, Any]
 Meta = dict[str, Any]
 Role = Literal["user", "assistant"]

@@ -6,16 +6,6 @@ from msgspec import field
 
 from weft.types.base import Annotations, Icon, Meta, Struct
 
-__all__ = [
-    "AudioContent",
-    "ContentBlock",
-    "EmbeddedResource",
-    "ImageContent",
-    "ResourceContents",
-    "ResourceLink",
-    "TextContent",
-]
-
 
 class TextContent(Struct, tag="text", tag_field="type"):
     """A piece of text."""

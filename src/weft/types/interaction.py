@@ -16,27 +16,6 @@ from weft.types.content import AudioContent, ContentBlock, ImageContent, TextCon
 from weft.types.lifecycle import RequestParams
 from weft.types.tools import Tool
 
-__all__ = [
-    "AcknowledgedParams",
-    "CreateMessageParams",
-    "CreateMessageResult",
-    "ElicitParams",
-    "ElicitResult",
-    "InputRequest",
-    "InputRequiredResult",
-    "ListRootsResult",
-    "ListenParams",
-    "ModelHint",
-    "ModelPreferences",
-    "Root",
-    "SamplingContent",
-    "SamplingMessage",
-    "SubscriptionFilter",
-    "ToolChoice",
-    "ToolResultContent",
-    "ToolUseContent",
-]
-
 
 class ToolUseContent(Struct, tag="tool_use", tag_field="type"):
     """The model wants a tool called."""

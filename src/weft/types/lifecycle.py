@@ -26,31 +26,6 @@ from weft.types.base import (
     Struct,
 )
 
-__all__ = [
-    "CLIENT_CAPABILITIES_KEY",
-    "CLIENT_INFO_KEY",
-    "LOG_LEVEL_KEY",
-    "PROTOCOL_VERSION_KEY",
-    "CancelledParams",
-    "ClientCapabilities",
-    "DiscoverResult",
-    "ElicitationCapability",
-    "InitializeParams",
-    "InitializeResult",
-    "InputParams",
-    "ListChangedCapability",
-    "LogMessageParams",
-    "PaginatedParams",
-    "ProgressParams",
-    "RequestMeta",
-    "RequestParams",
-    "ResourcesCapability",
-    "RootsCapability",
-    "SamplingCapability",
-    "ServerCapabilities",
-    "SetLevelParams",
-]
-
 PROTOCOL_VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
 CLIENT_INFO_KEY = "io.modelcontextprotocol/clientInfo"
 CLIENT_CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"

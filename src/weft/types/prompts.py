@@ -8,22 +8,6 @@ from weft.types.base import CacheScope, Icon, Meta, Result, Role, Struct
 from weft.types.content import ContentBlock
 from weft.types.lifecycle import InputParams, RequestParams
 
-__all__ = [
-    "CompleteArgument",
-    "CompleteContext",
-    "CompleteParams",
-    "CompleteResult",
-    "Completion",
-    "GetPromptParams",
-    "GetPromptResult",
-    "ListPromptsResult",
-    "Prompt",
-    "PromptArgument",
-    "PromptMessage",
-    "PromptReference",
-    "ResourceTemplateReference",
-]
-
 
 class PromptArgument(Struct):
     """One argument of a prompt; its value is a string."""

@@ -8,17 +8,6 @@ from weft.types.base import Annotations, CacheScope, Icon, Meta, NotificationPar
 from weft.types.content import ResourceContents
 from weft.types.lifecycle import InputParams, RequestParams
 
-__all__ = [
-    "ListResourceTemplatesResult",
-    "ListResourcesResult",
-    "ReadResourceParams",
-    "ReadResourceResult",
-    "Resource",
-    "ResourceTemplate",
-    "ResourceUpdatedParams",
-    "SubscribeParams",
-]
-
 
 class Resource(Struct):
     """A resource as a client sees it."""

@@ -13,8 +13,6 @@ from weft.types.base import CacheScope, Icon, Meta, Result, Struct
 from weft.types.content import ContentBlock
 from weft.types.lifecycle import InputParams
 
-__all__ = ["CallToolParams", "CallToolResult", "ListToolsResult", "Tool", "ToolAnnotations"]
-
 
 class ToolAnnotations(Struct):
     """Hints about what a tool does; a client trusts them only as far as it trusts the server."""

@@ -88,8 +88,6 @@ if TYPE_CHECKING:
     from weft.client.connection.transport import Transport
     from weft.client.http.transport import Auth
 
-__all__ = ["Client", "ConnectLock", "JoinedTool", "check_clients", "closed", "join_tools", "joined_name"]
-
 
 def closed() -> ConnectionFailed:
     """What those are told whom a close has overtaken."""

@@ -22,8 +22,6 @@ from weft.limits import ClientLimits
 if TYPE_CHECKING:
     from weft.client.http.transport import Auth
 
-__all__ = ["Dialled", "HttpSettings", "dial"]
-
 
 class HttpSettings(msgspec.Struct, frozen=True):
     """How HTTP is spoken. Most of it may be a secret, and is not shown."""

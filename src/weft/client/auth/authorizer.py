@@ -51,7 +51,6 @@ from weft.errors import AuthorizationFailed, UsageError, WeftError
 if TYPE_CHECKING:
     from weft.client.connection.transport import Refused
 
-__all__ = ["AuthPorts", "Authorizer", "Stamp", "run"]
 
 log = logging.getLogger("weft.client.auth")
 

@@ -26,21 +26,6 @@ import msgspec
 
 from weft.client.auth.steps import Steps, keep, load
 
-__all__ = [
-    "ALGORITHM",
-    "MARGIN_SECONDS",
-    "DpopKey",
-    "Identity",
-    "Nonces",
-    "Token",
-    "binding_key",
-    "identity_key",
-    "keep_record",
-    "load_record",
-    "server_key",
-    "token_key",
-]
-
 MARGIN_SECONDS = 30.0  # before its end a token is replaced …
 _MARGIN_SHARE = 0.3  # … but not before this share of its life is left: some live for seconds
 

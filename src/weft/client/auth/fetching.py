@@ -29,7 +29,6 @@ from weft.net.logs import masked_body, masked_headers, masked_url
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["Fetch", "Fetcher", "Fetching"]
 
 _Barred: TypeAlias = Callable[[str], bool]  # whether an address is not fetched from
 

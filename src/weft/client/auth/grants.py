@@ -57,29 +57,6 @@ from weft.client.auth.steps import Steps, call, claim, listen, release, visit
 from weft.client.auth.tokens import PrivateKey, TokenEndpoint, TokenRefusal, said
 from weft.errors import AuthorizationFailed
 
-__all__ = [
-    "Choose",
-    "ClientCredentialsFlow",
-    "CodeFlow",
-    "EnterpriseFlow",
-    "Found",
-    "Grant",
-    "Guarded",
-    "IdentityProvider",
-    "Pkce",
-    "Secret",
-    "TokenRequest",
-    "WorkloadFlow",
-    "find_guard",
-    "forget_token",
-    "keep_token",
-    "newer_token",
-    "read_redirect",
-    "recall_token",
-    "select_scopes",
-    "wants_dpop",
-]
-
 Secret = str | Callable[[], Any]
 """A text, or a function (plain or async) that returns it each time it is needed."""
 

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from weft.client.connection.transport import Refused
     from weft.client.http.transport import Auth
 
-__all__ = ["BearerToken", "ClientCredentials", "EnterpriseManaged", "OAuth", "WorkloadIdentity", "as_auth"]
-
 
 class BearerToken:
     """A token that the program has already; `token` may be a function, plain or async, that returns it.

@@ -26,20 +26,6 @@ from weft.client.auth import urls
 from weft.client.auth.steps import FetchFailed, Steps, get
 from weft.errors import AuthorizationFailed
 
-__all__ = [
-    "Challenge",
-    "Issuer",
-    "ProtectedResource",
-    "challenges",
-    "discover_issuer",
-    "discover_resource",
-    "header_values",
-    "issuer_urls",
-    "legacy_issuer",
-    "parse",
-    "resource_urls",
-]
-
 _RESOURCE = "/.well-known/oauth-protected-resource"
 _OAUTH = "/.well-known/oauth-authorization-server"
 _OPENID = "/.well-known/openid-configuration"

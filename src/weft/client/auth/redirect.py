@@ -22,8 +22,6 @@ from weft.client.auth import urls
 from weft.client.callbacks import Functions
 from weft.errors import AuthorizationFailed, UsageError
 
-__all__ = ["FunctionRedirect", "LoopbackRedirect", "Redirect", "RedirectListener"]
-
 _HEAD_BYTES = 16 * 1024
 _HEAD_SECONDS = 10.0
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>

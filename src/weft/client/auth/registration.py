@@ -21,8 +21,6 @@ from weft.client.auth.tokens import said
 from weft.errors import AuthorizationFailed, UsageError
 from weft.net.hosts import is_loopback
 
-__all__ = ["Registration", "application_type", "bind_issuer", "check_document_url", "client_document"]
-
 _LATEST = 10**12  # no secret expires later: it is said otherwise that it does not
 
 

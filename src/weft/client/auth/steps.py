@@ -25,31 +25,6 @@ import msgspec
 
 from weft.errors import WeftError
 
-__all__ = [
-    "CallFunction",
-    "Claim",
-    "FetchFailed",
-    "HttpAnswer",
-    "HttpRequest",
-    "Keep",
-    "Listen",
-    "Load",
-    "Release",
-    "Step",
-    "Steps",
-    "Visit",
-    "call",
-    "claim",
-    "get",
-    "keep",
-    "listen",
-    "load",
-    "post_form",
-    "post_json",
-    "release",
-    "visit",
-]
-
 T = TypeVar("T")
 
 

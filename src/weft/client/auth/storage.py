@@ -24,8 +24,6 @@ from typing import Any, Protocol, cast
 
 from weft.errors import AuthorizationFailed, UsageError
 
-__all__ = ["FileStorage", "KeyringStorage", "MemoryStorage", "Storage"]
-
 log = logging.getLogger("weft.client.auth")
 
 _MOST_FILE_BYTES = 4 * 1024 * 1024

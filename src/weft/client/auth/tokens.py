@@ -25,7 +25,6 @@ from weft.net.logs import printable
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
-__all__ = ["PrivateKey", "TokenEndpoint", "TokenRefusal", "is_sendable", "readable", "said", "without"]
 
 _ASSERTION_TYPE = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 _ASSERTION_SECONDS = 60

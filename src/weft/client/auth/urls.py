@@ -12,8 +12,6 @@ from weft.errors import WeftError
 from weft.net.hosts import is_loopback, is_public_address
 from weft.net.logs import printable
 
-__all__ = ["UrlRefused", "base", "canonical", "check", "is_private", "origin", "resource_fits", "shown"]
-
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _LONGEST = 8 * 1024
 

@@ -41,8 +41,6 @@ from weft.net.logs import Seldom, call_line, masked_name, printable
 from weft.types.base import Implementation, LogLevel, RequestId
 from weft.types.lifecycle import CancelledParams, ClientCapabilities, ProgressParams
 
-__all__ = ["ClientConnection", "ProgressCallback", "RequestHandlers", "code_and_data", "remote_error", "traced"]
-
 log = logging.getLogger("weft.client")
 
 _STAND_SECONDS = 0.25  # to wait for the standing stream before the first request

@@ -44,8 +44,6 @@ from weft.net.logs import printable
 from weft.types.base import Implementation
 from weft.types.lifecycle import ClientCapabilities
 
-__all__ = ["Memory", "Negotiator", "eras_for", "explained", "refusal_sentence", "session_gone"]
-
 _ERAS: Mapping[str, ClientEra] = {era.name: era for era in (StatelessClient(), SessionClient())}
 _MOST_GREETINGS = 5
 _MOST_REMEMBERED = 4096

@@ -37,27 +37,6 @@ from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits, Limits
 from weft.net.logs import Seldom, masked_body, printable
 from weft.types.base import RequestId
 
-__all__ = [
-    "NO_HEADERS",
-    "Answer",
-    "Lost",
-    "MemoryTransport",
-    "Pipe",
-    "PipeTransport",
-    "Piped",
-    "Receive",
-    "Refused",
-    "Transport",
-    "as_sent",
-    "bounds_of",
-    "error_in",
-    "is_nameless",
-    "pieces",
-    "split_messages",
-    "whom_it_answers",
-    "wire_log",
-]
-
 log = logging.getLogger("weft.client")
 wire_log = logging.getLogger("weft.client.wire")  # with DEBUG, all that is sent (>) and received (<), secrets masked
 

@@ -20,16 +20,6 @@ from weft.client.callbacks import Functions
 from weft.client.config import CommandTarget
 from weft.client.results import CallDeclined
 
-__all__ = [
-    "CommandQuestion",
-    "ConfirmFunction",
-    "Confirming",
-    "ToolCall",
-    "changes_code",
-    "command_question",
-    "visible",
-]
-
 log = logging.getLogger("weft.client.handlers.confirming")
 
 

@@ -57,16 +57,6 @@ from weft.types.lifecycle import (
     SamplingCapability,
 )
 
-__all__ = [
-    "FormFunction",
-    "LogFunction",
-    "RootsFunction",
-    "SampleFunction",
-    "ServerRequestHandlers",
-    "UrlFunction",
-    "options_for",
-]
-
 _own_log = logging.getLogger("weft.client.handlers.handlers")
 
 FormFunction: TypeAlias = Callable[[FormQuestion], Any]

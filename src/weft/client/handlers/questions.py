@@ -32,22 +32,6 @@ from weft.types.interaction import (
     Root,
 )
 
-__all__ = [
-    "Action",
-    "Form",
-    "FormQuestion",
-    "RootLike",
-    "SampleQuestion",
-    "UrlQuestion",
-    "check_page",
-    "check_sampling",
-    "preferred_model",
-    "reachable",
-    "read_action",
-    "read_params",
-    "read_roots",
-]
-
 T = TypeVar("T")
 Action = Literal["accept", "decline", "cancel"]
 RootLike: TypeAlias = str | Path | Root

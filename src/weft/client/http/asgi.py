@@ -18,8 +18,6 @@ from weft.client.http.wire import HttpResponse
 from weft.errors import ConnectionFailed, InvalidAnswer
 from weft.limits import ClientLimits
 
-__all__ = ["AsgiApp", "AsgiWire"]
-
 log = logging.getLogger("weft.client")
 
 _Message = MutableMapping[str, Any]

@@ -28,21 +28,6 @@ from weft.client.argument_checks import kind_of
 from weft.client.connection.transport import NO_HEADERS
 from weft.errors import ConnectionFailed, UsageError
 
-__all__ = [
-    "PROXY_REFUSES",
-    "Proxy",
-    "broken_off",
-    "environment_proxy",
-    "environment_proxy_hosts",
-    "is_unanswered",
-    "place",
-    "proxy_fault",
-    "proxy_refusal",
-    "read_proxy",
-    "tls_fault",
-    "why_unreached",
-]
-
 _PORTS = {"http": 80, "https": 443}
 
 # OpenSSL's codes for a certificate that does not hold (X509_V_ERR_…).

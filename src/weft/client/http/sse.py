@@ -20,8 +20,6 @@ from weft.errors import AuthorizationFailed, ConnectionFailed, InvalidAnswer
 from weft.limits import ClientLimits
 from weft.protocol import sse
 
-__all__ = ["SseTransport"]
-
 
 class SseTransport(PipeTransport):
     """A server of the first revision at a URL."""

@@ -46,8 +46,6 @@ from weft.net.logs import Seldom, masked_body, masked_headers, masked_url
 from weft.protocol import sse
 from weft.types.base import RequestId
 
-__all__ = ["Auth", "AuthorizedWire", "HttpTransport", "read_refusal"]
-
 log = logging.getLogger("weft.client")
 
 _POST = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}

@@ -33,8 +33,6 @@ from weft.client.http.failures import (
 from weft.errors import ConnectionFailed, InvalidAnswer
 from weft.limits import ClientLimits
 
-__all__ = ["AiohttpWire", "HttpResponse", "Wire", "is_event_stream", "media_type", "resolved"]
-
 _MOST_CONNECTIONS = 100
 _MOST_COOKIES = 100  # then all are forgotten: who means one well sets it again
 # Readable to the end, or broken: how a kept connection looks that the server has closed.

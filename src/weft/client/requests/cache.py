@@ -44,21 +44,6 @@ from weft.protocol.headers import Mirror, find_mirrors, mirror_values
 from weft.protocol.schema import SchemaError, Validator, compile_schema
 from weft.types.tools import Tool
 
-__all__ = [
-    "CACHEABLE",
-    "CacheEntry",
-    "CacheKey",
-    "CacheStore",
-    "CacheView",
-    "MemoryCacheStore",
-    "ResponseCache",
-    "Toolbox",
-    "authorization_partition",
-    "cache_from",
-    "unique_name",
-    "whose",
-]
-
 log = logging.getLogger("weft.client")
 
 CACHEABLE = frozenset(

@@ -46,8 +46,6 @@ from weft.limits import ClientLimits
 from weft.types.base import Result
 from weft.types.interaction import InputRequiredResult
 
-__all__ = ["Exchange", "Options", "UrlElicitationRetry", "with_rounds"]
-
 log = logging.getLogger("weft.client")
 
 R = TypeVar("R", bound=Result)

@@ -31,8 +31,6 @@ from weft.types.prompts import CompleteResult, Completion, ListPromptsResult
 from weft.types.resources import ListResourcesResult, ListResourceTemplatesResult
 from weft.types.tools import ListToolsResult
 
-__all__ = ["MOST_VALUES", "ListPages", "Page", "Suggestions", "completion_params", "says_none"]
-
 Page = TypeVar("Page", ListToolsResult, ListResourcesResult, ListResourceTemplatesResult, ListPromptsResult)
 
 

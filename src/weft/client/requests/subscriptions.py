@@ -33,8 +33,6 @@ from weft.limits import ClientLimits
 from weft.types.base import SUBSCRIPTION_ID_KEY, RequestId
 from weft.types.interaction import SubscriptionFilter
 
-__all__ = ["Listening", "Subscriptions", "wish_for"]
-
 log = logging.getLogger("weft.client")
 
 

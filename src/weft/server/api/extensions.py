@@ -27,8 +27,6 @@ from weft.server.sessions.handshake import HANDLERS
 if TYPE_CHECKING:
     from weft.server.api.server import Server
 
-__all__ = ["Extension", "check_extensions", "handlers_of", "offered", "read_eras"]
-
 
 class Extension:
     """Derive from this, say what is added, and give an instance to `Server(extensions=[...])`.

@@ -26,7 +26,6 @@ from weft.server.diagnostics.error_reporting import report, summary_of
 if TYPE_CHECKING:
     from weft.server.api.server import Server
 
-__all__ = ["Background", "Lifespan", "LifespanFactory"]
 
 LifespanFactory = Callable[[Any], AbstractAsyncContextManager[Any]]
 

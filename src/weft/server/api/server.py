@@ -78,7 +78,6 @@ if TYPE_CHECKING:
     from weft.server.run.listening import HttpKeywords
     from weft.server.stdio.memory import MemoryPipe
 
-__all__ = ["CacheList", "CachedValue", "EraName", "RootsChanged", "Server"]
 
 T = TypeVar("T")
 

@@ -36,26 +36,6 @@ from weft.types.interaction import (
 )
 from weft.types.lifecycle import ClientCapabilities, ElicitationCapability, RootsCapability, SamplingCapability
 
-__all__ = [
-    "AcceptedElicitation",
-    "CancelledElicitation",
-    "DeclinedElicitation",
-    "Elicitation",
-    "ask_form",
-    "ask_model",
-    "ask_model_raw",
-    "ask_roots",
-    "ask_url",
-    "check_key",
-    "check_request",
-    "elicit",
-    "elicit_url",
-    "list_roots",
-    "notify_complete",
-    "params_of",
-    "sample",
-]
-
 log = logging.getLogger("weft.asks")
 
 T = TypeVar("T")

@@ -29,7 +29,6 @@ from weft.types.lifecycle import ClientCapabilities, LogMessageParams, ProgressP
 if TYPE_CHECKING:
     from weft.server.api.server import Server
 
-__all__ = ["Context", "TokenInfo"]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
     from weft.server.api.server import Server
 
-__all__ = ["Once", "OnceStore", "to_json"]
 
 _KEEPABLE = "Return JSON, or a type that pydantic can write as JSON and read back; or name it: ctx.once(..., type=T)."
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from weft.server.calls.call import Call
     from weft.server.runtime.dispatch import Handler
 
-__all__ = ["Replay", "watched"]
 
 log = logging.getLogger("weft.asks")
 

@@ -54,17 +54,6 @@ from weft.types.tools import CallToolParams
 if TYPE_CHECKING:
     from weft.server.calls.call import Call
 
-__all__ = [
-    "Channel",
-    "InputRequired",
-    "Round",
-    "UrlElicitationRequired",
-    "check_asks",
-    "check_number",
-    "key_ring",
-    "questions",
-    "signal_in",
-]
 
 log = logging.getLogger("weft.asks")
 

@@ -41,7 +41,6 @@ from weft.server.http.request import TOKEN_INFO, Scope
 if TYPE_CHECKING:
     from weft.server.api.server import Server
 
-__all__ = ["Admission", "Gate", "Show", "at_expiry"]
 
 _KEEP = (b"cache-control", b"public, max-age=300")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["challenge"]
-
 
 def challenge(scheme: str, **parameters: str | None) -> bytes:
     """A challenge of one scheme; what is None is left out.

@@ -24,8 +24,6 @@ from weft.server.asking.context import TokenInfo
 from weft.server.auth.keys import PRIVATE_MEMBERS, check_algorithms, fits
 from weft.server.auth.tokens import as_time
 
-__all__ = ["Dpop", "Proof", "ProofRefused", "Proofs", "bound_key", "thumbprint"]
-
 _MOST_BYTES = 8 * 1024
 _MOST_ID = 256
 _MOST_SEEN = 100_000

@@ -28,20 +28,6 @@ from weft.server.auth.tokens import TokenRefused, VerifierFailed, read_time
 if TYPE_CHECKING:
     from jwt import PyJWK
 
-__all__ = [
-    "ALGORITHMS",
-    "DEFAULT_ALGORITHMS",
-    "PRIVATE_MEMBERS",
-    "KeySet",
-    "KeysGiven",
-    "check_algorithms",
-    "check_keys",
-    "fits",
-    "make_key_set",
-    "read_issuer",
-    "read_keys",
-    "read_signed",
-]
 
 log = logging.getLogger("weft.auth")
 

@@ -19,8 +19,6 @@ from weft.server.auth.tokens import LEEWAY, Verifier, is_async
 from weft.server.diagnostics.source_location import caller
 from weft.types.base import Implementation
 
-__all__ = ["WELL_KNOWN", "Protection", "ResourceServer", "read_auth"]
-
 WELL_KNOWN = "/.well-known/oauth-protected-resource"
 
 

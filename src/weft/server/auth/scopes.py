@@ -21,8 +21,6 @@ from weft.types.lifecycle import PaginatedParams
 if TYPE_CHECKING:
     from weft.server.calls.call import Call
 
-__all__ = ["Audience", "InsufficientScope", "check_scopes", "granted_to", "require_scopes", "usable"]
-
 
 class _Listed(Protocol):
     scopes: tuple[str, ...]

@@ -16,21 +16,6 @@ from typing import Any, TypeAlias, cast
 from weft.errors import UsageError, WeftError
 from weft.server.asking.context import TokenInfo
 
-__all__ = [
-    "LEEWAY",
-    "TokenRefused",
-    "Verifier",
-    "VerifierFailed",
-    "as_time",
-    "check_claims",
-    "expiry_of",
-    "info_of",
-    "is_async",
-    "read_audience",
-    "read_info",
-    "read_time",
-]
-
 LEEWAY = 30.0  # by how many seconds clocks may differ, where nobody says otherwise
 
 Verifier: TypeAlias = Callable[[str], Awaitable[TokenInfo | None]]

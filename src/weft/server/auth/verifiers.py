@@ -28,8 +28,6 @@ from weft.server.auth.keys import DEFAULT_ALGORITHMS, KeysGiven, check_algorithm
 from weft.server.auth.tokens import LEEWAY, TokenRefused, VerifierFailed, check_claims, info_of, read_audience
 from weft.server.diagnostics.source_location import caller
 
-__all__ = ["IntrospectionVerifier", "JwtVerifier", "StaticTokens"]
-
 _ACCESS_TOKEN = "access token", frozenset({"jwt", "at+jwt", "application/at+jwt"})  # RFC 9068
 
 

@@ -33,18 +33,6 @@ if TYPE_CHECKING:
     from weft.server.asking.rounds import InputRequired, Round
     from weft.server.calls.pending import PendingRequests
 
-__all__ = [
-    "Asker",
-    "Asking",
-    "Call",
-    "Question",
-    "Reply",
-    "check_hide",
-    "check_needs",
-    "not_declared",
-    "peer_of",
-    "require_needs",
-]
 
 Question: TypeAlias = tuple[Coroutine[Any, Any, Any], str, str]  # with what it is, and where it stands
 

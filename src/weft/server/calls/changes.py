@@ -17,8 +17,6 @@ from weft.jsonrpc import encode_notification
 from weft.types.base import NotificationParams
 from weft.types.resources import ResourceUpdatedParams
 
-__all__ = ["Change", "ChangeKind", "Changes", "Listener", "encode_change", "note"]
-
 log = logging.getLogger("weft.changes")
 
 ChangeKind = Literal["tools", "prompts", "resources", "resource"]

@@ -25,7 +25,6 @@ from weft.types.lifecycle import ClientCapabilities, ElicitationCapability
 if TYPE_CHECKING:
     from weft.server.calls.pending import OnProgress
 
-__all__ = ["COMPLETE", "NO_CHANNEL", "Cancellation", "Connection", "NoChannel", "Outbound", "declared"]
 
 log = logging.getLogger("weft.connection")
 

@@ -20,8 +20,6 @@ from weft.jsonrpc import Frame, encode_notification, encode_request
 from weft.types.base import ProgressToken
 from weft.types.lifecycle import CancelledParams, ProgressParams
 
-__all__ = ["OnProgress", "PendingRequests", "Way"]
-
 log = logging.getLogger("weft.outstanding")
 
 Way: TypeAlias = Callable[[bytes], Awaitable[None]]  # how an encoded message gets to the peer

@@ -29,8 +29,6 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-__all__ = ["Deadline", "EagerTaskStarter", "PendingCoroutine", "Threads", "take_back"]
-
 # Made for those who implement tasks ("Extending asyncio" in Python's documentation), underscore or not.
 _enter_task = tasks._enter_task  # pyright: ignore[reportPrivateUsage] - see above
 _leave_task = tasks._leave_task  # pyright: ignore[reportPrivateUsage] - see above

@@ -17,18 +17,6 @@ from weft.protocol.headers import Mirror
 from weft.protocol.names import closest
 from weft.server.diagnostics.source_location import caller
 
-__all__ = [
-    "check_kind",
-    "check_limits",
-    "check_list",
-    "check_options",
-    "decorate",
-    "plainly_called",
-    "warn_of_mirrors",
-    "warn_of_web_uri",
-    "with_article",
-]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

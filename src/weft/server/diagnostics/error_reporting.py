@@ -21,8 +21,6 @@ from weft.net.logs import marked_lines, printable
 from weft.server.diagnostics.source_location import is_users, user_frames
 from weft.server.features.content import Unserialisable
 
-__all__ = ["note_refusal", "record", "report", "report_code", "show_mistakes_plainly", "summary_of"]
-
 log = logging.getLogger("weft.faults")
 
 MOST_FRAMES = 6

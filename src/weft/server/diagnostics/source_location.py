@@ -14,8 +14,6 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, cast
 
-__all__ = ["caller", "describe", "enclosing_locals", "is_users", "location", "short_path", "target", "user_frames"]
-
 
 def target(fn: Callable[..., Any]) -> Callable[..., Any]:
     """The function that holds the code behind a partial, a bound method, a wrapper or a callable object."""

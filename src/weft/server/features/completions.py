@@ -22,8 +22,6 @@ from weft.server.signature.signature import Signature, read_signature
 from weft.types.base import Struct
 from weft.types.prompts import CompleteParams, CompleteResult, Completion, PromptReference
 
-__all__ = ["Completions", "RegisteredCompletion", "to_completion"]
-
 MAX_VALUES = 100  # CMP-02
 
 

@@ -35,24 +35,6 @@ from weft.types.content import (
     TextContent,
 )
 
-__all__ = [
-    "BLOCKS",
-    "HELPERS",
-    "Audio",
-    "File",
-    "Image",
-    "Unserialisable",
-    "base64_of",
-    "check_mime_type",
-    "check_text",
-    "guess_mime_type",
-    "is_text",
-    "refuse_unawaited",
-    "to_block",
-    "to_blocks",
-    "to_json_text",
-]
-
 BLOCKS = (TextContent, ImageContent, AudioContent, ResourceLink, EmbeddedResource)
 
 _MIME = re.compile(r"[\w!#$&^.+-]{1,127}/[\w!#$&^.+-]{1,127}(?:\s*;\s*[^;\s][^;]*)*", re.ASCII)

@@ -17,8 +17,6 @@ from weft.protocol.names import check_meta_key, closest
 from weft.server.diagnostics.source_location import caller
 from weft.types.base import Implementation, Meta, Struct
 
-__all__ = ["check_definition", "check_info", "meant_or_known", "nothing_to_remove", "unknown"]
-
 _MOST_NAMED = 10  # in the answer to a request for what is not there
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 

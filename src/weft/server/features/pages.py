@@ -24,14 +24,6 @@ from weft.errors import InvalidParams, UsageError
 from weft.protocol.names import closest
 from weft.types.base import CacheScope, Result
 
-__all__ = [
-    "DEFAULT_PAGE_SIZE",
-    "CachePolicy",
-    "Encoded",
-    "Pages",
-    "read_policies",
-]
-
 DEFAULT_PAGE_SIZE = 250
 
 _MAX_CURSOR = 16 * 1024  # a URI of the longest kind, escaped and in base64, fits

@@ -37,8 +37,6 @@ from weft.types.prompts import (
     PromptMessage,
 )
 
-__all__ = ["AssistantMessage", "Prompts", "RegisteredPrompt", "UserMessage", "to_messages"]
-
 _MAX_NAME = 256
 
 

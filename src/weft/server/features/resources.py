@@ -54,16 +54,6 @@ from weft.types.resources import (
     ResourceTemplate,
 )
 
-__all__ = [
-    "RegisteredResource",
-    "RegisteredTemplate",
-    "Resources",
-    "check_no_parameters",
-    "check_parameters",
-    "parse_template",
-    "to_contents",
-]
-
 log = logging.getLogger("weft.advice")
 
 _OPAQUE = (Struct, *HELPERS)

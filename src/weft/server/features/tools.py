@@ -36,8 +36,6 @@ from weft.types.base import Icon, Result
 from weft.types.content import TextContent
 from weft.types.tools import CallToolParams, CallToolResult, ListToolsResult, Tool, ToolAnnotations
 
-__all__ = ["RegisteredTool", "ToolOptions", "Tools", "failure", "failure_of"]
-
 log = logging.getLogger("weft.tools")
 
 OPAQUE_TYPES = (*BLOCKS, *HELPERS, CallToolResult, InputRequired)  # returned, but no JSON values

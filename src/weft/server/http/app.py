@@ -47,7 +47,6 @@ from weft.types.base import RequestId
 if TYPE_CHECKING:
     from weft.server.api.server import Server
 
-__all__ = ["HttpApp", "refuse_in_place_of_app"]
 
 _seldom = Seldom(logging.getLogger("weft.http"))  # for what peers can cause at will
 

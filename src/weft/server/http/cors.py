@@ -14,8 +14,6 @@ from weft.net.hosts import HostPolicy, shown
 from weft.protocol.headers import Headers
 from weft.server.http.request import Message, RawHeaders, Scope, Send
 
-__all__ = ["Cors", "is_preflight", "preflight_refusal"]
-
 _MOST_SECONDS = 600  # for which a browser need not ask again
 _ASKED = b"access-control-request-headers"
 _NAMES = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z, \t]*")  # a list of header names

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from weft.server.api.server import Server
 
-__all__ = ["follow_host_signals"]
 
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)  # those that were noted are raised in this order
 

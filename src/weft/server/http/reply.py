@@ -16,8 +16,6 @@ from weft.server.calls.connection import Cancellation
 from weft.server.http.request import RawHeaders, Send
 from weft.server.run.head_guard import hang_up_on_flood, respond_at_once
 
-__all__ = ["Accepts", "HttpReply", "Refusal", "read_accept"]
-
 log = logging.getLogger("weft.http")
 
 _JSON = (b"content-type", b"application/json")

@@ -25,20 +25,6 @@ from weft.protocol.headers import Headers
 from weft.server.asking.context import TokenInfo
 from weft.server.calls.call import peer_of
 
-__all__ = [
-    "TOKEN_INFO",
-    "Caller",
-    "Message",
-    "RawHeaders",
-    "Receive",
-    "Scope",
-    "Send",
-    "TrustedProxies",
-    "UntrustedProxies",
-    "read_caller",
-    "shared_limits",
-]
-
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Coroutine[Any, Any, Message]]

@@ -49,8 +49,6 @@ from weft.types.base import RequestId
 if TYPE_CHECKING:
     from weft.server.api.server import Server
 
-__all__ = ["SESSION_HEADER", "SSE_PREFIX", "Answering", "Batch", "SessionExchange", "SessionReply"]
-
 
 class Answering(Reply, Protocol):
     """Where the output of one request of a session goes, and its answer too."""

@@ -23,7 +23,6 @@ from weft.server.sessions.streams import STANDALONE, StoredEvent, event_id, read
 if TYPE_CHECKING:
     from weft.server.api.server import Server
 
-__all__ = ["SessionStreams", "StreamForm", "check_takes_stream"]
 
 _TAKEN = "This session has its stream open already."
 

@@ -35,7 +35,6 @@ from weft.server.sessions.streams import StoredEvent
 if TYPE_CHECKING:
     from weft.server.api.server import Server
 
-__all__ = ["SseExchange"]
 
 MESSAGES = "messages"  # the last part of the path to POST to
 

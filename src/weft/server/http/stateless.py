@@ -29,8 +29,6 @@ from weft.server.runtime.request_log import refused
 if TYPE_CHECKING:
     from weft.server.api.server import Server
 
-__all__ = ["StatelessExchange"]
-
 
 class StatelessExchange:
     """Serves the messages of an era in which each stands for itself."""

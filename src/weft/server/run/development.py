@@ -19,8 +19,6 @@ from weakref import WeakSet, ref
 
 from weft.server.diagnostics.source_location import describe, is_users, short_path
 
-__all__ = ["watch_for_blocking"]
-
 log = logging.getLogger("weft.development")
 
 BEAT_SECONDS, DEVELOPMENT_BEAT_SECONDS = 0.5, 0.05

@@ -35,8 +35,6 @@ from weft.net.hosts import target_host
 from weft.net.logs import printable
 from weft.server.http.request import Send
 
-__all__ = ["guarded_protocol", "hang_up_on_flood", "log_access", "respond_at_once"]
-
 
 def guarded_protocol(limits: Limits) -> type[asyncio.Protocol]:
     """uvicorn's protocol class, the quickest that is installed, with the guard in front."""

@@ -31,20 +31,6 @@ if TYPE_CHECKING:
     from weft.server.api.server import Server
     from weft.server.features.tools import RegisteredTool
 
-__all__ = [
-    "BACKLOG",
-    "HttpKeywords",
-    "HttpOptions",
-    "bind",
-    "check_exposure",
-    "check_workers",
-    "example_of",
-    "raise_descriptors",
-    "try_line",
-    "url_of",
-    "warn_of_proxy",
-    "warn_of_scopes",
-]
 
 log = logging.getLogger("weft.advice")
 

@@ -34,8 +34,6 @@ from weft.server.diagnostics.argument_checks import with_article
 from weft.server.diagnostics.error_reporting import summary_of
 from weft.server.diagnostics.source_location import is_users, short_path, user_frames
 
-__all__ = ["Target", "folder_of", "is_loading", "load", "movable", "typed_command", "warn_of_nothing"]
-
 log = logging.getLogger("weft.advice")
 
 MODULE = "__weft_main__"  # the name of a file that cannot have its own

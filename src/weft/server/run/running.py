@@ -50,18 +50,6 @@ if TYPE_CHECKING:
 
     from weft.server.api.server import Server
 
-__all__ = [
-    "INTERRUPTED",
-    "CannotStart",
-    "announce",
-    "on_signals",
-    "run",
-    "say",
-    "serve",
-    "serve_http",
-    "set_up_logging",
-    "start",
-]
 
 log = logging.getLogger("weft.running")
 

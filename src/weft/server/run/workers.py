@@ -32,7 +32,6 @@ from weft.server.run.running import INTERRUPTED, announce, on_signals, say, serv
 if TYPE_CHECKING:
     from weft.server.api.server import Server
 
-__all__ = ["WorkerOrder", "main", "run_workers", "settle_sessions", "target_of"]
 
 log = logging.getLogger("weft.workers")
 

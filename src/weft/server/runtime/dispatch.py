@@ -70,24 +70,6 @@ from weft.types.tools import CallToolParams, CallToolResult
 if TYPE_CHECKING:
     from weft.server.api.server import Server
 
-__all__ = [
-    "Answer",
-    "Check",
-    "Dispatcher",
-    "Handler",
-    "Middleware",
-    "Next",
-    "Tracing",
-    "Translation",
-    "Translations",
-    "check_exceptions",
-    "check_middleware",
-    "checks_of",
-    "explain_next",
-    "find_tracing",
-    "no_result",
-]
-
 
 def check_middleware(layer: Any) -> None:
     """Refuse a plain `def`: its `try` around `next()` would never catch anything.

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from weft.server.api.server import Server
     from weft.server.calls.call import Call
 
-__all__ = ["Bodies", "Busy", "Held", "OpenCalls", "Turns", "busy", "is_full", "still_served", "stopped"]
 
 _STEPS = 3  # of the loop until a message is read and its arguments are checked, also where that is done in another task
 _PACE = 1024 * 1024  # bytes that are worth a second of waiting: a smaller message may overtake for so long

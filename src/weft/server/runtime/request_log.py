@@ -19,8 +19,6 @@ from weft.server.calls.call import Call
 from weft.server.http.request import Scope
 from weft.server.runtime.dispatch import Answer, Dispatcher
 
-__all__ = ["LoggedDispatcher", "dispatcher_class", "is_wire_logged", "log", "refused", "refused_http"]
-
 log = logging.getLogger("weft.server")
 
 _MOST_REASON = 300  # characters

@@ -24,7 +24,6 @@ from weft.types.lifecycle import CancelledParams
 if TYPE_CHECKING:
     from weft.server.api.server import Server
 
-__all__ = ["ListenStreams", "Listener"]
 
 _LISTS = {"tools": "tools_list_changed", "prompts": "prompts_list_changed", "resources": "resources_list_changed"}
 

@@ -17,7 +17,6 @@ from weft.server.stdio.pipe import Pipe, Writer
 if TYPE_CHECKING:
     from weft.server.api.server import Server
 
-__all__ = ["app_class", "new_pipe"]
 
 _MOST_KEPT = 64 * 1024  # bytes of a request's body that are kept for the log
 

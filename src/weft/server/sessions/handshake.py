@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from weft.server.runtime.dispatch import Handler
 
-__all__ = ["HANDLERS"]
-
 
 async def _greet(call: Call) -> InitializeResult:
     """Answer the handshake. The version was settled by the era (L11-02)."""

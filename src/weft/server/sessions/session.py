@@ -33,8 +33,6 @@ from weft.server.sessions.streams import STANDALONE, Streams
 from weft.types.base import Implementation, LogLevel
 from weft.types.lifecycle import ClientCapabilities
 
-__all__ = ["OFTEN", "OpenStream", "Record", "Records", "ResumedReader", "Session"]
-
 
 class OpenStream(Protocol):
     """The stream of a request that is not answered yet, wherever its client is."""

@@ -42,8 +42,6 @@ from weft.types.lifecycle import CancelledParams, ProgressParams
 if TYPE_CHECKING:
     from weft.server.api.server import Server
 
-__all__ = ["Sessions", "SessionsFull", "take_notification"]
-
 
 class SessionsFull(Exception):
     """There is no room for another session, and none that is idle."""

@@ -19,8 +19,6 @@ from typing import NamedTuple
 from weft.backends.base import Backend
 from weft.limits import Limits
 
-__all__ = ["STANDALONE", "StoredEvent", "Streams", "event_id", "read_event_id"]
-
 log = logging.getLogger("weft.sessions")
 
 STANDALONE = "0"  # the stream that belongs to no request

@@ -11,8 +11,6 @@ import re
 
 import msgspec
 
-__all__ = ["Docstring", "parse"]
-
 _HEADER = re.compile(
     r"(?:args|arguments|params|parameters|keyword args|keyword arguments|other parameters)(:?)", re.IGNORECASE
 )

@@ -21,8 +21,6 @@ from weft.limits import DEFAULT_LIMITS, Limits
 from weft.protocol.names import closest
 from weft.protocol.schema import is_array, is_object, json_type, referred
 
-__all__ = ["ArgumentsError", "expectation", "explain", "place_of", "reason", "remedy", "replace", "type_name"]
-
 
 def type_name(annotation: Any) -> str:
     """A type as its author wrote it, nearly."""

@@ -39,8 +39,6 @@ from weft.server.signature.docstrings import Docstring
 from weft.server.signature.errors import ArgumentsError, reason, remedy, type_name
 from weft.server.signature.plain import Arguments, is_hashable, shown_default, stopping_early, with_each
 
-__all__ = ["guarded", "inline", "read_fields", "refusing_extras", "schema_of", "watching"]
-
 _HOLDERS = ("dataclass-args", "model-fields", "typed-dict")  # the core schemas that have fields
 
 

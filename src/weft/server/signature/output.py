@@ -21,8 +21,6 @@ from weft.server.diagnostics.source_location import location
 from weft.server.signature.errors import expectation, place_of, reason, remedy, type_name
 from weft.server.signature.plain import plain_type
 
-__all__ = ["Output", "OutputError", "read_output"]
-
 _SILENT = (PythonSignature.empty, None, type(None), str, bytes, bytearray, Any, object, NoReturn, Never)
 
 

@@ -21,17 +21,6 @@ from pydantic_core import CoreSchema, SchemaValidator, core_schema
 from weft.protocol.schema import is_array, is_object
 from weft.server.signature.docstrings import Docstring
 
-__all__ = [
-    "Arguments",
-    "PlainType",
-    "is_hashable",
-    "plain_arguments",
-    "plain_type",
-    "shown_default",
-    "stopping_early",
-    "with_each",
-]
-
 _SCALARS: tuple[tuple[Any, CoreSchema, dict[str, Any]], ...] = (
     (Any, core_schema.any_schema(), {}),
     (bool, core_schema.bool_schema(), {"type": "boolean"}),

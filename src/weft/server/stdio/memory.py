@@ -14,8 +14,6 @@ from weft.server.runtime.wire_log import new_pipe
 if TYPE_CHECKING:
     from weft.server.api.server import Server
 
-__all__ = ["MemoryPipe"]
-
 
 class _Handing:
     """Lines to somebody in the same process."""

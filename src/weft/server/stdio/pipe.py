@@ -40,7 +40,6 @@ from weft.types.lifecycle import CancelledParams
 if TYPE_CHECKING:
     from weft.server.api.server import Server
 
-__all__ = ["Pipe", "PipeSession", "Writer"]
 
 log = logging.getLogger("weft.pipe")
 

@@ -37,7 +37,6 @@ from weft.server.runtime.wire_log import new_pipe
 if TYPE_CHECKING:
     from weft.server.api.server import Server
 
-__all__ = ["Line", "LineReader", "LineSplitter", "LineWriter", "check_pipes", "serve_stdio"]
 
 PATIENCE = 5  # turns of the loop that requests get to finish before the next one is refused
 LAST_WORDS = 0.5  # seconds that requests get to finish when the input has ended; the client still waits for them
