@@ -161,7 +161,7 @@ def order_coffee(cups: Annotated[int, Field(ge=1, le=9)] = 1) -> str:
 @server.tool
 def turn_cafe_sign(to: Literal["open", "closed"]) -> str:
     """Open or close the café: a tool comes or goes, and clients hear that the list of tools changed."""
-    if (to == "open") == (server.tools.get("order_coffee") is not None):
+    if (to == "open") == (server.engine.tools.get("order_coffee") is not None):
         raise ToolError(f"The café is {to} already.")
     if to == "open":
         server.add_tool(order_coffee)

@@ -806,7 +806,7 @@ def test_how_much_is_told_is_a_setting():
         three = live.tool("add", {"c": 1}).result["content"][0]["text"]
         assert len(three.encode()) <= 90
         assert three.endswith("…")
-    server.limits = Limits(error_issues=2)
+    server.engine.limits = Limits(error_issues=2)
     with serve(server) as live:
         assert live.tool("add", {"c": 1}).result["content"][0]["text"].endswith("- and 1 more.")
         assert "more" not in live.tool("add", {}).result["content"][0]["text"]

@@ -53,7 +53,7 @@ SECURITY = (
     "server/http/*",
     "server/stdio/*",
     "server/sessions/*",
-    "server/run/head_guard.py",
+    "server/http/uvicorn_protocol.py",
     "server/asking/once.py",
     "server/asking/rounds.py",
     "server/runtime/dispatch.py",

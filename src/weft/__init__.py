@@ -35,26 +35,18 @@ if TYPE_CHECKING:
     )
     from weft.forms import EMAIL, Titles
     from weft.limits import ClientLimits, Limits
-    from weft.server.api.extensions import Extension
+    from weft.server.api.context import Context, Middleware
     from weft.server.api.server import Server
-    from weft.server.asking.asks import (
-        AcceptedElicitation,
-        CancelledElicitation,
-        DeclinedElicitation,
-        Elicitation,
-        ask_form,
-        ask_model,
-        ask_roots,
-        ask_url,
-    )
-    from weft.server.asking.context import Context, TokenInfo
+    from weft.server.asking.asks import AcceptedElicitation, CancelledElicitation, DeclinedElicitation, Elicitation
+    from weft.server.asking.questions import ask_form, ask_model, ask_roots, ask_url
     from weft.server.asking.rounds import InputRequired, UrlElicitationRequired
     from weft.server.auth import IntrospectionVerifier, JwtVerifier, ResourceServer, StaticTokens
-    from weft.server.calls.connection import Connection
+    from weft.server.calls.connection import Connection, TokenInfo
     from weft.server.features.content import Audio, File, Image
     from weft.server.features.pages import CachePolicy
     from weft.server.features.prompts import AssistantMessage, UserMessage
-    from weft.server.runtime.dispatch import Middleware, Next
+    from weft.server.runtime.dispatch import Next
+    from weft.server.runtime.extensions import Extension
     from weft.server.signature.signature import MirroredHeader
     from weft.types import (
         Annotations,
@@ -176,18 +168,15 @@ _HOMES = {
         "CancelledElicitation",
         "DeclinedElicitation",
         "Elicitation",
-        "ask_form",
-        "ask_model",
-        "ask_roots",
-        "ask_url",
     ),
+    "weft.server.asking.questions": ("ask_form", "ask_model", "ask_roots", "ask_url"),
     "weft.server.auth": ("IntrospectionVerifier", "JwtVerifier", "ResourceServer", "StaticTokens"),
     "weft.authorization": ("AuthorizationServer",),
-    "weft.server.calls.connection": ("Connection",),
+    "weft.server.calls.connection": ("Connection", "TokenInfo"),
     "weft.server.features.content": ("Audio", "File", "Image"),
-    "weft.server.asking.context": ("Context", "TokenInfo"),
-    "weft.server.runtime.dispatch": ("Middleware", "Next"),
-    "weft.server.api.extensions": ("Extension",),
+    "weft.server.api.context": ("Context", "Middleware"),
+    "weft.server.runtime.dispatch": ("Next",),
+    "weft.server.runtime.extensions": ("Extension",),
     "weft.server.features.pages": ("CachePolicy",),
     "weft.server.features.prompts": ("AssistantMessage", "UserMessage"),
     "weft.server.asking.rounds": ("InputRequired", "UrlElicitationRequired"),

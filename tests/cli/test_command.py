@@ -282,7 +282,7 @@ def test_what_to_try_is_typed_as_the_command_was(typed: str, tmp_path: Path, mon
     server = weft.Server("s")
     server.add_tool(lambda: "x", name="go", description="Go.")
     expected = str(tmp_path / "bin/weft") if typed == "server.py" else typed
-    assert try_line(server, "http://x/mcp") == f"{expected} call http://x/mcp go"
+    assert try_line(server.engine, "http://x/mcp") == f"{expected} call http://x/mcp go"
 
 
 OFFERED: dict[str, dict[str, Any]] = {
@@ -319,7 +319,7 @@ def test_what_to_try_at_a_protected_server_is_what_most_callers_may(tools: list[
 
     for name in tools:
         server.add_tool(do, name=name, **{"input_schema": {"type": "object"}, **OFFERED[name]})
-    line = try_line(server, "http://x/mcp")
+    line = try_line(server.engine, "http://x/mcp")
     assert line is not None
     assert line.endswith(f" {expected}")
 

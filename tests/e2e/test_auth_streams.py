@@ -68,7 +68,7 @@ def test_a_listen_stream_ends_with_its_token(live: Live) -> None:
     assert stream.response.isclosed()  # the whole response came
     again = live.send(encode(LISTEN), headers_for(LISTEN, bearer(token)))
     assert (again.status, challenge_of(again)[1]["error"]) == (401, "invalid_token")
-    assert len(live.server.subscriptions) == 1
+    assert len(live.server.engine.subscriptions) == 1
     live.server.notify_tools_changed()  # the other hears on
     told = lasting.next()
     assert told is not None
@@ -140,7 +140,7 @@ async def test_the_client_comes_back_with_another_token(live: Live) -> None:
                 break
             live.server.notify_tools_changed()
     assert heard == [StreamReopened(), ToolsChanged()]
-    until(lambda: len(live.server.subscriptions) == 0)
+    until(lambda: len(live.server.engine.subscriptions) == 0)
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def old() -> Iterator[OldClient]:
 @pytest.mark.spec("AUTH-31")
 def test_the_one_stream_of_the_oldest_transport_ends_with_its_token(old: OldClient) -> None:
     assert old.ended()
-    until(lambda: len(old.live.server.sessions) == 0)
+    until(lambda: len(old.live.server.engine.sessions) == 0)
     assert old.live.faults == []
 
 

@@ -139,7 +139,8 @@ def test_what_is_no_protection_is_told_without_the_token(given: Any) -> None:
 def test_no_token_is_shown_anywhere(caplog: pytest.LogCaptureFixture) -> None:
     secret = "s3cret-of-the-tests"
     server = make_protected(StaticTokens({secret: "ann"}), debug=True)  # type: ignore[arg-type] - as above
-    assert secret not in repr(server.auth) + repr(vars(server.auth)) + repr(vars(server.auth.verifier)) + repr(server)  # type: ignore[union-attr] - it is there
+    auth = server.engine.protection
+    assert secret not in repr(auth) + repr(vars(auth)) + repr(vars(auth.verifier)) + repr(server)  # type: ignore[union-attr] - it is there
     with caplog.at_level(logging.DEBUG), serve(server) as running:
         assert Peer(running, "stateless", secret).tool("who").status == 200
         assert Peer(running, "stateless", secret + "x").tool("who").status == 401
@@ -168,5 +169,5 @@ async def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPa
 
 def test_a_resource_server_is_as_before() -> None:
     auth = ResourceServer(RESOURCE, authorization_servers=[ISSUER], verifier=tokens())
-    assert Server("vault", auth=auth).auth is auth
+    assert Server("vault", auth=auth).engine.protection is auth
     assert auth.metadata_url is not None

@@ -200,4 +200,4 @@ async def test_a_disconnect_cancels_in_the_one_era_and_not_in_the_other(live: Li
     await asyncio.sleep(0.05)
     assert gate.waiting == {"session 0"}
     await clients[0].call("release", 2)
-    await eventually(lambda: not gate.waiting and live.server.in_flight == 0)
+    await eventually(lambda: not gate.waiting and live.server.engine.in_flight == 0)

@@ -58,8 +58,8 @@ def test_a_plain_function_sees_it_in_its_context(live: Live) -> None:
 def test_a_given_up_call_no_longer_counts(live: Live) -> None:
     token = uuid.uuid4().hex
     with begun(live, "wait", token):
-        assert live.server.in_flight == 1
-    until(lambda: live.server.in_flight == 0)
+        assert live.server.engine.in_flight == 1
+    until(lambda: live.server.engine.in_flight == 0)
 
 
 class Client:
@@ -127,7 +127,7 @@ async def test_a_cancellation_that_comes_with_the_end_is_harmless() -> None:
     await server.asgi()(client.scope, client.receive, client.send)
     assert len(client.sent) in (0, 2)  # never half an answer
     assert (await ask(server, "tools/call", {"name": "quick"})).status == 200
-    assert server.in_flight == 0
+    assert server.engine.in_flight == 0
 
 
 async def test_the_servers_own_shutdown_is_not_taken_for_a_disconnect() -> None:
@@ -137,7 +137,7 @@ async def test_the_servers_own_shutdown_is_not_taken_for_a_disconnect() -> None:
     serving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await serving
-    assert server.in_flight == 0
+    assert server.engine.in_flight == 0
 
 
 @pytest.mark.spec("CAN-06")
@@ -160,7 +160,7 @@ async def test_what_the_call_opened_is_closed_also_when_it_is_cancelled() -> Non
 
 
 def test_many_clients_that_go_away_leave_nothing_behind(live: Live) -> None:
-    until(lambda: live.server.in_flight == 0)
+    until(lambda: live.server.engine.in_flight == 0)
     tokens = [uuid.uuid4().hex for _ in range(30)]
 
     def give_up(token: str) -> None:
@@ -173,7 +173,7 @@ def test_many_clients_that_go_away_leave_nothing_behind(live: Live) -> None:
     for thread in threads:
         thread.join()
     until(lambda: all(live.server.log.of(token)[-1:] == ["cancelled"] for token in tokens))
-    until(lambda: live.server.in_flight == 0)
+    until(lambda: live.server.engine.in_flight == 0)
     assert live.healthy()
 
 

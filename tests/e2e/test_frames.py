@@ -8,7 +8,7 @@ import pytest
 import weft
 from support import ask, serve
 from weft import Server
-from weft.server.api import server as app
+from weft.server.run import engine as app
 
 HOME = str(Path(weft.__file__).parent)
 

@@ -113,4 +113,4 @@ def test_any_header(live: Live, name: str, value: str) -> None:
 
 def test_the_server_is_well_after_all_that(live: Live) -> None:
     assert live.healthy()
-    assert live.server.in_flight == 0
+    assert live.server.engine.in_flight == 0

@@ -20,7 +20,7 @@ from support.wire import headers_for
 from weft import Context, Limits, Server, TokenInfo
 from weft.eras.session import HANDSHAKE, READY, REVISIONS
 from weft.errors import UsageError
-from weft.server.http.request import TOKEN_INFO
+from weft.net.asgi import TOKEN_INFO
 
 OLDEST, SECOND, *_ = reversed(REVISIONS)
 ANSWERS = {"sampling": {}, "roots": {"listChanged": True}}
@@ -295,7 +295,7 @@ def test_the_end_of_the_stream_is_the_end_of_the_session(live: Live) -> None:
     until(lambda: live.server.log.of("e"))
     client.close()
     until(lambda: "cancelled" in live.server.log.of("e"))
-    until(lambda: not len(live.server.sessions) and not live.server.in_flight)
+    until(lambda: not len(live.server.engine.sessions) and not live.server.engine.in_flight)
     assert client.send({"jsonrpc": "2.0", "id": 9, "method": "ping"}).status == 404
     assert live.healthy()
 
@@ -358,7 +358,7 @@ async def large() -> str:
 
 @server.tool
 async def left() -> list[int]:
-    return [len(server.sessions), server.in_flight - 1]
+    return [len(server.engine.sessions), server.engine.in_flight - 1]
 
 server.run("http", port=0, sse_path="/sse")
 """
@@ -414,7 +414,7 @@ def test_stopping_ends_the_streams(live: Live, client: OldClient) -> None:
     client.greet()
     live.server.close_streams()
     assert client.ended()
-    until(lambda: not len(live.server.sessions))
+    until(lambda: not len(live.server.engine.sessions))
 
 
 @pytest.mark.spec("L24-04")
@@ -428,7 +428,7 @@ def test_who_waits_for_an_answer_gets_it_before_the_stream_ends(live: Live, clie
     live.server.close_streams()
     assert [client.next()["id"] for _ in asked] == asked
     assert client.ended()
-    until(lambda: len(live.server.sessions) == 0)
+    until(lambda: len(live.server.engine.sessions) == 0)
 
 
 def test_a_lifespan_that_fails_fails_the_request() -> None:
@@ -489,7 +489,7 @@ def test_a_stream_of_the_other_transport_can_be_opened_again_at_once(live: Live)
             response = connection.getresponse()
             assert response.status == 200
             response.close()
-        until(lambda: live.server.sessions._local(named[1]).wake is None)  # long before the next sign of life is due
+        until(lambda: live.server.engine.sessions._local(named[1]).wake is None)  # before the next sign of life
 
 
 @pytest.mark.security("R1")
@@ -503,7 +503,7 @@ def test_a_stream_that_cannot_have_an_answer_ends(
     monkeypatch.setattr(live.server.backend.log, "append", fail)
     client.start("ping")
     assert client.ended()
-    until(lambda: live.server.in_flight == 0)
+    until(lambda: live.server.engine.in_flight == 0)
     assert "Answering ping raised ConnectionError: the backend is down" in caplog.text
 
 
@@ -535,9 +535,9 @@ def test_such_a_request_ends_with_the_stream_that_its_answer_goes_to(client: Old
     request = message("subscriptions/listen", {"notifications": {"toolsListChanged": True}}, id="l")
     assert client.send(request, *repeated(request)).status == 202
     assert client.next()["method"] == "notifications/subscriptions/acknowledged"
-    assert len(client.live.server.subscriptions) == 1
+    assert len(client.live.server.engine.subscriptions) == 1
     client.close()
-    until(lambda: len(client.live.server.subscriptions) == 0)
+    until(lambda: len(client.live.server.engine.subscriptions) == 0)
 
 
 @pytest.mark.spec("L11-24")

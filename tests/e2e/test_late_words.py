@@ -9,7 +9,7 @@ from support import LOG_LEVEL_KEY, ask
 from support.raw_sessions import AppPeer, eventually
 from support.sessions import rpc
 from weft import Client, Context, Server
-from weft.server.asking import context
+from weft.server.api import context
 
 
 @pytest.fixture(autouse=True)

@@ -223,7 +223,7 @@ def test_requests_in_flight() -> None:
         assert "id" not in refused.json  # it was not read
         assert refused.error["message"] == busy(2).message
         held.close()
-        until(lambda: server.in_flight == 0)
+        until(lambda: server.engine.in_flight == 0)
         assert live.healthy()
 
 
@@ -259,7 +259,7 @@ def test_a_body_that_is_whole_when_the_server_is_full_is_refused() -> None:
         answer = late.recv(1000)
         assert b" 503 " in answer
         assert b"retry-after: " in answer
-        assert server.in_flight == 1
+        assert server.engine.in_flight == 1
 
 
 @pytest.mark.security("D1", "D9", "R12")

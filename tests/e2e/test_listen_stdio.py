@@ -184,7 +184,7 @@ async def test_why_a_stream_was_cancelled_is_logged(caplog: pytest.LogCaptureFix
     source, client_out = os.pipe()
     client_in, sink = os.pipe()
     with caplog.at_level(logging.DEBUG, "weft.pipe"):
-        serving = asyncio.create_task(serve_stdio(server, source, sink))
+        serving = asyncio.create_task(serve_stdio(server.engine, source, sink))
         os.write(client_out, encode(message("subscriptions/listen", {"notifications": {}}, id=5)) + b"\n")
         assert ACK.encode() in await asyncio.to_thread(os.read, client_in, 1000)
         ending = cancelled(5)

@@ -141,7 +141,7 @@ def test_only_what_was_asked_for_is_told(changing: Live, kind: str, other: Any) 
             change(changing.server, changed)
         changing.server.notify_resource_updated("note://a")
         assert stream.next() == tagged(f"notifications/{kind}/list_changed", 1)
-        changing.server.subscriptions._loop.call_soon_threadsafe(changing.server.subscriptions.close)
+        changing.server.engine.subscriptions._loop.call_soon_threadsafe(changing.server.engine.subscriptions.close)
         rest = [stream.next(), stream.next()]
         while rest[-1] is not None:  # tools were added and removed, which may be told once or twice
             assert rest.pop(0) == tagged(f"notifications/{kind}/list_changed", 1)
@@ -185,7 +185,7 @@ def test_several_streams_each_hear_their_own(changing: Live) -> None:
         listen(changing, {"toolsListChanged": True}, id="1") as again,
         listen(changing, {"promptsListChanged": True}, id=1) as prompts,
     ):
-        assert len(changing.server.subscriptions) == 3
+        assert len(changing.server.engine.subscriptions) == 3
         changing.server.notify_tools_changed()
         changing.server.notify_prompts_changed()
         assert same(tools.next(), tagged("notifications/tools/list_changed", 1))
@@ -225,7 +225,7 @@ def test_neither_progress_nor_logs_get_onto_a_listen_stream() -> None:
         assert {"notifications/progress", "notifications/message"} < set(heard)
         server.notify_tools_changed()
         assert stream.next() == tagged("notifications/tools/list_changed", 1)
-        server.subscriptions._loop.call_soon_threadsafe(server.subscriptions.close)
+        server.engine.subscriptions._loop.call_soon_threadsafe(server.engine.subscriptions.close)
         assert "result" in stream.next()
 
 
@@ -236,7 +236,7 @@ def test_a_wish_without_its_shape_is_refused(changing: Live, notifications: Any)
     params = {} if notifications is None else {"notifications": notifications}
     response = changing.call("subscriptions/listen", params)
     assert response.refusal == (400, -32602)
-    assert len(changing.server.subscriptions) == 0
+    assert len(changing.server.engine.subscriptions) == 0
 
 
 @pytest.mark.spec("SUB-20")
@@ -245,7 +245,7 @@ def test_a_client_that_takes_no_stream_is_told_so(changing: Live) -> None:
     response = changing.post(body, {"Accept": "application/json"})
     assert response.refusal == (400, -32600)
     assert "text/event-stream" in response.error["message"]
-    assert len(changing.server.subscriptions) == 0
+    assert len(changing.server.engine.subscriptions) == 0
 
 
 # --- how it lives and ends
@@ -267,23 +267,23 @@ def test_a_quiet_stream_is_kept_alive_by_comments() -> None:
 @pytest.mark.parametrize("id", [0, "", "x"])
 def test_the_server_ends_a_stream_with_its_result(changing: Live, id: Any) -> None:
     with listen(changing, ALL, id=id) as stream:
-        changing.server.subscriptions._loop.call_soon_threadsafe(changing.server.subscriptions.close)
+        changing.server.engine.subscriptions._loop.call_soon_threadsafe(changing.server.engine.subscriptions.close)
         ended = stream.next()
         assert same(ended["id"], id)
         assert ended["result"]["resultType"] == "complete"
         assert same(ended["result"]["_meta"][TAG], id)
         assert stream.next() is None
-        until(lambda: len(changing.server.subscriptions) == 0)
+        until(lambda: len(changing.server.engine.subscriptions) == 0)
 
 
 @pytest.mark.spec("SUB-12", "SUB-14")
 def test_what_is_still_to_be_told_comes_before_the_end(changing: Live) -> None:
     def at_once() -> None:
         changing.server.notify_tools_changed()
-        loop.call_soon(changing.server.subscriptions.close)
+        loop.call_soon(changing.server.engine.subscriptions.close)
 
     with listen(changing, ALL) as stream:
-        loop = changing.server.subscriptions._loop
+        loop = changing.server.engine.subscriptions._loop
         loop.call_soon_threadsafe(at_once)
         assert stream.next() == tagged("notifications/tools/list_changed", 1)
         assert "result" in stream.next()
@@ -294,12 +294,12 @@ def test_what_is_still_to_be_told_comes_before_the_end(changing: Live) -> None:
 def test_a_client_that_goes_away_has_ended_its_stream(changing: Live) -> None:
     with listen(changing, ALL) as stays:
         with listen(changing, ALL):
-            assert len(changing.server.subscriptions) == 2
-        until(lambda: len(changing.server.subscriptions) == 1)
+            assert len(changing.server.engine.subscriptions) == 2
+        until(lambda: len(changing.server.engine.subscriptions) == 1)
         changing.server.notify_tools_changed()
         assert stays.next() == tagged("notifications/tools/list_changed", 1)
-    until(lambda: len(changing.server.subscriptions) == 0)
-    until(lambda: changing.server.in_flight == 0)
+    until(lambda: len(changing.server.engine.subscriptions) == 0)
+    until(lambda: changing.server.engine.in_flight == 0)
     assert changing.healthy()
 
 
@@ -425,7 +425,7 @@ def test_the_streams_of_one_address() -> None:
         assert int(refused.headers["retry-after"]) >= 1
         assert "You have 2 streams open already" in refused.error["message"]
         second.close()
-        until(lambda: len(live.server.subscriptions) == 1)
+        until(lambda: len(live.server.engine.subscriptions) == 1)
         with listen(live, ALL):
             assert live.healthy()
 
@@ -439,7 +439,7 @@ def test_all_streams() -> None:
         assert int(refused.headers["retry-after"]) >= 1
         assert "2 streams are open already" in refused.error["message"]
         second.close()
-        until(lambda: len(live.server.subscriptions) == 1)
+        until(lambda: len(live.server.engine.subscriptions) == 1)
         with listen(live, ALL):
             assert live.healthy()
 
@@ -502,8 +502,8 @@ def test_a_listener_that_does_not_read_is_bounded_and_cut_and_hurts_no_other() -
         data = encode(body)
         deaf.sendall(f"POST /mcp HTTP/1.1\r\nHost: localhost\r\n{head}Content-Length: {len(data)}\r\n\r\n".encode())
         deaf.sendall(data)
-        until(lambda: len(server.subscriptions) == 2)
-        listener = list(server.subscriptions._listeners)[1]
+        until(lambda: len(server.engine.subscriptions) == 2)
+        listener = list(server.engine.subscriptions._listeners)[1]
         most = 0
 
         def cut() -> bool:
@@ -511,7 +511,7 @@ def test_a_listener_that_does_not_read_is_bounded_and_cut_and_hurts_no_other() -
             for uri in uris:
                 server.notify_resource_updated(uri)
             most = max(most, len(listener.pending))
-            return len(server.subscriptions) == 1
+            return len(server.engine.subscriptions) == 1
 
         until(cut, 20)
         assert 0 < most <= len(uris)

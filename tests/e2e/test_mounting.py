@@ -187,7 +187,7 @@ async def test_the_endpoint_behind_a_root_path(root: str, path: str, status: int
     server, _ = made()
     response = await ask(server, "tools/call", {"name": "number"}, scope={"root_path": root, "path": path})
     assert response.status == status
-    await server.lifespan.stop()
+    await server.engine.lifespan.stop()
 
 
 async def test_a_scope_without_the_optional_root_path() -> None:
@@ -196,7 +196,7 @@ async def test_a_scope_without_the_optional_root_path() -> None:
     for _ in range(2):
         scope = {"path": "/mcp"}
         assert (await ask(_without_root(app), "tools/call", {"name": "number"}, scope=scope)).status == 200
-    await server.lifespan.stop()
+    await server.engine.lifespan.stop()
 
 
 def _without_root(app: Any) -> Any:

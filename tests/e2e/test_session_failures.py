@@ -94,19 +94,19 @@ async def peer() -> AsyncIterator[AppPeer]:
 
 
 def parts(peer: AppPeer) -> list[Flaky]:
-    backend: Any = peer.app.server.backend
+    backend: Any = peer.app.runtime.backend
     return [backend.store, backend.log, backend.bus]
 
 
 def part(peer: AppPeer, name: str) -> Flaky:
-    return getattr(peer.app.server.backend, name)
+    return getattr(peer.app.runtime.backend, name)
 
 
 async def is_at_rest(peer: AppPeer) -> bool:
     """Nothing is being served or counted, and the session goes on."""
-    server = peer.app.server
-    await eventually(lambda: server.in_flight == 0)
-    session = server.sessions._local(peer.session)
+    engine = peer.app.runtime
+    await eventually(lambda: engine.in_flight == 0)
+    session = engine.sessions._local(peer.session)
     assert (session.in_use, dict(session.connection.in_flight)) == (0, {})
     return await (await peer.post(called("add", 99, a=2, b=3))).text() == "5"
 
@@ -174,7 +174,7 @@ async def test_a_handler_on_a_pipe_that_cancels_itself_has_failed(way: dict[str,
         assert b'"code":-32603' in await asyncio.wait_for(answers.get(), 30)
     pipe.send(_encoded(called("add", 4, a=2, b=3)))
     assert b'"text":"5"' in await asyncio.wait_for(answers.get(), 30)
-    await eventually(lambda: server.in_flight == 0)  # an answer is out before its call is over
+    await eventually(lambda: server.engine.in_flight == 0)  # an answer is out before its call is over
     await pipe.close()
     await server.stop()
 
@@ -189,14 +189,14 @@ async def test_who_runs_the_app_may_still_cancel_a_call() -> None:
 
     peer = AppPeer(server.asgi())
     asking = asyncio.create_task(peer.stateless("tools/call", {"name": "wait", "arguments": {}}))
-    await eventually(lambda: server.in_flight == 1)
+    await eventually(lambda: server.engine.in_flight == 1)
     await asyncio.sleep(0.01)
     exchange = peer.exchanges[0]
     exchange.task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await exchange.task
     answer = await asking
-    assert (answer.status, server.in_flight) == (200, 0)
+    assert (answer.status, server.engine.in_flight) == (200, 0)
     assert json.loads(await answer.body())["error"]["code"] == -32603  # its client is told, and not left alone
     await server.stop()
 
@@ -219,7 +219,7 @@ async def test_a_call_whose_task_ends_before_it_begins_keeps_nobody_waiting(
     answer = await peer.post(called("add", 7, a=1, b=1))
     monkeypatch.undo()
     assert (hit, await answer.body()) == ([True], b"")
-    await eventually(lambda: peer.app.server.in_flight == 0)
+    await eventually(lambda: peer.app.runtime.in_flight == 0)
 
 
 # A Backend that is down.
@@ -241,8 +241,8 @@ async def test_what_cannot_be_remembered_is_refused(peer: AppPeer, down: str, ca
     assert "Remembering a session raised ConnectionError" in caplog.text
     part(peer, down).is_down = False
     assert await is_at_rest(peer)
-    server = peer.app.server
-    record = await server.sessions._records.read(peer.session)
+    engine = peer.app.runtime
+    record = await engine.sessions._records.read(peer.session)
     assert (record.log_level, record.subscribed_uris) == ("debug", ["a://1"])  # the next call has seen to it
 
 
@@ -308,7 +308,7 @@ async def test_where_the_store_is_down_requests_are_refused_and_nothing_is_left(
     assert (await refused.refusal(), refused.headers.get("mcp-session-id")) == ((500, -32603), None)
     assert (await refused.json())["id"] == 0
     assert "Serving an HTTP request raised ConnectionError: the backend is down" in caplog.text
-    assert (len(peer.app.server.sessions), peer.app.server.in_flight) == (0, 0)
+    assert (len(peer.app.runtime.sessions), peer.app.runtime.in_flight) == (0, 0)
     part(peer, "store").is_down = False
     await peer.open()
     other = AppPeer(peer.app)
@@ -317,24 +317,24 @@ async def test_where_the_store_is_down_requests_are_refused_and_nothing_is_left(
     for answer in (await other.post(called("add", 1, a=1, b=1)), await other.get(), await other.delete()):
         assert await answer.refusal() == (500, -32603)
     assert (await peer.delete()).status == 500
-    await eventually(lambda: len(peer.app.server.sessions) == 0)  # what is here of it has ended
+    await eventually(lambda: len(peer.app.runtime.sessions) == 0)  # what is here of it has ended
 
 
 async def test_what_another_worker_has_changed_is_read_when_the_store_is_back(peer: AppPeer) -> None:
     await peer.open()
     await (await peer.post(called("add", 1, a=1, b=1))).body()
-    server = peer.app.server
-    other = AppPeer(make_server(backend=server.backend).asgi())
+    engine = peer.app.runtime
+    other = AppPeer(make_server(backend=engine.backend).asgi())
     other.session = peer.session
     assert await (await other.post(message("logging/setLevel", {"level": "error"}, 2))).result() == {}
-    session = server.sessions._local(peer.session)
+    session = engine.sessions._local(peer.session)
     assert (session.stale, session.connection.log_level) == (True, None)
     part(peer, "store").is_down = True
     assert await (await peer.post(called("add", 3, a=1, b=1))).refusal() == (500, -32603)
     part(peer, "store").is_down = False
     assert await is_at_rest(peer)
     assert session.connection.log_level == "error"
-    await other.app.server.stop()
+    await other.app.runtime.stop()
     await other.leave()
 
 
@@ -342,7 +342,7 @@ async def test_a_session_that_cannot_be_ended_for_another_is_in_the_log(
     peer: AppPeer, caplog: pytest.LogCaptureFixture
 ) -> None:
     await peer.open()
-    sessions = peer.app.server.sessions
+    sessions = peer.app.runtime.sessions
     part(peer, "store").is_down = True
     sessions.end_soon(sessions._local(peer.session))
     await eventually(lambda: not sessions._background)
@@ -382,7 +382,7 @@ async def test_a_handshake_that_was_answered_with_an_error_begins_no_session() -
     refused = await peer.request("POST", b'{"jsonrpc":"2.0","id":0,"method":"initialize","params":%b}' % _INTRODUCTION,
                                  session=None)  # fmt: skip
     assert await refused.refusal() == (200, -32603)
-    assert ("mcp-session-id" in refused.headers, len(server.sessions), server.unwound) == (False, 0, [True])
+    assert ("mcp-session-id" in refused.headers, len(server.engine.sessions), server.unwound) == (False, 0, [True])
     server.refuses = False
     await peer.open()
     assert await is_at_rest(peer)

@@ -72,11 +72,11 @@ async def flood_beside(ctx: Context) -> str:
 async def count() -> dict[str, int]:
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    backend, sessions = server.backend, server.sessions
+    backend, sessions = server.backend, server.engine.sessions
     return {
         "sessions": len(sessions),
         "by peer": len(sessions._per_peer),
-        "under way": len(sessions._background) + server.in_flight - 1,
+        "under way": len(sessions._background) + server.engine.in_flight - 1,
         "tasks": len(asyncio.all_tasks()),
         "values": len(backend.store._values),
         "logs": len(backend.log._logs),

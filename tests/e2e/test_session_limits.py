@@ -63,7 +63,7 @@ async def at() -> AsyncIterator[Callable[..., AppPeer]]:
         return peers[-1]
 
     yield make
-    for server in {peer.app.server for peer in peers}:
+    for server in {peer.app.runtime for peer in peers}:
         await server.stop()
     for peer in peers:
         await peer.leave()
@@ -87,7 +87,7 @@ async def test_one_session_too_many_ends_the_one_that_was_idle_longest(at: At) -
         await peer.open()
     await peers[0].post(called("add", a=1, b=1))  # so 1 is the oldest now
     await peers[3].open()
-    assert len(server.sessions) == 3
+    assert len(server.engine.sessions) == 3
     assert (await peers[1].post(called("add", a=1, b=1))).status == 404
     assert [await healthy(peer) for peer in (peers[0], peers[2], peers[3])] == [True] * 3
 
@@ -134,7 +134,7 @@ async def test_handshakes_alone_end_no_session_that_is_used(at: At) -> None:
     for peer in flood:
         await peer.open(ready=False)
     assert await healthy(user)
-    assert len(server.sessions) == 20
+    assert len(server.engine.sessions) == 20
 
 
 @pytest.mark.security("D8", "R12")
@@ -172,7 +172,7 @@ async def test_handshakes_at_the_same_time_do_not_exceed_the_limit(at: At) -> No
 
     peers = [at(server, address=f"10.0.0.{n}") for n in range(10)]
     await asyncio.gather(*(peer.open(ready=False) for peer in peers))
-    assert len(server.sessions) == 3
+    assert len(server.engine.sessions) == 3
 
 
 @pytest.mark.security("D8", "R12")
@@ -181,7 +181,7 @@ async def test_a_session_that_was_never_used_ends_soon(at: At) -> None:
     unused, used = at(server), at(server)
     await unused.open(ready=False)
     await used.open()
-    await eventually(lambda: len(server.sessions) == 1)
+    await eventually(lambda: len(server.engine.sessions) == 1)
     assert (await unused.post(called("add", a=1, b=1))).status == 404
     assert await healthy(used)
 
@@ -194,14 +194,14 @@ async def test_an_idle_session_ends_and_one_in_use_does_not(at: At) -> None:
         await peer.open()
     waiting = await busy.begin(called("wait", 7))
     stream = await listening.get()
-    await eventually(lambda: len(server.sessions) == 2)
+    await eventually(lambda: len(server.engine.sessions) == 2)
     await asyncio.sleep(1)
     assert not waiting.done()
     assert not stream.ended
     assert (await idle.post(called("add", a=1, b=1))).status == 404
     assert (await busy.post(message("notifications/cancelled", {"requestId": 7}))).status == 202
     await listening.leave()
-    await eventually(lambda: len(server.sessions) == 0)
+    await eventually(lambda: len(server.engine.sessions) == 0)
     assert server.cleaned == [7]
     assert server.backend.store._values == {}
     await waiting
@@ -334,9 +334,9 @@ async def test_an_introduction_one_byte_too_long_is_refused(at: At, part: str) -
     refused = await (await peer.post(message("initialize", introduce(most + 1), 1))).json()
     assert refused["error"]["code"] == -32602
     assert "1000 bytes" in refused["error"]["message"]
-    assert len(server.sessions) == 0
+    assert len(server.engine.sessions) == 0
     assert "result" in await (await peer.post(message("initialize", introduce(most), 1))).json()
-    assert len(server.sessions) == 1
+    assert len(server.engine.sessions) == 1
 
 
 @pytest.mark.security("R12")
@@ -458,7 +458,7 @@ async def test_what_was_sent_long_ago_is_not_kept(at: At) -> None:
     assert (await peer.get(first)).status == 400
     await (await peer.post(called("chatter", times=1, progress="p"))).json()
     assert len(server.backend.log._logs) == 1
-    assert len(server.sessions.streams._kept) == 1
+    assert len(server.engine.sessions.streams._kept) == 1
 
 
 async def at_end(exchange: Any) -> Any:
@@ -500,7 +500,7 @@ async def test_one_stream_too_many_is_not_taken_up_again(at: At) -> None:
     await taken.question()
     taken.stall()  # it is answered, and does not read that
     await peer.post(accept(question, "yes"))
-    await eventually(lambda: not server.sessions._local(peer.session).connection.in_flight)
+    await eventually(lambda: not server.engine.sessions._local(peer.session).connection.in_flight)
     second = await peer.post(called("ask", 2, question="Milk?"))
     question = await second.question()
     refused = await peer.get(second.events[0].id)
@@ -556,9 +556,9 @@ async def test_a_burst_on_a_fresh_stream_is_not_shown_in_half(at: At) -> None:
     peer = at(server)
     await peer.open()
     stream = await peer.get()
-    session = server.sessions._local(peer.session)
+    session = server.engine.sessions._local(peer.session)
     for number in range(5):  # without a moment for the reader in between
-        await server.sessions.streams.append(session.id, "0", b'{"n":%d}' % number)
+        await server.engine.sessions.streams.append(session.id, "0", b'{"n":%d}' % number)
     with pytest.raises(EOFError):
         await stream.next()
 
@@ -573,7 +573,7 @@ async def test_a_reader_of_an_answer_that_does_not_read_is_let_go_and_the_call_g
     stalling.stall()
     assert await healthy(other)
     await stalling.task
-    await eventually(lambda: server.in_flight == 0)
+    await eventually(lambda: server.engine.in_flight == 0)
     last = [event async for event in stalling.rest()][-1]
     assert last.data["params"]["progress"] < 199
     rest = await at_end(await peer.get(last.id))
@@ -686,7 +686,14 @@ async def test_nonsense_in_a_session_is_refused_and_the_session_goes_on(at: At) 
     assert (await peer.get()).status == 409
     again = await peer.post(message("initialize", {"protocolVersion": peer.version, "capabilities": {}}, 1))
     assert await again.refusal() == (400, -32600)
-    for unasked in ("nobody-1", 7, "", "x" * 200, server.sessions._worker, f"{server.sessions._worker}-1"):
+    for unasked in (
+        "nobody-1",
+        7,
+        "",
+        "x" * 200,
+        server.engine.sessions._worker,
+        f"{server.engine.sessions._worker}-1",
+    ):
         assert (await peer.post(answer_to({"id": unasked}, {}))).status == 202
     for event in ("nonsense", "0", "0.", "0.x", f"0.{'9' * 30}", "\u00e4.1", "9-9.5", ".5"):
         assert (await peer.get(event)).status == 400

@@ -66,15 +66,15 @@ async def test_a_request_that_is_cancelled_before_it_begins_holds_nothing(peer: 
         peer.post(called("wait", 5)), peer.post(message("notifications/cancelled", {"requestId": 5}))
     )
     assert (call.status, await call.body(), cancellation.status) == (202, b"", 202)
-    session = await peer.app.server.sessions.find(peer.session, None)
-    assert (session.in_use, dict(session.connection.in_flight), peer.app.server.in_flight) == (0, {}, 0)
+    session = await peer.app.runtime.sessions.find(peer.session, None)
+    assert (session.in_use, dict(session.connection.in_flight), peer.app.runtime.in_flight) == (0, {}, 0)
 
 
 @pytest.mark.spec("L11-24")
 async def test_a_request_whose_session_ends_before_it_begins_is_let_go(peer: AppPeer) -> None:
     await peer.open()
     call, end = await asyncio.gather(peer.post(called("wait", 5)), peer.delete())
-    assert (call.status, end.status, peer.app.server.in_flight) == (202, 204, 0)
+    assert (call.status, end.status, peer.app.runtime.in_flight) == (202, 204, 0)
 
 
 @pytest.mark.spec("L11-16", "L11-17")
@@ -101,7 +101,7 @@ async def test_a_client_is_sent_away_as_often_as_the_handler_wants(peer: AppPeer
                 told.append(event.data["params"]["progress"] if "params" in event.data else texts(event.data))
         exchange = await peer.get(last) if told[-1:] != ["done"] else exchange
     assert (retries, told) == (["10", "20", "30", "40"], [0, 1, 2, 3, "done"])
-    assert not (await peer.app.server.sessions.find(peer.session, None)).resumed
+    assert not (await peer.app.runtime.sessions.find(peer.session, None)).resumed
 
 
 @pytest.mark.spec("L11-16", "L11-17")
@@ -131,14 +131,14 @@ async def test_a_reader_that_misses_something_for_the_sake_of_others_is_told(pee
     other = AppPeer(peer.app)
     await peer.open()
     await other.open()
-    session = await peer.app.server.sessions.find(peer.session, None)
+    session = await peer.app.runtime.sessions.find(peer.session, None)
     listening: Any = await peer.get()
     listening.stall()
     for number in range(2):  # the first is being written, and the second waits for that
         await session.connection.notify("notifications/message", {"level": "info", "data": number})
         await asyncio.sleep(0.01)
     await (await other.post(called("leave", progress="t", seconds=0, times=50))).body()
-    await eventually(lambda: not other.app.server.in_flight)
+    await eventually(lambda: not other.app.runtime.in_flight)
     listening._stalled.set()
     assert [event.data["params"]["data"] async for event in listening.rest()] == [0]  # and that was the end
     again = await peer.get(listening.events[-1].id)
@@ -151,13 +151,13 @@ async def test_a_reader_that_misses_something_for_the_sake_of_others_is_told(pee
 @pytest.mark.spec("L03-01")
 @pytest.mark.parametrize("peer", [{"in_flight": 3}], indirect=True)
 async def test_each_request_of_an_array_counts(peer: AppPeer) -> None:
-    server = peer.app.server
+    engine = peer.app.runtime
     await peer.open(SESSION_2025_03_26.version)
     batch = await peer.begin([called("wait", id) for id in range(4)])
-    session = await server.sessions.find(peer.session, None)
+    session = await engine.sessions.find(peer.session, None)
     assert list(session.connection.in_flight) == [0, 1, 2]
     assert (await peer.post(message("ping", id=9))).status == 503
-    await server.sessions.end(session)
+    await engine.sessions.end(session)
     refused = await (await batch).json()
     assert [(one["id"], one["error"]["code"]) for one in refused] == [(3, -32603)]
-    await eventually(lambda: server.in_flight == 0)
+    await eventually(lambda: engine.in_flight == 0)

@@ -103,7 +103,7 @@ async def test_many_requests_at_once_find_one_session(pair: Pair) -> None:
     here, there = pair
     exchanges = await asyncio.gather(*(there.post(called("add", n, a=n, b=0)) for n in range(20)))
     assert [await exchange.text() for exchange in exchanges] == [str(n) for n in range(20)]
-    assert len(there.app.server.sessions) == len(here.app.server.sessions) == 1
+    assert len(there.app.runtime.sessions) == len(here.app.runtime.sessions) == 1
 
 
 async def test_a_question_asked_at_one_worker_is_answered_at_the_other(pair: Pair) -> None:
@@ -182,11 +182,11 @@ async def test_deletion_at_one_worker_ends_the_session_at_the_other(pair: Pair) 
     assert (await there.delete()).status == 204
     await stream.body()
     await waiting.body()
-    assert here.app.server.ended == [7]
+    assert here.app.runtime.owner.ended == [7]
     for peer in pair:
         assert (await peer.post(called("add", a=1, b=2))).status == 404
         assert (await peer.get()).status == 404
-        assert len(peer.app.server.sessions) == 0
+        assert len(peer.app.runtime.sessions) == 0
 
 
 async def test_a_cancellation_at_one_worker_reaches_the_call_at_the_other(pair: Pair) -> None:
@@ -195,7 +195,7 @@ async def test_a_cancellation_at_one_worker_reaches_the_call_at_the_other(pair: 
     cancelled = message("notifications/cancelled", {"requestId": 7})
     assert (await there.post(cancelled)).status == 202
     await waiting.body()
-    assert here.app.server.ended == [7]
+    assert here.app.runtime.owner.ended == [7]
     assert not any("result" in (event.data or {}) for event in waiting.events)
 
 
@@ -211,13 +211,13 @@ async def test_a_subscription_at_one_worker_is_heard_on_the_stream_at_the_other(
     here, there = pair
     stream = await there.get()
     assert (await here.post(message("resources/subscribe", {"uri": "a://1"}, 2))).status == 200
-    await eventually(lambda: there.app.server.sessions._local(there.session).connection.subscribed_uris)
-    there.app.server.notify_resource_updated("a://1")
+    await eventually(lambda: there.app.runtime.sessions._local(there.session).connection.subscribed_uris)
+    there.app.runtime.owner.notify_resource_updated("a://1")
     assert (await stream.message())["params"] == {"uri": "a://1"}
     assert (await here.post(message("resources/unsubscribe", {"uri": "a://1"}, 3))).status == 200
-    await eventually(lambda: not there.app.server.sessions._local(there.session).connection.subscribed_uris)
-    there.app.server.notify_resource_updated("a://1")
-    there.app.server.notify_tools_changed()
+    await eventually(lambda: not there.app.runtime.sessions._local(there.session).connection.subscribed_uris)
+    there.app.runtime.owner.notify_resource_updated("a://1")
+    there.app.runtime.owner.notify_tools_changed()
     assert (await stream.message())["method"] == "notifications/tools/list_changed"
 
 
@@ -231,7 +231,7 @@ async def test_changes_at_both_workers_at_once_are_all_kept(pair: Pair) -> None:
     )
     for peer in pair:
         await peer.post(called("add", a=1, b=1))
-        connection = peer.app.server.sessions._local(peer.session).connection
+        connection = peer.app.runtime.sessions._local(peer.session).connection
         assert (connection.log_level, connection.subscribed_uris) == ("error", {"a://1", "a://2"})
 
 
@@ -244,7 +244,7 @@ async def test_a_session_used_only_elsewhere_is_not_ended_where_it_was_opened(ma
         assert (await there.post(called("add", number, a=1, b=1))).status == 200
         await asyncio.sleep(0.1)
     assert (await client.post(called("add", a=1, b=1))).status == 200
-    await eventually(lambda: len(a.sessions) == len(b.sessions) == 0)
+    await eventually(lambda: len(a.engine.sessions) == len(b.engine.sessions) == 0)
     assert (await there.post(called("add", a=1, b=1))).status == 404
 
 
@@ -266,21 +266,21 @@ async def test_what_one_worker_has_no_room_for_goes_on_at_the_other(make: Make) 
         await client.open()
     for client in clients[:2]:
         assert (await client.on(b.asgi()).post(called("add", a=1, b=1))).status == 200
-        assert len(b.sessions) <= 2
+        assert len(b.engine.sessions) <= 2
     for client in clients:
         assert (await client.post(called("add", a=1, b=1))).status == 200
 
 
 async def test_a_stopped_worker_leaves_its_sessions_to_the_others(pair: Pair) -> None:
     here, there = pair
-    await here.app.server.stop()
+    await here.app.runtime.stop()
     assert await (await there.post(called("add", a=1, b=2))).text() == "3"
 
 
 async def test_an_array_is_the_first_that_a_worker_gets(make: Make) -> None:
     started: list[int] = []
     a, b = make()
-    b.lifespan = type(b.lifespan)(_lifespan(started), b)
+    b.engine.lifespan = type(b.engine.lifespan)(_lifespan(started), b.engine)
     client = AppPeer(a.asgi())
     await client.open(version=next(version for version, revision in REVISIONS.items() if revision.batches))
     answers = await client.on(b.asgi()).post([called("add", 1, a=1, b=2), called("add", 2, a=3, b=4)])

@@ -66,11 +66,11 @@ def test_the_version_that_is_agreed_on(hotel: Live, asked: str, agreed: str) -> 
 def test_a_handshake_that_lacks_something_opens_no_session(hotel: Live, missing: str) -> None:
     params = introduction()
     del params[missing]
-    before = len(hotel.server.sessions)
+    before = len(hotel.server.engine.sessions)
     response = hotel.send(encode(rpc("initialize", params)), [("Content-Type", "application/json")])
     assert response.error["code"] == -32602
     assert "mcp-session-id" not in response.headers
-    assert len(hotel.server.sessions) == before
+    assert len(hotel.server.engine.sessions) == before
 
 
 @pytest.mark.spec("L11-01")
@@ -361,7 +361,7 @@ def test_clients_with_a_handshake_are_served_without_being_remembered() -> None:
         session = OpenSession(live)
         assert session.id is None
         assert is_served(session)
-        assert len(live.server.sessions) == 0
+        assert len(live.server.engine.sessions) == 0
         assert session.opened.result["capabilities"] == {
             "completions": {},
             "logging": {},

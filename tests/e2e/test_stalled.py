@@ -43,7 +43,7 @@ async def slow(size: int) -> str:
 @server.tool
 async def in_flight() -> int:
     gc.collect()  # or small garbage would keep the allocator from giving large pieces back
-    return server.in_flight
+    return server.engine.in_flight
 
 server.run("http", port=0)
 """

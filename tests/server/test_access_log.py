@@ -17,7 +17,7 @@ from uvicorn.config import LOGGING_CONFIG
 from uvicorn.logging import AccessFormatter
 from uvicorn.protocols.utils import get_client_addr, get_path_with_query_string
 
-from weft.server.run.head_guard import log_access
+from weft.server.http.uvicorn_protocol import log_access
 
 SCOPES: list[dict[str, Any]] = [
     {"path": "/mcp", "query_string": b"", "client": ("127.0.0.1", 5000)},

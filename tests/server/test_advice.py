@@ -7,14 +7,14 @@ from pydantic import BaseModel, Field
 
 from support import CLIENT_CAPABILITIES_KEY, ask
 from weft import Context, InputRequired, MirroredHeader, ResourceServer, Server, StaticTokens, Titles, ask_form
-from weft.server.asking import asks
+from weft.server.asking import questions
 from weft.server.run.listening import try_line, warn_of_scopes
 
 
 @pytest.fixture(autouse=True)
 def afresh() -> None:
-    asks._warn_of_secrets.cache_clear()
-    asks._warn_of_links.cache_clear()  # a form that another test has asked is warned of again
+    questions._warn_of_secrets.cache_clear()
+    questions._warn_of_links.cache_clear()  # a form that another test has asked is warned of again
 
 
 # HDR-41: secrets and personal data in headers.
@@ -192,7 +192,7 @@ def test_many_scopes_are_not_all_named(caplog: pytest.LogCaptureFixture) -> None
     server = Server("x")
     for number in range(7):
         server.add_tool(lambda: "", name=f"tool{number}", scopes=["a"])
-    warn_of_scopes(server)
+    warn_of_scopes(server.engine)
     assert "tool 'tool4' and 2 more, but" in caplog.text
     assert "tool5" not in caplog.text
 
@@ -204,14 +204,14 @@ def test_scopes_of_a_server_that_verifies_tokens_are_fine(caplog: pytest.LogCapt
         verifier=StaticTokens({"token-of-ann": "ann"}),
     )
     warn_of_scopes(scoped(auth=auth))
-    warn_of_scopes(Server("x"))
+    warn_of_scopes(Server("x").engine)
     assert caplog.records == []
 
 
 def test_what_nobody_may_call_is_not_what_to_try() -> None:
     server = Server("x")
     server.add_tool(lambda: "", name="burn", scopes=["admin"])
-    assert try_line(server, "http://a/mcp") is None
+    assert try_line(server.engine, "http://a/mcp") is None
     assert str(try_line(scoped(), "http://a/mcp")).endswith(" call http://a/mcp open")
 
 

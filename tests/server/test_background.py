@@ -6,8 +6,8 @@ import pytest
 
 from support.raw_sessions import AppPeer, answer_to, eventually, message
 from weft import Connection, QuestionFailed, Server
-from weft.server.api import lifespan as background
-from weft.server.api.lifespan import Background
+from weft.server.runtime import lifespan as background
+from weft.server.runtime.lifespan import Background
 
 ROOTS = {"roots": {"listChanged": True}}
 CHANGED = message("notifications/roots/list_changed")
@@ -27,13 +27,13 @@ async def test_what_is_said_often_is_done_once_more() -> None:
 
     connection = a_connection()
     for _ in range(3):
-        server.background.start("on_change", work, connection)
+        server.engine.background.start("on_change", work, connection)
         await asyncio.sleep(0)
     assert runs == [0]
     go.set()
     await asyncio.sleep(0.01)
     assert runs == [0, 1]
-    server.background.start("on_change", work, connection)
+    server.engine.background.start("on_change", work, connection)
     await asyncio.sleep(0.01)
     assert runs == [0, 1, 2]
 
@@ -43,7 +43,7 @@ async def test_one_too_many_is_dropped_and_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(background, "MOST", 2)
-    running = Background(Server("x"))
+    running = Background(Server("x").engine)
     begun: list[Connection] = []
 
     async def work(connection: Connection) -> None:

@@ -77,7 +77,7 @@ async def test_nobody_is_asked_again_because_the_handler_is_called_again(drive: 
     result = await drive(peer, "book", asked)
     answers = {"name": "Ada", "seat": "12A", "meal": "soup"}
     assert (asked, result["content"][0]["text"]) == (list(ANSWERS), f"Ada {answers} {{'began': 1}}")
-    await peer.app.server.stop()
+    await peer.app.runtime.stop()
     await peer.leave()
 
 
@@ -87,7 +87,7 @@ async def test_a_function_that_is_run_once_asks_in_no_era(drive: Drive, caplog: 
     result = await drive(peer, "ask_in_once", asked)
     assert (asked, result["isError"]) == ([], True)
     assert "A function given to ctx.once cannot ask" in caplog.text
-    await peer.app.server.stop()
+    await peer.app.runtime.stop()
     await peer.leave()
 
 
@@ -100,7 +100,7 @@ async def test_one_question_too_many_is_asked_in_no_era(caplog: pytest.LogCaptur
     alone = await peer.stateless("tools/call", params, meta={CLIENT_CAPABILITIES_KEY: FORM})
     assert (await in_session.refusal(), await alone.refusal()) == ((200, -32603), (200, -32603))
     assert caplog.text.count("asks 65 questions at once") == 2
-    await peer.app.server.stop()
+    await peer.app.runtime.stop()
     await peer.leave()
 
 

@@ -13,8 +13,8 @@ from support.rounds import KEYS, WORD, call, text, word
 from weft import Context, InputRequired, InvalidParams, Next, Server, ToolError, ask_form
 from weft.backends.base import Backend
 from weft.backends.memory import MemoryBackend
-from weft.server.asking import once as claims
-from weft.server.asking.once import OnceStore
+from weft.server.calls import once_store as claims
+from weft.server.calls.once_store import OnceStore
 
 
 def shop(*, single_use: bool) -> Server:
@@ -49,7 +49,7 @@ async def test_a_state_of_a_single_use_tool_is_accepted_once() -> None:
 @pytest.mark.spec("MRTR-14")
 async def test_a_state_is_accepted_once_by_the_single_use_tool_that_middleware_chose() -> None:
     server = shop(single_use=True)
-    buy = server.tools.get("buy")
+    buy = server.engine.tools.get("buy")
     assert buy is not None
     server.add_tool(buy.fn, name="old")
 
@@ -240,7 +240,7 @@ async def test_a_client_with_a_session_has_no_state_to_use_up() -> None:
         question = await stream.question()
         await client.post(answer_to(question, {"action": "accept", "content": {"word": "yes"}}))
         assert text((await stream.message())["result"]) == "yes"
-    assert len(server.claims._made) == 0
+    assert len(server.engine.once_store._made) == 0
     await client.leave()
     await server.stop()
 
@@ -263,19 +263,19 @@ async def test_a_store_that_fails_fails_its_calls_and_no_others(caplog: pytest.L
     server.add_tool(sure, name="single", single_use=True)
     state = (await call(server)).result["requestState"]
     single = (await call(server, name="single")).result["requestState"]
-    server.claims._store = Failing()  # type: ignore[assignment] - for the tests alone
+    server.engine.once_store._store = Failing()  # type: ignore[assignment] - for the tests alone
     assert (await retry(server, state, RIGHT)).result["isError"]  # what the handler called has failed
     refused = await call(server, {"requestState": single, "inputResponses": RIGHT}, name="single")
     assert refused.error["code"] == -32603
     assert "the store is gone" not in refused.error["message"]
-    server.claims._store = store
+    server.engine.once_store._store = store
     assert text((await retry(server, state, RIGHT)).result) == "yes 1"
 
     class Forgetful(OnceStore):
         async def give_back(self, state: str) -> None:
             raise ConnectionError("the store is gone")
 
-    server.claims = Forgetful(store, seconds=600, most_bytes=64)
+    server.engine.once_store = Forgetful(store, seconds=600, most_bytes=64)
     refused = await call(server, {"requestState": single, "inputResponses": WRONG}, name="single")
     assert refused.error["code"] == -32602  # as if it had been given back
     assert "a `requestState` stays used up" in caplog.text

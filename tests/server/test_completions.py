@@ -38,9 +38,9 @@ async def complete(
     method, none = "completion/complete", ClientCapabilities()
     stamped = StatelessClient().stamp(method, params, info=Implementation("t", "1"), capabilities=none)
     frame = decode(encode_request(1, method, stamped))
-    envelope = STATELESS.open(frame, None, server.offer, None)
+    envelope = STATELESS.open(frame, None, server.engine.offer, None)
     connection = Connection.from_envelope(NEWEST.version, None, none)
-    _, body = await server.dispatcher.run(Call(server, 1, envelope, STATELESS, connection, Silent()))
+    _, body = await server.engine.dispatcher.run(Call(server.engine, 1, envelope, STATELESS, connection, Silent()))
     return json.loads(body)
 
 
@@ -224,13 +224,13 @@ def one(value: str) -> list[str]:
 
 def test_a_function_for_what_does_not_exist_is_refused_before_serving() -> None:
     server = example()
-    server.completions.check()
+    server.engine.completions.check()
     server.completion(prompt="reviev", argument="language")(one)
     with pytest.raises(RegistrationError, match=r"test_completions\.py:\d+.*no prompt 'reviev'. Did you mean 'review'"):
-        server.completions.check()
+        server.engine.completions.check()
     server = example()
     server.completion(template="repo://{owner}/{name}", argument="nam")(one)
-    for serve in (server.completions.check, server.asgi, lambda: start(server, "stdio", HttpOptions())):
+    for serve in (server.engine.completions.check, server.asgi, lambda: start(server.engine, "stdio", HttpOptions())):
         with pytest.raises(RegistrationError, match=r"has no argument 'nam'. Did you mean 'name'"):
             serve()
 

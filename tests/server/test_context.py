@@ -11,7 +11,7 @@ from support import CLIENT_CAPABILITIES_KEY, CLIENT_INFO_KEY, LOG_LEVEL_KEY, VER
 from support.raw_sessions import AppPeer, called
 from weft import Client, Context, Server, TokenInfo
 from weft.errors import UsageError
-from weft.server.asking.asks import ask_roots
+from weft.server.asking.questions import ask_roots
 from weft.server.asking.rounds import InputRequired
 from weft.types.base import LogLevel
 

@@ -43,7 +43,7 @@ class Peer:
 async def connected(server: Server) -> AsyncIterator[Peer]:
     """A server that serves one end of a socket pair, and the peer at the other."""
     ours, theirs = socket.socketpair()
-    serving = asyncio.create_task(serve_stdio(server, ours.fileno(), ours.fileno()))
+    serving = asyncio.create_task(serve_stdio(server.engine, ours.fileno(), ours.fileno()))
     reader, writer = await asyncio.open_connection(sock=theirs)
     try:
         yield Peer(reader, writer)
@@ -52,7 +52,7 @@ async def connected(server: Server) -> AsyncIterator[Peer]:
         await writer.wait_closed()
         await asyncio.wait_for(serving, 30)
         ours.close()
-        await server.lifespan.stop()
+        await server.engine.lifespan.stop()
 
 
 @pytest.mark.spec("TRN-03")

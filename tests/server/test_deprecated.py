@@ -61,7 +61,7 @@ async def test_nobody_is_sent_logs_or_questions_that_no_handler_sends(
 @pytest.mark.spec("LOG-08", "DEP-01")
 async def test_nor_in_a_session() -> None:
     server, got = plain(), list[dict[str, Any]]()
-    await server.lifespan.start()
+    await server.engine.lifespan.start()
     pipe = server.pipe(lambda line: got.append(json.loads(line)))
     pipe.send(json.dumps(rpc("initialize", introduction(capabilities=EVERYTHING), id="hello")).encode())
     await eventually(lambda: len(got) == 1)

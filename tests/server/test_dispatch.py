@@ -10,7 +10,7 @@ import pytest
 
 from support import SERVER_INFO, ask, make_server
 from weft import CallToolResult, Context, MirroredHeader, Next, ProtocolError, Server, TextContent, ToolError
-from weft.server.api import server as app
+from weft.server.run import engine as app
 
 
 @pytest.fixture(autouse=True)

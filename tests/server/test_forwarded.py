@@ -5,7 +5,8 @@ import pytest
 from support import ACCEPT_BOTH, ask, make_server
 from weft import TokenInfo
 from weft.errors import UsageError
-from weft.server.http.request import TOKEN_INFO, TrustedProxies
+from weft.net.asgi import TOKEN_INFO
+from weft.server.http.request import TrustedProxies
 from weft.server.run.listening import HttpOptions, warn_of_proxy
 
 PROXIES = TrustedProxies(["10.0.0.0/8", "2001:db8::1"])
@@ -94,9 +95,9 @@ def test_a_server_that_must_be_behind_a_proxy_is_warned_of_when_it_starts(caplog
         HttpOptions(allowed_hosts=["api.example.com"], trusted_proxies=["127.0.0.1"]),
         HttpOptions(host="0.0.0.0", allowed_hosts=["api.example.com"]),
     ):
-        warn_of_proxy(server, harmless)
+        warn_of_proxy(server.engine, harmless)
     assert warnings_of(caplog) == []
-    warn_of_proxy(server, HttpOptions(allowed_hosts=["api.example.com"]))
+    warn_of_proxy(server.engine, HttpOptions(allowed_hosts=["api.example.com"]))
     (line,) = warnings_of(caplog)
     assert "listens on 127.0.0.1 only and is called api.example.com" in line
     assert "trusted_proxies=['127.0.0.1'] (--trust-proxy 127.0.0.1)" in line

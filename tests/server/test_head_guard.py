@@ -14,8 +14,9 @@ import uvicorn
 from support import encode, headers_for, message
 from weft import Context, Limits, Server
 from weft.server.http import reply as http_reply
+from weft.server.http import uvicorn_protocol as head_guard
 from weft.server.http.reply import HttpReply
-from weft.server.run import head_guard, running
+from weft.server.run import running
 from weft.server.run.listening import HttpOptions, bind
 
 PATIENCE = 5.0  # seconds: far less than those after which an idle connection is closed
@@ -77,7 +78,7 @@ async def served(server: Server, app: Any = None) -> AsyncIterator[Running]:
     listener = bind("127.0.0.1", 0)
     options = HttpOptions(port=listener.getsockname()[1])
     started = asyncio.Event()
-    http = running._http_server(server, options, started.set, is_guest=True)
+    http = running._http_server(server.engine, options, started.set, is_guest=True)
     if app is not None:
         http.config.app = app
     task = asyncio.create_task(http.serve(sockets=[listener]))
@@ -259,7 +260,7 @@ async def test_who_goes_with_requests_that_were_not_read_leaves_nothing() -> Non
         writer.writelines(padded(number) for number in range(2, 30))
         await asyncio.sleep(0.1)
         writer.transport.abort()
-        await come_true(lambda: not (live.connections or live.http.server_state.tasks or server.in_flight))
+        await come_true(lambda: not (live.connections or live.http.server_state.tasks or server.engine.in_flight))
 
 
 # The quick way out, and each reason not to take it.
@@ -565,9 +566,9 @@ async def test_a_client_that_has_gone_gets_no_signs_of_life(swallows: bool, monk
         before = beats
         await asyncio.sleep(0.3)
         assert beats == before
-        assert server.in_flight == (10 if swallows else 0)
+        assert server.engine.in_flight == (10 if swallows else 0)
         leave.set()
-        await come_true(lambda: server.in_flight == 0)
+        await come_true(lambda: server.engine.in_flight == 0)
 
 
 async def test_a_call_that_the_asgi_server_gives_up_gets_no_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:

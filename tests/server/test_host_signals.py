@@ -30,7 +30,7 @@ def heard() -> Iterator[list[int]]:
 
 def test_a_server_whose_host_is_followed_can_be_collected(heard: list[int]) -> None:
     server = Server("shop")
-    follow_host_signals(server)
+    follow_host_signals(server.engine)
     kept = weakref.ref(server)
     del server
     gc.collect()
@@ -41,10 +41,10 @@ def test_a_server_whose_host_is_followed_can_be_collected(heard: list[int]) -> N
 
 def test_many_servers_share_one_handler(heard: list[int]) -> None:
     servers = [Server(f"shop {index}") for index in range(3)]
-    follow_host_signals(servers[0])
+    follow_host_signals(servers[0].engine)
     first = signal.getsignal(signal.SIGTERM)
     for server in servers[1:]:
-        follow_host_signals(server)
+        follow_host_signals(server.engine)
     assert signal.getsignal(signal.SIGTERM) is first
     signal.raise_signal(signal.SIGINT)
     assert heard == [signal.SIGINT]

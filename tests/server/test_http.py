@@ -10,8 +10,9 @@ from starlette.applications import Starlette
 from support import ask, encode, headers_for, make_server, message, serve
 from weft import Context, Limits, Server, TokenInfo
 from weft.errors import UsageError
+from weft.net.asgi import Refusal
 from weft.server.calls.connection import Cancellation
-from weft.server.http.reply import Accepts, HttpReply, Refusal, read_accept
+from weft.server.http.reply import Accepts, HttpReply, read_accept
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ async def test_a_body_that_is_cut_short_runs_nothing() -> None:
     wire = Wire([encode(body), "gone"], headers_for(body))
     await server.asgi()(wire.scope, wire.receive, wire.send)
     assert server.log.of("t") == []  # type: ignore[attr-defined] - the tests' own
-    assert server.in_flight == 0
+    assert server.engine.in_flight == 0
 
 
 @pytest.mark.security("D6", "R12")
@@ -251,7 +252,7 @@ async def test_a_client_that_is_gone_is_no_fault_of_the_tool(waits: bool, caplog
     assert seen == [0, 1, "cancelled"]
     assert len(wire.sent) == 3
     assert caplog.records == []
-    assert server.in_flight == 0
+    assert server.engine.in_flight == 0
 
 
 @pytest.mark.security("R1")
@@ -381,8 +382,8 @@ async def test_so_it_is_of_sessions(caplog: pytest.LogCaptureFixture) -> None:
     batch = await ask(app, "x", headers=headers, scope=scope, body=b"[" + hello + b"]")
     assert batch.refusal == (500, -32603)
     assert caplog.text.count("Put weft.TokenInfo(subject=...) there") == 4
-    assert not app.server.sessions
-    assert app.server.in_flight == 0
+    assert not app.runtime.sessions
+    assert app.runtime.in_flight == 0
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,8 @@ async def test_many_first_requests_enter_it_once() -> None:
     answers = await asyncio.gather(*(ask(server, "tools/call", {"name": "look"}) for _ in range(20)))
     assert all(answer.result["structuredContent"] == {"server": "living"} for answer in answers)
     assert life.events == ["entered"]
-    await server.lifespan.stop()
-    await server.lifespan.stop()
+    await server.engine.lifespan.stop()
+    await server.engine.lifespan.stop()
     assert life.events == ["entered", "left"]
     assert life.tasks[0] is life.tasks[1]
 
@@ -58,17 +58,17 @@ async def test_it_can_be_started_again() -> None:
     life = Life()
     server = made(life)
     for _ in range(2):
-        await server.lifespan.start()
-        await server.lifespan.stop()
+        await server.engine.lifespan.start()
+        await server.engine.lifespan.stop()
     assert life.events == ["entered", "left"] * 2
 
 
 async def test_without_one_there_is_nothing_to_start() -> None:
     server = Server("plain")
-    assert server.lifespan.started
-    await server.lifespan.start()
-    await server.lifespan.stop()
-    assert server.lifespan.value is None
+    assert server.engine.lifespan.started
+    await server.engine.lifespan.start()
+    await server.engine.lifespan.stop()
+    assert server.engine.lifespan.value is None
 
 
 def test_it_is_entered_anew_in_another_loop() -> None:
@@ -134,7 +134,7 @@ def test_what_comes_after_its_yield_is_done_also_when_the_loop_just_ends() -> No
 
     asyncio.run(once())
     assert events == ["entered", "left"]
-    assert not server.lifespan.started
+    assert not server.engine.lifespan.started
 
 
 @pytest.mark.security("R1")
@@ -151,7 +151,7 @@ async def test_whatever_it_raises_requests_do_not_wait_for_it_forever(error: Bas
         answer = await ask(server, "server/discover")
         assert answer.error["code"] == -32603
         with pytest.raises(RuntimeError, match=f"The lifespan raised {type(error).__name__} before it yielded"):
-            await server.lifespan.start()
+            await server.engine.lifespan.start()
 
 
 async def test_one_that_is_stopped_while_it_is_entered_is_entered_anew() -> None:
@@ -166,16 +166,16 @@ async def test_one_that_is_stopped_while_it_is_entered_is_entered_anew() -> None
         events.append("left")
 
     server = Server("living", lifespan=life)
-    starting = asyncio.create_task(server.lifespan.start())
+    starting = asyncio.create_task(server.engine.lifespan.start())
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    await server.lifespan.stop()
+    await server.engine.lifespan.stop()
     await starting
     assert events == ["entered", "left"]
-    assert not server.lifespan.started
-    await server.lifespan.start()
+    assert not server.engine.lifespan.started
+    await server.engine.lifespan.start()
     assert events == ["entered", "left", "entered"]
-    await server.lifespan.stop()
+    await server.engine.lifespan.stop()
 
 
 def test_what_is_no_lifespan_is_refused_where_it_is_given() -> None:
@@ -207,4 +207,4 @@ async def test_what_turns_out_to_be_no_lifespan_is_told() -> None:
 
     server = Server("x", lifespan=life)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"not one that returns _GeneratorContextManager. Write @contextlib.asyncco"):
-        await server.lifespan.start()
+        await server.engine.lifespan.start()

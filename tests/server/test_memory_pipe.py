@@ -37,7 +37,7 @@ async def test_a_call_that_is_cancelled_while_it_tells_something_is_not_answered
         if got[-1].get("method") == "notifications/progress":
             pipe.send(encode({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 7}}))
 
-    await server.lifespan.start()
+    await server.engine.lifespan.start()
     pipe = server.pipe(deliver)
     pipe.send(encode(message("tools/list", id=1)))
     await asyncio.sleep(0.01)  # from the second on, a call takes its first step at once
@@ -45,7 +45,7 @@ async def test_a_call_that_is_cancelled_while_it_tells_something_is_not_answered
     pipe.send(encode(message("tools/call", {"name": "work"}, id=7, meta={"progressToken": "t"})))
     await asyncio.sleep(2 * seconds)
     assert [one.get("method") for one in got] == ["notifications/progress"]
-    assert (ended, server.in_flight, caplog.text) == (["over"], 0, "")
+    assert (ended, server.engine.in_flight, caplog.text) == (["over"], 0, "")
     await pipe.close()
     await server.stop()
 
@@ -72,7 +72,7 @@ async def test_a_lifespan_that_fails_is_told_to_all_who_wait() -> None:
 async def test_the_cancellation_of_an_unknown_request_is_nothing_to_speak_of(caplog: pytest.LogCaptureFixture) -> None:
     got = Lines()
     server = Server("x")
-    await server.lifespan.start()
+    await server.engine.lifespan.start()
     pipe = server.pipe(lambda line: got.append(json.loads(line)))
     pipe.send(encode({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 99}}))
     pipe.send(encode(message("tools/list", id=1)))

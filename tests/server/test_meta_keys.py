@@ -101,10 +101,10 @@ def test_what_looks_like_a_key_in_the_source_is_one() -> None:
 async def test_the_keys_that_are_sent() -> None:
     """In both eras, with everything that a server has to say."""
     server, got = make_server(), list[Any]()
-    await server.lifespan.start()
+    await server.engine.lifespan.start()
     pipe = server.pipe(lambda line: got.append(json.loads(line)))
     meta = {"progressToken": "p", LOG_LEVEL_KEY: "debug"}
-    tools = [one.name for one in server.tools]  # those that need arguments say so
+    tools = [one.name for one in server.engine.tools]  # those that need arguments say so
     alone = ["server/discover", "tools/list", "resources/list", "resources/templates/list", "prompts/list"]
     pipe.send(encode(message("subscriptions/listen", {"notifications": {"toolsListChanged": True}}, id="listen")))
     for number, method in enumerate(alone):

@@ -82,7 +82,7 @@ async def test_no_option_of_a_client_has_a_servers_schemas_fetched(options: dict
     for schema in references(bait.url):
         server = Server("x")
         server.add_tool(lambda: {"a": 1}, name="tool", output_schema={"type": "object"})
-        server.tools.get("tool").definition.output_schema = schema  # what no server of Weft's would say
+        server.engine.tools.get("tool").definition.output_schema = schema  # what no server of Weft's would say
         async with Client(server, **options) as client:
             assert (await client.list_tools())[0].output_schema == schema
             with contextlib.suppress(WeftError):

@@ -144,7 +144,7 @@ def travel(start: Place, end: Place, via: Tree) -> Place:
 def test_models_are_written_in_place_or_behind_references(refs: bool) -> None:
     server = Server("s", schema_refs=refs)
     server.add_tool(travel)
-    definition = next(iter(server.tools)).definition
+    definition = next(iter(server.engine.tools)).definition
     start, via = (definition.input_schema["properties"][name] for name in ("start", "via"))
     assert start == ({"$ref": "#/$defs/Place"} if refs else definition.input_schema["properties"]["end"])
     assert refs or start["properties"] == {"city": {"type": "string"}}
@@ -162,7 +162,7 @@ def test_a_schema_does_not_grow_without_end() -> None:
     deep.__annotations__["root"] = model
     server = Server("s")
     server.add_tool(deep)
-    assert len(str(next(iter(server.tools)).definition.input_schema)) < 20_000
+    assert len(str(next(iter(server.engine.tools)).definition.input_schema)) < 20_000
 
 
 # --- print(result)

@@ -328,8 +328,8 @@ def test_what_takes_a_scope_is_guarded_before_it_can_be_found(
     put = Pages.add
 
     def observed(pages: Pages[Any], name: str, item: Any) -> None:  # what a request in another thread would meet
-        tools = server.tools
-        scopes = (tools._audience if registry == "tools" else getattr(server, registry).audience).scopes
+        tools = server.engine.tools
+        scopes = (tools._audience if registry == "tools" else getattr(server.engine, registry).audience).scopes
         guarded.append("admin" in scopes and (registry != "tools" or name in tools._guarded))
         put(pages, name, item)
 

@@ -30,7 +30,7 @@ class Pipe:
         self._theirs = os.pipe(), os.pipe()
         (source, self._out), (self._in, sink) = self._theirs
         self._rest = b""
-        self.serving = asyncio.create_task(serve_stdio(server, source, sink))
+        self.serving = asyncio.create_task(serve_stdio(server.engine, source, sink))
 
     def send(self, method: str, params: Any = None, *, id: Any = 1) -> None:
         os.write(self._out, encode(message(method, params, id=id)) + b"\n")
@@ -65,7 +65,7 @@ async def pipes(server: Server, count: int = 2) -> AsyncIterator[list[Pipe]]:
             with suppress(asyncio.CancelledError):
                 await pipe.end()
             pipe.close()
-        await server.lifespan.stop()
+        await server.engine.lifespan.stop()
 
 
 async def listen(pipe: Pipe) -> None:
@@ -75,7 +75,7 @@ async def listen(pipe: Pipe) -> None:
 
 async def in_flight(server: Server, count: int) -> None:
     async with asyncio.timeout(30):
-        while server.in_flight < count:  # noqa: ASYNC110 - a number, not an event
+        while server.engine.in_flight < count:  # noqa: ASYNC110 - a number, not an event
             await asyncio.sleep(0.001)
 
 
@@ -100,7 +100,7 @@ async def test_the_streams_of_one_pipe_do_not_end_with_another() -> None:
         await listen(second)
         await first.end()
         assert [(await first.next()).get("id"), (await first.next())["method"]] == ["listen", "notifications/cancelled"]
-        assert len(server.subscriptions) == 1
+        assert len(server.engine.subscriptions) == 1
         server.notify_tools_changed()
         assert (await second.next())["method"] == "notifications/tools/list_changed"
 
@@ -114,7 +114,7 @@ async def test_a_pipe_without_requests_ends_quietly_whoever_else_listens() -> No
         first.serving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(first.serving, 30)
-        assert len(server.subscriptions) == 1
+        assert len(server.engine.subscriptions) == 1
 
 
 async def test_the_lifespan_and_the_threads_outlive_the_first_pipe() -> None:
@@ -159,11 +159,11 @@ async def test_requests_on_all_pipes_count_together_and_streams_do_not() -> None
         refused = await second.next()
         assert (refused["id"], refused["error"]["code"], refused["error"]["message"]) == (2, -32603, busy(2).message)
         await first.end()
-        assert server.in_flight == 1
+        assert server.engine.in_flight == 1
         second.send("tools/list", id=3)
         while "result" not in await second.next():
             pass
-    assert server.in_flight == 0
+    assert server.engine.in_flight == 0
 
 
 @pytest.mark.security("D9")

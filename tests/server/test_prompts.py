@@ -39,9 +39,9 @@ async def send(
     declared = capabilities or ClientCapabilities()
     stamped = StatelessClient().stamp(method, params, info=Implementation("t", "1"), capabilities=declared)
     frame = decode(encode_request(1, method, stamped))
-    envelope = STATELESS.open(frame, None, server.offer, None)
+    envelope = STATELESS.open(frame, None, server.engine.offer, None)
     connection = Connection.from_envelope(NEWEST.version, None, declared)
-    _, body = await server.dispatcher.run(Call(server, 1, envelope, STATELESS, connection, Silent()))
+    _, body = await server.engine.dispatcher.run(Call(server.engine, 1, envelope, STATELESS, connection, Silent()))
     return json.loads(body)
 
 
@@ -387,7 +387,7 @@ async def test_a_prompt_can_be_kept_from_whoever_may_not_see_it() -> None:
 
 async def test_prompts_come_and_go_while_serving_and_listeners_hear_it() -> None:
     server, heard = Server("s", page_size=1), []
-    server.changes.subscribe(heard.append)
+    server.engine.changes.subscribe(heard.append)
     server.add_prompt(lambda: "x", name="a")
     server.add_prompt(lambda: "x", name="b")
     page = (await send(server, "prompts/list"))["result"]

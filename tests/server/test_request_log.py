@@ -249,7 +249,7 @@ async def test_lines_that_are_no_messages(lines: Any) -> None:
 async def test_it_is_decided_when_the_parts_are_put_together(caplog: pytest.LogCaptureFixture, level: int) -> None:
     with caplog.at_level(level, "weft.server"):
         server = shop()
-        made: Any = type(server.dispatcher)
+        made: Any = type(server.engine.dispatcher)
         assert made is (Dispatcher if level == logging.WARNING else LoggedDispatcher)
         assert (type(server.asgi()) is HttpApp) is (level != logging.DEBUG)
 

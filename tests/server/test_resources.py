@@ -37,9 +37,9 @@ async def send(
     declared = capabilities or ClientCapabilities()
     stamped = StatelessClient().stamp(method, params, info=Implementation("t", "1"), capabilities=declared)
     frame = decode(encode_request(1, method, stamped))
-    envelope = STATELESS.open(frame, None, server.offer, None)
+    envelope = STATELESS.open(frame, None, server.engine.offer, None)
     connection = Connection.from_envelope(NEWEST.version, None, declared)
-    _, body = await server.dispatcher.run(Call(server, 1, envelope, STATELESS, connection, Silent()))
+    _, body = await server.engine.dispatcher.run(Call(server.engine, 1, envelope, STATELESS, connection, Silent()))
     return json.loads(body)
 
 
@@ -356,7 +356,7 @@ async def test_pages_have_one_scope_and_a_cursor_of_one_list_is_none_of_the_othe
 async def test_resources_come_and_go_while_serving_and_listeners_hear_it() -> None:
     server, heard = Server("s"), []
     server.add_resource("a://b", "x")
-    server.changes.subscribe(heard.append)
+    server.engine.changes.subscribe(heard.append)
     await send(server, "resources/list")
 
     @server.resource("a://{id}/more")
@@ -463,7 +463,7 @@ def test_other_mistakes_are_told_at_registration() -> None:
         server.add_resource("a://b", "x", meta={"a": object()})
     with pytest.raises(RegistrationError, match="longer than"):
         server.add_resource("a://{user}" + "x" * 9000, needs)
-    assert len(server.resources) == 0
+    assert len(server.engine.resources) == 0
     assert server.capabilities.resources is None
 
 

@@ -295,7 +295,7 @@ async def test_a_question_that_is_never_answered_leaves_nothing_behind() -> None
     server = worker(gathered)()
     for _ in range(5):
         assert (await call(server)).result["resultType"] == "input_required"
-    assert server.in_flight == 0
+    assert server.engine.in_flight == 0
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
 

@@ -269,7 +269,7 @@ def test_the_url_is_under_a_name_that_is_served(allowed: list[str], shown: str) 
 
 
 def test_there_is_nothing_to_try_without_a_tool() -> None:
-    assert try_line(Server("empty"), "http://x") is None
+    assert try_line(Server("empty").engine, "http://x") is None
 
 
 def test_what_to_try_at_a_protected_server_leaves_room_for_a_token() -> None:
@@ -280,7 +280,7 @@ def test_what_to_try_at_a_protected_server_leaves_room_for_a_token() -> None:
     )
     server = Server("guarded", auth=auth)
     server.add_tool(lambda: "x", name="write", description="Write.")
-    line = try_line(server, "http://x/mcp")
+    line = try_line(server.engine, "http://x/mcp")
     assert line is not None
     assert line.endswith(" call http://x/mcp write --token TOKEN")
 
@@ -685,8 +685,8 @@ def test_sessions_at_workers_that_share_nothing_are_refused(start, setting: str)
 def test_workers_that_share_a_backend_have_sessions() -> None:
     memory = MemoryBackend()
     server = Server("sharing", backend=SimpleNamespace(store=memory.store, log=memory.log, bus=memory.bus))
-    assert settle_sessions(server, HttpOptions(workers=2)).sessions is True
-    assert settle_sessions(server, HttpOptions(workers=2, sessions=False)).sessions is False
+    assert settle_sessions(server.engine, HttpOptions(workers=2)).sessions is True
+    assert settle_sessions(server.engine, HttpOptions(workers=2, sessions=False)).sessions is False
 
 
 def test_a_worker_that_dies_is_replaced(start) -> None:

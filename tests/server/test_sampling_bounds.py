@@ -78,7 +78,7 @@ async def over_a_session(server: Server, rounds: int, reply: Any) -> tuple[Any, 
         elif got.get("id") == "call":
             over.set_result(got)
 
-    await server.lifespan.start()
+    await server.engine.lifespan.start()
     pipe = server.pipe(take)
     send(rpc("initialize", introduction(capabilities=SAMPLES), id="hello"))
     try:

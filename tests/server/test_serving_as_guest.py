@@ -145,7 +145,7 @@ async def test_nothing_is_left_in_the_loop(
             task.cancel()
         await asyncio.wait([task], timeout=30)
         assert task.cancelled()
-        assert (told, server.in_flight, server.sessions.loose_calls) == (["call", "lifespan"], 0, set())
+        assert (told, server.engine.in_flight, server.engine.sessions.loose_calls) == (["call", "lifespan"], 0, set())
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection("127.0.0.1", int(url.split(":")[2].split("/")[0]))
         asked.cancel()
@@ -179,16 +179,16 @@ async def test_the_last_of_several_ends_what_they_share(capsys: pytest.CaptureFi
     server = Server("s", lifespan=lifespan, limits=QUICK)
     server.add_tool(lambda: "x", name="x")
     async with served(server, capsys) as (url, _), Client(url, mode="session") as client:
-        session = next(iter(server.sessions._used))
+        session = next(iter(server.engine.sessions._used))
         async with client.listen(tools=True) as changes:
             async with served(server, capsys) as (other, _), Client(other) as somebody:
                 await somebody.list_tools()
             server.notify_tools_changed()
             assert await asyncio.wait_for(anext(aiter(changes)), 30) == ToolsChanged()
-        assert list(server.sessions._used) == [session]
+        assert list(server.engine.sessions._used) == [session]
         assert told == ["up"]
     assert told == ["up", "down"]
-    assert server.guests == 0
+    assert server.engine.guests == 0
 
 
 async def test_it_may_drain_without_a_limit(capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,12 +52,12 @@ def make_server(**limits: Any) -> Server:
 def nothing_left(server: Any) -> bool:
     backend = server.backend
     return not (
-        len(server.sessions)
-        or server.sessions._per_peer
-        or server.sessions._sweeping
+        len(server.engine.sessions)
+        or server.engine.sessions._per_peer
+        or server.engine.sessions._sweeping
         or backend.store._values
         or backend.log._logs
-        or server.sessions.streams._kept
+        or server.engine.sessions.streams._kept
     )
 
 
@@ -145,7 +145,7 @@ async def test_a_request_whose_session_ends_while_it_is_looked_up_is_not_served(
         return there
 
     monkeypatch.setattr(server.backend.store, "touch", slow_touch)
-    next(iter(server.sessions._used.values())).renewed = float("-inf")
+    next(iter(server.engine.sessions._used.values())).renewed = float("-inf")
     calling = asyncio.create_task(peer.post(called("hold", 1)))
     async with asyncio.timeout(30):
         await renewed.wait()
@@ -192,7 +192,7 @@ async def test_a_server_that_was_stopped_can_serve_again() -> None:
         assert server.backend.bus._topics == {}
     await peer.leave()
     await peer.open()
-    await eventually(lambda: len(server.sessions) == 0)
+    await eventually(lambda: len(server.engine.sessions) == 0)
 
 
 async def test_a_bus_that_fails_in_the_middle_is_joined_once_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +210,7 @@ async def test_a_bus_that_fails_in_the_middle_is_joined_once_in_the_end(monkeypa
     for _ in range(3):
         with pytest.raises(AssertionError, match="-32603"):
             await peer.open()
-    assert (bus._topics, len(server.sessions)) == ({}, 0)
+    assert (bus._topics, len(server.engine.sessions)) == ({}, 0)
     monkeypatch.setattr(bus, "subscribe", subscribe)
     await peer.open()
     assert {len(listeners) for listeners in bus._topics.values()} == {1}
@@ -232,7 +232,7 @@ async def test_the_lifespan_ends_also_where_the_bus_cannot_be_left(caplog: pytes
         raise ConnectionError("the bus is down")
 
     await AppPeer(server.asgi()).open()
-    server.sessions._quit.insert(2, fail)
+    server.engine.sessions._quit.insert(2, fail)
     await server.stop()
     assert (ended, server.backend.bus._topics) == (["lifespan"], {})
     assert "Leaving the Backend's bus raised ConnectionError" in caplog.text

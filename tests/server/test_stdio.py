@@ -670,7 +670,7 @@ async def test_a_process_lingers_only_for_requests_that_come_one_by_one(monkeypa
         server = Server("lingering", limits=limits)
         server.add_tool(wait)
         monkeypatch.setattr(stdio, "_process_pipes", lambda: contextlib.nullcontext((source, sink)))
-        serving = asyncio.create_task(serve_stdio(server) if mine else serve_stdio(server, source, sink))
+        serving = asyncio.create_task(serve_stdio(server.engine) if mine else serve_stdio(server.engine, source, sink))
         for chunk in (
             listed(0) + b"\n",
             listed(1) + b"\n",
@@ -867,7 +867,7 @@ async def test_other_pipes_than_the_process_own_can_be_served() -> None:
     server = Server("given")
     their_in, our_out = os.pipe()
     our_in, their_out = os.pipe()
-    serving = asyncio.create_task(serve_stdio(server, their_in, their_out))
+    serving = asyncio.create_task(serve_stdio(server.engine, their_in, their_out))
     os.write(our_out, request(1, "server/discover"))
     answer = json.loads(await asyncio.to_thread(os.read, our_in, 65536))
     assert answer["id"] == 1

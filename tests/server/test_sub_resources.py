@@ -138,7 +138,7 @@ def test_a_slow_reader_is_told_of_the_whole_where_too_many_parts_change() -> Non
 @pytest.mark.spec("SUB-19")
 async def test_it_is_the_same_on_a_pipe() -> None:
     server, got = make(), list[dict[str, Any]]()
-    await server.lifespan.start()
+    await server.engine.lifespan.start()
     pipe = server.pipe(lambda line: got.append(json.loads(line)))
     pipe.send(encode(rpc("initialize", introduction(), id=0)))
     await eventually(lambda: len(got) == 1)

@@ -138,7 +138,7 @@ async def test_a_stream_that_does_not_read_in_time_is_cut_and_no_other() -> None
         stream.reads.clear()
         server.notify_tools_changed()
         await asyncio.wait_for(stream.task, 30)
-        assert len(server.subscriptions) == 1
+        assert len(server.engine.subscriptions) == 1
         server.notify_tools_changed()
         await settle()
         assert len(other.messages) == 3
@@ -173,7 +173,7 @@ async def test_streams_are_counted_for_each_address_by_itself() -> None:
         assert b"3 streams are open already" in fifth.sent[-1]["body"]
         unknown.leave()
         await unknown.task
-    assert (len(server.subscriptions), server.subscriptions._per_peer) == (0, {})
+    assert (len(server.engine.subscriptions), server.engine.subscriptions._per_peer) == (0, {})
 
 
 @pytest.mark.spec("SUB-12")
@@ -182,7 +182,7 @@ async def test_closing_ends_all_streams_with_their_results() -> None:
     ids = [0, "", "0", 5]
     opened = [Stream(server, {"toolsListChanged": True}, id=id) for id in ids]
     await settle()
-    server.subscriptions.close()
+    server.engine.subscriptions.close()
     await asyncio.wait_for(asyncio.gather(*(stream.task for stream in opened)), 30)
     for stream, id in zip(opened, ids, strict=True):
         answer = stream.messages[-1]
@@ -200,13 +200,13 @@ async def test_nothing_stays_behind() -> None:
         stream = Stream(server, {"toolsListChanged": True})
         await eventually(lambda: any(part.get("body", b"").startswith(b":") for part in stream.sent))  # noqa: B023
         if how == "close":
-            server.subscriptions.close()
+            server.engine.subscriptions.close()
         elif how == "leave":
             stream.leave()
         else:
             stream.task.cancel()
         await asyncio.wait([stream.task])
-        assert (len(server.subscriptions), server.in_flight) == (0, 0)
+        assert (len(server.engine.subscriptions), server.engine.in_flight) == (0, 0)
     await settle()
     assert asyncio.all_tasks() == {asyncio.current_task()}
     server.notify_tools_changed()  # nobody hears it, and nothing breaks
@@ -219,7 +219,7 @@ def test_changes_without_a_loop_or_after_its_end_are_no_matter() -> None:
     async def listen() -> None:
         stream = Stream(server, {"toolsListChanged": True})
         async with streams(stream):
-            assert len(server.subscriptions) == 1
+            assert len(server.engine.subscriptions) == 1
 
     for _ in range(2):  # one loop after the other
         asyncio.run(listen())
@@ -230,20 +230,20 @@ def test_changes_without_a_loop_or_after_its_end_are_no_matter() -> None:
 @pytest.mark.spec("SUB-12")
 async def test_a_stream_that_comes_after_the_end_is_acknowledged_and_ended_at_once() -> None:
     server = make()
-    server.subscriptions.close()
+    server.engine.subscriptions.close()
     stream = Stream(server, {"toolsListChanged": True})
     await asyncio.wait_for(stream.task, 30)
     assert stream.methods == ["notifications/subscriptions/acknowledged", ""]
     assert stream.messages[-1]["result"]["resultType"] == "complete"
-    assert len(server.subscriptions) == 0
+    assert len(server.engine.subscriptions) == 0
 
 
 async def test_the_end_of_one_peers_streams_is_not_the_end_of_all() -> None:
     server = make()
-    server.subscriptions.close("pipe 1")
+    server.engine.subscriptions.close("pipe 1")
     stream = Stream(server, {"toolsListChanged": True})
     async with streams(stream):
-        assert len(server.subscriptions) == 1
+        assert len(server.engine.subscriptions) == 1
 
 
 def test_a_server_that_serves_again_in_another_loop_has_streams_again() -> None:
@@ -258,7 +258,7 @@ def test_a_server_that_serves_again_in_another_loop_has_streams_again() -> None:
     async def anew() -> None:
         stream = Stream(server, {"toolsListChanged": True})
         async with streams(stream):
-            assert len(server.subscriptions) == 1
+            assert len(server.engine.subscriptions) == 1
 
     asyncio.run(closed())
     asyncio.run(anew())
@@ -301,7 +301,7 @@ async def test_streams_are_counted_by_the_network_of_an_ipv6_address() -> None:
     wish = {"toolsListChanged": True}
     opened = [Stream(server, wish, client=(one, 1)) for one in ("2001:db8::1", "2001:db8:0:1::1", "10.0.0.1")]
     async with streams(*opened):
-        assert len(server.subscriptions) == 3
+        assert len(server.engine.subscriptions) == 3
         again = Stream(server, wish, client=("2001:db8::2", 1))  # one machine has all of such a network
         await asyncio.wait_for(again.task, 30)
         assert "You have 1 streams open already" in b"".join(part.get("body", b"") for part in again.sent).decode()
@@ -314,8 +314,8 @@ async def test_streams_are_counted_by_principal_where_there_is_one() -> None:
     wish = {"toolsListChanged": True}
     opened = [Stream(server, wish, scope=ann), Stream(server, wish, scope=bob), Stream(server, wish)]
     async with streams(*opened):
-        assert len(server.subscriptions) == 3  # all of one address
+        assert len(server.engine.subscriptions) == 3  # all of one address
         again = Stream(server, wish, client=("10.0.0.2", 1), scope=ann)  # the same person from elsewhere
         await asyncio.wait_for(again.task, 30)
         assert "You have 1 streams open already" in b"".join(part.get("body", b"") for part in again.sent).decode()
-    assert server.subscriptions._per_peer == {}
+    assert server.engine.subscriptions._per_peer == {}

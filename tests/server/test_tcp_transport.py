@@ -68,7 +68,7 @@ class Place:
 
     async def _serve(self, connection: socket.socket) -> None:
         with connection:
-            await serve_stdio(self.server, connection.fileno(), connection.fileno())
+            await serve_stdio(self.server.engine, connection.fileno(), connection.fileno())
 
     async def connect(self) -> Peer:
         peer = Peer(*await asyncio.open_connection(*self._listener.getsockname()))

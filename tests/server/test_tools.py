@@ -19,13 +19,13 @@ from weft import (
     ToolError,
 )
 from weft.errors import UsageError
-from weft.server.asking.asks import ask_roots
+from weft.server.asking.questions import ask_roots
 from weft.server.asking.rounds import InputRequired
 
 
 async def test_the_list_is_encoded_once_and_again_after_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
     server, pages = make_server(), []
-    listed = server.tools.list
+    listed = server.engine.tools.list
 
     async def recorded(call: Any) -> Any:
         pages.append(await listed(call))
@@ -35,7 +35,7 @@ async def test_the_list_is_encoded_once_and_again_after_a_change(monkeypatch: py
         """One more."""
         return "x"
 
-    monkeypatch.setattr(server.tools, "list", recorded)
+    monkeypatch.setattr(server.engine.tools, "list", recorded)
     app = server.asgi()
     for _ in range(2):
         assert (await ask(app, "tools/list")).status == 200
@@ -87,7 +87,7 @@ def test_names_that_are_none(name: str) -> None:
 
     if name == "":
         server.add_tool(tool, name=name)  # nothing said: the function's own name
-        assert server.tools.get("tool") is not None
+        assert server.engine.tools.get("tool") is not None
         return
     with pytest.raises(RegistrationError, match="cannot be registered"):
         server.add_tool(tool, name=name)
@@ -156,7 +156,7 @@ def test_annotations_where_there_may_be_none(properties: dict) -> None:
 
     with pytest.raises(RegistrationError, match="x-mcp-header"):
         server.add_tool(tool, input_schema={"type": "object", "properties": properties})
-    assert len(server.tools) == 0
+    assert len(server.engine.tools) == 0
 
 
 @pytest.mark.spec("TOOL-06", "JSCH-02", "JSCH-03", "JSCH-05", "JSCH-08")
@@ -346,11 +346,11 @@ async def test_an_unknown_tool_gets_a_hint() -> None:
     server = make_server()
     assert (await ask(server, "tools/call", {"name": "ecko"})).error["message"] == "Unknown tool. Did you mean 'echo'?"
     far = (await ask(server, "tools/call", {"name": "zzzzzzzz"})).error["message"]
-    names = [tool.name for tool in server.tools]
+    names = [tool.name for tool in server.engine.tools]
     more = f", and {len(names) - 10} more; tools/list names them all."
     assert far == f"Unknown tool. The tools are: {', '.join(names[:10])}{more}"
     assert len(far) < 300
-    for tool in list(server.tools):
+    for tool in list(server.engine.tools):
         server.remove_tool(tool.name)
     assert (await ask(server, "tools/call", {"name": "echo"})).error["message"] == "Unknown tool. There are no tools."
 

@@ -193,7 +193,7 @@ def _add_telling_tools(server: Server, log: Log) -> None:
 
         await ctx.report_progress(1)
         log.add(token, "started")
-        ctx.server.background = asyncio.create_task(afterwards())  # type: ignore[attr-defined] - kept from the collector
+        ctx.server.engine.background = asyncio.create_task(afterwards())  # type: ignore[attr-defined] - kept from the collector
         return "done"
 
 

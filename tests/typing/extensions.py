@@ -20,4 +20,4 @@ class Wrong(Extension):
 
 server = Server("echo", extensions=[Echo()])
 Server("echo", extensions=["com.example/echo"])  # expect error
-declared: Sequence[Extension] = server.extensions
+declared: Sequence[Extension] = server.engine.extensions

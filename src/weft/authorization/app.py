@@ -24,17 +24,18 @@ from weft.authorization.web import OAuthError, WebRequest, WebResponse, error_an
 from weft.backends.base import Backend
 from weft.backends.memory import MemoryBackend
 from weft.errors import UsageError
+from weft.net.asgi import Receive, Scope, Send
 from weft.net.hosts import HostPolicy, is_loopback, refusal
 from weft.net.urls import check_url, origin_of, same_url, spell
 from weft.protocol.headers import HeaderFault, Headers, read
 from weft.protocol.sealing import KeyRing
 from weft.server.auth.dpop import Dpop
 from weft.server.auth.keys import DEFAULT_ALGORITHMS
-from weft.server.auth.scopes import check_scopes
 from weft.server.auth.tokens import LEEWAY
 from weft.server.diagnostics.error_reporting import report
+from weft.server.features.scopes import check_scopes
 from weft.server.http.cors import Cors, is_preflight, preflight_refusal
-from weft.server.http.request import Receive, Scope, Send, TrustedProxies, UntrustedProxies
+from weft.server.http.request import TrustedProxies, UntrustedProxies
 from weft.server.runtime.request_log import refused_http
 
 _Endpoint = Callable[[WebRequest], Awaitable[WebResponse]]

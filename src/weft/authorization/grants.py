@@ -27,10 +27,10 @@ from weft.authorization.web import OAuthError, digest
 from weft.backends.base import Store
 from weft.errors import UsageError
 from weft.protocol.sealing import KeyRing, StateRefused
-from weft.server.asking.context import TokenInfo
 from weft.server.auth.dpop import thumbprint
 from weft.server.auth.tokens import LEEWAY, TokenRefused
 from weft.server.auth.verifiers import JwtVerifier
+from weft.server.calls.connection import TokenInfo
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey

@@ -10,9 +10,9 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from weft.errors import WeftError
+from weft.net.asgi import RawHeaders, Receive, Scope, Send
 from weft.net.hosts import network_of
 from weft.protocol.headers import Headers
-from weft.server.http.request import RawHeaders, Receive, Scope, Send
 
 _MOST_BYTES = 64 * 1024
 _MOST_FIELDS = 64

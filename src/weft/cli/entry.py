@@ -77,4 +77,4 @@ def _of_command(target: Target, host: Host) -> tuple[dict[str, Any], str]:
         entry = {"type": host.command_type, **entry}
     if not is_found:
         entry["env"] = {"PYTHONPATH": str(Path.cwd())}
-    return entry, server.name
+    return entry, server.engine.name

@@ -15,7 +15,7 @@ from typing import Any
 
 from weft.cli.printing import WrongCommand
 from weft.errors import StartError
-from weft.server.api.server import Server
+from weft.server.run.engine import Servable
 from weft.server.run.listening import HttpOptions, bind, check_exposure
 from weft.server.run.loading import Target, folder_of, load
 from weft.server.run.running import say, start
@@ -36,12 +36,12 @@ def run(
     """Serve until stopped; on a socket that the parent keeps open, if there is one."""
     with contextlib.redirect_stdout(sys.stderr):  # what the file prints must not get into the protocol (STDIO-02)
         server = find(target)
-    server.debug = server.debug or debug
+    server.engine.debug = server.engine.debug or debug
     given = HttpOptions(log_level=log_level, **options)
     if http:
         _check_exposure(given)
     kept = None if listener is None else socket.socket(fileno=listener)
-    start(server, "http" if http else "stdio", given, target, kept)
+    start(server.engine, "http" if http else "stdio", given, target, kept)
     return 0
 
 
@@ -114,7 +114,7 @@ def _keep_running(command: Sequence[str], passed: Sequence[int], folder: Path, w
         _end(child)
 
 
-def find(target: Target) -> Server:
+def find(target: Target) -> Servable:
     """Return the server that was named. A wrong name is the command's mistake; a file that fails is the file's."""
     try:
         return load(target)

@@ -1,41 +1,20 @@
-"""Register features and options of a server: `Server`.
-
-`CachedValue` is a cached property that is thread-safe and can be invalidated.
-
-`functools.cached_property` would lose a change that another thread makes meanwhile: it stores what it made of the state
-before, after it was told to forget it. Here the two wait for each other.
-
-Server: the features a program offers, registered by decorators or calls. It holds nothing of any peer.
-"""
+"""Register features and options of a server: `Server`. It holds nothing of any client."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import os
-import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack, get_args, overload
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 from weft.backends.base import Backend
-from weft.backends.memory import MemoryBackend
-from weft.eras.base import Offer
 from weft.errors import UsageError
 from weft.foreign import attribute_of
 from weft.limits import DEFAULT_LIMITS, Limits
-from weft.server.api.extensions import Extension, check_extensions, handlers_of, offered, read_eras
-from weft.server.api.lifespan import Background, Lifespan, LifespanFactory
-from weft.server.asking.once import OnceStore
-from weft.server.asking.rounds import InputRequired, key_ring
-from weft.server.auth.protected_resource import ResourceServer, read_auth
+from weft.server.api.context import Middleware
+from weft.server.auth.protected_resource import ResourceServer
 from weft.server.auth.tokens import Verifier
-from weft.server.calls.call import Call
-from weft.server.calls.changes import Change, Changes
-from weft.server.calls.connection import Connection
-from weft.server.calls.tasks import Threads
+from weft.server.calls.changes import Change
 from weft.server.diagnostics.argument_checks import (
     check_kind,
     check_limits,
@@ -46,31 +25,15 @@ from weft.server.diagnostics.argument_checks import (
 )
 from weft.server.diagnostics.error_reporting import show_mistakes_plainly
 from weft.server.diagnostics.source_location import caller
-from weft.server.features.completions import Completions
 from weft.server.features.definitions import check_info
-from weft.server.features.pages import DEFAULT_PAGE_SIZE, CachePolicy, read_policies
-from weft.server.features.prompts import Prompts
-from weft.server.features.resources import Resources
-from weft.server.features.tools import ToolOptions, Tools
-from weft.server.run.development import watch_for_blocking
-from weft.server.runtime.dispatch import (
-    Check,
-    Dispatcher,
-    Handler,
-    Middleware,
-    Translation,
-    Translations,
-    check_exceptions,
-    check_middleware,
-    checks_of,
-    find_tracing,
-)
-from weft.server.runtime.load import OpenCalls
-from weft.server.runtime.request_log import dispatcher_class
-from weft.server.runtime.subscriptions import ListenStreams
-from weft.server.sessions.sessions import Sessions
-from weft.types.base import SERVER_INFO_KEY, Annotations, Icon, Implementation
-from weft.types.lifecycle import DiscoverResult, ListChangedCapability, ResourcesCapability, ServerCapabilities
+from weft.server.features.pages import DEFAULT_PAGE_SIZE, CachePolicy
+from weft.server.features.tools import ToolOptions
+from weft.server.run.engine import CacheList, Engine, EngineOptions, RootsChanged, Servable
+from weft.server.runtime.dispatch import Translation, check_exceptions, check_middleware
+from weft.server.runtime.extensions import Extension
+from weft.server.runtime.lifespan import LifespanFactory
+from weft.types.base import Annotations, Icon, Implementation
+from weft.types.lifecycle import ServerCapabilities
 from weft.types.tools import ToolAnnotations
 
 if TYPE_CHECKING:
@@ -78,63 +41,14 @@ if TYPE_CHECKING:
     from weft.server.run.listening import HttpKeywords
     from weft.server.stdio.memory import MemoryPipe
 
-
-T = TypeVar("T")
-
-
-class CachedValue(Generic[T]):
-    """Decorates a method without parameters: read as an attribute, it is called once.
-
-    >>> class Shop:
-    ...     prices = [3, 4]
-    ...     @CachedValue
-    ...     def total(self):
-    ...         return sum(self.prices)
-    >>> shop = Shop()
-    >>> shop.total, shop.prices.append(5), shop.total
-    (7, None, 7)
-    >>> Shop.total.forget(shop)
-    >>> shop.total
-    12
-    """
-
-    def __init__(self, make: Callable[[Any], T]) -> None:
-        self._make = make
-        self._name = make.__name__
-        self._lock = threading.RLock()
-        self.__doc__ = make.__doc__
-
-    @overload
-    def __get__(self, owner: None, kind: type) -> CachedValue[T]: ...
-    @overload
-    def __get__(self, owner: object, kind: type) -> T: ...
-    def __get__(self, owner: object | None, kind: type) -> CachedValue[T] | T:
-        if owner is None:
-            return self
-        with self._lock:
-            kept = owner.__dict__  # where Python looks first: what is kept costs no call
-            if self._name not in kept:
-                kept[self._name] = self._make(owner)
-            value: T = kept[self._name]
-            return value
-
-    def forget(self, owner: object) -> None:
-        """Have it made anew when it is next asked for."""
-        with self._lock:
-            owner.__dict__.pop(self._name, None)
-
-
 F = TypeVar("F", bound=Callable[..., Any])
 E = TypeVar("E", bound=Exception)
 PROMPT_OPTIONS = ("name", "title", "description", "icons", "meta", "needs", "hide", "scopes", "replace")
 RESOURCE_OPTIONS = (*PROMPT_OPTIONS, "mime_type", "size", "annotations", "cache")
 EraName = Literal["stateless", "session"]
-ASKING = ("tools/call", "prompts/get", "resources/read")  # what may ask (MRTR-02)
-RootsChanged = Callable[[Connection], Coroutine[Any, Any, None]]
-CacheList = Literal["discover", "tools", "resources", "templates", "prompts"]
 
 
-class Server:
+class Server(Servable):
     """An MCP server: what it is called and what it offers.
 
     >>> server = Server("adder", version="1.0")
@@ -211,50 +125,60 @@ class Server:
         check_list("middleware", middleware, callable, "functions", "timing")
         for layer in middleware:
             check_middleware(layer)
-        self.info = Implementation(name, version, title, description, website_url, icons)
-        check_info(self.info)
-        self.instructions = instructions
-        self.limits = limits
-        self.debug = os.environ.get("WEFT_DEBUG", "") not in ("", "0") if debug is None else debug
-        self.changes = Changes()
-        self.threads = Threads(limits.threads)
-        self.lifespan = Lifespan(lifespan, self)
-        self.in_flight = 0  # calls being served in this process, whatever their transport
-        self.open_calls = OpenCalls()  # those of them that wait
-        self.guests = 0  # how many `serve` are under way
-        self.eras = read_eras(eras)
-        self.backend: Backend = backend or MemoryBackend()
-        self.auth = read_auth(auth)
-        self._require_initialized = require_initialized
-        policy, policies = read_policies(cache, list_cache, get_args(CacheList))
-        self._discover_cache = policies["discover"]
-        self.tools = Tools(self.changes, self.threads, policies["tools"], page_size, refs=schema_refs)
-        self.resources = Resources(
-            self.changes,
-            policy,
-            page_size,
-            limits,
-            list_cache=policies["resources"],
-            templates_cache=policies["templates"],
+        info = Implementation(name, version, title, description, website_url, icons)
+        check_info(info)
+        is_debug = os.environ.get("WEFT_DEBUG", "") not in ("", "0") if debug is None else debug
+        options = EngineOptions(
+            lifespan=lifespan,
+            middleware=middleware,
+            extensions=extensions,
+            cache=cache,
+            list_cache=list_cache,
+            page_size=page_size,
+            schema_refs=schema_refs,
+            limits=limits,
+            state_keys=state_keys,
+            eras=eras,
+            require_initialized=require_initialized,
+            backend=backend,
+            auth=auth,
+            debug=is_debug,
         )
-        self.prompts = Prompts(self.changes, policies["prompts"], page_size, limits)
-        self.completions = Completions(self.prompts, self.resources)
-        check_extensions(extensions)
-        self.extensions = tuple(extensions)
-        self._middleware: list[Middleware] = list(middleware)
-        self._translations: Translations | None = None  # of exceptions; None where there are none
-        self._roots_changed: list[RootsChanged] = []
-        self.background = Background(self)
-        self.changes.subscribe(self._forget_offer)
-        self.state_keys = key_ring(state_keys)
-        self.subscriptions = ListenStreams(self)
-        self.sessions = Sessions(self)
-        self.claims = OnceStore(self.backend.store, seconds=limits.ask_seconds, most_bytes=limits.state_bytes)
+        self.engine = Engine(self, info, instructions, options)  # what serves; not part of the public API
 
     @property
     def name(self) -> str:
-        """What programs call it."""
-        return self.info.name
+        """The name of the server."""
+        return self.engine.info.name
+
+    @property
+    def info(self) -> Implementation:
+        """Name, version and what else the server says of itself."""
+        return self.engine.info
+
+    @property
+    def limits(self) -> Limits:
+        """The bounds of this server."""
+        return self.engine.limits
+
+    @property
+    def backend(self) -> Backend:
+        """What workers share."""
+        return self.engine.backend
+
+    @property
+    def capabilities(self) -> ServerCapabilities:
+        """The capabilities that the server declares now."""
+        return self.engine.capabilities
+
+    @property
+    def debug(self) -> bool:
+        """Whether clients are told what went wrong inside."""
+        return self.engine.debug
+
+    @debug.setter
+    def debug(self, value: bool) -> None:
+        self.engine.debug = value
 
     # Registering features. All of it can be done while serving; open listeners hear of it.
 
@@ -291,11 +215,11 @@ class Server:
     def add_tool(self, fn: Callable[..., Any], **options: Any) -> None:
         """Register a tool by a call. The options are those of `tool`."""
         check_options("A tool", options, ToolOptions.__struct_fields__)
-        self.tools.add(fn, ToolOptions(**options))
+        self.engine.tools.add(fn, ToolOptions(**options))
 
     def remove_tool(self, name: str) -> None:
         """Take a tool out."""
-        self.tools.remove(name)
+        self.engine.tools.remove(name)
 
     @plainly_called("@server.resource")
     def resource(
@@ -344,11 +268,11 @@ class Server:
     def add_resource(self, uri: str, content: Callable[..., Any] | str | bytes, **options: Any) -> None:
         """Register a resource by a call: a function that reads it, or what is in it."""
         check_options("A resource", options, RESOURCE_OPTIONS)
-        self.resources.add(uri, content, **options)
+        self.engine.resources.add(uri, content, **options)
 
     def remove_resource(self, uri: str) -> None:
         """Take a resource or a template out."""
-        self.resources.remove(uri)
+        self.engine.resources.remove(uri)
 
     @overload
     def prompt(self, fn: F, /) -> F: ...
@@ -374,11 +298,11 @@ class Server:
     def add_prompt(self, fn: Callable[..., Any], **options: Any) -> None:
         """Register a prompt by a call. The options are those of `prompt`."""
         check_options("A prompt", options, PROMPT_OPTIONS)
-        self.prompts.add(fn, **options)
+        self.engine.prompts.add(fn, **options)
 
     def remove_prompt(self, name: str) -> None:
         """Take a prompt out."""
-        self.prompts.remove(name)
+        self.engine.prompts.remove(name)
 
     @plainly_called("@server.completion")
     def completion(self, *, prompt: str | None = None, template: str | None = None, argument: str) -> Callable[[F], F]:
@@ -388,8 +312,8 @@ class Server:
         """
 
         def register(fn: F) -> F:
-            self.completions.add(fn, prompt=prompt, template=template, argument=argument)
-            Server.offer.forget(self)
+            self.engine.completions.add(fn, prompt=prompt, template=template, argument=argument)
+            self.engine.forget_offer()
             return fn
 
         return register
@@ -401,12 +325,7 @@ class Server:
     def middleware(self, fn: Any = None, /) -> Any:
         """Register a function around every call: `async def timing(ctx, next): return await next()`."""
 
-        def register(layer: Any) -> None:
-            check_middleware(layer)
-            self._middleware.append(layer)
-            Server.dispatcher.forget(self)
-
-        return decorate(fn, register, "middleware")
+        return decorate(fn, self.engine.add_middleware, "middleware")
 
     @overload
     def on_error(self, kind: type[E], /) -> Callable[[F], F]: ...
@@ -421,117 +340,34 @@ class Server:
         """
         check_exceptions(kind)
 
-        def register(function: Any) -> None:
-            self._translations = (self._translations or Translations()).with_one(kind, function)
-            Server.dispatcher.forget(self)
-
-        return decorate(fn, register, "on_error(ExceptionType)")
+        return decorate(fn, partial(self.engine.add_translation, kind), "on_error(ExceptionType)")
 
     def on_roots_changed(self, fn: RootsChanged) -> RootsChanged:
         """Have a function called when a client with a session says that its roots changed: `async def f(connection)`.
 
         `await connection.list_roots()` asks for the new ones.
         """
-        decorate(fn, self._roots_changed.append, "on_roots_changed")
+        decorate(fn, self.engine.add_roots_callback, "on_roots_changed")
         return fn
-
-    def calls_for_itself(self, fn: object) -> bool:
-        """Whether a function is registered as something that no client calls: middleware, `on_error`, the lifespan."""
-        of_errors = () if self._translations is None else self._translations.functions
-        return any(fn is one for one in (*self._middleware, *self._roots_changed, *of_errors, self.lifespan.factory))
-
-    def roots_changed(self, connection: Connection) -> None:
-        """The client at the other end of `connection` says that its roots changed."""
-        for fn in self._roots_changed:
-            self.background.start("on_roots_changed", fn, connection)
 
     # Saying that something changed. From anywhere: also outside a call, also from a thread. Adding and removing
     # features says so by itself.
 
     def notify_resource_updated(self, uri: str, part_of: str | None = None) -> None:
         """A resource holds something else now. Those hear of it who subscribed to it, or to what it is `part_of`."""
-        self.changes.publish(Change("resource", uri, part_of))
+        self.engine.changes.publish(Change("resource", uri, part_of))
 
     def notify_tools_changed(self) -> None:
         """The list of tools is not what it was."""
-        self.changes.publish(Change("tools"))
+        self.engine.changes.publish(Change("tools"))
 
     def notify_resources_changed(self) -> None:
         """The list of resources is not what it was."""
-        self.changes.publish(Change("resources"))
+        self.engine.changes.publish(Change("resources"))
 
     def notify_prompts_changed(self) -> None:
         """The list of prompts is not what it was."""
-        self.changes.publish(Change("prompts"))
-
-    # What transports ask.
-
-    @property
-    def capabilities(self) -> ServerCapabilities:
-        """What this server declares: what it has."""
-        changes = ListChangedCapability(list_changed=True)
-        return ServerCapabilities(
-            logging={},
-            completions={} if self.completions.used else None,
-            prompts=changes if self.prompts.used else None,
-            resources=ResourcesCapability(subscribe=True, list_changed=True) if self.resources.used else None,
-            tools=changes if self.tools.used else None,
-            extensions={extension.id: dict(extension.settings) for extension in self.extensions} or None,
-        )
-
-    @CachedValue
-    def offer(self) -> Offer:
-        """What reading and sealing messages needs to know of this server."""
-        declared: Mapping[str, Any] = msgspec.to_builtins(self.capabilities)
-        methods = {era.name: offered(era, declared, self.extensions) for era in self.eras}
-        meta = {SERVER_INFO_KEY: msgspec.to_builtins(self.info)}
-        versions = [version for era in self.eras for version in era.versions]
-        return Offer(methods, meta, versions, self._require_initialized, self.limits.id_bytes)
-
-    @CachedValue
-    def dispatcher(self) -> Dispatcher:
-        """Serves calls."""
-        handlers: dict[str, Handler] = {"server/discover": self._discover, **handlers_of(self)}
-        checks: dict[str, Check] = checks_of(self)
-        around = list(self._middleware)
-        for extension in self.extensions:
-            handlers.update({method.name: handler for method, handler in extension.methods()})
-            checks.update({method.name: extension.require for method, _ in extension.methods()})
-            around.extend(extension.middleware())
-        watch_for_blocking(asyncio.get_running_loop(), debug=self.debug)
-        if self.debug:
-            from weft.server.asking.replay import watched
-
-            handlers.update({method: watched(handlers[method]) for method in ASKING if method in handlers})
-        return dispatcher_class()(
-            self, handlers, translations=self._translations, middleware=around, tracing=find_tracing(), checks=checks
-        )
-
-    async def invoke(self, fn: Callable[..., Any], is_async: bool, kwargs: Mapping[str, Any]) -> Any:  # noqa: FBT001 - a fact of `fn`, not an option
-        """Call a user's function: here if it is async, else in a thread."""
-        value = await fn(**kwargs) if is_async else await self.threads.run(fn, kwargs)
-        if isinstance(value, InputRequired):
-            raise value
-        return value
-
-    async def invoke_plain(self, fn: Callable[..., Any], args: tuple[Any, ...], *, to_end: bool = False) -> Any:
-        """Call any function by position: an async one here, another in a thread (`to_end`: see there)."""
-        if inspect.iscoroutinefunction(fn):
-            return await fn(*args)
-        return await self.threads.run(partial(fn, *args), {}, to_end=to_end)
-
-    async def _discover(self, call: Call) -> DiscoverResult:
-        return DiscoverResult(
-            supported_versions=list(self.offer.versions),
-            capabilities=self.capabilities,
-            instructions=self.instructions,
-            ttl_ms=self._discover_cache.ttl_ms,
-            cache_scope=self._discover_cache.list_scope,
-        )
-
-    def _forget_offer(self, change: Change) -> None:
-        if change.kind != "resource":
-            Server.offer.forget(self)
+        self.engine.changes.publish(Change("prompts"))
 
     # Serving.
 
@@ -557,11 +393,7 @@ class Server:
         (addresses or networks), the sender is the one that the proxy names. Web pages of the origins in `cors` may call
         and read the answers.
         """
-        from weft.server.runtime.wire_log import app_class
-
-        self.completions.check()
-        return app_class()(
-            self,
+        return self.engine.app(
             path,
             allowed_hosts=allowed_hosts,
             allowed_origins=allowed_origins,
@@ -572,31 +404,29 @@ class Server:
         )
 
     def pipe(self, deliver: Callable[[bytes], None]) -> MemoryPipe:
-        """Serve a client in this process: `deliver` gets what it is sent, `pipe.send` takes what it sends."""
-        from weft.server.stdio.memory import MemoryPipe
+        """Serve a client in this process: `deliver` gets the messages to it, `pipe.send` takes those from it."""
+        return self.engine.pipe(deliver)
 
-        return MemoryPipe(self, deliver)
+    async def serve_pipe(self, source: int, sink: int) -> None:
+        """Serve one client on two file descriptors, a JSON message per line, until `source` ends.
+
+        A connected socket is both at once: `await server.serve_pipe(sock.fileno(), sock.fileno())`.
+        """
+        from weft.server.stdio.stdio import serve_stdio
+
+        await serve_stdio(self.engine, source, sink)
 
     def close_streams(self) -> None:
         """End the streams that never end by themselves, because the process is about to stop; new ones end at once."""
-        self.subscriptions.close_soon()
-        self.sessions.close_soon()
+        self.engine.close_streams()
 
     async def start(self) -> None:
         """Enter the lifespan now, and raise what it raises. Without this, the first request enters it."""
-        await self.lifespan.start()
+        await self.engine.lifespan.start()
 
     async def stop(self) -> None:
         """Release everything, at the end of the process: sessions, what runs beside calls, threads, the lifespan."""
-        self.subscriptions.close()
-        try:
-            await self.open_calls.give_up()
-            await self.sessions.close()
-            await self.background.close(self.limits.drain_seconds)
-        finally:
-            self.subscriptions.reopen()
-            self.threads.stop()
-            await self.lifespan.stop()
+        await self.engine.stop()
 
     @overload
     def run(self, transport: Literal["stdio"] = "stdio", *, log_level: str | None = ...) -> None: ...
@@ -606,7 +436,7 @@ class Server:
         """Serve until stopped: on stdio, or over HTTP with `host`, `port`, `path`, `workers`, `sessions`, ..."""
         from weft.server.run.running import run
 
-        run(self, transport, **options)
+        run(self.engine, transport, **options)
 
     @overload
     async def serve(self, transport: Literal["stdio"] = "stdio", *, log_level: str | None = ...) -> None: ...
@@ -616,7 +446,7 @@ class Server:
         """The same within a loop that runs already, until cancelled. It takes no signals, and has one worker."""
         from weft.server.run.running import serve
 
-        await serve(self, transport, **options)
+        await serve(self.engine, transport, **options)
 
     if not TYPE_CHECKING:  # a type checker knows that a Server is no ASGI app; whoever uses none is told
 

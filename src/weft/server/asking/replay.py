@@ -27,8 +27,7 @@ from weft.server.diagnostics.source_location import is_users, short_path
 from weft.types.base import LogLevel
 
 if TYPE_CHECKING:
-    from weft.server.calls.call import Call
-    from weft.server.runtime.dispatch import Handler
+    from weft.server.calls.call import Call, Handler
 
 
 log = logging.getLogger("weft.asks")

@@ -30,7 +30,7 @@ import weakref
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import count
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 
@@ -45,8 +45,8 @@ from weft.errors import (
 )
 from weft.protocol.journal import Journal, Keys, RecordedAnswer, digest
 from weft.protocol.sealing import KeyRing, StateRefused, binding
-from weft.server.asking.asks import check_request, params_of
 from weft.server.asking.once import Once, to_json
+from weft.server.asking.questions import ask_url, check_request, params_of
 from weft.types.interaction import InputRequest, InputRequiredResult
 from weft.types.lifecycle import InputParams
 from weft.types.tools import CallToolParams
@@ -111,12 +111,69 @@ class UrlElicitationRequired(InputRequired):
     """
 
     def __init__(self, *pages: tuple[str, str] | InputRequest) -> None:
-        from weft.server.asking.asks import ask_url
-
         asked = [page if isinstance(page, InputRequest) else ask_url(*page) for page in pages]
         if any(getattr(page.params, "mode", None) != "url" for page in asked):
             raise UsageError("UrlElicitationRequired lists pages: pairs of a message and a URL, or ask_url(...).")
         super().__init__({f"page {number}": page for number, page in enumerate(asked, 1)})
+
+
+class Asker(Protocol):
+    """How a call's questions reach the client and the answers come back."""
+
+    @property
+    def answers(self) -> Mapping[str, msgspec.Raw]:
+        """The answers so far to questions that have a key."""
+        ...
+
+    @property
+    def state(self) -> msgspec.Raw | None:
+        """What the handler wanted to find again when it is called again."""
+        ...
+
+    @property
+    def is_retry(self) -> bool:
+        """Whether the handler was called before, for the same purpose."""
+        ...
+
+    def name_page(self) -> str | None:
+        """An id for a page that the user is sent to, where the protocol has them."""
+        ...
+
+    def unfit(self, fault: str) -> Exception:
+        """What a handler gets to see of an answer that does not fit its question."""
+        ...
+
+    async def settle(self, signal: InputRequired) -> bool:
+        """Get the answers to the questions a handler returned. True: they are there, call it again."""
+        ...
+
+    async def ask(self, method: str, params: Any, key: str | None) -> msgspec.Raw:
+        """The answer to one question, as it stands on the wire."""
+        ...
+
+    async def once(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], type: Any) -> Any:
+        """The result of a function that is called once per logical call."""
+        ...
+
+
+def asker_of(call: Call) -> Asker:
+    """Return what carries the questions of a call; made when the call first asks, or brings answers back."""
+    if call.asker is None:
+        call.asker = Round(call) if call.era.asks_by_rounds else Channel(call)
+    return cast("Asker", call.asker)
+
+
+def round_of(call: Call) -> Round | None:
+    """Return the round that this call is, if it asked anything or brought answers back."""
+    return cast("Round | None", call.asker) if call.era.asks_by_rounds else None
+
+
+async def invoke(call: Call, fn: Callable[..., Any], is_async: bool, kwargs: Mapping[str, Any]) -> Any:  # noqa: FBT001 - a fact of `fn`, not an option
+    """Call a user's function: here if it is async, else in a thread."""
+    value = await fn(**kwargs) if is_async else await call.services.threads.run(fn, kwargs)
+    if isinstance(value, InputRequired):
+        raise value
+    return value
 
 
 class _RoundOver(InputRequired):
@@ -147,7 +204,7 @@ class Round:
         self.is_over = False  # whether questions have gone unanswered, so that the call cannot be completed
         self._ticking = False
         self.journal = self._open()
-        self._once = Once(call.server, self.journal.once, self.journal.id)
+        self._once = Once(call.services, self.journal.once, self.journal.id)
         self.is_retry = bool(self.journal.answers or self.journal.once or params.request_state)
 
     @property
@@ -246,7 +303,7 @@ class Round:
 
     def warn_if_changed(self) -> None:
         """In development: a run that did not ask again what is answered already is not a replay."""
-        if not self._call.server.debug:
+        if not self._call.services.debug:
             return
         if forgotten := self.journal.unasked(self._asked):
             log.warning(
@@ -290,13 +347,13 @@ class Round:
         state, responses = self._params.request_state, self._params.input_responses or {}
         try:
             journal = Journal.empty() if state is None else Journal.decode(self._unsealed(state))
-            journal.accept(responses, limit=self._call.server.limits.input_responses)
+            journal.accept(responses, limit=self._call.services.limits.input_responses)
         except ValueError as error:
             raise InvalidParams(f"Invalid params: {error}") from None
         return journal
 
     def _unsealed(self, state: str) -> bytes:
-        server = self._call.server
+        server = self._call.services
         try:
             return server.state_keys.open(
                 state, binding=self._binding(), now=int(time.time()), max_bytes=server.limits.state_bytes
@@ -315,14 +372,14 @@ class Round:
                 self._sealed(self.journal.encode_own())
             except UsageError:
                 raise error from None  # the handler has filled it without the client's help
-            most = self._call.server.limits.state_bytes
+            most = self._call.services.limits.state_bytes
             raise InvalidParams(
                 f"Invalid params: the answers to this call are too long: with them, its state would have more than the "
                 f"{most} bytes allowed. RecordedAnswer more briefly."
             ) from None
 
     def _sealed(self, journal: bytes) -> str:
-        server = self._call.server
+        server = self._call.services
         return server.state_keys.seal(
             journal,
             binding=self._binding(),
@@ -339,12 +396,12 @@ class Round:
             raw = b"{}" if sent is msgspec.UNSET else bytes(sent)
         else:
             raw = msgspec.json.encode(getattr(self._params, "arguments", None) or {})
-        return binding(self._call.principal, self._call.method, name, raw, server=self._call.server.info.name)
+        return binding(self._call.principal, self._call.method, name, raw, server=self._call.services.info.name)
 
 
 def check_number(call: Call, questions: int) -> None:
     """So many are asked at once, and no more."""
-    most = call.server.limits.input_responses
+    most = call.services.limits.input_responses
     if questions > most:
         raise UsageError(
             f"{call.described} asks {questions} questions at once, but only {most} answers are read. Ask fewer at a "
@@ -354,7 +411,7 @@ def check_number(call: Call, questions: int) -> None:
 
 def check_asks(call: Call, asked: int) -> None:
     """A handler that asks on and on, such as one that lets a model use tools, is stopped (SAM-12)."""
-    most = call.server.limits.asks_per_call
+    most = call.services.limits.asks_per_call
     if asked > most:
         raise UsageError(
             f"{call.described} has asked {most} questions and is still not done. End its loop sooner, or raise "
@@ -364,7 +421,7 @@ def check_asks(call: Call, asked: int) -> None:
 
 def questions(call: Call, signal: InputRequired | None) -> InputRequiredResult:
     """What a call is answered with that ended with `signal`: the questions and the sealed journal."""
-    round = call.asker
+    round = asker_of(call)
     assert isinstance(round, Round)
     if signal is not None:
         for request in signal.requests.values():
@@ -393,7 +450,7 @@ class Channel:
     def __init__(self, call: Call) -> None:
         self._call: Call = weakref.proxy(call)  # which has this: a cycle would keep both until a collection finds it
         self._journal = Journal.empty()  # what a handler that is called again has asked and done before
-        self._once = Once(call.server, self._journal.once)
+        self._once = Once(call.services, self._journal.once)
         self._rounds = 0
         self._sent = 0  # questions, in all runs
         self._page = secrets.token_urlsafe(16)  # the first part of the ids of all pages
@@ -438,7 +495,7 @@ class Channel:
         return answer
 
     async def _send(self, method: str, params: Any) -> msgspec.Raw:
-        call, seconds = self._call, self._call.server.limits.ask_seconds
+        call, seconds = self._call, self._call.services.limits.ask_seconds
         if call.cancellation.cancelled:  # CAN-09: nothing is sent any more, and nobody would answer
             raise QuestionFailed(f"The client cannot be asked ({method}): it has cancelled the call.")
         if call.reply.answered:
@@ -482,7 +539,7 @@ class Channel:
             check_request(self._call, request)
         if isinstance(signal, UrlElicitationRequired):
             raise self._pages(signal)
-        most = self._call.server.limits.input_rounds
+        most = self._call.services.limits.input_rounds
         if self._rounds >= most:
             raise UsageError(
                 f"{self._call.described} has asked in {most} rounds and is still not done. Return a result when the "

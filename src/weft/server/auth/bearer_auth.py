@@ -1,17 +1,9 @@
-"""Admit HTTP requests by their token, and end streams when their token expires.
+"""Admit HTTP requests by their bearer token.
 
-Gate: where authorization meets HTTP. It lets the requests of one app in, and serves the resource's metadata.
-
-Admission: whether a request is let in, decided on its raw headers before anything else is read of it.
-
-What a verifier said of a token is remembered under a digest of the token, until it expires: the next request with the
-same token costs one look-up. The token itself is kept nowhere. A verifier whose tokens can end before they expire has
-`recheck`, an async function of the `TokenInfo`: it is asked with every request, and raises `TokenRefused`.
-
-A stream is closed when the token that it was opened with expires.
-
-The client opens another, and has to show a token for that which is still good. Requests that are being served go on.
-Where all answers come on one stream, a newer token that is shown with a request lets the stream go on as well.
+The decision is made on the raw headers, before anything else of a request is read. What a verifier said of a token is
+cached under a digest of the token until it expires, so the next request with the same token costs one look-up. The
+token itself is stored nowhere. A verifier whose tokens can end before they expire has `recheck`, an async function of
+the `TokenInfo`: it is called with every request, and raises `TokenRefused`.
 """
 
 from __future__ import annotations
@@ -19,61 +11,49 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Awaitable, Callable
 from hashlib import sha256
-from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import unquote_plus
 
 import msgspec
 
 from weft.errors import InternalError
+from weft.net.asgi import TOKEN_INFO, Refusal, Scope
 from weft.protocol.headers import Headers
-from weft.server.asking.context import TokenInfo
 from weft.server.auth.challenge import challenge
 from weft.server.auth.dpop import ProofRefused, Proofs
 from weft.server.auth.protected_resource import WELL_KNOWN, Protection
-from weft.server.auth.tokens import LEEWAY, TokenRefused, VerifierFailed, check_claims, expiry_of, read_info
+from weft.server.auth.tokens import LEEWAY, TokenRefused, VerifierFailed, check_claims, read_info, read_time
+from weft.server.calls.connection import TokenInfo
+from weft.server.calls.services import Services
 from weft.server.diagnostics.error_reporting import report
-from weft.server.http.reply import HttpReply, Refusal
-from weft.server.http.request import TOKEN_INFO, Scope
-
-if TYPE_CHECKING:
-    from weft.server.api.server import Server
-
-
-_KEEP = (b"cache-control", b"public, max-age=300")
 
 
 class Gate:
     """Stands before every route of an app, the metadata excepted, which says how to get past it."""
 
-    def __init__(self, auth: Protection, server: Server) -> None:
+    def __init__(self, auth: Protection, services: Services) -> None:
         self._auth = auth
-        self._admission = Admission(auth, server)
-        self._metadata = auth.metadata(server.info)
+        self._admission = Admission(auth, services)
+        self.metadata = auth.metadata(services.info)  # the document, encoded
         self._paths = auth.metadata_paths
 
     def is_metadata(self, inner: str) -> bool:
         """Whether the metadata is what is at this path below the place that the app is mounted at."""
         return inner in self._paths
 
-    async def serve_metadata(self, scope: Scope, reply: HttpReply) -> None:
-        """Tell who issues tokens."""
-        if scope["method"] not in ("GET", "HEAD"):  # of the answer to HEAD, the HTTP server sends the head
-            raise Refusal(405, "Served here: GET, HEAD.", headers=[(b"allow", b"GET, HEAD")])
-        reply.extra = [_KEEP]
-        await reply.answer(200, self._metadata)
+    def metadata_url(self, scope: Scope) -> str | None:
+        """Return where the metadata is, if that is not its usual place.
 
-    async def let_in(self, scope: Scope, headers: Headers, reply: HttpReply) -> None:
-        """Write down in the scope who sends a request. A `Refusal` where that is nobody."""
+        The root of the host is not ours to serve: where the app is mounted, the metadata is below the mount.
+        """
         root: str = scope.get("root_path", "")
-        if (
-            root and self._auth.resource
-        ):  # what is at the root of the host is not ours to serve: the metadata is below the mount
-            reply.metadata_url = f"{self._auth.origin}{root}{WELL_KNOWN}"
+        return f"{self._auth.origin}{root}{WELL_KNOWN}" if root and self._auth.resource else None
+
+    async def admit(self, scope: Scope, headers: Headers, metadata_url: str | None) -> None:
+        """Put the verified caller into the scope; raise a `Refusal` with a challenge where there is none."""
         if not self.knows(scope, headers):
-            metadata_url = reply.metadata_url or self._auth.metadata_url
+            metadata_url = metadata_url or self._auth.metadata_url
             scope[TOKEN_INFO] = await self._admission.admit(scope, headers, metadata_url)
 
     def knows(self, scope: Scope, headers: Headers) -> bool:
@@ -92,10 +72,10 @@ _MOST_KNOWN = 10_000
 class Admission:
     """Lets requests in to one server, or turns them away with what it takes."""
 
-    def __init__(self, auth: Protection, server: Server) -> None:
+    def __init__(self, auth: Protection, services: Services) -> None:
         self.auth = auth
-        self._server = server
-        self._proofs = Proofs(auth.dpop, server)
+        self._services = services
+        self._proofs = Proofs(auth.dpop, services)
         self._recheck: Callable[[TokenInfo], Awaitable[None]] | None = getattr(auth.verifier, "recheck", None)
         self._known: dict[bytes, tuple[TokenInfo, float]] = {}  # by digest of scheme and token, until when
 
@@ -108,7 +88,7 @@ class Admission:
 
     async def admit(self, scope: Scope, headers: Headers, metadata_url: str | None) -> TokenInfo:
         """Who sends a request. A `Refusal` with a challenge where that does not suffice (AUTH-34)."""
-        asking = _AuthRequest(self.auth, metadata_url, self._server.name)
+        asking = _AuthRequest(self.auth, metadata_url, self._services.name)
         if _has_token(scope.get("query_string", b"")):
             raise asking.refuse(400, "invalid_request", "A token is sent in the Authorization header, never in a URL.")
         value = headers.known.get(b"authorization")
@@ -147,13 +127,13 @@ class Admission:
             info = read_info(await self.auth.verifier(token))
             if not hasattr(self.auth.verifier, "bind"):  # those that have it have done so themselves
                 check_claims(info.claims, audiences=self.auth.audiences, leeway=LEEWAY)
-            until = min(expiry_of(info) or now + self.auth.cache_seconds, now + self.auth.cache_seconds)
+            until = min(read_time(info.claims, "exp") or now + self.auth.cache_seconds, now + self.auth.cache_seconds)
         except TokenRefused as error:
             raise asking.refuse(401, "invalid_token", str(error)) from None
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - R1: whatever a verifier raises, nobody is let in and all goes on
-            text = report("The verifier of tokens", error, debug=self._server.debug, secret=token)
+            text = report("The verifier of tokens", error, debug=self._services.debug, secret=token)
             if isinstance(error, VerifierFailed):
                 raise _unavailable(text) from None
             raise Refusal(500, text, code=InternalError.code) from None
@@ -189,7 +169,7 @@ class Admission:
                 refusal.headers = [*refusal.headers, (b"dpop-nonce", error.nonce.encode())]
             raise refusal from None
         except Exception as error:  # noqa: BLE001 - a Backend raises what it likes; who may be a replay stays outside
-            text = report("The record of proofs", error, debug=self._server.debug, secret=token)
+            text = report("The record of proofs", error, debug=self._services.debug, secret=token)
             raise _unavailable(text) from None
 
 
@@ -226,51 +206,3 @@ def _has_token(query: bytes) -> bool:
 
 def _unavailable(text: str) -> Refusal:
     return Refusal(503, text, code=InternalError.code, headers=[(b"retry-after", b"5")])
-
-
-Show: TypeAlias = "Callable[[TokenInfo | None], None]"  # takes another token that was shown; what lasts longer counts
-
-AGAIN_SECONDS = 1.0
-
-
-def at_expiry(server: Server, info: TokenInfo | None, end: Callable[[], bool | None]) -> AbstractContextManager[Show]:
-    """While this is open, have `end` called when the token is not let in any more; soon again, if it returns True.
-
-    Where tokens are another app's to judge, or do not say when they end, it is not called.
-    """
-    return _NEVER if server.auth is None else _expiring(server, info, end)
-
-
-_NEVER: AbstractContextManager[Show] = nullcontext(lambda _: None)  # one for all: there may be many streams
-
-
-@contextmanager
-def _expiring(server: Server, info: TokenInfo | None, end: Callable[[], bool | None]) -> Generator[Show]:
-    loop = asyncio.get_running_loop()
-    timer: asyncio.TimerHandle | None = None
-
-    def expire() -> None:
-        nonlocal timer
-        timer = loop.call_later(AGAIN_SECONDS, expire) if end() else None
-
-    def show(info: TokenInfo | None) -> None:
-        nonlocal timer
-        left = _left(server, info)
-        if timer is not None and (left is None or loop.time() + left > timer.when()):
-            timer.cancel()
-            timer = None
-        if timer is None and left is not None:
-            timer = loop.call_later(left, expire)
-
-    show(info)
-    try:
-        yield show
-    finally:
-        if timer is not None:
-            timer.cancel()
-
-
-def _left(server: Server, info: TokenInfo | None) -> float | None:
-    """The seconds that a token is let in for: one that was ended sooner would be shown again, over and over."""
-    expires = None if info is None else expiry_of(info)
-    return None if expires is None or server.auth is None else max(expires + server.auth.leeway - time.time(), 0.0)

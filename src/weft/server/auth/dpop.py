@@ -20,9 +20,8 @@ from urllib.parse import urlsplit
 from weft.backends.base import Backend
 from weft.errors import UsageError, WeftError
 from weft.protocol.sealing import KeyRing, StateRefused
-from weft.server.asking.context import TokenInfo
 from weft.server.auth.keys import PRIVATE_MEMBERS, check_algorithms, fits
-from weft.server.auth.tokens import as_time
+from weft.server.calls.connection import TokenInfo, as_time
 
 _MOST_BYTES = 8 * 1024
 _MOST_ID = 256

@@ -7,14 +7,13 @@ this resource's, and of now, is judged here for those that bring claims along.
 from __future__ import annotations
 
 import inspect
-import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias, cast
 
 from weft.errors import UsageError, WeftError
-from weft.server.asking.context import TokenInfo
+from weft.server.calls.connection import TokenInfo, as_time
 
 LEEWAY = 30.0  # by how many seconds clocks may differ, where nobody says otherwise
 
@@ -80,11 +79,6 @@ def check_claims(claims: Mapping[str, Any], *, audiences: Sequence[str] | None, 
         raise TokenRefused("The token was issued for another resource.")
 
 
-def expiry_of(info: TokenInfo) -> float | None:
-    """When a token expires, in Unix seconds, where its claims say so."""
-    return read_time(info.claims, "exp")
-
-
 def info_of(claims: Mapping[str, Any]) -> TokenInfo:
     """Who is calling, by the claims of a verified token (RFC 9068, RFC 7662)."""
     client = claims.get("client_id", claims.get("azp"))
@@ -114,13 +108,3 @@ def read_time(claims: Mapping[str, Any], name: str, what: str = "token") -> floa
     if seconds is None:
         raise TokenRefused(f"The claim `{name}` of the {what} is no time.")
     return seconds
-
-
-def as_time(value: object) -> float | None:
-    """A time in Unix seconds; None if it is none. JSON as Python reads it has NaN, and integers of any length."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None

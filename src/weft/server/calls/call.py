@@ -1,45 +1,29 @@
 """Hold one request that is being served, its reply, and what it needs of the client.
 
-Call and Reply: one request that is being served, and where its output goes.
-
-What a tool, prompt or resource needs of the client, said when it is registered: `needs=["elicitation.form"]`.
-
-A question to a client that did not declare it is refused where it is asked. By then the handler may have reported
-progress, and the answer is a stream, which has no HTTP status any more. What is needed is known before, and refused
-before.
+A feature says with `needs=["elicitation.form"]` what its client must be able to do. That is checked before anything
+runs: once a handler has reported progress, the response is a stream and its HTTP status can no longer be chosen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from inspect import CORO_CREATED, getcoroutinestate
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, cast
 
-import msgspec
-
 from weft.eras.base import Envelope, ServerEra
 from weft.errors import MissingCapability, UsageError
-from weft.net.hosts import network_of
 from weft.net.logs import masked_name
 from weft.net.rate import Pace
 from weft.protocol.headers import Headers
-from weft.server.calls.connection import Cancellation, Connection
+from weft.server.calls.connection import Cancellation, Connection, TokenInfo, declared, peer_of
+from weft.server.calls.services import Services
 from weft.types.base import RequestId, Result
 
 if TYPE_CHECKING:
-    from weft.server.api.server import Server
-    from weft.server.asking.context import Context, TokenInfo
-    from weft.server.asking.replay import Replay
-    from weft.server.asking.rounds import InputRequired, Round
     from weft.server.calls.pending import PendingRequests
 
 
 Question: TypeAlias = tuple[Coroutine[Any, Any, Any], str, str]  # with what it is, and where it stands
-
-
-def peer_of(address: str, token_info: TokenInfo | None) -> str:
-    """Whom limits are counted for: the principal where somebody has verified that, else the address, or its network."""
-    return network_of(address) if token_info is None else f"principal {token_info.principal}"
 
 
 class Reply(Protocol):
@@ -63,6 +47,14 @@ class Reply(Protocol):
         """Let the client go before the answer, to come back for it, where clients do that."""
         ...
 
+    async def end(self) -> None:
+        """End the stream without an answer, where a call has a stream of its own."""
+        ...
+
+    def challenge(self, scheme: str, parameters: Mapping[str, str | None]) -> None:
+        """Add a `WWW-Authenticate` challenge to the response, where a call has a response of its own."""
+        ...
+
     def epilogue(self, message: bytes) -> None:
         """Have this sent after the answer, where the end of the answer is not the end of the stream."""
         ...
@@ -77,71 +69,32 @@ class Asking(Protocol):
         ...
 
 
-class Asker(Protocol):
-    """How a call's questions reach the client and the answers come back."""
-
-    @property
-    def answers(self) -> Mapping[str, msgspec.Raw]:
-        """The answers so far to questions that have a key."""
-        ...
-
-    @property
-    def state(self) -> msgspec.Raw | None:
-        """What the handler wanted to find again when it is called again."""
-        ...
-
-    @property
-    def is_retry(self) -> bool:
-        """Whether the handler was called before, for the same purpose."""
-        ...
-
-    def name_page(self) -> str | None:
-        """An id for a page that the user is sent to, where the protocol has them."""
-        ...
-
-    def unfit(self, fault: str) -> Exception:
-        """What a handler gets to see of an answer that does not fit its question."""
-        ...
-
-    async def settle(self, signal: InputRequired) -> bool:
-        """Get the answers to the questions a handler returned. True: they are there, call it again."""
-        ...
-
-    async def ask(self, method: str, params: Any, key: str | None) -> msgspec.Raw:
-        """The answer to one question, as it stands on the wire."""
-        ...
-
-    async def once(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], type: Any) -> Any:
-        """The result of a function that is called once per logical call."""
-        ...
-
-
 class Call:
     """One request, opened: what it says, who sent it, where the answer goes.
 
     What not every call needs is made when it is asked for.
     """
 
-    context_type: ClassVar[type[Context]]  # set by the module of Context, which imports this one
+    context_type: ClassVar[type[Any]]  # `Context`; set by its module, which imports this one
     params_seen = False  # whether the user's code has had the params, and may have changed them
     session: Asking | None = None  # where the client is remembered from call to call
-    asked: Asker | None = None  # there once the call has asked, or has brought answers back
+    asker: Any = None  # the `Asker`, once the call has asked or has brought answers back
     blamed: str | None = None  # what of the user's an exception came out of, where that is known
     own_connection: Connection | None = None  # made for this call, and ends with it
-    replay: Replay | None = None  # in development: watches for what would happen again when the handler is run again
+    replay: Any = None  # the `Replay`, in development: finds side effects that would happen again
     undo: Callable[[], None] | None = None  # takes back what the call has done, should its answer be an error
     spends: str | None = None  # the `requestState` that this call uses up (MRTR-14)
     questions: list[Question] | None = (
         None  # what the handler has made to ask or do once: without `await` it is neither
     )
     _cancellation: Cancellation | None = None
-    _context: Context | None = None
+    _context: Any = None
     _progress_pace: Pace | None = None
     _log_pace: Pace | None = None
 
     def __init__(
         self,
-        server: Server,
+        services: Services,
         id: RequestId,
         envelope: Envelope,
         era: ServerEra,
@@ -153,7 +106,7 @@ class Call:
         in_flight: dict[RequestId, Cancellation] | None = None,
         token_info: TokenInfo | None = None,
     ) -> None:
-        self.server = server
+        self.services = services
         self.id = id
         self.envelope = envelope
         self.era = era
@@ -188,14 +141,14 @@ class Call:
     def progress_pace(self) -> Pace:
         """How often it may tell of its progress (PROG-07)."""
         if self._progress_pace is None:
-            self._progress_pace = Pace(self.server.limits.progress_per_second)
+            self._progress_pace = Pace(self.services.limits.progress_per_second)
         return self._progress_pace
 
     @property
     def log_pace(self) -> Pace:
         """How often it may log to the client (LOG-07)."""
         if self._log_pace is None:
-            self._log_pace = Pace(self.server.limits.log_messages_per_second)
+            self._log_pace = Pace(self.services.limits.log_messages_per_second)
         return self._log_pace
 
     @property
@@ -204,7 +157,7 @@ class Call:
         return self.envelope.method.name
 
     @property
-    def context(self) -> Context:
+    def context(self) -> Any:
         """The context of this call: one, shared by middleware and handler."""
         if self._context is None:
             self._context = self.context_type(self)
@@ -217,20 +170,6 @@ class Call:
                 coroutine.close()  # or Python complains of it, too
                 return what, where
         return None
-
-    @property
-    def asker(self) -> Asker:
-        """Made when the call first asks, or brings answers back."""
-        if self.asked is None:
-            from weft.server.asking.rounds import Channel, Round
-
-            self.asked = Round(self) if self.era.asks_by_rounds else Channel(self)
-        return self.asked
-
-    @property
-    def round(self) -> Round | None:
-        """The round this call is, if it asked anything or brought answers back."""
-        return cast("Round | None", self.asked) if self.era.asks_by_rounds else None
 
     @property
     def knows_client(self) -> bool:
@@ -247,17 +186,25 @@ class Call:
         """Whom limits are counted for."""
         return peer_of(self._address, self.token_info)
 
+    def client_supports(self, capability: str) -> bool:
+        """Return whether the client declared a capability, named by its path: `"elicitation.url"`."""
+        head, _, rest = capability.partition(".")
+        part: Any = declared(self.envelope.client_capabilities).get(head)
+        if part is not None and rest:
+            part = part.get(rest)
+        return part is not None and part is not False
+
     def end(self) -> None:
         """Let go of what knows the call in turn: such a cycle keeps the whole request until a collection finds it.
 
-        Not of `asked`, which does not hold the call. Tasks of the handler may outlive it, and what they have done by
+        Not of `asker`, which does not hold the call. Tasks of the handler may outlive it, and what they have done by
         `once` must not be done again.
         """
         self._context = self.questions = None
 
     def seal(self, result: Result) -> Result:
         """A fresh result as it goes on the wire of this call."""
-        return self.era.seal(result, self.server.offer, self.envelope.revision)
+        return self.era.seal(result, self.services.offer, self.envelope.revision)
 
     @property
     def described(self) -> str:
@@ -265,6 +212,8 @@ class Call:
         mirrored = self.envelope.method.mirrored
         return f"{self.method} {masked_name(getattr(self.envelope.params, mirrored))!r}" if mirrored else self.method
 
+
+Handler: TypeAlias = Callable[[Call], Awaitable[Any]]  # serves one method: returns a `Result`, or an encoded one
 
 _PARTS = {"elicitation": ("form", "url"), "sampling": ("tools", "context"), "roots": ("listChanged",)}
 
@@ -304,7 +253,7 @@ def check_hide(hide: object, needs: Sequence[str], where: str) -> bool:
 def require_needs(call: Call, needs: Sequence[str]) -> None:
     """Refuse a call by a client that did not declare all of them (META-06)."""
     for need in needs:
-        if not call.context.client_supports(need):
+        if not call.client_supports(need):
             head, _, part = need.partition(".")
             raise not_declared(call, f"call {call.method} for this", need, {head: {part: {}} if part else {}})
 

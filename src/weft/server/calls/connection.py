@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import msgspec
 
-from weft.errors import NoBackChannelError, ProtocolError, QuestionFailed
+from weft.errors import NoBackChannelError, ProtocolError, QuestionFailed, UsageError
+from weft.net.hosts import network_of
 from weft.protocol.schema import is_array, is_object
 from weft.types.base import Implementation, LogLevel, RequestId
 from weft.types.interaction import ListRootsResult, Root
@@ -33,6 +35,56 @@ T = TypeVar("T")
 COMPLETE = "notifications/elicitation/complete"  # L11-40
 
 _NO_CAPABILITIES = ClientCapabilities()
+
+
+class TokenInfo(msgspec.Struct, frozen=True):
+    """The verified caller: the subject of its token, and where they are known, the issuer and the client."""
+
+    subject: str
+    client_id: str | None = None
+    scopes: frozenset[str] = frozenset()
+    claims: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    issuer: str | None = None  # default: the claim `iss`
+
+    def __post_init__(self) -> None:
+        if type(self.scopes) is not frozenset:
+            msgspec.structs.force_setattr(self, "scopes", _as_set(self.scopes))
+
+    @property
+    def principal(self) -> str:
+        """One name for subject, issuer and client together: the same subject of another issuer is another caller."""
+        pieces = (self.issuer or self.claims.get("iss"), self.client_id, self.subject)
+        return "".join("-" if piece is None else f"{len(str(piece))}:{piece}" for piece in pieces)
+
+    @property
+    def expires(self) -> float | None:
+        """When the token expires, in Unix seconds, if its claims say so."""
+        return as_time(self.claims.get("exp"))
+
+
+def as_time(value: object) -> float | None:
+    """Return a time in Unix seconds, or None. JSON as Python reads it has NaN, and integers of any length."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def peer_of(address: str, token_info: TokenInfo | None) -> str:
+    """Return the key that limits are counted by: the principal if it is verified, else the address or its network."""
+    return network_of(address) if token_info is None else f"principal {token_info.principal}"
+
+
+def _as_set(scopes: object) -> frozenset[str]:
+    """Return scopes as a set; callers without a type checker pass lists."""
+    if isinstance(scopes, list | tuple | set | frozenset):
+        listed = list(cast("Iterable[object]", scopes))
+        found = [scope for scope in listed if isinstance(scope, str)]
+        if len(found) == len(listed):
+            return frozenset(found)
+    raise UsageError(f"TokenInfo(scopes={scopes!r}) is not possible: give a set of texts, such as {{'read'}}.")
 
 
 class Outbound(Protocol):

@@ -274,6 +274,12 @@ class Threads:
             return await outcome.value
         return outcome.value
 
+    async def call(self, fn: Callable[..., Any], args: tuple[Any, ...], *, to_end: bool = False) -> Any:
+        """Call any function by position: an async one here, another in a thread (`to_end`: see `run`)."""
+        if inspect.iscoroutinefunction(fn):
+            return await fn(*args)
+        return await self.run(partial(fn, *args), {}, to_end=to_end)
+
     def _submit(
         self, work: Callable[[], _Outcome], permits: asyncio.Semaphore, loop: asyncio.AbstractEventLoop
     ) -> Future[_Outcome]:

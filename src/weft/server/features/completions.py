@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from weft.errors import InvalidParams, RegistrationError
 from weft.protocol.schema import alternatives
-from weft.server.asking.context import Context
+from weft.server.asking.rounds import invoke
 from weft.server.calls.call import Call
 from weft.server.diagnostics.source_location import location
 from weft.server.features.content import Unserialisable, check_text
@@ -54,7 +54,7 @@ class RegisteredCompletion:
         self.fn = fn
         self.where = location(fn)
         self.signature: Signature = read_signature(
-            fn, injected=(Context,), opaque=(Struct,), kind="completion", name=argument
+            fn, injected=(Call.context_type,), opaque=(Struct,), kind="completion", name=argument
         )
         self.parameters = list(self.signature.input_schema.get("properties", {}))
         if len(self.parameters) not in (1, 2):
@@ -70,7 +70,7 @@ class RegisteredCompletion:
         if self.signature.injected is not None:
             kwargs[self.signature.injected] = call.context
         try:
-            return to_completion(await call.server.invoke(self.fn, self.signature.is_async, kwargs))
+            return to_completion(await invoke(call, self.fn, self.signature.is_async, kwargs))
         except BaseException:
             call.blamed = f"The completion of {self.signature.name!r} ({self.where})"
             raise

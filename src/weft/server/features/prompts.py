@@ -17,8 +17,7 @@ from weft.errors import InvalidParams, ParseError, RegistrationError
 from weft.jsonrpc import check_bounds
 from weft.limits import Limits
 from weft.protocol.schema import alternatives
-from weft.server.asking.context import Context
-from weft.server.auth.scopes import Audience, check_scopes, usable
+from weft.server.asking.rounds import invoke
 from weft.server.calls.call import Call, check_hide, check_needs
 from weft.server.calls.changes import Change, Changes
 from weft.server.diagnostics.argument_checks import check_kind
@@ -26,6 +25,7 @@ from weft.server.diagnostics.source_location import location
 from weft.server.features.content import BLOCKS, HELPERS, Unserialisable, refuse_unawaited, to_block
 from weft.server.features.definitions import check_definition, nothing_to_remove, unknown
 from weft.server.features.pages import CachePolicy, Encoded, Pages
+from weft.server.features.scopes import Audience, check_scopes, usable
 from weft.server.signature.signature import ArgumentsError, read_signature
 from weft.types.base import ROLES, Icon, Meta, Result, Struct
 from weft.types.prompts import (
@@ -118,7 +118,7 @@ class RegisteredPrompt:
         self.hide = False  # from clients that lack it
         self._limits = limits
         self.signature = read_signature(
-            fn, injected=(Context,), opaque=(Struct, *HELPERS), kind="prompt", name=definition.name
+            fn, injected=(Call.context_type,), opaque=(Struct, *HELPERS), kind="prompt", name=definition.name
         )
         whole = self.signature.input_schema
         properties: Mapping[str, Mapping[str, Any]] = whole.get("properties", {})
@@ -160,7 +160,7 @@ class RegisteredPrompt:
         if self.signature.injected is not None:
             kwargs[self.signature.injected] = call.context
         try:
-            value = await call.server.invoke(self.fn, self.signature.is_async, kwargs)
+            value = await invoke(call, self.fn, self.signature.is_async, kwargs)
             if isinstance(value, Result):
                 return _full(value)
             return GetPromptResult(messages=to_messages(value), description=self.definition.description)

@@ -25,8 +25,7 @@ from weft.limits import Limits
 from weft.protocol.names import check_uri
 from weft.protocol.schema import alternatives
 from weft.protocol.uritemplate import UriTemplate
-from weft.server.asking.context import Context
-from weft.server.auth.scopes import Audience, check_scopes
+from weft.server.asking.rounds import invoke
 from weft.server.calls.call import Call, check_hide, check_needs
 from weft.server.calls.changes import Change, Changes
 from weft.server.diagnostics.argument_checks import check_kind, warn_of_web_uri
@@ -42,6 +41,7 @@ from weft.server.features.content import (
 )
 from weft.server.features.definitions import check_definition, nothing_to_remove
 from weft.server.features.pages import CachePolicy, Encoded, Pages
+from weft.server.features.scopes import Audience, check_scopes
 from weft.server.signature.signature import ArgumentsError, Signature, read_signature
 from weft.types.base import Annotations, Icon, Meta, Result, Struct
 from weft.types.content import ResourceContents
@@ -177,7 +177,7 @@ class RegisteredTemplate(_Registered):
 
 def _read_function(fn: Callable[..., Any], definition: Resource | ResourceTemplate) -> Signature:
     """The signature of a function that reads; its docstring describes what nothing else does."""
-    signature = read_signature(fn, injected=(Context,), opaque=_OPAQUE, kind="resource", name=definition.name)
+    signature = read_signature(fn, injected=(Call.context_type,), opaque=_OPAQUE, kind="resource", name=definition.name)
     definition.description = definition.description or signature.description or None
     return signature
 
@@ -185,7 +185,7 @@ def _read_function(fn: Callable[..., Any], definition: Resource | ResourceTempla
 async def _invoke(call: Call, fn: Callable[..., Any], signature: Signature, kwargs: dict[str, Any]) -> Any:
     if signature.injected is not None:
         kwargs[signature.injected] = call.context
-    return await call.server.invoke(fn, signature.is_async, kwargs)
+    return await invoke(call, fn, signature.is_async, kwargs)
 
 
 class Resources:

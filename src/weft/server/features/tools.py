@@ -18,9 +18,7 @@ from weft.net.logs import Seldom
 from weft.protocol.headers import Mirror, check_mirrors, find_mirrors
 from weft.protocol.names import check_tool_name
 from weft.protocol.schema import SchemaError, Validator, check_object_schema, compile_schema
-from weft.server.asking.context import Context
-from weft.server.asking.rounds import InputRequired
-from weft.server.auth.scopes import Audience, check_scopes, require_scopes, usable
+from weft.server.asking.rounds import InputRequired, round_of
 from weft.server.calls.call import Call, check_hide, check_needs, require_needs
 from weft.server.calls.changes import Change, Changes
 from weft.server.calls.tasks import Threads
@@ -30,6 +28,7 @@ from weft.server.diagnostics.source_location import location
 from weft.server.features.content import BLOCKS, HELPERS, refuse_unawaited, to_blocks, to_json_text
 from weft.server.features.definitions import check_definition, nothing_to_remove, unknown
 from weft.server.features.pages import CachePolicy, Encoded, Pages
+from weft.server.features.scopes import Audience, check_scopes, require_scopes, usable
 from weft.server.signature.errors import type_name
 from weft.server.signature.signature import ArgumentsError, OutputError, Signature, read_signature
 from weft.types.base import Icon, Result
@@ -93,7 +92,7 @@ class RegisteredTool:
         raw = options.input_schema
         self.signature: Signature = read_signature(
             fn,
-            injected=(Context,),
+            injected=(Call.context_type,),
             opaque=OPAQUE_TYPES,
             kind="tool",
             name=self.name,
@@ -277,7 +276,7 @@ def failure_of(call: Call, error: BaseException) -> CallToolResult | None:
         return failure("\n".join(told))
     if call.blamed is None:
         return None
-    debug = call.server.debug
+    debug = call.services.debug
     if isinstance(error, OutputError):
         return failure(record(str(error), debug=debug))
     return failure(report(call.blamed, error, debug=debug))
@@ -286,7 +285,7 @@ def failure_of(call: Call, error: BaseException) -> CallToolResult | None:
 def _told_by(error: BaseException, call: Call) -> list[str]:
     """What the ToolErrors say, also those of a task group; nothing if there is anything else among them."""
     if isinstance(error, ArgumentsError):
-        return [error.tell(call.server.limits)]
+        return [error.tell(call.services.limits)]
     if isinstance(error, ToolError):
         return [str(error)]
     if not isinstance(error, BaseExceptionGroup):
@@ -410,7 +409,7 @@ class Tools:
         if tool.mirrors and call.headers is not None and call.era.mirrors_params and not call.params_seen:
             check_mirrors(tool.mirrors, call.headers, _decoded(params.raw_arguments))
         require_needs(call, tool.needs)
-        if tool.single_use and call.round is not None:  # where there are no rounds, it is a field that nobody knows
+        if tool.single_use and round_of(call) is not None:  # where there are no rounds, it is a field that nobody knows
             call.spends = params.request_state
 
 

@@ -11,42 +11,32 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft.errors import InternalError, ProtocolError, UsageError
 from weft.jsonrpc import Frame, decode, encode_error
 from weft.limits import DEFAULT_LIMITS
+from weft.net.asgi import TOKEN_INFO, Message, Receive, Refusal, Scope, Send
 from weft.net.hosts import HostPolicy
 from weft.net.hosts import refusal as refused
 from weft.net.logs import Seldom
 from weft.protocol.headers import HeaderFault, Headers, read
 from weft.server.auth.bearer_auth import Gate
+from weft.server.auth.protected_resource import Protection
 from weft.server.calls.tasks import Deadline, PendingCoroutine
 from weft.server.diagnostics.error_reporting import report
 from weft.server.http.cors import Cors, is_preflight, preflight_refusal
 from weft.server.http.host_signals import follow_host_signals
-from weft.server.http.reply import Accepts, HttpReply, Refusal, read_accept
-from weft.server.http.request import (
-    TOKEN_INFO,
-    Message,
-    Receive,
-    Scope,
-    Send,
-    TrustedProxies,
-    UntrustedProxies,
-    read_caller,
-    shared_limits,
-)
+from weft.server.http.reply import Accepts, HttpReply, read_accept
+from weft.server.http.request import TrustedProxies, UntrustedProxies, read_caller, shared_limits
 from weft.server.http.session import SessionExchange
 from weft.server.http.sse import SseExchange
 from weft.server.http.stateless import StatelessExchange
-from weft.server.runtime.load import Bodies, Busy, Held, Turns, busy, is_full
+from weft.server.runtime.load import Bodies, Busy, Held, Turns, busy
 from weft.server.runtime.request_log import refused_http
+from weft.server.runtime.runtime import Runtime
+from weft.server.sessions.sessions import Sessions
 from weft.types.base import RequestId
-
-if TYPE_CHECKING:
-    from weft.server.api.server import Server
-
 
 _seldom = Seldom(logging.getLogger("weft.http"))  # for what peers can cause at will
 
@@ -55,6 +45,7 @@ _NO_APP_ALONE = (
     "A Server is no ASGI app itself. Write `app = server.asgi()` and name that, such as `uvicorn {module}:app`."
 )
 
+_CACHEABLE = (b"cache-control", b"public, max-age=300")
 _LARGE = 64 * 1024  # from here on messages take turns
 _MOST_PASSES = 1024
 _MOST_BYTES = 512  # of the headers in one of them
@@ -69,40 +60,43 @@ class HttpApp:
 
     def __init__(
         self,
-        server: Server,
+        runtime: Runtime,
+        sessions: Sessions,
+        auth: Protection | None = None,
         path: str = "/mcp",
         *,
         allowed_hosts: Sequence[str] | None = None,
         allowed_origins: Sequence[str] | None = None,
-        sessions: bool = True,
+        keeps_sessions: bool = True,
         sse_path: str | None = None,
         trusted_proxies: Sequence[str] = (),
         cors: Sequence[str] = (),
     ) -> None:
         if not path.startswith("/"):
             raise UsageError(f"path={path!r} is not possible: a path begins with a slash, like '/mcp'.")
-        self.server = server
-        self._turns = Turns(server.limits)
-        self._bodies = Bodies(server.limits)
-        self._most_at_once = min(server.limits.body_bytes, _LARGE - 1)  # of a body that nothing has to be asked about
+        self.runtime = runtime
+        self._sessions = sessions
+        self._turns = Turns(runtime.limits)
+        self._bodies = Bodies(runtime.limits)
+        self._most_at_once = min(runtime.limits.body_bytes, _LARGE - 1)  # of a body that nothing has to be asked about
         self.path = path
         self._paths = frozenset({path, path.rstrip("/"), path.rstrip("/") + "/"})
-        public = None if server.auth is None else server.auth.host
+        public = None if auth is None else auth.host
         self._policy = HostPolicy(allowed_hosts, allowed_origins, public, cors=cors)
         self._cors = Cors(self._policy) if cors else None
         self._proxies = TrustedProxies(trusted_proxies) if trusted_proxies else None
-        self._untrusted = UntrustedProxies(shared_limits(server.limits), "--trust-proxy")
-        self._gate = None if server.auth is None else Gate(server.auth, server)
+        self._untrusted = UntrustedProxies(shared_limits(runtime.limits), "--trust-proxy")
+        self._gate = None if auth is None else Gate(auth, runtime)
         self._is_plain = self._proxies is None and self._gate is None
         self._session: SessionExchange | None = None
         self._exchanges: list[StatelessExchange | SessionExchange] = []
-        for era in server.eras:
+        for era in runtime.eras:
             if era.remembers:
-                self._session = SessionExchange(server, keeps_sessions=sessions)
+                self._session = SessionExchange(runtime, sessions, keeps_sessions=keeps_sessions)
                 self._exchanges.append(self._session)
             else:
-                self._exchanges.append(StatelessExchange(server, era))
-        self._sse = None if sse_path is None else self._old_transport(sse_path, keeps_sessions=sessions)
+                self._exchanges.append(StatelessExchange(runtime, era))
+        self._sse = None if sse_path is None else self._old_transport(sse_path, keeps_sessions=keeps_sessions)
         self._verbs = ("POST",) if self._session is None else self._session.verbs
         self.follows_host = True  # hear of the end of the process by its signals; our own runner says it another way
         # What the guards found of headers that came before. Clients repeat themselves: the next check is one look-up.
@@ -114,7 +108,7 @@ class HttpApp:
                 f"sse_path={path!r} is not possible here: that transport has sessions. Leave sessions=False out, and "
                 "have 'session' among the eras of the server."
             )
-        return SseExchange(self.server, self._session, path, self._paths)
+        return SseExchange(self.runtime, self._sessions, self._session, path, self._paths)
 
     # `Any`, since Starlette's types of these three have nothing in common with asgiref's and uvicorn's. All of them may
     # be passed, so the app can be mounted, wrapped in middleware and run whichever of them is used.
@@ -123,18 +117,18 @@ class HttpApp:
         if scope["type"] != "http":
             await self._serve_other(scope, receive, send)
             return
-        server = self.server
-        reply = HttpReply(send if self._cors is None else self._cors.share(scope, send), server.limits)
+        runtime = self.runtime
+        reply = HttpReply(send if self._cors is None else self._cors.share(scope, send), runtime.limits)
         try:
             headers = read(
-                scope["headers"], max_fields=server.limits.header_fields, max_bytes=server.limits.header_bytes
+                scope["headers"], max_fields=runtime.limits.header_fields, max_bytes=runtime.limits.header_bytes
             )
             if self._is_plain and scope["method"] != "OPTIONS":
                 reply.accepts = self._guard(scope, headers)
             elif await self._answers_openly(scope, headers, reply):
                 return
-            if server.in_flight >= server.limits.in_flight and is_full(server):  # before a body takes up memory
-                raise _too_busy(busy(server.limits.in_flight))
+            if runtime.in_flight >= runtime.limits.in_flight and runtime.is_full():  # before a body takes up memory
+                raise _too_busy(busy(runtime.limits.in_flight))
         except Refusal as refusal:
             await self._refuse(scope, refusal, reply)
             return
@@ -186,28 +180,32 @@ class HttpApp:
             return False
         if accepts is None and gate.is_metadata(_inner_path(scope)):
             self._check_source(headers)
-            await gate.serve_metadata(scope, reply)
+            if scope["method"] not in ("GET", "HEAD"):  # the HTTP server sends only the head of the answer to HEAD
+                raise Refusal(405, "Served here: GET, HEAD.", headers=[(b"allow", b"GET, HEAD")])
+            reply.extra = [_CACHEABLE]
+            await reply.answer(200, gate.metadata)
             return True
         verbs = self._check_place(scope, headers) if accepts is None else ()
-        await gate.let_in(scope, headers, reply)
+        reply.metadata_url = gate.metadata_url(scope)
+        await gate.admit(scope, headers, reply.metadata_url)
         reply.accepts = self._check_form(scope, headers, verbs) if accepts is None else accepts
         return False
 
     async def _serve_post(self, scope: Scope, headers: Headers, receive: Receive, reply: HttpReply) -> None:
         """One message, or an array of them."""
-        server = self.server
+        runtime = self.runtime
         body = self._take_body(scope, headers, receive)
         if not isinstance(body, bytes):
             body = await body
-        server.in_flight += 1
+        runtime.in_flight += 1
         try:
             if body[:1] != b"{" and body.lstrip()[:1] == b"[" and self._takes_arrays(headers):
-                if server.lifespan.started or await self._start(None, reply):
+                if runtime.lifespan.started or await self._start(None, reply):
                     assert self._session is not None
                     await self._session.serve_batch(body, headers, read_caller(scope), reply)
                 return
-            frame = decode(body, server.limits)
-            if server.lifespan.started or await self._start(frame.reply_id, reply):
+            frame = decode(body, runtime.limits)
+            if runtime.lifespan.started or await self._start(frame.reply_id, reply):
                 try:
                     await self._choose(frame, headers).serve(frame, headers, scope, receive, reply)
                 except (Refusal, ProtocolError):
@@ -215,7 +213,7 @@ class HttpApp:
                 except Exception as error:  # noqa: BLE001 - see `_blame`
                     await self._blame(error, frame.reply_id, reply)
         finally:
-            server.in_flight -= 1
+            runtime.in_flight -= 1
 
     def _takes_arrays(self, headers: Headers) -> bool:
         """Whether an array of messages may be of the era that has them; what is not is told so (ledger 0.2, 2)."""
@@ -234,7 +232,7 @@ class HttpApp:
         Whatever it is, the client is told, and the next request is served (R1).
         """
         what = "The app that verifies the callers" if isinstance(error, UsageError) else "Serving an HTTP request"
-        text = report(what, error, debug=self.server.debug)
+        text = report(what, error, debug=self.runtime.debug)
         await reply.answer(500, encode_error(request_id, InternalError.code, text))
 
     async def _serve_verb(self, scope: Scope, headers: Headers, receive: Receive, reply: HttpReply) -> None:
@@ -248,9 +246,9 @@ class HttpApp:
 
     async def _serve_old(self, scope: Scope, headers: Headers, receive: Receive, reply: HttpReply) -> None:
         """The transport with one stream for everything."""
-        server, sse = self.server, self._sse
+        runtime, sse = self.runtime, self._sse
         assert sse is not None
-        if not server.lifespan.started and not await self._start(None, reply):
+        if not runtime.lifespan.started and not await self._start(None, reply):
             return
         if scope["method"] == "GET":
             await sse.open(scope, receive, reply)
@@ -259,11 +257,11 @@ class HttpApp:
         body = self._take_body(scope, headers, receive)
         if not isinstance(body, bytes):
             body = await body
-        server.in_flight += 1
+        runtime.in_flight += 1
         try:
             await sse.take(session, body, headers, scope, reply)
         finally:
-            server.in_flight -= 1
+            runtime.in_flight -= 1
 
     def close_streams(self) -> None:
         """End the streams that never end by themselves, because the process is about to stop; new ones end at once.
@@ -271,14 +269,14 @@ class HttpApp:
         An ASGI server that waits for open responses before it tells the app to shut down would wait for them forever.
         May be called from anywhere: a signal handler, another thread.
         """
-        self.server.close_streams()
+        self.runtime.close_streams()
 
     async def _start(self, reply_id: RequestId | None, reply: HttpReply) -> bool:
         """Enter the lifespan where nobody did at start-up. If it fails, so does this request; the next tries again."""
         try:
-            await self.server.lifespan.start()
+            await self.runtime.lifespan.start()
         except Exception as error:  # noqa: BLE001 - R1: whatever a lifespan raises, the app goes on
-            text = self.server.lifespan.report(error)
+            text = self.runtime.lifespan.report(error)
             await reply.answer(500, encode_error(reply_id, InternalError.code, text))
             return False
         return True
@@ -309,7 +307,7 @@ class HttpApp:
             self._look_for_proxy(scope, headers)
         if self.follows_host:  # here, where few requests come by, but the first one does
             self.follows_host = False
-            follow_host_signals(self.server)
+            follow_host_signals(self.runtime)
         verbs = self._verbs_at(scope)
         self._check_source(headers)
         return verbs
@@ -379,7 +377,7 @@ class HttpApp:
 
     def _take_body(self, scope: Scope, headers: Headers, receive: Receive) -> bytes | Coroutine[Any, Any, bytes]:
         """The whole body, within its bounds of size and time; to be awaited if it is not there at once, or large."""
-        limits = self.server.limits
+        limits = self.runtime.limits
         declared = headers.known.get(b"content-length")
         if declared is not None and (not declared.isdigit() or len(declared) > 15 or int(declared) > limits.body_bytes):
             raise Refusal(413, f"A request body has at most {limits.body_bytes} bytes.")
@@ -401,7 +399,7 @@ class HttpApp:
         It takes no place among those in flight before (D9): a peer that sends slowly would hold it. A large one is
         counted in bytes instead.
         """
-        server = self.server
+        runtime = self.runtime
         held: Held | None = None
 
         def grow(size: int) -> None:
@@ -419,15 +417,15 @@ class HttpApp:
         finally:
             if held is not None:
                 held.release()
-        if server.in_flight >= server.limits.in_flight and is_full(server):
-            raise _too_busy(busy(server.limits.in_flight))
+        if runtime.in_flight >= runtime.limits.in_flight and runtime.is_full():
+            raise _too_busy(busy(runtime.limits.in_flight))
         return body
 
     async def _read_rest(
         self, receive: Receive, first: Message | PendingCoroutine[Message], grow: Callable[[int], None]
     ) -> bytes:
         """All of a body, from what came first on; `grow` is told how much there is."""
-        limits = self.server.limits
+        limits = self.runtime.limits
         deadline = Deadline(limits.body_seconds)
         deadline.start()
         try:
@@ -458,7 +456,7 @@ class HttpApp:
             await send({"type": "websocket.close", "code": 1002})
 
     async def _serve_lifespan(self, receive: Receive, send: Send) -> None:
-        lifespan = self.server.lifespan
+        lifespan = self.runtime.lifespan
         await receive()
         try:
             await lifespan.start()
@@ -468,14 +466,14 @@ class HttpApp:
         await send({"type": "lifespan.startup.complete"})
         await receive()
         try:
-            await self.server.stop()
+            await self.runtime.stop()
         except Exception as error:  # noqa: BLE001 - as above
             await send({"type": "lifespan.shutdown.failed", "message": f"{type(error).__name__}: {error}"})
             return
         await send({"type": "lifespan.shutdown.complete"})
 
 
-async def refuse_in_place_of_app(server: Server, scope: Scope, receive: Receive, send: Send) -> None:
+async def refuse_in_place_of_app(server: object, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer for a `Server` that was mounted, or given to an ASGI server, in place of what its `asgi()` returns."""
     told = _NO_APP if "app" in scope else _NO_APP_ALONE.format(module=_module_of(server))  # Starlette says who mounts
     if scope["type"] == "lifespan":  # given to an ASGI server, which then does not start
@@ -487,7 +485,7 @@ async def refuse_in_place_of_app(server: Server, scope: Scope, receive: Receive,
         await HttpReply(send, DEFAULT_LIMITS).refuse(Refusal(500, told, code=InternalError.code))
 
 
-def _module_of(server: Server) -> str:
+def _module_of(server: object) -> str:
     """The name of the module that has a server."""
     for name, module in list(sys.modules.items()):
         if any(value is server for value in list(vars(module).values())):

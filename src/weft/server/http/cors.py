@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from weft.net.asgi import Message, RawHeaders, Scope, Send
 from weft.net.hosts import HostPolicy, shown
 from weft.protocol.headers import Headers
-from weft.server.http.request import Message, RawHeaders, Scope, Send
 
 _MOST_SECONDS = 600  # for which a browser need not ask again
 _ASKED = b"access-control-request-headers"

@@ -24,15 +24,13 @@ import threading
 import weakref
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from weft.server.api.server import Server
-
+from weft.server.runtime.runtime import Runtime
 
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)  # those that were noted are raised in this order
 
-_servers: weakref.WeakSet[Server] = weakref.WeakSet()  # that are told when the process is asked to end
+_runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()  # that are told when the process is asked to end
 _waiting: set[asyncio.Task[Any]] = set()  # lifespans that have to be left, but are not yet about to be
 _leaving: set[asyncio.Task[Any]] = set()  # lifespans that are being left
 _former: dict[int, Any] = {}  # the handlers in whose place `_note` stands
@@ -40,12 +38,12 @@ _noted: set[int] = set()  # signals that came meanwhile
 _blocked: set[int] = set()  # what we have blocked in the main thread: SIGTERM, unless it was already
 
 
-def follow_host_signals(server: Server) -> None:
-    """Close `server` when the host of this process is asked to end; do nothing where nobody handles SIGTERM."""
+def follow_host_signals(runtime: Runtime) -> None:
+    """Close the streams of a server when the host is asked to end; do nothing where SIGTERM has no handler."""
     if threading.current_thread() is not threading.main_thread() or not callable(signal.getsignal(signal.SIGTERM)):
         return  # only the main thread can; and without a handler, the process is to end at once
-    _servers.add(server)
-    server.lifespan.on_leaving = _leave
+    _runtimes.add(runtime)
+    runtime.lifespan.on_leaving = _leave
     for number in _NUMBERS:
         before = signal.getsignal(number)
         if callable(before) and not isinstance(before, _InFront):
@@ -59,11 +57,11 @@ class _InFront:
         self._before = before
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        for server in list(_servers):
-            server.close_streams()
+        for runtime in list(_runtimes):
+            runtime.close_streams()
             with contextlib.suppress(RuntimeError):  # no loop runs
-                server.open_calls.tell_soon(asyncio.get_running_loop())
-            task = server.lifespan.task
+                runtime.open_calls.tell_soon(asyncio.get_running_loop())
+            task = runtime.lifespan.task
             if task is not None and not task.done():
                 _wait_for(task)
         self._before(number, frame)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
 from enum import Flag
 
-from weft.errors import InvalidRequest, WeftError
 from weft.jsonrpc import encode_error
 from weft.limits import Limits
+from weft.net.asgi import RawHeaders, Refusal, Send
 from weft.protocol.sse import COMMENT
 from weft.protocol.sse import encode as encode_event
+from weft.server.auth.challenge import challenge
 from weft.server.calls.connection import Cancellation
-from weft.server.http.request import RawHeaders, Send
-from weft.server.run.head_guard import hang_up_on_flood, respond_at_once
+from weft.server.http.uvicorn_protocol import hang_up_on_flood, respond_at_once
 
 log = logging.getLogger("weft.http")
 
@@ -34,16 +35,6 @@ class Accepts(Flag):
     JSON = 1
     STREAM = 2
     BOTH = 3
-
-
-class Refusal(WeftError):
-    """A request refused by HTTP itself, before it is a message."""
-
-    def __init__(self, status: int, message: str, *, code: int = InvalidRequest.code, headers: RawHeaders = ()) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.headers = headers
 
 
 def read_accept(value: bytes | None) -> Accepts:
@@ -126,7 +117,13 @@ class HttpReply:
             self._beat = None
 
     def epilogue(self, message: bytes) -> None:
-        """Not needed: the stream ends with the answer."""
+        """Do nothing: the stream ends with the answer."""
+
+    def challenge(self, scheme: str, parameters: Mapping[str, str | None]) -> None:
+        """Add a `WWW-Authenticate` challenge to the response."""
+        if parameters.get("resource_metadata") is not None and self.metadata_url is not None:
+            parameters = {**parameters, "resource_metadata": self.metadata_url}
+        self.extra = [*self.extra, (b"www-authenticate", challenge(scheme, **parameters))]
 
     async def answer(self, status: int, body: bytes) -> None:
         """Send the answer; the response is over."""
@@ -164,7 +161,7 @@ class HttpReply:
         if not self.finished:
             await self._event(event, last=False)
 
-    async def end_stream(self) -> None:
+    async def end(self) -> None:
         """End a stream without an answer."""
         if self.streaming and not self.finished:
             self.close()

@@ -15,23 +15,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Coroutine, MutableMapping, Sequence
+from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import Any
 
 from weft.errors import UsageError
 from weft.limits import Limits
+from weft.net.asgi import TOKEN_INFO, Scope
 from weft.protocol.headers import Headers
-from weft.server.asking.context import TokenInfo
-from weft.server.calls.call import peer_of
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Coroutine[Any, Any, Message]]
-Send = Callable[[Message], Coroutine[Any, Any, None]]
-RawHeaders = Sequence[tuple[bytes, bytes]]
-
-TOKEN_INFO = "weft.token_info"  # noqa: S105 - a key of the ASGI scope, where an app around ours says who is calling
+from weft.server.calls.connection import TokenInfo, peer_of
 
 
 class Caller:

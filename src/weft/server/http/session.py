@@ -18,36 +18,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
-
-import msgspec
+from typing import Any, Protocol
 
 from weft.eras.base import Envelope, Peer, ServerEra, choose
 from weft.eras.session import HANDSHAKE, SESSION, HeaderPeer
-from weft.errors import InvalidRequest, ParseError, ProtocolError
-from weft.jsonrpc import Frame, check_bounds, decode, encode_error
-from weft.limits import Limits
+from weft.errors import ProtocolError
+from weft.jsonrpc import Frame, decode, encode_error
+from weft.net.asgi import Receive, Refusal, Scope
 from weft.protocol.headers import Headers
 from weft.protocol.sse import encode as encode_event
 from weft.server.calls.call import Call, Reply
 from weft.server.calls.connection import Cancellation
 from weft.server.calls.tasks import take_back
 from weft.server.diagnostics.error_reporting import note_refusal, report
-from weft.server.http.reply import Accepts, HttpReply, Refusal
-from weft.server.http.request import Caller, Receive, Scope, read_caller
+from weft.server.http.reply import Accepts, HttpReply
+from weft.server.http.request import Caller, read_caller
 from weft.server.http.session_streams import SessionStreams, check_takes_stream
 from weft.server.runtime.dispatch import Answer
-from weft.server.runtime.load import busy, is_full, still_served, stopped
+from weft.server.runtime.load import busy, still_served, stopped
 from weft.server.runtime.request_log import refused
+from weft.server.runtime.runtime import Runtime
+from weft.server.sessions.handshake import read_batch
 from weft.server.sessions.session import Session
-from weft.server.sessions.sessions import SessionsFull
+from weft.server.sessions.sessions import Sessions, SessionsFull
 from weft.server.sessions.streams import Streams
 from weft.types.base import RequestId
-
-if TYPE_CHECKING:
-    from weft.server.api.server import Server
 
 
 class Answering(Reply, Protocol):
@@ -164,7 +161,7 @@ class SessionReply(HttpReply):
             self._handed_over = self.streaming
         self.let_go()
 
-    async def end(self) -> None:
+    async def finish(self) -> None:
         """Once the response is over: end it on the wire too, where that was not done with the last event."""
         if self._handed_over:
             await self._event(b"", last=True)
@@ -231,18 +228,6 @@ class Batch:
         self._missing = size
         self._answers: list[bytes] = []
 
-    @staticmethod
-    def read(body: bytes, limits: Limits) -> list[Frame | bytes]:
-        """The messages of an array; in place of one that is none, the refusal of it."""
-        check_bounds(body, limits)
-        try:
-            parts = msgspec.json.decode(body, type=list[msgspec.Raw])
-        except (msgspec.DecodeError, RecursionError):
-            raise ParseError("Parse error: the message is not valid JSON in UTF-8.") from None
-        if not parts or len(parts) > limits.batch:
-            raise InvalidRequest(f"Invalid request: a batch has at least one message and at most {limits.batch}.")
-        return [_read(bytes(part), limits) for part in parts]
-
     @property
     def can_stream(self) -> bool:
         """Whether messages before the answers get there."""
@@ -303,7 +288,13 @@ class _Part:
             await self._batch.notify(message)
 
     def epilogue(self, message: bytes) -> None:
-        """Not needed: the stream ends with the last answer."""
+        """Do nothing: the stream ends with the last answer."""
+
+    async def end(self) -> None:
+        """Do nothing: the stream is shared by all requests of the batch."""
+
+    def challenge(self, scheme: str, parameters: Mapping[str, str | None]) -> None:
+        """Do nothing: the headers are those of the whole batch."""
 
     async def close_stream(self, retry_seconds: float) -> None:
         """The stream is not this request's alone."""
@@ -320,18 +311,6 @@ class _Part:
         if not self.answered:
             self.answered = True
             self._batch.drop()
-
-
-def _read(part: bytes, limits: Limits) -> Frame | bytes:
-    try:
-        frame = decode(part, limits)
-    except ProtocolError as error:
-        return encode_error(error.request_id, error.code, error.message)
-    if frame.method == HANDSHAKE and frame.is_request:  # L03-02
-        return encode_error(
-            frame.reply_id, InvalidRequest.code, "Invalid request: the handshake is not part of a batch."
-        )
-    return frame
 
 
 log = logging.getLogger("weft.sessions")
@@ -361,11 +340,11 @@ class SessionExchange:
 
     era = SESSION
 
-    def __init__(self, server: Server, *, keeps_sessions: bool = True) -> None:
-        self._server = server
-        self._sessions = server.sessions
+    def __init__(self, runtime: Runtime, sessions: Sessions, *, keeps_sessions: bool = True) -> None:
+        self._runtime = runtime
+        self._sessions = sessions
         self._keeps_sessions = keeps_sessions
-        self.streams = SessionStreams(server)
+        self.streams = SessionStreams(runtime, sessions)
         self.verbs: Sequence[str] = ("POST", "GET", "DELETE") if keeps_sessions else ("POST",)
 
     # POST: one message, or several at once.
@@ -399,9 +378,9 @@ class SessionExchange:
         One that says all about itself is not the session's (COMPAT-02). Like one that comes alone it needs the headers
         that repeat it, or it is refused.
         """
-        era = choose(self._server.eras, frame, headers)
-        if is_full(self._server, own=1):  # the HTTP request that they came in
-            await self._refuse(busy(self._server.limits.in_flight), frame, reply, era)
+        era = choose(self._runtime.eras, frame, headers)
+        if self._runtime.is_full(own=1):  # the HTTP request that they came in
+            await self._refuse(busy(self._runtime.limits.in_flight), frame, reply, era)
         elif (task := await self._start(session, frame, headers, caller, reply, era)) is not None:
             self._count_in(task)
 
@@ -411,10 +390,10 @@ class SessionExchange:
         self.era.check_version(headers)
         peer: Peer = HeaderPeer(headers) if session is None else session.connection
         if not self.era.takes_batches(peer):
-            decode(body, self._server.limits)  # says why
+            decode(body, self._runtime.limits)  # says why
         requests: list[Frame] = []
         wrong: list[bytes] = []
-        for one in Batch.read(body, self._server.limits):
+        for one in read_batch(body, self._runtime.limits):
             if isinstance(one, bytes):
                 wrong.append(one)
             elif one.is_request:
@@ -442,13 +421,13 @@ class SessionExchange:
         session = self.new_session(caller)
         answer = self._reply(None, reply)
         try:
-            envelope = self.era.open(frame, headers, self._server.offer, session.connection)
+            envelope = self.era.open(frame, headers, self._runtime.offer, session.connection)
         except ProtocolError as error:
             await self._refuse(error, frame, answer)
             return
         call = self._call(frame.id, envelope, headers, caller, answer, session)
         try:
-            status, response = await self._server.dispatcher.run(call)
+            status, response = await self._runtime.dispatcher.run(call)
             if session.connection.handshake_done:
                 await self._sessions.keep(session)
                 answer.extra = [(SESSION_HEADER, session.id.encode())]
@@ -478,7 +457,7 @@ class SessionExchange:
         """Wait for the end of the HTTP response; a task that goes on after it still counts as being served."""
         try:
             await reply.over
-            await reply.end()
+            await reply.finish()
         except asyncio.CancelledError:  # an ASGI server that stops, or that cancels when the client disconnects
             wire = self.era.refuse(stopped(), opened=True)
             await reply.part(wire.status, encode_error(request_id, wire.code, wire.message, wire.data))
@@ -489,11 +468,11 @@ class SessionExchange:
                 self._count_in(task)
 
     def _count_in(self, task: asyncio.Task[None]) -> None:
-        self._server.in_flight += 1
+        self._runtime.in_flight += 1
         task.add_done_callback(self._count_out)
 
     def _count_out(self, _: asyncio.Task[Any]) -> None:
-        self._server.in_flight -= 1
+        self._runtime.in_flight -= 1
 
     async def _start(
         self,
@@ -512,7 +491,7 @@ class SessionExchange:
             if session is not None:
                 self._check_in_flight(session, request_id)
             first = session is None and frame.method == HANDSHAKE
-            envelope = era.open(frame, headers, self._server.offer, None if first else peer)
+            envelope = era.open(frame, headers, self._runtime.offer, None if first else peer)
         except ProtocolError as error:
             await self._refuse(error, frame, reply, era)
             return None
@@ -532,7 +511,7 @@ class SessionExchange:
         task = cancellation.task = asyncio.current_task()  # not before: cancelled then, it would never clean up
         assert task is not None
         answer = None
-        open_calls = self._server.open_calls
+        open_calls = self._runtime.open_calls
         open_calls.add(call)
         try:
             if not cancellation.cancelled:
@@ -548,11 +527,11 @@ class SessionExchange:
             await take_back(task)  # also ours: it was to stop the handler, not what is still to be done
         if cancellation.cancelled:
             told = cancellation.told
-            answer = None if told is None else answer or self._server.dispatcher.refuse(call, told)
+            answer = None if told is None else answer or self._runtime.dispatcher.refuse(call, told)
         try:
             await (reply.give_up() if answer is None else reply.answer(*answer))
         except Exception as error:  # noqa: BLE001 - a Backend that keeps no streams any more: nothing is left to say
-            report(f"Answering {call.method}", error, debug=self._server.debug)
+            report(f"Answering {call.method}", error, debug=self._runtime.debug)
 
     async def _answer(self, call: Call, session: Session | None) -> Answer | None:
         """The answer to a call; None if it was given up."""
@@ -560,17 +539,17 @@ class SessionExchange:
         if session is not None and session.connection.is_changed:
             unsaved = session.to_record()
         try:
-            answer = await self._server.dispatcher.run(call)
+            answer = await self._runtime.dispatcher.run(call)
         except asyncio.CancelledError as error:
             # The task is the call's own: where nobody has given the call up, its handler has cancelled it (R1).
-            return None if call.cancellation.cancelled else self._server.dispatcher.fail(call, error)
+            return None if call.cancellation.cancelled else self._runtime.dispatcher.fail(call, error)
         try:
             if session is not None and session.connection.is_changed:
                 await self._sessions.save(session)
         except Exception as error:  # noqa: BLE001 - whatever a Backend raises
             if session is not None and unsaved != session.to_record():
-                return self._server.dispatcher.fail(call, error)
-            report("Remembering a session", error, debug=self._server.debug)
+                return self._runtime.dispatcher.fail(call, error)
+            report("Remembering a session", error, debug=self._runtime.debug)
         return answer
 
     # GET: the stream of a session, or the rest of one that was lost.
@@ -619,7 +598,7 @@ class SessionExchange:
         in_flight = session.connection.in_flight
         if request_id in in_flight:  # L11-07
             raise still_served()
-        most = self._server.limits.in_flight_per_connection
+        most = self._runtime.limits.in_flight_per_connection
         if len(in_flight) >= most:
             raise busy(most)
 
@@ -639,7 +618,7 @@ class SessionExchange:
     ) -> Call:
         connection = None if session is None else session.connection
         call = Call(
-            self._server,
+            self._runtime,
             id,
             envelope,
             era,

@@ -9,20 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from weft.net.asgi import Receive, Refusal
 from weft.protocol.sse import COMMENT
 from weft.protocol.sse import encode as encode_event
-from weft.server.asking.context import TokenInfo
-from weft.server.auth.bearer_auth import at_expiry
-from weft.server.http.reply import HttpReply, Refusal
-from weft.server.http.request import Receive
+from weft.server.calls.connection import TokenInfo
+from weft.server.http.reply import HttpReply
+from weft.server.runtime.runtime import Runtime
+from weft.server.runtime.subscriptions import at_expiry
 from weft.server.sessions.session import ResumedReader, Session
+from weft.server.sessions.sessions import Sessions
 from weft.server.sessions.streams import STANDALONE, StoredEvent, event_id, read_event_id
-
-if TYPE_CHECKING:
-    from weft.server.api.server import Server
-
 
 _TAKEN = "This session has its stream open already."
 
@@ -49,9 +47,9 @@ RESUMABLE = StreamForm(COMMENT, _encode_resumable)
 class SessionStreams:
     """Sends the streams of sessions at one endpoint."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self._sessions = server.sessions
+    def __init__(self, runtime: Runtime, sessions: Sessions) -> None:
+        self._runtime = runtime
+        self._sessions = sessions
 
     async def listen(
         self, session: Session, last_event: str | None, receive: Receive, reply: HttpReply, token_info: TokenInfo | None
@@ -110,7 +108,7 @@ class SessionStreams:
             if not await self._sessions.listen(session, takes_over=after is not None):
                 raise Refusal(409, _TAKEN)
             start = await self._start_of(session, after)
-            with at_expiry(self._server, token_info, expire):
+            with at_expiry(self._runtime, token_info, expire):
                 await self._send_stream(session, STANDALONE, start, news, receive, reply, prepare, form)
         finally:
             if session.wake in (news, None):  # else somebody has taken it over
@@ -119,7 +117,7 @@ class SessionStreams:
 
     async def _resume(self, session: Session, stream: str, after: int, receive: Receive, reply: HttpReply) -> None:
         """The rest of the stream of a request (L11-17, L11-19). Whoever held it before is let go."""
-        most = self._server.limits.in_flight_per_connection
+        most = self._runtime.limits.in_flight_per_connection
         if not await self._has_rest(session, stream, after):
             raise Refusal(400, "What came after this event is not kept any more.")
         if (other := session.resumed.pop(stream, None)) is not None:
@@ -190,7 +188,7 @@ class SessionStreams:
                         await reply.send_event(form.encode(event))
         finally:
             gone.cancel()
-            await reply.end_stream()
+            await reply.end()
 
 
 def check_takes_stream(reply: HttpReply) -> None:

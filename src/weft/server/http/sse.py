@@ -14,27 +14,25 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote
 
 from weft.eras.session import SESSION
 from weft.errors import UsageError
 from weft.jsonrpc import Frame, decode
 from weft.limits import Limits
+from weft.net.asgi import Receive, Refusal, Scope
 from weft.protocol.headers import Headers
 from weft.protocol.sse import encode as encode_event
-from weft.server.auth.bearer_auth import Show, at_expiry
-from weft.server.http.reply import HttpReply, Refusal
-from weft.server.http.request import Receive, Scope, read_caller
-from weft.server.http.session import SSE_PREFIX, Batch, SessionExchange
+from weft.server.http.reply import HttpReply
+from weft.server.http.request import read_caller
+from weft.server.http.session import SSE_PREFIX, SessionExchange
 from weft.server.http.session_streams import StreamForm, check_takes_stream
+from weft.server.runtime.runtime import Runtime
+from weft.server.runtime.subscriptions import Show, at_expiry
+from weft.server.sessions.handshake import read_batch
 from weft.server.sessions.session import Session
 from weft.server.sessions.sessions import Sessions
 from weft.server.sessions.streams import StoredEvent
-
-if TYPE_CHECKING:
-    from weft.server.api.server import Server
-
 
 MESSAGES = "messages"  # the last part of the path to POST to
 
@@ -92,13 +90,21 @@ class _StreamReply:
         """Not possible: the stream is the session."""
 
     def epilogue(self, message: bytes) -> None:
-        """Not needed: nothing that has one is asked for in sessions."""
+        """Do nothing: no method of sessions has an epilogue."""
+
+    async def end(self) -> None:
+        """Do nothing: the stream is the session."""
+
+    def challenge(self, scheme: str, parameters: Mapping[str, str | None]) -> None:
+        """Do nothing: an answer on the stream has no headers."""
 
 
 class SseExchange:
     """The two places of the transport, next to an endpoint."""
 
-    def __init__(self, server: Server, exchange: SessionExchange, path: str, taken: AbstractSet[str]) -> None:
+    def __init__(
+        self, runtime: Runtime, sessions: Sessions, exchange: SessionExchange, path: str, taken: AbstractSet[str]
+    ) -> None:
         folder, _, name = path.rpartition("/")
         self._messages = f"{folder}/{MESSAGES}"
         self.verbs: Mapping[str, Sequence[str]] = {path: ("GET",), self._messages: ("POST",)}
@@ -107,8 +113,8 @@ class SseExchange:
                 f"sse_path={path!r} is not possible: give a path like '/sse' that is not the endpoint's. Messages are "
                 f"then sent to {MESSAGES!r} beside it, which must be free as well."
             )
-        self._server = server
-        self._sessions = server.sessions
+        self._runtime = runtime
+        self._sessions = sessions
         self._exchange = exchange
         self._open: dict[str, _Opened] = {}  # by session
 
@@ -122,10 +128,10 @@ class SseExchange:
         session.in_use += 1  # by the stream
         await self._sessions.keep(session)
         unused = asyncio.get_running_loop().call_later(
-            self._server.limits.session_unused_seconds, self._end_if_unused, session
+            self._runtime.limits.session_unused_seconds, self._end_if_unused, session
         )
         try:
-            with at_expiry(self._server, caller.token_info, partial(self._expire, session)) as show:
+            with at_expiry(self._runtime, caller.token_info, partial(self._expire, session)) as show:
                 stream = self._open[session.id] = _Opened(show)
                 form = StreamForm(self._address(scope, session), _encode, lambda: stream.unanswered > 0)
                 await self._exchange.streams.standalone(session, 0, receive, reply, form)
@@ -169,7 +175,7 @@ class SseExchange:
         """Take one message, or an array of them of a client whose revision has that (L03-01)."""
         caller = read_caller(scope)
         batches = SESSION.takes_batches(session.connection)
-        frames = _read(body, self._server.limits, batches=batches)
+        frames = _read(body, self._runtime.limits, batches=batches)
         if session.ended:  # meanwhile
             raise _unknown()
         stream = self._open.get(session.id)
@@ -188,7 +194,7 @@ class SseExchange:
 def _read(body: bytes, limits: Limits, *, batches: bool) -> list[Frame | bytes]:
     """The messages of a body; in place of one in an array that is none, the refusal of it."""
     if batches and body.lstrip()[:1] == b"[":
-        return Batch.read(body, limits)
+        return read_batch(body, limits)
     return [decode(body, limits)]
 
 

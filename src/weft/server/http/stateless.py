@@ -8,43 +8,42 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import UNSET
 
 from weft.eras.base import ServerEra
 from weft.errors import InvalidRequest, ProtocolError
 from weft.jsonrpc import Frame, encode_error
+from weft.net.asgi import Receive, Scope
 from weft.protocol.headers import Headers
 from weft.server.calls.call import Call
 from weft.server.calls.connection import Cancellation
 from weft.server.calls.tasks import PendingCoroutine, take_back
 from weft.server.diagnostics.error_reporting import note_refusal
 from weft.server.http.reply import HttpReply
-from weft.server.http.request import Receive, Scope, read_caller
+from weft.server.http.request import read_caller
 from weft.server.runtime.dispatch import Answer
 from weft.server.runtime.load import stopped
 from weft.server.runtime.request_log import refused
-
-if TYPE_CHECKING:
-    from weft.server.api.server import Server
+from weft.server.runtime.runtime import Runtime
 
 
 class StatelessExchange:
     """Serves the messages of an era in which each stands for itself."""
 
-    def __init__(self, server: Server, era: ServerEra) -> None:
-        self._server = server
+    def __init__(self, runtime: Runtime, era: ServerEra) -> None:
+        self._runtime = runtime
         self.era = era
 
     async def serve(self, frame: Frame, headers: Headers, scope: Scope, receive: Receive, reply: HttpReply) -> None:
         """Serve one message. Where it comes from, and from whom, is in the scope."""
-        server, era, request_id = self._server, self.era, frame.id
+        runtime, era, request_id = self._runtime, self.era, frame.id
         if frame.method is UNSET or not isinstance(request_id, (int, str)):
             await _take(frame, reply)
             return
         try:
-            envelope = era.open(frame, headers, server.offer, None)
+            envelope = era.open(frame, headers, runtime.offer, None)
         except ProtocolError as error:
             note_refusal(error)
             wire = era.refuse(error, opened=False)
@@ -52,20 +51,22 @@ class StatelessExchange:
             await reply.answer(wire.status, encode_error(request_id, wire.code, wire.message, wire.data))
             return
         caller = read_caller(scope)
-        call = Call(server, request_id, envelope, era, reply, headers, caller.address, token_info=caller.token_info)
-        running = server.dispatcher.run(call)
+        call = Call(runtime, request_id, envelope, era, reply, headers, caller.address, token_info=caller.token_info)
+        running = runtime.dispatcher.run(call)
         try:
             awaited = running.send(None)
         except StopIteration as done:
             await reply.answer(*done.value)
             return
         rest = PendingCoroutine(running, awaited, task=asyncio.current_task())
-        answer = await _watched(call, rest, receive, reply)
+        answer = await _watched(runtime, call, rest, receive, reply)
         if answer is not None:
             await reply.answer(*answer)
 
 
-async def _watched(call: Call, running: PendingCoroutine[Answer], receive: Receive, reply: HttpReply) -> Answer | None:
+async def _watched(
+    runtime: Runtime, call: Call, running: PendingCoroutine[Answer], receive: Receive, reply: HttpReply
+) -> Answer | None:
     """The answer of a call that waits; None if its client went away or does not read."""
     cancellation = reply.cancellation = call.cancellation
     task = cancellation.task = asyncio.current_task()
@@ -73,17 +74,17 @@ async def _watched(call: Call, running: PendingCoroutine[Answer], receive: Recei
         cancellation.cancel("the client disconnected")
     watcher = asyncio.get_running_loop().create_task(_watch(cancellation, receive, reply))
     answer = None
-    open_calls = call.server.open_calls
+    open_calls = runtime.open_calls
     open_calls.add(call)
     try:
         answer = await running
     except asyncio.CancelledError as error:
         if not cancellation.cancelled:
             if task is None or not running.cancelled_itself:  # whoever runs this app has given it up
-                await reply.part(*call.server.dispatcher.refuse(call, stopped()))
+                await reply.part(*runtime.dispatcher.refuse(call, stopped()))
                 raise
             await take_back(task)
-            answer = call.server.dispatcher.fail(call, error)
+            answer = runtime.dispatcher.fail(call, error)
     finally:
         watcher.cancel()
         open_calls.remove(call)
@@ -96,7 +97,7 @@ async def _watched(call: Call, running: PendingCoroutine[Answer], receive: Recei
         await _absorb(task)
     if told is None:
         return None
-    return answer or call.server.dispatcher.refuse(call, told)
+    return answer or runtime.dispatcher.refuse(call, told)
 
 
 async def _absorb(task: asyncio.Task[Any]) -> None:

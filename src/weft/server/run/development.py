@@ -92,7 +92,7 @@ def _find(frame: FrameType | None) -> tuple[str, str, int] | None:
         name = frame.f_code.co_qualname
         if name == "RegisteredTool.invoke":
             handler = f"Tool {frame.f_locals['self'].name!r}"
-        elif name in ("Server.invoke", "Server.invoke_plain") and handler is None:
+        elif name in ("invoke", "Threads.call") and handler is None:
             handler = describe(frame.f_locals["fn"])
         frame = frame.f_back
     return None if place is None or handler is None else (handler, *place)

@@ -28,8 +28,8 @@ from weft.server.http.request import shared_limits
 from weft.server.run.loading import typed_command
 
 if TYPE_CHECKING:
-    from weft.server.api.server import Server
     from weft.server.features.tools import RegisteredTool
+    from weft.server.run.engine import Engine
 
 
 log = logging.getLogger("weft.advice")
@@ -99,9 +99,9 @@ def check_workers(workers: Any) -> None:
         raise StartError(f"workers={workers!r} is not possible; it is the number of processes that serve, 1 or more.")
 
 
-def warn_of_proxy(server: Server, options: HttpOptions) -> None:
+def warn_of_proxy(engine: Engine, options: HttpOptions) -> None:
     """Warn where there must be a proxy in front that is not named: all of its clients would count as one."""
-    if server.auth is not None or options.trusted_proxies or not is_loopback(options.host):
+    if engine.auth is not None or options.trusted_proxies or not is_loopback(options.host):
         return
     named = [entry for entry in options.allowed_hosts or () if not is_loopback(re.sub(r":\d+$", "", entry))]
     if named:
@@ -111,18 +111,18 @@ def warn_of_proxy(server: Server, options: HttpOptions) -> None:
             "trusted_proxies=['127.0.0.1'] (--trust-proxy 127.0.0.1).",
             options.host,
             ", ".join(named[:MOST_NAMED]),
-            shared_limits(server.limits),
+            shared_limits(engine.limits),
         )
 
 
-def warn_of_scopes(server: Server) -> None:
+def warn_of_scopes(engine: Engine) -> None:
     """Without `auth` no token is ever verified, so what takes scopes is there for nobody."""
-    if server.auth is not None:
+    if engine.auth is not None:
         return
     taking = [
-        *(f"tool {tool.name!r}" for tool in server.tools if tool.scopes),
-        *(f"resource {entry.uri!r}" for entry in server.resources if entry.scopes),
-        *(f"prompt {prompt.definition.name!r}" for prompt in server.prompts if prompt.scopes),
+        *(f"tool {tool.name!r}" for tool in engine.tools if tool.scopes),
+        *(f"resource {entry.uri!r}" for entry in engine.resources if entry.scopes),
+        *(f"prompt {prompt.definition.name!r}" for prompt in engine.prompts if prompt.scopes),
     ]
     if taking:
         more = f" and {len(taking) - MOST_NAMED} more" if len(taking) > MOST_NAMED else ""
@@ -210,14 +210,14 @@ def url_of(options: HttpOptions, listener: socket.socket) -> str:
     return f"http://{host}{'' if has_port else f':{listener.getsockname()[1]}'}{options.path}"
 
 
-def try_line(server: Server, url: str) -> str | None:
+def try_line(engine: Engine, url: str) -> str | None:
     """A command that calls a tool of this server and succeeds as it stands, if there is one; but for a token if needed.
 
     One that destroys something is named only where there is no other. One that any token will do for is preferred, one
     that needs no arguments, and one that does not take a Context: it cannot ask back.
     """
-    token = [] if server.auth is None else ["--token", "TOKEN"]
-    tools = [tool for tool in server.tools if server.auth is not None or not tool.scopes]  # else it is refused
+    token = [] if engine.auth is None else ["--token", "TOKEN"]
+    tools = [tool for tool in engine.tools if engine.auth is not None or not tool.scopes]  # else it is refused
     harmless = [tool for tool in tools if not _is_risky(tool)]
     for tool in sorted(harmless or tools, key=_hurdles):
         arguments = example_of(tool.definition.input_schema)

@@ -29,10 +29,10 @@ from typing import Any
 import msgspec
 
 from weft.errors import StartError, UsageError
-from weft.server.api.server import Server
 from weft.server.diagnostics.argument_checks import with_article
 from weft.server.diagnostics.error_reporting import summary_of
 from weft.server.diagnostics.source_location import is_users, short_path, user_frames
+from weft.server.run.engine import Engine, Servable
 
 log = logging.getLogger("weft.advice")
 
@@ -87,7 +87,7 @@ def typed_command() -> str:
     return sys.argv[0] if _command is None else _command
 
 
-def load(target: Target) -> Server:
+def load(target: Target) -> Servable:
     """Return the server that a target names. Raises `StartError` with a sentence for every way this can go wrong."""
     module, shown = _import(target)
     try:
@@ -347,9 +347,9 @@ def _remedy(error: BaseException, frames: Sequence[str]) -> str:
 # From a module to its server.
 
 
-def _find(module: ModuleType, file: str, name: str | None) -> Server:
+def _find(module: ModuleType, file: str, name: str | None) -> Servable:
     names: Mapping[str, Any] = {key: value for key, value in vars(module).items() if not key.startswith("__")}
-    servers = {key: value for key, value in names.items() if isinstance(value, Server)}
+    servers = {key: value for key, value in names.items() if isinstance(value, Servable)}
     if name is not None:
         return _named(names, servers, file, name)
     if not servers:
@@ -363,7 +363,7 @@ def _find(module: ModuleType, file: str, name: str | None) -> Server:
     raise StartError(f"{file} has several servers: {listed}. Say which one: {file}:{next(iter(servers))}")
 
 
-def _named(names: Mapping[str, Any], servers: Mapping[str, Server], file: str, name: str) -> Server:
+def _named(names: Mapping[str, Any], servers: Mapping[str, Servable], file: str, name: str) -> Servable:
     if name in servers:
         return servers[name]
     if name in names and inspect.isroutine(names[name]) and not (servers and _needed(names[name])):
@@ -379,7 +379,7 @@ def _named(names: Mapping[str, Any], servers: Mapping[str, Server], file: str, n
     raise StartError(f"{what} The servers there: {', '.join(servers)}.{meant}")
 
 
-def _made(make: Callable[..., Any], file: str, name: str) -> Server:
+def _made(make: Callable[..., Any], file: str, name: str) -> Servable:
     """The server that a function makes."""
     if inspect.iscoroutinefunction(make):
         raise StartError(
@@ -393,7 +393,7 @@ def _made(make: Callable[..., Any], file: str, name: str) -> Server:
         )
     with _at_load(f"{file}:{name}", sys.argv[0], sys.argv[1:]):
         made = make()
-    if isinstance(made, Server):
+    if isinstance(made, Servable):
         return made
     raise StartError(
         f"{name!r} in {file} is a function that returned {with_article(type(made).__name__)}, not a Server. To be "
@@ -423,17 +423,19 @@ def _no_server(module: ModuleType, names: Mapping[str, Any], file: str) -> str:
 def _makes_server(value: Any) -> bool:
     """Whether a function says that it returns a Server."""
     returned = getattr(value, "__annotations__", {}).get("return")
-    return isinstance(value, FunctionType) and (returned is Server or returned in ("Server", "weft.Server"))
+    return isinstance(value, FunctionType) and (
+        returned in ("Server", "weft.Server") or (isinstance(returned, type) and issubclass(returned, Servable))
+    )
 
 
-def warn_of_nothing(server: Server) -> None:
+def warn_of_nothing(engine: Engine) -> None:
     """Warn of a server that offers nothing: a decorator may be missing, or its file was loaded twice."""
-    if len(server.tools) or len(server.resources) or len(server.prompts) or server.extensions:
+    if _offers(engine) or engine.extensions:
         return
-    if not server.lifespan.started:  # which may register what there is
+    if not engine.lifespan.started:  # which may register what there is
         return
     modules = [one for one in list(sys.modules.values()) if is_users(getattr(one, "__file__", None) or "<none>")]
-    own = next((one for one in modules if any(value is server for value in vars(one).values())), None)
+    own = next((one for one in modules if any(value is engine.owner for value in vars(one).values())), None)
     remedy = "Write @server.tool above each function that clients may call."
     if own is not None:
         file = short_path(own.__file__ or "")
@@ -445,29 +447,33 @@ def warn_of_nothing(server: Server) -> None:
             )
         elif functions := _plain_functions(own):
             remedy = f"Write @server.tool above `def {functions[0]}` in {file}, and above what else clients may call."
-    log.warning("The server %r has no tools, resources or prompts. %s", server.name, remedy)
+    log.warning("The server %r has no tools, resources or prompts. %s", engine.name, remedy)
+
+
+def _offers(engine: Engine) -> bool:
+    return bool(len(engine.tools) or len(engine.resources) or len(engine.prompts))
 
 
 def _other_copy(module: ModuleType, modules: Sequence[ModuleType]) -> ModuleType | None:
     """Another module that was made of the same file, and has a server that offers something."""
     for other in modules:
         if other is not module and getattr(other, "__file__", None) == module.__file__:
-            servers = (value for value in vars(other).values() if isinstance(value, Server))
-            if any(len(server.tools) or len(server.resources) or len(server.prompts) for server in servers):
+            servers = (value for value in vars(other).values() if isinstance(value, Servable))
+            if any(_offers(server.engine) for server in servers):
                 return other
     return None
 
 
 def _plain_functions(module: ModuleType) -> list[str]:
     """The names of the public functions that a module defines itself, and that no server of it has for itself."""
-    servers = [value for value in vars(module).values() if isinstance(value, Server)]
+    servers = [value for value in vars(module).values() if isinstance(value, Servable)]
     return [
         name
         for name, value in vars(module).items()
         if isinstance(value, FunctionType)
         and value.__module__ == module.__name__
         and not name.startswith("_")
-        and not any(server.calls_for_itself(value) for server in servers)
+        and not any(server.engine.calls_for_itself(value) for server in servers)
     ]
 
 

@@ -48,7 +48,7 @@ from weft.server.run.loading import Target, is_loading, warn_of_nothing
 if TYPE_CHECKING:
     import uvicorn
 
-    from weft.server.api.server import Server
+    from weft.server.run.engine import Engine
 
 
 log = logging.getLogger("weft.running")
@@ -85,7 +85,7 @@ class CannotStart(StartError, SystemExit):
         SystemExit.__init__(self, sentence)
 
 
-def run(server: Server, transport: _Transport = "stdio", **options: Any) -> None:
+def run(engine: Engine, transport: _Transport = "stdio", **options: Any) -> None:
     """Serve until stopped. The options are those of `HttpOptions`.
 
     Within a file that `weft run` or a worker loads this does nothing: whoever loads the file serves it.
@@ -95,40 +95,40 @@ def run(server: Server, transport: _Transport = "stdio", **options: Any) -> None
     given = _read_options("server.run", transport, options)
     _refuse_within_loop(transport)
     try:
-        start(server, transport, given)
+        start(engine, transport, given)
     except StartError as error:
         raise CannotStart(str(error)) from None
 
 
-async def serve(server: Server, transport: _Transport = "stdio", **options: Any) -> None:
+async def serve(engine: Engine, transport: _Transport = "stdio", **options: Any) -> None:
     """Serve until cancelled, in the loop that runs. HTTP requests get the time to finish that `run` gives them."""
     if is_loading():
         return
     given = _read_options("server.serve", transport, options)
-    _prepare(server, transport, given, is_guest=True)
+    _prepare(engine, transport, given, is_guest=True)
     if given.workers > 1:
         raise StartError("server.serve has one worker, that of the loop it runs in; leave workers= out, or use run().")
     if transport == "stdio":
         from weft.server.stdio.stdio import serve_stdio
 
-        async with _visit(server):
-            await serve_stdio(server)
+        async with _visit(engine):
+            await serve_stdio(engine)
     else:
         with contextlib.closing(bind(given.host, given.port)) as listener:
-            async with _visit(server):
-                await _serve_as_guest(server, given, listener)
+            async with _visit(engine):
+                await _serve_as_guest(engine, given, listener)
 
 
 @contextlib.asynccontextmanager
-async def _visit(server: Server) -> AsyncGenerator[None]:
+async def _visit(engine: Engine) -> AsyncGenerator[None]:
     """Serve as a guest. The last one stops the server: others may serve it too, elsewhere in this loop."""
-    server.guests += 1
+    engine.guests += 1
     try:
         yield
     finally:
-        server.guests -= 1
-        if not server.guests:
-            await server.stop()
+        engine.guests -= 1
+        if not engine.guests:
+            await engine.stop()
 
 
 def _read_options(what: str, transport: str, options: Mapping[str, Any]) -> HttpOptions:
@@ -159,7 +159,7 @@ def _refuse_within_loop(transport: str) -> None:
 
 
 def start(
-    server: Server,
+    engine: Engine,
     transport: _Transport,
     options: HttpOptions,
     target: Target | None = None,
@@ -170,66 +170,66 @@ def start(
     `target` is what workers load; without it the main script is searched. `listener` is a socket that
     listens already; without it one is opened.
     """
-    _prepare(server, transport, options)
+    _prepare(engine, transport, options)
     if transport == "stdio":
-        _run_loop(server, _serve_stdio(server))
+        _run_loop(engine, _serve_stdio(engine))
     elif options.workers > 1:
         from weft.server.run.workers import run_workers, target_of
 
-        run_workers(server, options, target or target_of(server))
+        run_workers(engine, options, target or target_of(engine))
     else:
         with contextlib.closing(listener or bind(options.host, options.port)) as listener:
-            serve_http(server, options, listener, lambda: announce(server, options, listener))
+            serve_http(engine, options, listener, lambda: announce(engine, options, listener))
 
 
-def _prepare(server: Server, transport: str, options: HttpOptions, *, is_guest: bool = False) -> None:
+def _prepare(engine: Engine, transport: str, options: HttpOptions, *, is_guest: bool = False) -> None:
     """What is looked at and said before anything is served."""
     set_up_logging(options.log_level, transport, is_guest=is_guest)
-    server.completions.check()
+    engine.completions.check()
     if transport == "stdio":
         from weft.server.stdio.stdio import check_pipes
 
         check_pipes()
-        warn_of_nothing(server)
+        warn_of_nothing(engine)
         if os.isatty(0):  # a person, not a client
-            say(f"Weft serves {server.name!r} on stdio: an MCP client starts this and talks to it. Ctrl-C stops.")
+            say(f"Weft serves {engine.name!r} on stdio: an MCP client starts this and talks to it. Ctrl-C stops.")
             say("To serve over HTTP instead: weft run FILE --http")
     elif transport == "http":
         check_workers(options.workers)
         check_exposure(options)
-        warn_of_scopes(server)
-        warn_of_proxy(server, options)
+        warn_of_scopes(engine)
+        warn_of_proxy(engine, options)
     else:
         known = _CALLED_HERE.get(str(transport).lower().replace("_", "-"))
         meant = f" It is called {known} here." if known else ""
         raise StartError(f"There is no transport {transport!r}; write run() or run('stdio'), or run('http').{meant}")
 
 
-async def _serve_stdio(server: Server) -> None:
+async def _serve_stdio(engine: Engine) -> None:
     from weft.server.stdio.stdio import serve_stdio
 
     try:
-        await serve_stdio(server)
+        await serve_stdio(engine)
     finally:
-        await server.stop()
+        await engine.stop()
 
 
-def serve_http(server: Server, options: HttpOptions, listener: socket.socket, started: Callable[[], None]) -> None:
+def serve_http(engine: Engine, options: HttpOptions, listener: socket.socket, started: Callable[[], None]) -> None:
     """Serve on a socket that listens already; `started` is called when requests are taken."""
     raise_descriptors()
-    http = _http_server(server, options, started)
+    http = _http_server(engine, options, started)
 
     async def serve() -> None:
-        await server.lifespan.start()  # here, so that its failure is told like any other
+        await engine.lifespan.start()  # here, so that its failure is told like any other
         _calm_collector()
         await http.serve(sockets=[listener])
 
-    _run_loop(server, serve())
+    _run_loop(engine, serve())
 
 
-async def _serve_as_guest(server: Server, options: HttpOptions, listener: socket.socket) -> None:
-    http = _http_server(server, options, lambda: announce(server, options, listener), is_guest=True)
-    await server.lifespan.start()
+async def _serve_as_guest(engine: Engine, options: HttpOptions, listener: socket.socket) -> None:
+    http = _http_server(engine, options, lambda: announce(engine, options, listener), is_guest=True)
+    await engine.lifespan.start()
     task = asyncio.create_task(http.serve(sockets=[listener]), name="weft-http")
     try:
         await asyncio.shield(task)  # uvicorn, cancelled itself, would drop the requests that are being served
@@ -255,7 +255,7 @@ async def _abandon(http: uvicorn.Server) -> None:
 
 
 def _http_server(
-    server: Server, options: HttpOptions, started: Callable[[], None], *, is_guest: bool = False
+    engine: Engine, options: HttpOptions, started: Callable[[], None], *, is_guest: bool = False
 ) -> uvicorn.Server:
     """What serves HTTP. As a guest it leaves the process's signals alone."""
     import uvicorn
@@ -266,12 +266,12 @@ def _http_server(
             started()
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            if server.guests > 1:  # others serve the same streams and calls
+            if engine.guests > 1:  # others serve the same streams and calls
                 await super().shutdown(sockets)
                 return
-            server.subscriptions.close()  # or the drain would wait for streams that never end
-            server.sessions.end_streams()
-            draining = asyncio.create_task(server.open_calls.drain(server.limits.drain_seconds), name="weft-drain")
+            engine.subscriptions.close()  # or the drain would wait for streams that never end
+            engine.sessions.end_streams()
+            draining = asyncio.create_task(engine.open_calls.drain(engine.limits.drain_seconds), name="weft-drain")
             try:
                 await super().shutdown(sockets)
             finally:
@@ -288,7 +288,7 @@ def _http_server(
 
     logging.getLogger("uvicorn.error").addFilter(_is_news)
     # A guest may not be the only one: see `_visit`.
-    return HttpServer(_uvicorn_config(server, options, "off" if is_guest else "on"))
+    return HttpServer(_uvicorn_config(engine, options, "off" if is_guest else "on"))
 
 
 def _calm_collector() -> None:
@@ -312,12 +312,12 @@ def _is_news(record: logging.LogRecord) -> bool:
     return not is_given_up and not is_known
 
 
-def _uvicorn_config(server: Server, options: HttpOptions, lifespan: Literal["on", "off"]) -> uvicorn.Config:
+def _uvicorn_config(engine: Engine, options: HttpOptions, lifespan: Literal["on", "off"]) -> uvicorn.Config:
     import uvicorn
 
-    from weft.server.run.head_guard import guarded_protocol
+    from weft.server.http.uvicorn_protocol import guarded_protocol
 
-    app = server.asgi(
+    app = engine.app(
         options.path,
         allowed_hosts=options.allowed_hosts,
         allowed_origins=options.allowed_origins,
@@ -327,10 +327,10 @@ def _uvicorn_config(server: Server, options: HttpOptions, lifespan: Literal["on"
         cors=options.cors,
     )
     app.follows_host = False  # we are the host
-    drain = server.limits.drain_seconds
+    drain = engine.limits.drain_seconds
     return uvicorn.Config(
         app,  # an ASGI app by its own spelling of the types
-        http=guarded_protocol(server.limits),
+        http=guarded_protocol(engine.limits),
         ws="none",
         lifespan=lifespan,
         log_config=None,
@@ -341,7 +341,7 @@ def _uvicorn_config(server: Server, options: HttpOptions, lifespan: Literal["on"
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         # Longer than calls have: they are ended before (`OpenCalls.drain`), and need a moment to tell their clients.
         timeout_graceful_shutdown=None if math.isinf(drain) else math.ceil(drain) + 1,
-        h11_max_incomplete_event_size=server.limits.header_bytes,
+        h11_max_incomplete_event_size=engine.limits.header_bytes,
     )
 
 
@@ -380,19 +380,19 @@ def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - the one place that talks to a person
 
 
-def announce(server: Server, options: HttpOptions, listener: socket.socket) -> None:
+def announce(engine: Engine, options: HttpOptions, listener: socket.socket) -> None:
     """Say where the server is, and what to try."""
-    warn_of_nothing(server)
+    warn_of_nothing(engine)
     url = url_of(options, listener)
-    say(f"Weft serves {server.name!r} at {url} (Ctrl-C stops)")
-    if line := try_line(server, url):
+    say(f"Weft serves {engine.name!r} at {url} (Ctrl-C stops)")
+    if line := try_line(engine, url):
         say(f"Try: {line}")
 
 
 # The loop.
 
 
-def _run_loop(server: Server, main: Coroutine[Any, Any, None]) -> None:
+def _run_loop(engine: Engine, main: Coroutine[Any, Any, None]) -> None:
     """Run `main` to its end, whatever other tasks raise, and leave without waiting for threads that hang."""
     loop = _new_loop()
     task = loop.create_task(main)
@@ -404,7 +404,7 @@ def _run_loop(server: Server, main: Coroutine[Any, Any, None]) -> None:
     except StartError:
         raise
     except Exception as error:  # noqa: BLE001 - told in a sentence, as every failure to start
-        raise StartError(_failure(server, error)) from None
+        raise StartError(_failure(engine, error)) from None
     finally:
         _close(loop)
     _leave()
@@ -481,6 +481,6 @@ def _leave() -> None:
         os._exit(0)
 
 
-def _failure(server: Server, error: Exception) -> str:
+def _failure(engine: Engine, error: Exception) -> str:
     frames = user_frames(error)[-MOST_FRAMES:]
-    return "\n".join([f"{server.name!r} stopped: {summary_of(error)}"[:600], *(f"  {frame}" for frame in frames)])
+    return "\n".join([f"{engine.name!r} stopped: {summary_of(error)}"[:600], *(f"  {frame}" for frame in frames)])

@@ -30,7 +30,7 @@ from weft.server.run.loading import Target, load
 from weft.server.run.running import INTERRUPTED, announce, on_signals, say, serve_http, set_up_logging
 
 if TYPE_CHECKING:
-    from weft.server.api.server import Server
+    from weft.server.run.engine import Engine
 
 
 log = logging.getLogger("weft.workers")
@@ -49,12 +49,12 @@ class WorkerOrder(msgspec.Struct):
     debug: bool
 
 
-def target_of(server: Server) -> Target:
+def target_of(engine: Engine) -> Target:
     """The `FILE:OBJECT` by which a worker finds the server of the script that runs, with the script's arguments."""
     script = sys.modules["__main__"]
     file = getattr(script, "__file__", None)
     for name, value in vars(script).items():
-        if value is server and file is not None:
+        if value is engine.owner and file is not None:
             return Target(f"{file}:{name}", arguments=tuple(sys.argv[1:]))
     raise StartError(
         "Workers load the server by themselves, so it has to be a global name of the script that is run, such as "
@@ -62,15 +62,15 @@ def target_of(server: Server) -> Target:
     )
 
 
-def run_workers(server: Server, options: HttpOptions, target: Target) -> None:
+def run_workers(engine: Engine, options: HttpOptions, target: Target) -> None:
     """Serve with several processes until stopped."""
     if os.name != "posix":
         raise StartError("Several workers need a system that passes sockets to children; here, leave workers= out.")
-    settled = settle_sessions(server, options)
+    settled = settle_sessions(engine, options)
 
     def started() -> None:
-        announce(server, options, listener)
-        if options.sessions is None and not settled.sessions and any(era.remembers for era in server.eras):
+        announce(engine, options, listener)
+        if options.sessions is None and not settled.sessions and any(era.remembers for era in engine.eras):
             say(
                 "Clients that open with a handshake are served without sessions, since workers do not know each "
                 "other's: they cannot be asked, and hear of nothing on their own. To have sessions, use one worker or "
@@ -78,13 +78,13 @@ def run_workers(server: Server, options: HttpOptions, target: Target) -> None:
             )
 
     with contextlib.closing(bind(options.host, options.port)) as listener:
-        order = WorkerOrder(target, settled, listener.fileno(), server.debug)
-        _WorkerSupervisor(order, listener, drain=server.limits.drain_seconds).run(started)
+        order = WorkerOrder(target, settled, listener.fileno(), engine.debug)
+        _WorkerSupervisor(order, listener, drain=engine.limits.drain_seconds).run(started)
 
 
-def settle_sessions(server: Server, options: HttpOptions) -> HttpOptions:
+def settle_sessions(engine: Engine, options: HttpOptions) -> HttpOptions:
     """The options with `sessions` decided: there are none where a worker would not know those of the others."""
-    are_shared = options.workers <= 1 or not isinstance(server.backend, MemoryBackend)
+    are_shared = options.workers <= 1 or not isinstance(engine.backend, MemoryBackend)
     if options.sessions is None and are_shared:
         return msgspec.structs.replace(options, sessions=True)
     if not are_shared and (options.sessions or options.sse_path is not None):
@@ -173,11 +173,11 @@ def main(text: str) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which then asks us to end
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        server = load(order.target)
+        engine = load(order.target).engine
         set_up_logging(order.options.log_level)  # not before: the file may do so itself
-        server.debug = server.debug or order.debug
+        engine.debug = engine.debug or order.debug
         with socket.socket(fileno=order.fd) as listener:
-            serve_http(server, order.options, listener, lambda: None)
+            serve_http(engine, order.options, listener, lambda: None)
     except UsageError as error:
         say(str(error))
         return CANNOT_START

@@ -50,14 +50,14 @@ from weft.errors import (
 from weft.jsonrpc import encode_error, encode_result
 from weft.protocol.revisions import METHODS
 from weft.protocol.sealing import StateRefused
-from weft.server.asking.context import Context
-from weft.server.asking.rounds import InputRequired, questions, signal_in
-from weft.server.auth.scopes import InsufficientScope, require_scopes
-from weft.server.calls.call import Call, require_needs
+from weft.server.asking.rounds import InputRequired, asker_of, questions, round_of, signal_in
+from weft.server.calls.call import Call, Handler, require_needs
+from weft.server.calls.services import Services
 from weft.server.diagnostics.argument_checks import with_article
 from weft.server.diagnostics.error_reporting import report, report_code
 from weft.server.diagnostics.source_location import caller, is_users, location, target
 from weft.server.features.pages import Encoded
+from weft.server.features.scopes import InsufficientScope, require_scopes
 from weft.server.features.tools import failure_of
 from weft.server.runtime.load import Busy
 from weft.types.base import Result
@@ -68,7 +68,10 @@ from weft.types.resources import ReadResourceParams
 from weft.types.tools import CallToolParams, CallToolResult
 
 if TYPE_CHECKING:
-    from weft.server.api.server import Server
+    from weft.server.features.prompts import Prompts
+    from weft.server.features.resources import Resources
+    from weft.server.features.tools import Tools
+    from weft.server.runtime.extensions import Extension
 
 
 def check_middleware(layer: Any) -> None:
@@ -172,7 +175,7 @@ class Translations:
         trace = error.__traceback__
         try:
             given = (error, call.context) if takes_context else (error,)
-            return _as_answer(call, await call.server.invoke_plain(fn, given), described)
+            return _as_answer(call, await call.services.threads.call(fn, given), described)
         except _ANSWERS as answer:
             return _as_answer(call, answer, described)
         except BaseException as fault:
@@ -297,7 +300,7 @@ class Tracing:
             return False
         return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
 
-    async def around(self, ctx: Context, next: Any) -> Result:
+    async def around(self, ctx: Any, next: Any) -> Result:
         """Make a span around one call; a middleware."""
         from opentelemetry import propagate, trace
 
@@ -329,10 +332,9 @@ class Tracing:
 log = logging.getLogger("weft.dispatch")
 
 Answer: TypeAlias = tuple[int, bytes]  # an HTTP status and an encoded response
-Handler: TypeAlias = Callable[[Call], Awaitable[Result | Encoded]]
 Check: TypeAlias = Callable[[Call], None]
 Next: TypeAlias = Callable[[], Awaitable[Result]]
-Middleware: TypeAlias = Callable[[Context, Next], Awaitable[Result]]
+Middleware: TypeAlias = Callable[[Any, Next], Awaitable[Result]]  # called with the Context of the call
 
 
 class Dispatcher:
@@ -345,15 +347,17 @@ class Dispatcher:
 
     def __init__(
         self,
-        server: Server,
+        services: Services,
         handlers: Mapping[str, Handler],
         *,
         middleware: Sequence[Middleware] = (),
         tracing: Tracing | None = None,
         checks: Mapping[str, Check] | None = None,
         translations: Translations | None = None,
+        extensions: Sequence[Extension] = (),
     ) -> None:
-        self._server = server
+        self._services = services
+        self._extensions = tuple(extensions)
         self._translations = translations
         self._checks = dict(checks or {})
         self._middleware = tuple(middleware)
@@ -374,7 +378,7 @@ class Dispatcher:
             result = await handler(call)
             if call.questions is not None:
                 _refuse_unasked(call)
-            if call.asked is not None:
+            if call.asker is not None:
                 result = _settle(call, result)
             if isinstance(result, Encoded):
                 return 200, encode_result(call.id, result.body)
@@ -403,7 +407,8 @@ class Dispatcher:
         signal = signal_in(error)
         if isinstance(signal, InputRequired):
             return await self._ask(call, signal)
-        if call.round is not None and call.round.is_over:  # the handler made something else of the signal
+        round = round_of(call)
+        if round is not None and round.is_over:  # the handler made something else of the signal
             return await self._ask(call, None)
         return await self._conclude(call, signal or error)
 
@@ -433,7 +438,7 @@ class Dispatcher:
         """The handler of a call that has passed everything it must pass before anything runs."""
         name, params = call.envelope.method.name, call.envelope.params
         if isinstance(params, InputParams) and params.request_state is not None:
-            _ = call.asker  # opens the state: one that is not ours is refused (MRTR-10)
+            asker_of(call)  # opens the state: one that is not ours is refused (MRTR-10)
         check = self._checks.get(name)
         if check is not None:
             check(call)
@@ -445,7 +450,7 @@ class Dispatcher:
 
     def _check_type(self, call: Call, result_type: str) -> None:
         """A client gets results of the core's types and of extensions that it declared for this call (JRPC-10)."""
-        declared = (extension for extension in self._server.extensions if extension.declared_by(call))
+        declared = (extension for extension in self._extensions if extension.declared_by(call))
         if result_type in CORE_TYPES or any(result_type in extension.result_types for extension in declared):
             return
         raise UsageError(
@@ -454,12 +459,12 @@ class Dispatcher:
         )
 
     def _fault(self, call: Call, error: BaseException) -> InternalError:
-        return InternalError(report(call.blamed or call.method, error, debug=self._server.debug))
+        return InternalError(report(call.blamed or call.method, error, debug=self._services.debug))
 
     async def _ask(self, call: Call, signal: InputRequired | None) -> Answer:
         """The answer that asks, in place of a result; or the result, where the client can be asked meanwhile."""
         try:
-            if signal is not None and await call.asker.settle(signal):
+            if signal is not None and await asker_of(call).settle(signal):
                 _restore(call)
                 return await Dispatcher.run(self, call)  # the same call, which is logged once
             return 200, encode_result(call.id, call.seal(questions(call, signal)))
@@ -468,7 +473,7 @@ class Dispatcher:
         except QuestionFailed as error:
             return self.refuse(call, InternalError(f"A question was not answered. {error}"))
         except Exception as error:  # noqa: BLE001 - a journal too large, a state that is not JSON: the developer's to know
-            return self.refuse(call, InternalError(report(call.described, error, debug=self._server.debug)))
+            return self.refuse(call, InternalError(report(call.described, error, debug=self._services.debug)))
 
     async def _turn_down(self, call: Call, error: ProtocolError) -> Answer:
         """The answer to a call that may be made again, with other answers or capabilities."""
@@ -486,13 +491,13 @@ class Dispatcher:
             call.undo()
         wire = call.era.refuse(error, opened=True)
         if wire.code == InternalError.code != error.code:  # the era masks it: then nobody would ever know
-            wire.message = report_code(call.blamed or call.described, error, debug=self._server.debug)
+            wire.message = report_code(call.blamed or call.described, error, debug=self._services.debug)
         if isinstance(error, InsufficientScope | Busy):
             wire.status = error.status
         try:
             return wire.status, encode_error(call.id, wire.code, wire.message, wire.data)
         except (TypeError, ValueError) as fault:
-            text = report(f"The `data` of the error that {call.method} raised", fault, debug=self._server.debug)
+            text = report(f"The `data` of the error that {call.method} raised", fault, debug=self._services.debug)
             return wire.status, encode_error(call.id, wire.code, wire.message, text)
 
 
@@ -517,28 +522,30 @@ def _refuse_unasked(call: Call) -> None:
 
 def _settle(call: Call, result: Result | Encoded) -> Result | Encoded:
     """A handler that asked: it cannot complete while a question is open, whatever it returned."""
-    if call.round is None:
+    round = round_of(call)
+    if round is None:
         return result
-    if call.round.is_over:
-        return call.round.result()
+    if round.is_over:
+        return round.result()
     if not getattr(result, "is_error", False):  # what failed had no chance to ask
-        call.round.warn_if_changed()
+        round.warn_if_changed()
     return result
 
 
 async def _spend(call: Call, state: str) -> None:
     """Use up the state of this call, before anything runs (MRTR-14)."""
-    if not await call.server.claims.spend(state):
+    if not await call.services.once_store.spend(state):
         call.spends = None  # it is not this call's to give back
         raise StateRefused
 
 
 async def _give_back(call: Call, state: str) -> None:
     """A state is not used up by answers that were refused, unless something happened before that must not again."""
-    if call.round is None or not call.round.abandon():
+    round = round_of(call)
+    if round is None or not round.abandon():
         return
     try:
-        await call.server.claims.give_back(state)
+        await call.services.once_store.give_back(state)
     except Exception:
         log.exception("The backend failed: a `requestState` stays used up, and its call has to begin anew.")
 
@@ -564,7 +571,8 @@ async def _check_again(check: Check, handler: Handler, call: Call) -> Result | E
     check(call)
     if call.spends is not None and spent is None:
         await _spend(call, call.spends)
-    return await handler(call)
+    result: Result | Encoded = await handler(call)
+    return result
 
 
 async def _plain(handler: Handler, call: Call) -> Result:
@@ -586,11 +594,11 @@ async def _checked_step(layer: Middleware, chain: Handler, call: Call) -> Result
     return result
 
 
-def checks_of(server: Server) -> dict[str, Check]:
-    """The checks of a server, by method."""
-    checks = _Checks(server)
+def checks_of(tools: Tools, resources: Resources, prompts: Prompts, most_uris: int) -> dict[str, Check]:
+    """Return the checks of a server, by method."""
+    checks = _Checks(resources, prompts, most_uris)
     return {
-        "tools/call": server.tools.check,
+        "tools/call": tools.check,
         "resources/read": checks.read,
         "resources/subscribe": checks.subscribe,
         "subscriptions/listen": checks.listen,
@@ -600,10 +608,10 @@ def checks_of(server: Server) -> dict[str, Check]:
 
 
 class _Checks:
-    def __init__(self, server: Server) -> None:
-        self._prompts = server.prompts
-        self._resources = server.resources
-        self._most_uris = server.limits.listen_uris
+    def __init__(self, resources: Resources, prompts: Prompts, most_uris: int) -> None:
+        self._prompts = prompts
+        self._resources = resources
+        self._most_uris = most_uris
 
     def read(self, call: Call) -> None:
         self.subscribe(call)

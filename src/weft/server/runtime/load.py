@@ -25,7 +25,6 @@ from weft.errors import InternalError, InvalidRequest
 from weft.limits import Limits
 
 if TYPE_CHECKING:
-    from weft.server.api.server import Server
     from weft.server.calls.call import Call
 
 
@@ -175,15 +174,6 @@ class _Line:
                 turn.set_result(None)
                 return
         self._taken = False
-
-
-def is_full(server: Server, *, own: int = 0) -> bool:
-    """Whether the process serves as many requests as it may. Listen streams have a limit of their own.
-
-    `own` is how many of those that are counted are whoever asks.
-    """
-    most = server.limits.in_flight + own
-    return server.in_flight >= most and server.in_flight - len(server.subscriptions) >= most
 
 
 def busy(most: int) -> Busy:

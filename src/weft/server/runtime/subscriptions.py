@@ -8,22 +8,21 @@ nobody else.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, cast
+import time
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TypeAlias, cast
 
 from weft.errors import InvalidParams, InvalidRequest
 from weft.jsonrpc import encode_notification
-from weft.server.auth.bearer_auth import at_expiry
 from weft.server.calls.call import Call
 from weft.server.calls.changes import Change, encode_change, note
-from weft.server.http.reply import HttpReply
+from weft.server.calls.connection import TokenInfo
+from weft.server.calls.services import Services
 from weft.server.runtime.load import Busy
 from weft.types.base import SUBSCRIPTION_ID_KEY, EmptyResult, RequestId
 from weft.types.interaction import AcknowledgedParams, ListenParams, SubscriptionFilter
 from weft.types.lifecycle import CancelledParams
-
-if TYPE_CHECKING:
-    from weft.server.api.server import Server
-
 
 _LISTS = {"tools": "tools_list_changed", "prompts": "prompts_list_changed", "resources": "resources_list_changed"}
 
@@ -68,13 +67,13 @@ class Listener:
 class ListenStreams:
     """All listen streams of a server."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, services: Services) -> None:
+        self._services = services
         self._listeners: dict[Listener, None] = {}
         self._per_peer: dict[str, int] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed: asyncio.AbstractEventLoop | None = None  # where all streams end, those to come as well
-        server.changes.subscribe(self._heard)
+        services.changes.subscribe(self._heard)
 
     def __len__(self) -> int:
         return len(self._listeners)
@@ -93,12 +92,12 @@ class ListenStreams:
                     AcknowledgedParams(notifications=listener.filter, meta={SUBSCRIPTION_ID_KEY: listener.id}),
                 )
             )
-            with at_expiry(self._server, call.token_info, listener.expire):
+            with at_expiry(self._services, call.token_info, listener.expire):
                 await self._tell(listener, call)
         finally:
             self._remove(listener)
-        if listener.expired and isinstance(call.reply, HttpReply):
-            await call.reply.end_stream()  # and no result: the client is to come back, with another token (SUB-15)
+        if listener.expired:
+            await call.reply.end()  # and no result: the client is to come back, with another token (SUB-15)
         # The server ends it (SUB-12, SUB-13): the result, and where the stream does not end with it, a cancellation.
         call.reply.epilogue(encode_notification("notifications/cancelled", CancelledParams(request_id=call.id)))
         return EmptyResult(meta={SUBSCRIPTION_ID_KEY: listener.id})
@@ -146,7 +145,7 @@ class ListenStreams:
     def _check(self, call: Call, wanted: SubscriptionFilter) -> None:
         if not call.reply.can_stream:  # SUB-20
             raise InvalidRequest("Invalid request: what changes is told on a stream; send Accept: text/event-stream.")
-        limits = self._server.limits
+        limits = self._services.limits
         uris = wanted.resource_subscriptions or []
         if len(uris) > limits.listen_uris or any(len(uri.encode()) > limits.uri_bytes for uri in uris):
             raise InvalidParams(
@@ -168,7 +167,7 @@ class ListenStreams:
 
     def _honoured(self, wanted: SubscriptionFilter) -> SubscriptionFilter:
         """What is both wished for and offered (SUB-05)."""
-        has = self._server.capabilities
+        has = self._services.capabilities
         return SubscriptionFilter(
             tools_list_changed=True if wanted.tools_list_changed and has.tools else None,
             prompts_list_changed=True if wanted.prompts_list_changed and has.prompts else None,
@@ -198,3 +197,57 @@ class ListenStreams:
         for listener in self._listeners:
             if listener.wants(change):
                 listener.tell(change)
+
+
+# A stream ends when its token expires: the client opens another one, with a token that is still good.
+
+Show: TypeAlias = (
+    "Callable[[TokenInfo | None], None]"  # takes a newer token of the client; the one that expires last counts
+)
+
+AGAIN_SECONDS = 1.0
+
+
+def at_expiry(
+    services: Services, info: TokenInfo | None, end: Callable[[], bool | None]
+) -> AbstractContextManager[Show]:
+    """Call `end` when the token expires while this context is open, and soon again if it returns True.
+
+    It is not called where another app verifies the tokens, or where they do not say when they expire.
+    """
+    return _NEVER if services.auth is None else _expiring(services, info, end)
+
+
+_NEVER: AbstractContextManager[Show] = nullcontext(lambda _: None)  # one for all: there may be many streams
+
+
+@contextmanager
+def _expiring(services: Services, info: TokenInfo | None, end: Callable[[], bool | None]) -> Generator[Show]:
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle | None = None
+
+    def expire() -> None:
+        nonlocal timer
+        timer = loop.call_later(AGAIN_SECONDS, expire) if end() else None
+
+    def show(info: TokenInfo | None) -> None:
+        nonlocal timer
+        left = _left(services, info)
+        if timer is not None and (left is None or loop.time() + left > timer.when()):
+            timer.cancel()
+            timer = None
+        if timer is None and left is not None:
+            timer = loop.call_later(left, expire)
+
+    show(info)
+    try:
+        yield show
+    finally:
+        if timer is not None:
+            timer.cancel()
+
+
+def _left(services: Services, info: TokenInfo | None) -> float | None:
+    """Return for how many seconds a token is still accepted: a stream that ended sooner would be opened again."""
+    expires = None if info is None else info.expires
+    return None if expires is None or services.auth is None else max(expires + services.auth.leeway - time.time(), 0.0)

@@ -1,15 +1,18 @@
-"""What only sessions have: the handshake, ping, and what a client has the server remember."""
+"""Serve the methods that only sessions have (handshake, ping, log level, subscriptions), and read batches."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from collections.abc import Mapping
+from typing import cast
 
 import msgspec
 
 from weft.eras.base import log_level_reached
 from weft.eras.session import DEFAULT_LEVEL, HANDSHAKE, AlreadyInitialized
-from weft.errors import InvalidParams, InvalidRequest
-from weft.server.calls.call import Call
+from weft.errors import InvalidParams, InvalidRequest, ParseError, ProtocolError
+from weft.jsonrpc import Frame, check_bounds, decode, encode_error
+from weft.limits import Limits
+from weft.server.calls.call import Call, Handler
 from weft.types.base import EmptyResult
 from weft.types.lifecycle import (
     InitializeResult,
@@ -20,18 +23,13 @@ from weft.types.lifecycle import (
 )
 from weft.types.resources import SubscribeParams
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from weft.server.runtime.dispatch import Handler
-
 
 async def _greet(call: Call) -> InitializeResult:
     """Answer the handshake. The version was settled by the era (L11-02)."""
-    envelope, server = call.envelope, call.server
+    envelope, services = call.envelope, call.services
     if call.connection.handshake_done:  # by one that came before this one was answered
         raise AlreadyInitialized
-    most = server.limits.introduction_bytes
+    most = services.limits.introduction_bytes
     said = (envelope.client_info, envelope.client_capabilities)
     if sum(len(msgspec.json.encode(part)) for part in said if part is not None) > most:
         raise InvalidParams(
@@ -43,9 +41,9 @@ async def _greet(call: Call) -> InitializeResult:
     heard = call.connection.has_standalone_channel
     return InitializeResult(
         protocol_version=envelope.revision.version,
-        capabilities=server.capabilities if heard else _without_memory(server.capabilities),
-        server_info=server.info,
-        instructions=server.instructions,
+        capabilities=services.capabilities if heard else _without_memory(services.capabilities),
+        server_info=services.info,
+        instructions=services.instructions,
     )
 
 
@@ -82,7 +80,7 @@ async def _set_level(call: Call) -> EmptyResult:
 
 async def _subscribe(call: Call) -> EmptyResult:
     """Have the session hear of what a resource holds (L11-34)."""
-    connection, limits = call.connection, call.server.limits
+    connection, limits = call.connection, call.services.limits
     uri = cast("SubscribeParams", call.envelope.params).uri
     if not connection.has_standalone_channel:
         raise InvalidRequest("Invalid request: there is no session here that could hear of changes.")
@@ -118,3 +116,27 @@ HANDLERS: Mapping[str, Handler] = {
     "resources/subscribe": _subscribe,
     "resources/unsubscribe": _unsubscribe,
 }
+
+
+def read_batch(body: bytes, limits: Limits) -> list[Frame | bytes]:
+    """Return the messages of an array; a part that is no message becomes its encoded refusal."""
+    check_bounds(body, limits)
+    try:
+        parts = msgspec.json.decode(body, type=list[msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError):
+        raise ParseError("Parse error: the message is not valid JSON in UTF-8.") from None
+    if not parts or len(parts) > limits.batch:
+        raise InvalidRequest(f"Invalid request: a batch has at least one message and at most {limits.batch}.")
+    return [_read_part(bytes(part), limits) for part in parts]
+
+
+def _read_part(part: bytes, limits: Limits) -> Frame | bytes:
+    try:
+        frame = decode(part, limits)
+    except ProtocolError as error:
+        return encode_error(error.request_id, error.code, error.message)
+    if frame.method == HANDSHAKE and frame.is_request:  # L03-02
+        return encode_error(
+            frame.reply_id, InvalidRequest.code, "Invalid request: the handshake is not part of a batch."
+        )
+    return frame

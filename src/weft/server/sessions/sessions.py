@@ -23,7 +23,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Coroutine, Iterable
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
@@ -35,12 +35,10 @@ from weft.server.calls.changes import Change, encode_change, note
 from weft.server.calls.connection import Cancellation, Connection
 from weft.server.calls.pending import PendingRequests
 from weft.server.diagnostics.error_reporting import report
+from weft.server.runtime.runtime import Runtime
 from weft.server.sessions.session import OFTEN, Records, Session
 from weft.server.sessions.streams import STANDALONE, Streams
 from weft.types.lifecycle import CancelledParams, ProgressParams
-
-if TYPE_CHECKING:
-    from weft.server.api.server import Server
 
 
 class SessionsFull(Exception):
@@ -50,13 +48,13 @@ class SessionsFull(Exception):
 class Sessions:
     """The sessions of one server: the live ones of this process, and finding those of others."""
 
-    def __init__(self, server: Server) -> None:
-        self.limits = server.limits
-        self.streams = Streams(server.backend, server.limits)
+    def __init__(self, runtime: Runtime) -> None:
+        self.limits = runtime.limits
+        self.streams = Streams(runtime.backend, runtime.limits)
         self.closing = False  # streams that would never end by themselves end at once
-        self._server = server
-        self._records = Records(server.backend.store, server.limits)
-        self._bus = server.backend.bus
+        self._runtime = runtime
+        self._records = Records(runtime.backend.store, runtime.limits)
+        self._bus = runtime.backend.bus
         self._worker = secrets.token_hex(4)
         self._unused: OrderedDict[str, Session] = OrderedDict()  # nothing came after the handshake; oldest first
         self._used: OrderedDict[str, Session] = OrderedDict()  # the one used longest ago first
@@ -67,7 +65,7 @@ class Sessions:
         self._joining = asyncio.Lock()
         self._quit: list[Unsubscribe] = []  # how not to listen any more to what other workers have to tell
         self.loose_calls: set[Cancellation] = set()  # of clients that have no session, where none are kept
-        server.changes.subscribe(self._heard)
+        runtime.changes.subscribe(self._heard)
 
     def __len__(self) -> int:
         return len(self._unused) + len(self._used)
@@ -224,7 +222,7 @@ class Sessions:
 
     async def notified(self, session: Session, frame: Frame) -> None:
         """Take a notification of the client to the worker that it concerns."""
-        if not take_notification(self._server, session.connection, session.asked, frame):
+        if not take_notification(self._runtime, session.connection, session.asked, frame):
             notice = f"{self._worker} {session.id} ".encode() + msgspec.json.encode(frame)
             await self._bus.publish(_NOTICES, notice)
         if session.connection.is_changed:
@@ -235,7 +233,7 @@ class Sessions:
         session = self._local(id.decode())
         if session is not None and worker.decode() != self._worker:
             frame = msgspec.json.decode(raw, type=Frame)
-            take_notification(self._server, session.connection, session.asked, frame)
+            take_notification(self._runtime, session.connection, session.asked, frame)
 
     # Changes.
 
@@ -447,7 +445,7 @@ _read_progress = msgspec.json.Decoder(ProgressParams).decode
 
 
 def take_notification(
-    server: Server, connection: Connection, outstanding: PendingRequests | None, frame: Frame
+    runtime: Runtime, connection: Connection, outstanding: PendingRequests | None, frame: Frame
 ) -> bool:
     """Do what a notification asks for. Unknown and malformed ones are nothing to speak of (JRPC-23, CAN-10).
 
@@ -466,7 +464,7 @@ def take_notification(
         elif frame.method == "notifications/progress":
             return outstanding is not None and outstanding.progressed(_read_progress(params))
         elif frame.method == "notifications/roots/list_changed":
-            server.roots_changed(connection)
+            runtime.roots_changed(connection)
     except msgspec.DecodeError:
         log.debug("a malformed notification was dropped")
     return True

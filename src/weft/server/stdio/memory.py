@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from weft.errors import InternalError, ProtocolError
 from weft.jsonrpc import decode, encode_error
-from weft.server.runtime.wire_log import new_pipe
-
-if TYPE_CHECKING:
-    from weft.server.api.server import Server
+from weft.server.runtime.runtime import Runtime
+from weft.server.stdio.pipe import new_pipe
 
 
 class _Handing:
@@ -39,16 +36,16 @@ class MemoryPipe:
     The lifespan is entered with the first message, if nobody did before; it is not left here.
     """
 
-    def __init__(self, server: Server, deliver: Callable[[bytes], None]) -> None:
-        self._server = server
+    def __init__(self, runtime: Runtime, deliver: Callable[[bytes], None]) -> None:
+        self._runtime = runtime
         self._deliver = deliver
-        self._pipe = new_pipe(server, _Handing(deliver))
+        self._pipe = new_pipe(runtime, _Handing(deliver))
         self._waiting: list[bytes] = []  # for the lifespan to be entered
         self._starting: asyncio.Task[None] | None = None
 
     def send(self, message: bytes) -> None:
         """Take one message."""
-        if self._server.lifespan.started:
+        if self._runtime.lifespan.started:
             self._pipe.receive(message, full=self._pipe.full)
             return
         self._waiting.append(message)
@@ -63,21 +60,21 @@ class MemoryPipe:
         await asyncio.sleep(0)
         self._pipe.cancel()
         if tasks := self._pipe.tasks:
-            await asyncio.wait(tasks, timeout=self._server.limits.drain_seconds)
+            await asyncio.wait(tasks, timeout=self._runtime.limits.drain_seconds)
         await self._pipe.close()
 
     def _refuse_waiting(self, text: str) -> None:
         waiting, self._waiting = self._waiting, []
         for message in waiting:
             with suppress(ProtocolError):  # what is no request is answered nothing
-                if (frame := decode(message, self._server.limits)).is_request:
+                if (frame := decode(message, self._runtime.limits)).is_request:
                     self._deliver(encode_error(frame.reply_id, InternalError.code, text))
 
     async def _start(self) -> None:
         try:
-            await self._server.lifespan.start()
+            await self._runtime.lifespan.start()
         except Exception as error:  # noqa: BLE001 - R1: whatever a lifespan raises, it is told to who waits
-            text = self._server.lifespan.report(error)
+            text = self._runtime.lifespan.report(error)
             self._refuse_waiting(text)
             return
         finally:

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Mapping
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import UNSET
@@ -25,21 +25,21 @@ from weft.eras.base import recognise
 from weft.eras.session import SESSION
 from weft.errors import InternalError, ParseError, ProtocolError
 from weft.jsonrpc import Frame, decode, encode_error, encode_notification
+from weft.net.logs import masked_body
 from weft.server.calls.call import Call
 from weft.server.calls.changes import Change, encode_change, note
 from weft.server.calls.connection import Cancellation, Connection
 from weft.server.calls.pending import OnProgress, PendingRequests, Way
 from weft.server.calls.tasks import EagerTaskStarter
 from weft.server.diagnostics.error_reporting import note_refusal, report
-from weft.server.runtime.load import busy, is_full, still_served
-from weft.server.runtime.request_log import refused
+from weft.server.runtime.load import busy, still_served
+from weft.server.runtime.request_log import is_wire_logged, refused
+from weft.server.runtime.request_log import log as wire
+from weft.server.runtime.runtime import Runtime
+from weft.server.sessions.handshake import read_batch
 from weft.server.sessions.sessions import take_notification
 from weft.types.base import RequestId
 from weft.types.lifecycle import CancelledParams
-
-if TYPE_CHECKING:
-    from weft.server.api.server import Server
-
 
 log = logging.getLogger("weft.pipe")
 
@@ -92,22 +92,28 @@ class _LineReply:
     def epilogue(self, message: bytes) -> None:
         self.last_words = message
 
+    async def end(self) -> None:
+        """Do nothing: there is one stream, and it is the connection."""
+
+    def challenge(self, scheme: str, parameters: Mapping[str, str | None]) -> None:
+        """Do nothing: a line has no headers."""
+
 
 class Pipe:
     """One client, and the requests of it that are being served."""
 
-    def __init__(self, server: Server, writer: Writer) -> None:
-        self._server = server
-        self._limits = server.limits
+    def __init__(self, runtime: Runtime, writer: Writer) -> None:
+        self._runtime = runtime
+        self._limits = runtime.limits
         self._writer = writer
         self._starter = EagerTaskStarter(asyncio.get_running_loop())
         self._name = f"pipe {next(_names)}"
         self._in_flight: dict[RequestId, Cancellation] = {}
         self._unwinding: set[asyncio.Task[Any]] = set()  # cancelled, not yet ended
-        self._eras = server.eras
+        self._eras = runtime.eras
         self._session: PipeSession | None = None  # the one that a pipe can have, where eras are served that know them
-        if any(era.remembers for era in server.eras):
-            self._session = PipeSession(server, partial(_send, writer), self._in_flight)
+        if any(era.remembers for era in runtime.eras):
+            self._session = PipeSession(runtime, partial(_send, writer), self._in_flight)
 
     # What whoever owns the lines asks.
 
@@ -120,7 +126,7 @@ class Pipe:
         """The limit that is met, of this pipe or of the process; 0 if none is."""
         if len(self._in_flight) + len(self._unwinding) >= self._limits.in_flight_per_connection:
             return self._limits.in_flight_per_connection
-        return self._limits.in_flight if is_full(self._server) else 0
+        return self._limits.in_flight if self._runtime.is_full() else 0
 
     @property
     def is_idle(self) -> bool:
@@ -134,12 +140,12 @@ class Pipe:
 
     def end_streams(self) -> int:
         """End the listen streams of this pipe gracefully. How many it were."""
-        return self._server.subscriptions.close(self._name)
+        return self._runtime.subscriptions.close(self._name)
 
     def stop(self) -> None:
         """Give up what is being served because the server stops, and tell the client so."""
         own = list(self._in_flight.values())
-        self._server.open_calls.end(lambda call: call.cancellation in own)
+        self._runtime.open_calls.end(lambda call: call.cancellation in own)
 
     def cancel(self) -> None:
         """Give up what is being served: the client is gone."""
@@ -170,7 +176,7 @@ class Pipe:
             refused(frame and frame.method, "-", error.code, error.message)
             self._writer.send(encode_error(request_id, error.code, error.message, error.data))
         except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the pipe
-            text = report("Reading a message", error, debug=self._server.debug)
+            text = report("Reading a message", error, debug=self._runtime.debug)
             self._writer.send(encode_error(None if frame is None else frame.reply_id, InternalError.code, text))
 
     # Messages in.
@@ -197,7 +203,7 @@ class Pipe:
         request_id = frame.id
         assert request_id is not None  # `decode` has checked it
         assert request_id is not UNSET
-        era, envelope = recognise(self._eras, frame, self._server.offer)
+        era, envelope = recognise(self._eras, frame, self._runtime.offer)
         session = self._session if era.remembers else None
         connection = None if session is None else session.connection
         try:
@@ -206,7 +212,7 @@ class Pipe:
             if full:
                 raise busy(full)
             if envelope is None:
-                envelope = era.open(frame, None, self._server.offer, connection)
+                envelope = era.open(frame, None, self._runtime.offer, connection)
         except ProtocolError as error:
             note_refusal(error)
             wire = era.refuse(error, opened=False)
@@ -215,7 +221,7 @@ class Pipe:
             return
         reply = _LineReply(self._writer)
         call = Call(
-            self._server,
+            self._runtime,
             request_id,
             envelope,
             era,
@@ -232,29 +238,29 @@ class Pipe:
         task = self._starter.start(self._serve(call, reply, cancellation))
         if task is not None:
             cancellation.task = task
-            self._server.in_flight += 1
-            self._server.open_calls.add(call)
+            self._runtime.in_flight += 1
+            self._runtime.open_calls.add(call)
             task.add_done_callback(partial(self._count_out, call))  # also of one that is cancelled before it begins
             if cancellation.cancelled:  # in its first step, by a client in this process that was told something
                 self._unwind(task)
                 task.cancel()
 
     def _count_out(self, call: Call, _: asyncio.Task[Any]) -> None:
-        self._server.in_flight -= 1
-        self._server.open_calls.remove(call)
+        self._runtime.in_flight -= 1
+        self._runtime.open_calls.remove(call)
 
     async def _serve(self, call: Call, reply: _LineReply, cancellation: Cancellation) -> None:
         try:
-            _, body = await self._server.dispatcher.run(call)
+            _, body = await self._runtime.dispatcher.run(call)
         except asyncio.CancelledError as error:
             if cancellation.told is not None:
-                _, body = self._server.dispatcher.refuse(call, cancellation.told)
+                _, body = self._runtime.dispatcher.refuse(call, cancellation.told)
             elif cancellation.cancelled:
                 if self._in_flight.get(call.id) is cancellation:  # not by the client, who would have been heard of
                     del self._in_flight[call.id]
                 return
             else:  # The task is the call's own: nobody but the handler has cancelled it (R1).
-                _, body = self._server.dispatcher.fail(call, error)
+                _, body = self._runtime.dispatcher.fail(call, error)
         reply.answered = True
         if (
             not cancellation.cancelled or cancellation.told is not None
@@ -308,15 +314,15 @@ class PipeSession:
 
     is_heard = True
 
-    def __init__(self, server: Server, send: Way, in_flight: dict[RequestId, Cancellation]) -> None:
-        self._server = server
+    def __init__(self, runtime: Runtime, send: Way, in_flight: dict[RequestId, Cancellation]) -> None:
+        self._runtime = runtime
         self._send = send
         self._loop = asyncio.get_running_loop()
         self._pending: dict[Change, None] = {}  # changes not yet told; told once, however often they happened
         self._telling: asyncio.Task[None] | None = None
         self.outstanding = PendingRequests("s", send)
         self.connection = Connection.for_loop(self, protocol_version_hint="", in_flight=in_flight)
-        self._unsubscribe = server.changes.subscribe(self._heard)
+        self._unsubscribe = runtime.changes.subscribe(self._heard)
 
     async def send_raw_request(
         self,
@@ -327,7 +333,7 @@ class PipeSession:
         on_progress: OnProgress | None = None,
     ) -> Any:
         """Ask the client, outside any call."""
-        limit = self._server.limits.ask_seconds if timeout is None else timeout
+        limit = self._runtime.limits.ask_seconds if timeout is None else timeout
         return await self.outstanding.request(self._send, method, params, timeout=limit, on_progress=on_progress)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
@@ -339,7 +345,7 @@ class PipeSession:
         if frame.is_response:
             self.outstanding.answered(frame)
         else:
-            take_notification(self._server, self.connection, self.outstanding, frame)
+            take_notification(self._runtime, self.connection, self.outstanding, frame)
 
     def takes_batch(self, line: bytes) -> bool:
         """Whether this line is an array of messages, and the client's revision has them (L03-01)."""
@@ -347,9 +353,7 @@ class PipeSession:
 
     def read_batch(self, line: bytes) -> list[Frame | bytes]:
         """The messages of an array; in place of one that is none, the refusal of it."""
-        from weft.server.http.session import Batch  # here, because nearly no client sends one
-
-        return Batch.read(line, self._server.limits)
+        return read_batch(line, self._runtime.limits)
 
     async def close(self) -> None:
         """The client is gone: release everything."""
@@ -380,3 +384,42 @@ class PipeSession:
             change = next(iter(self._pending))
             del self._pending[change]
             await self._send(encode_change(change))
+
+
+# The wire in the log. Where the level is off, nothing of this runs.
+
+
+def new_pipe(runtime: Runtime, writer: Writer) -> Pipe:
+    """Make a pipe, one that logs the wire if the level is on."""
+    return _LoggedPipe(runtime, _LoggedWriter(writer)) if is_wire_logged() else Pipe(runtime, writer)
+
+
+class _LoggedPipe(Pipe):
+    """A pipe that logs the lines that come in."""
+
+    def receive(self, line: bytes | None, *, full: int = 0) -> None:
+        wire.debug("< %s", "a line that is too long" if line is None else masked_body(line.strip(), from_client=True))
+        super().receive(line, full=full)
+
+
+class _LoggedWriter:
+    """A writer that logs the lines that go out."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self.send_now: Any = self._logged(writer.send_now)
+        self.send: Any = self._logged(writer.send)
+
+    def _logged(self, send: Any) -> Any:
+        def logged(line: bytes) -> None:
+            wire.debug("> %s", masked_body(line.strip()))
+            send(line)
+
+        return logged
+
+    @property
+    def congested(self) -> bool:
+        return self._writer.congested
+
+    async def drained(self) -> None:
+        await self._writer.drained()

@@ -32,25 +32,25 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from weft.errors import StartError
-from weft.server.runtime.wire_log import new_pipe
+from weft.server.stdio.pipe import new_pipe
 
 if TYPE_CHECKING:
-    from weft.server.api.server import Server
+    from weft.server.runtime.runtime import Runtime
 
 
 PATIENCE = 5  # turns of the loop that requests get to finish before the next one is refused
 LAST_WORDS = 0.5  # seconds that requests get to finish when the input has ended; the client still waits for them
 
 
-async def serve_stdio(server: Server, stdin: int | None = None, stdout: int | None = None) -> None:
+async def serve_stdio(runtime: Runtime, stdin: int | None = None, stdout: int | None = None) -> None:
     """Serve one client until its end of the pipe is closed.
 
     `stdin` and `stdout` are file descriptors of another pair of pipes; without them, those of the process are used.
     The lifespan is started if it was not; it is not stopped here, for another pipe may be served as well.
     """
     with _process_pipes() if stdin is None or stdout is None else nullcontext((stdin, stdout)) as (source, sink):
-        await server.lifespan.start()
-        await _Process(server, source, sink, lingers=source != stdin).serve()
+        await runtime.lifespan.start()
+        await _Process(runtime, source, sink, lingers=source != stdin).serve()
 
 
 class _Process:
@@ -59,19 +59,19 @@ class _Process:
     With `lingers`, the next of requests that come one by one is waited for where nobody else is: there is one client.
     """
 
-    def __init__(self, server: Server, source: int, sink: int, *, lingers: bool) -> None:
-        self._limits = server.limits
+    def __init__(self, runtime: Runtime, source: int, sink: int, *, lingers: bool) -> None:
+        self._limits = runtime.limits
         self._loop = asyncio.get_running_loop()
         self._reader = LineReader(
             os.dup(source),
-            server.limits.line_bytes,
+            runtime.limits.line_bytes,
             self._deliver,
-            linger_seconds=server.limits.stdio_linger_seconds,
+            linger_seconds=runtime.limits.stdio_linger_seconds,
         )
         self._writer = LineWriter(sink, self._break)
-        self._pipe = new_pipe(server, self._writer)
+        self._pipe = new_pipe(runtime, self._writer)
         self._backlog: deque[Line] = deque()  # lines that were read and not yet looked at
-        self._lingers = lingers and server.limits.stdio_linger_seconds > 0
+        self._lingers = lingers and runtime.limits.stdio_linger_seconds > 0
         self._came_alone = False  # the line that was read last
         self._waited = 0  # turns of the loop since the limit was met
         self._waiting: asyncio.Task[None] | None = None  # for a slow reader of our output

@@ -1,22 +1,15 @@
-"""The wire in the log: every message in and out, at `debug`, with its secrets masked.
+"""Log every HTTP message in and out at `debug`, with its secrets masked.
 
-Made where an app or a pipe is made, in place of the plain one: where the level is off, nothing of this runs. What comes
-in is marked `<`, what goes out `>`.
+The logging app is made in place of the plain one: where the level is off, nothing of this runs. Messages in are marked
+`<`, messages out `>`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from weft.net.asgi import Message, Receive, Scope, Send
 from weft.net.logs import masked_body, masked_headers, masked_url
 from weft.server.http.app import HttpApp
-from weft.server.http.request import Message, Receive, Scope, Send
 from weft.server.runtime.request_log import is_wire_logged, log
-from weft.server.stdio.pipe import Pipe, Writer
-
-if TYPE_CHECKING:
-    from weft.server.api.server import Server
-
 
 _MOST_KEPT = 64 * 1024  # bytes of a request's body that are kept for the log
 
@@ -24,11 +17,6 @@ _MOST_KEPT = 64 * 1024  # bytes of a request's body that are kept for the log
 def app_class() -> type[HttpApp]:
     """The class of HTTP apps: the one that logs the wire, if somebody reads that."""
     return _LoggedApp if is_wire_logged() else HttpApp
-
-
-def new_pipe(server: Server, writer: Writer) -> Pipe:
-    """A pipe, which logs the wire if somebody reads that."""
-    return _LoggedPipe(server, _LoggedWriter(writer)) if is_wire_logged() else Pipe(server, writer)
 
 
 class _LoggedApp(HttpApp):
@@ -83,34 +71,3 @@ def _masked_event(body: bytes) -> str:
     """A body, or events of a stream: of those, what each line of data says."""
     lines = [line.removeprefix(b"data:").strip() for line in body.splitlines() if line.startswith((b"data:", b":"))]
     return " ".join(masked_body(line) for line in lines) if lines else masked_body(body)
-
-
-class _LoggedPipe(Pipe):
-    """A pipe that logs the lines that come in."""
-
-    def receive(self, line: bytes | None, *, full: int = 0) -> None:
-        log.debug("< %s", "a line that is too long" if line is None else masked_body(line.strip(), from_client=True))
-        super().receive(line, full=full)
-
-
-class _LoggedWriter:
-    """A writer that logs the lines that go out."""
-
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
-        self.send_now: Any = self._logged(writer.send_now)
-        self.send: Any = self._logged(writer.send)
-
-    def _logged(self, send: Any) -> Any:
-        def logged(line: bytes) -> None:
-            log.debug("> %s", masked_body(line.strip()))
-            send(line)
-
-        return logged
-
-    @property
-    def congested(self) -> bool:
-        return self._writer.congested
-
-    async def drained(self) -> None:
-        await self._writer.drained()

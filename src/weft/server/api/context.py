@@ -6,10 +6,10 @@ import asyncio
 import logging
 import math
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import lru_cache, wraps
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast, get_args, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, TypeVarTuple, cast, get_args, overload
 
 import msgspec
 
@@ -18,16 +18,20 @@ from weft.jsonrpc import encode_notification
 from weft.net.logs import Seldom
 from weft.server.asking import asks
 from weft.server.asking.asks import Elicitation
+from weft.server.asking.questions import ask_model, ask_model_raw, check_key
+from weft.server.asking.rounds import asker_of
 from weft.server.calls.call import Call
-from weft.server.calls.connection import Connection, declared
+from weft.server.calls.connection import Connection, TokenInfo
 from weft.server.diagnostics.source_location import caller
 from weft.server.features.content import Unserialisable, to_json_text
-from weft.types.base import Implementation, LogLevel, RequestId
+from weft.server.runtime.dispatch import Next
+from weft.types.base import Implementation, LogLevel, RequestId, Result
 from weft.types.interaction import CreateMessageResult, ListenParams, Root, SamplingMessage
 from weft.types.lifecycle import ClientCapabilities, LogMessageParams, ProgressParams
 
 if TYPE_CHECKING:
     from weft.server.api.server import Server
+    from weft.server.runtime.runtime import Runtime
 
 
 T = TypeVar("T")
@@ -44,36 +48,6 @@ _TOO_FAST = (
     "%s logs more than %d messages a second to its client; the rest is dropped. Log less, or raise "
     "Limits(log_messages_per_second=...)."
 )
-
-
-class TokenInfo(msgspec.Struct, frozen=True):
-    """Who is calling, as whoever verified it says: the subject, and where they are known, its issuer and client."""
-
-    subject: str
-    client_id: str | None = None
-    scopes: frozenset[str] = frozenset()
-    claims: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
-    issuer: str | None = None  # the claim `iss` if not said
-
-    def __post_init__(self) -> None:
-        if type(self.scopes) is not frozenset:
-            msgspec.structs.force_setattr(self, "scopes", _as_set(self.scopes))
-
-    @property
-    def principal(self) -> str:
-        """One name for all of it. The same subject of another issuer is somebody else, and so is another client's."""
-        pieces = (self.issuer or self.claims.get("iss"), self.client_id, self.subject)
-        return "".join("-" if piece is None else f"{len(str(piece))}:{piece}" for piece in pieces)
-
-
-def _as_set(scopes: object) -> frozenset[str]:
-    """Scopes, in whatever they came: who makes a TokenInfo may be untyped, and used to lists."""
-    if isinstance(scopes, list | tuple | set | frozenset):
-        listed = list(cast("Iterable[object]", scopes))
-        found = [scope for scope in listed if isinstance(scope, str)]
-        if len(found) == len(listed):
-            return frozenset(found)
-    raise UsageError(f"TokenInfo(scopes={scopes!r}) is not possible: give a set of texts, such as {{'read'}}.")
 
 
 def _question(ask: Ask) -> Ask:
@@ -132,12 +106,12 @@ class Context:
     @property
     def server(self) -> Server:
         """The server that serves the call."""
-        return self._call.server
+        return cast("Server", self._call.services.owner)
 
     @property
     def lifespan(self) -> Any:
         """What the server's lifespan yielded."""
-        return self._call.server.lifespan.value
+        return cast("Runtime", self._call.services).lifespan.value
 
     @property
     def state(self) -> dict[str, Any]:
@@ -201,11 +175,7 @@ class Context:
 
         `"elicitation"`, `"elicitation.url"`, `"sampling.tools"`, `"roots"`, `"extensions.com.example/thing"`.
         """
-        head, _, rest = capability.partition(".")
-        part: Any = declared(self.client_capabilities).get(head)
-        if part is not None and rest:
-            part = part.get(rest)
-        return part is not None and part is not False
+        return self._call.client_supports(capability)
 
     # How it goes on.
 
@@ -258,7 +228,7 @@ class Context:
         if not pace.allows():
             if pace.dropped == 1:
                 _seldom.warning(
-                    _TOO_FAST, call.described, call.server.limits.log_messages_per_second, about=call.described
+                    _TOO_FAST, call.described, call.services.limits.log_messages_per_second, about=call.described
                 )
             return
         if pace.untold:
@@ -268,7 +238,7 @@ class Context:
 
     async def _send_log(self, level: LogLevel, data: msgspec.Raw, logger: str | None) -> None:
         call = self._call
-        params = LogMessageParams(level=level, data=data, logger=logger or call.server.name)
+        params = LogMessageParams(level=level, data=data, logger=logger or call.services.name)
         if not call.reply.answered:
             await call.reply.notify(encode_notification("notifications/message", params))
         elif call.session is not None and call.connection.outbound.is_heard:  # L11-10: where no request has to be open
@@ -377,13 +347,13 @@ class Context:
         **options: Any,
     ) -> CreateMessageResult:
         """Ask the client's model. `options` are the other fields of `CreateMessageParams`."""
-        request = asks.ask_model(messages, max_tokens=max_tokens, system_prompt=system_prompt, **options)
+        request = ask_model(messages, max_tokens=max_tokens, system_prompt=system_prompt, **options)
         return await asks.sample(self._call, request, key)
 
     @_question
     async def sample_raw(self, params: Mapping[str, Any], *, key: str | None = None) -> dict[str, Any]:
         """Ask the client's model with params as they stand on the wire; the answer as it stands there."""
-        answer = await asks.sample(self._call, asks.ask_model_raw(params), key)
+        answer = await asks.sample(self._call, ask_model_raw(params), key)
         return cast("dict[str, Any]", msgspec.to_builtins(answer))
 
     @_question
@@ -404,7 +374,7 @@ class Context:
         A handler that asks runs from the top again when the answer comes. What `fn` returned the first time is kept
         under `key` and returned the next times; it must be JSON, or of the type that `fn` says it returns (or `type`).
         """
-        asks.check_key(key, f"ctx.once({key!r}, ...)")
+        check_key(key, f"ctx.once({key!r}, ...)")
         if not callable(fn):
             if isinstance(fn, Coroutine):
                 fn.close()  # or Python complains of it, too
@@ -412,7 +382,7 @@ class Context:
                 f"ctx.once({key!r}, ...) got what a function returned, and not the function, so it cannot tell whether "
                 f"to call it. Give both apart: ctx.once({key!r}, fn, argument)."
             )
-        return await self._call.asker.once(key, fn, args, type)
+        return await asker_of(self._call).once(key, fn, args, type)
 
     # The answers of an earlier round, for handlers that return `InputRequired` themselves.
 
@@ -434,22 +404,22 @@ class Context:
             return _read(bytes(self._answers[key]), type)
         except ValueError:
             fault = f"`inputResponses[{key!r}]` does not have the expected shape."
-            raise self._call.asker.unfit(fault) from None
+            raise asker_of(self._call).unfit(fault) from None
 
     @property
     def is_retry(self) -> bool:
         """Whether this call goes on with an earlier one, whose questions it answers."""
-        return self._call.asked is not None and self._call.asked.is_retry
+        return self._call.asker is not None and self._call.asker.is_retry
 
     @property
     def request_state(self) -> Any:
         """The state that an earlier round returned with `InputRequired`, opened; None if there is none."""
-        state = None if self._call.asked is None else self._call.asked.state
+        state = None if self._call.asker is None else self._call.asker.state
         return None if state is None else msgspec.json.decode(state)
 
     def request_state_as(self, type: type[T]) -> T | None:
         """The same, read as `type`."""
-        state = None if self._call.asked is None else self._call.asked.state
+        state = None if self._call.asker is None else self._call.asker.state
         try:
             return None if state is None else _read(bytes(state), type)
         except ValueError:
@@ -457,7 +427,7 @@ class Context:
 
     @property
     def _answers(self) -> Mapping[str, msgspec.Raw]:
-        return _NONE if self._call.asked is None else self._call.asked.answers
+        return _NONE if self._call.asker is None else self._call.asker.answers
 
 
 def _read(data: bytes, type: type[T]) -> T:
@@ -480,6 +450,8 @@ def _warn_of_late(described: str, what: str) -> None:
 
 
 Call.context_type = Context
+
+Middleware: TypeAlias = Callable[[Context, Next], Awaitable[Result]]
 
 
 def _log_data(data: Any) -> msgspec.Raw:

@@ -12,9 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from weft.errors import InvalidRequest, UsageError
-from weft.server.auth.challenge import challenge
 from weft.server.features.pages import Encoded, Pages
-from weft.server.http.reply import HttpReply
 from weft.types.base import CacheScope, Result
 from weft.types.lifecycle import PaginatedParams
 
@@ -69,7 +67,7 @@ def usable(call: Call, items: Iterable[T]) -> list[T]:
         item
         for item in items
         if (granted is None or granted.issuperset(item.scopes))
-        and not (item.hide and any(not call.context.client_supports(need) for need in item.needs))
+        and not (item.hide and any(not call.client_supports(need) for need in item.needs))
     ]
 
 
@@ -101,7 +99,7 @@ class Audience:
             return pages.page(cursor, build, call.seal, version)
         # What else a token is good for, or a client declares, makes no difference to the list.
         useful = None if granted is None else granted & self.scopes
-        lacking = frozenset(need for need in self.hiding if not call.context.client_supports(need))
+        lacking = frozenset(need for need in self.hiding if not call.client_supports(need))
 
         def sees(item: T) -> bool:
             return (useful is None or useful.issuperset(item.scopes)) and not (
@@ -117,21 +115,19 @@ def require_scopes(call: Call, scopes: Iterable[str]) -> None:
     granted = granted_to(call)
     if granted is None or granted.issuperset(needed):
         return
-    auth = call.server.auth
+    auth = call.services.auth
     whole = dict.fromkeys((*(() if auth is None else auth.scopes), *needed))
     text = "The token does not have the scopes that this takes."
     if call.token_info is None:
         text = "This takes a token that has scopes, and there is none with the request."
-    reply = call.reply
-    if isinstance(reply, HttpReply):  # an answer within a batch, or on a shared stream, has no headers of its own
-        metadata_url = None if auth is None else reply.metadata_url or auth.metadata_url
-        bound = call.token_info is not None and "cnf" in call.token_info.claims
-        value = challenge(
-            "DPoP" if bound else "Bearer",
-            error="insufficient_scope",
-            error_description=text,
-            scope=" ".join(whole),
-            resource_metadata=metadata_url,
-        )
-        reply.extra = [*reply.extra, (b"www-authenticate", value)]
+    bound = call.token_info is not None and "cnf" in call.token_info.claims
+    call.reply.challenge(
+        "DPoP" if bound else "Bearer",
+        {
+            "error": "insufficient_scope",
+            "error_description": text,
+            "scope": " ".join(whole),
+            "resource_metadata": None if auth is None else auth.metadata_url,
+        },
+    )
     raise InsufficientScope(f"{text} Needed: {', '.join(whole)}.")

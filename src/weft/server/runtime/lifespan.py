@@ -1,12 +1,8 @@
 """Enter and leave the server's lifespan, and run callbacks beside the calls.
 
-The server's lifespan: what is set up once per process and handed to every handler.
-
-It runs in a task of its own, so that it is entered and left in the same task, whichever request comes first or last. An
-app that is mounted in another is not told of the end: then the lifespan is left when the event loop shuts down, which
-cancels all tasks (`weft.server.http.host_signals` sees to it that the process lives that long).
-
-Background: functions of the user's that run beside the calls, because a client said something.
+The lifespan runs in a separate task, so that it is entered and left in the same task, whichever request comes first or
+last. An app that is mounted in another gets no shutdown event: then the lifespan is left when the event loop shuts down
+and cancels all tasks (`weft.server.http.host_signals` keeps the process alive for that long).
 """
 
 from __future__ import annotations
@@ -16,16 +12,13 @@ import inspect
 import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft.errors import UsageError
 from weft.net.logs import Seldom
 from weft.server.calls.connection import Connection
+from weft.server.calls.services import Services
 from weft.server.diagnostics.error_reporting import report, summary_of
-
-if TYPE_CHECKING:
-    from weft.server.api.server import Server
-
 
 LifespanFactory = Callable[[Any], AbstractAsyncContextManager[Any]]
 
@@ -33,10 +26,10 @@ LifespanFactory = Callable[[Any], AbstractAsyncContextManager[Any]]
 class Lifespan:
     """Started once, lazily or at start-up; stopped once."""
 
-    def __init__(self, factory: LifespanFactory | None, server: Any) -> None:
+    def __init__(self, factory: LifespanFactory | None, services: Services) -> None:
         _check(factory)
         self.factory = factory
-        self._server = server
+        self._services = services
         self._task: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] | None = None
         self._stop: asyncio.Event | None = None
@@ -54,7 +47,7 @@ class Lifespan:
         """Log that the start failed, once however many requests wait for it; return the text for the caller."""
         summary = summary_of(error)
         if self._told is None or self._told[0] != summary:
-            text = report(f"The lifespan of {self._server.name!r}", error, debug=self._server.debug)
+            text = report(f"The lifespan of {self._services.name!r}", error, debug=self._services.debug)
             said = text.removeprefix("Internal error. ")
             self._told = summary, f"The server's lifespan failed when it started, so nothing can be served. {said}"
         return self._told[1]
@@ -86,7 +79,7 @@ class Lifespan:
     async def _run(self, ready: asyncio.Future[None], stop: asyncio.Event) -> None:
         assert self.factory is not None
         try:
-            manager = self.factory(self._server)
+            manager = self.factory(self._services.owner)
             if not isinstance(manager, AbstractAsyncContextManager):  # pyright: ignore[reportUnnecessaryIsInstance] - the user's
                 raise _no_lifespan(f"one that returns {type(manager).__name__}")
             async with manager as self.value:
@@ -175,8 +168,8 @@ _Key = tuple[Callable[[Connection], Any], Connection]
 class Background:
     """The tasks that belong to no call. Whatever one raises is logged and ends nothing else (R1)."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, services: Services) -> None:
+        self._services = services
         self._seldom = Seldom(log)  # for what clients can cause at will
         self._tasks: dict[_Key, asyncio.Task[None]] = {}
         self._again: set[_Key] = set()  # of them, those to be run once more
@@ -226,4 +219,4 @@ class Background:
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - R1
-            report(name, error, debug=self._server.debug)
+            report(name, error, debug=self._services.debug)

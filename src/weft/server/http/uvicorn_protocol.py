@@ -31,9 +31,9 @@ from typing import Any, cast
 from urllib.parse import quote
 
 from weft.limits import DEFAULT_LIMITS, Limits
+from weft.net.asgi import Send
 from weft.net.hosts import target_host
 from weft.net.logs import printable
-from weft.server.http.request import Send
 
 
 def guarded_protocol(limits: Limits) -> type[asyncio.Protocol]:

@@ -1,0 +1,135 @@
+"""Hold what a call needs of its server, so that no room below `api` has to know `Server`.
+
+One object serves all layers, and each layer adds to it: `Services` is what a single call needs, `Runtime` what serving
+calls needs, `Engine` what running a server needs. `Server` makes the engine and keeps it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar, overload
+
+from weft.backends.base import Backend
+from weft.eras.base import Offer
+from weft.limits import Limits
+from weft.protocol.sealing import KeyRing
+from weft.server.calls.changes import Changes
+from weft.server.calls.once_store import OnceStore
+from weft.server.calls.tasks import Threads
+from weft.types.base import Implementation
+from weft.types.lifecycle import ServerCapabilities
+
+T = TypeVar("T")
+
+
+class CachedValue(Generic[T]):
+    """A cached property that is thread-safe and can be invalidated.
+
+    `functools.cached_property` could store a value that was computed before another thread invalidated it. Here the two
+    wait for each other.
+
+    >>> class Shop:
+    ...     prices = [3, 4]
+    ...     @CachedValue
+    ...     def total(self):
+    ...         return sum(self.prices)
+    >>> shop = Shop()
+    >>> shop.total, shop.prices.append(5), shop.total
+    (7, None, 7)
+    >>> Shop.total.forget(shop)
+    >>> shop.total
+    12
+    """
+
+    def __init__(self, make: Callable[[Any], T]) -> None:
+        self._make = make
+        self._name = make.__name__
+        self._lock = threading.RLock()
+        self.__doc__ = make.__doc__
+
+    @overload
+    def __get__(self, owner: None, kind: type) -> CachedValue[T]: ...
+    @overload
+    def __get__(self, owner: object, kind: type) -> T: ...
+    def __get__(self, owner: object | None, kind: type) -> CachedValue[T] | T:
+        if owner is None:
+            return self
+        with self._lock:
+            kept = owner.__dict__  # Python looks here first: a cached value costs no call
+            if self._name not in kept:
+                kept[self._name] = self._make(owner)
+            value: T = kept[self._name]
+            return value
+
+    def forget(self, owner: object) -> None:
+        """Compute the value again when it is next read."""
+        with self._lock:
+            owner.__dict__.pop(self._name, None)
+
+
+class TokenRules(Protocol):
+    """What a call has to know of the protection of its server."""
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """Scopes that every token must have."""
+        ...
+
+    @property
+    def metadata_url(self) -> str | None:
+        """URL of the metadata of the protected resource."""
+        ...
+
+    @property
+    def leeway(self) -> float:
+        """Seconds by which clocks may differ."""
+        ...
+
+
+class Services:
+    """What a call needs of its server."""
+
+    def __init__(
+        self,
+        owner: Any,
+        info: Implementation,
+        instructions: str | None,
+        *,
+        limits: Limits,
+        debug: bool,
+        backend: Backend,
+        state_keys: KeyRing,
+        auth: TokenRules | None,
+    ) -> None:
+        self.owner = owner  # the `Server`, for handlers and lifespans
+        self.info = info
+        self.instructions = instructions
+        self.limits = limits
+        self.debug = debug
+        self.backend = backend
+        self.state_keys = state_keys  # seal and open `requestState`
+        self.auth = auth  # None: every caller over HTTP is served
+        self.changes = Changes()
+        self.threads = Threads(limits.threads)
+        self.once_store = OnceStore(backend.store, seconds=limits.ask_seconds, most_bytes=limits.state_bytes)
+        self.in_flight = 0  # calls being served in this process, on all transports
+
+    @property
+    def name(self) -> str:
+        """The name of the server."""
+        return self.info.name
+
+    @property
+    def capabilities(self) -> ServerCapabilities:
+        """The capabilities that the server declares."""
+        raise NotImplementedError
+
+    @CachedValue
+    def offer(self) -> Offer:
+        """What the eras need to know of the server to read and seal messages."""
+        return self.make_offer()
+
+    def make_offer(self) -> Offer:
+        """Describe what the server offers now."""
+        raise NotImplementedError

@@ -1,0 +1,306 @@
+"""Put the parts of one server together: features, protection, sessions, runtime.
+
+`Server` is what a program writes against; its `engine` is what serves. The rooms below see as much of the engine as
+their layer needs: a call sees `Services`, a transport `Runtime`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+import msgspec
+
+from weft.backends.base import Backend
+from weft.backends.memory import MemoryBackend
+from weft.eras.base import Offer, ServerEra
+from weft.eras.session import SESSION
+from weft.eras.stateless import STATELESS
+from weft.errors import UsageError
+from weft.limits import Limits
+from weft.protocol.revisions import METHODS, Method
+from weft.server.asking.rounds import key_ring
+from weft.server.auth.protected_resource import ResourceServer, read_auth
+from weft.server.auth.tokens import Verifier
+from weft.server.calls.call import Call, Handler
+from weft.server.calls.changes import Change
+from weft.server.calls.connection import Connection
+from weft.server.features.completions import Completions
+from weft.server.features.pages import CachePolicy, read_policies
+from weft.server.features.prompts import Prompts
+from weft.server.features.resources import Resources
+from weft.server.features.tools import Tools
+from weft.server.run.development import watch_for_blocking
+from weft.server.runtime.dispatch import (
+    Check,
+    Dispatcher,
+    Middleware,
+    Translations,
+    check_middleware,
+    checks_of,
+    find_tracing,
+)
+from weft.server.runtime.extensions import Extension, check_extensions
+from weft.server.runtime.lifespan import LifespanFactory
+from weft.server.runtime.request_log import dispatcher_class
+from weft.server.runtime.runtime import Runtime
+from weft.server.sessions.handshake import HANDLERS
+from weft.server.sessions.sessions import Sessions
+from weft.types.base import SERVER_INFO_KEY, Implementation
+from weft.types.lifecycle import DiscoverResult, ListChangedCapability, ResourcesCapability, ServerCapabilities
+
+if TYPE_CHECKING:
+    from weft.server.http.app import HttpApp
+    from weft.server.stdio.memory import MemoryPipe
+
+CacheList = Literal["discover", "tools", "resources", "templates", "prompts"]
+RootsChanged: TypeAlias = Callable[[Connection], Coroutine[Any, Any, None]]
+
+_ASKING = ("tools/call", "prompts/get", "resources/read")  # the methods that may ask the client
+_ERAS: Mapping[str, ServerEra] = {era.name: era for era in (STATELESS, SESSION)}  # in the order they are asked
+
+
+class Servable:
+    """A server that can be loaded from a file and run: the base class of `Server`."""
+
+    engine: Engine
+
+
+class EngineOptions(msgspec.Struct, kw_only=True):
+    """The options of `Server` that its engine is made from."""
+
+    lifespan: LifespanFactory | None
+    middleware: Sequence[Middleware]
+    extensions: Sequence[Extension]
+    cache: CachePolicy | None
+    list_cache: Mapping[CacheList, CachePolicy] | None
+    page_size: int
+    schema_refs: bool
+    limits: Limits
+    state_keys: Sequence[str | bytes] | None
+    eras: Sequence[str]
+    require_initialized: bool
+    backend: Backend | None
+    auth: ResourceServer | Verifier | None
+    debug: bool
+
+
+class Engine(Runtime):
+    """All parts of one server."""
+
+    def __init__(self, owner: Servable, info: Implementation, instructions: str | None, options: EngineOptions) -> None:
+        self.protection = read_auth(options.auth)
+        super().__init__(
+            owner,
+            info,
+            instructions,
+            limits=options.limits,
+            debug=options.debug,
+            backend=options.backend or MemoryBackend(),
+            state_keys=key_ring(options.state_keys),
+            auth=self.protection,
+            eras=_read_eras(options.eras),
+            lifespan=options.lifespan,
+        )
+        self._require_initialized = options.require_initialized
+        self._make_features(options)
+        check_extensions(options.extensions)
+        self.extensions = tuple(options.extensions)
+        self._middleware: list[Middleware] = list(options.middleware)
+        self._translations: Translations | None = None  # of exceptions; None where there are none
+        self._on_roots_changed: list[RootsChanged] = []
+        self.sessions = Sessions(self)
+        self.guests = 0  # number of `serve` calls under way
+        self.changes.subscribe(self._forget_offer)
+
+    def _make_features(self, options: EngineOptions) -> None:
+        policy, policies = read_policies(options.cache, options.list_cache, get_args(CacheList))
+        page_size, limits = options.page_size, options.limits
+        self._discover_cache = policies["discover"]
+        self.tools = Tools(self.changes, self.threads, policies["tools"], page_size, refs=options.schema_refs)
+        self.resources = Resources(
+            self.changes,
+            policy,
+            page_size,
+            limits,
+            list_cache=policies["resources"],
+            templates_cache=policies["templates"],
+        )
+        self.prompts = Prompts(self.changes, policies["prompts"], page_size, limits)
+        self.completions = Completions(self.prompts, self.resources)
+
+    # Functions of the user that are called around or beside the calls.
+
+    def add_middleware(self, layer: Middleware) -> None:
+        """Put a function around every call, inside those that are there."""
+        check_middleware(layer)
+        self._middleware.append(layer)
+        Engine.dispatcher.forget(self)
+
+    def add_translation(self, kind: type[Exception], fn: Callable[..., Any]) -> None:
+        """Translate exceptions of a class by a function."""
+        self._translations = (self._translations or Translations()).with_one(kind, fn)
+        Engine.dispatcher.forget(self)
+
+    def add_roots_callback(self, fn: RootsChanged) -> None:
+        """Call a function when a client with a session says that its roots changed."""
+        self._on_roots_changed.append(fn)
+
+    def roots_changed(self, connection: Connection) -> None:
+        """Call the functions that the user registered for changed roots."""
+        for fn in self._on_roots_changed:
+            self.background.start("on_roots_changed", fn, connection)
+
+    def calls_for_itself(self, fn: object) -> bool:
+        """Return whether a function is registered as one that no client calls: middleware, `on_error`, the lifespan."""
+        of_errors = () if self._translations is None else self._translations.functions
+        return any(fn is one for one in (*self._middleware, *self._on_roots_changed, *of_errors, self.lifespan.factory))
+
+    # What the server offers.
+
+    @property
+    def capabilities(self) -> ServerCapabilities:
+        """The capabilities that the server declares: those it has features for."""
+        changes = ListChangedCapability(list_changed=True)
+        return ServerCapabilities(
+            logging={},
+            completions={} if self.completions.used else None,
+            prompts=changes if self.prompts.used else None,
+            resources=ResourcesCapability(subscribe=True, list_changed=True) if self.resources.used else None,
+            tools=changes if self.tools.used else None,
+            extensions={extension.id: dict(extension.settings) for extension in self.extensions} or None,
+        )
+
+    def make_offer(self) -> Offer:
+        """Describe what the server offers now."""
+        declared: Mapping[str, Any] = msgspec.to_builtins(self.capabilities)
+        methods = {era.name: _offered(era, declared, self.extensions) for era in self.eras}
+        meta = {SERVER_INFO_KEY: msgspec.to_builtins(self.info)}
+        versions = [version for era in self.eras for version in era.versions]
+        return Offer(methods, meta, versions, self._require_initialized, self.limits.id_bytes)
+
+    def forget_offer(self) -> None:
+        """Describe the offer again when it is next needed."""
+        Engine.offer.forget(self)
+
+    def _forget_offer(self, change: Change) -> None:
+        if change.kind != "resource":
+            self.forget_offer()
+
+    async def _discover(self, call: Call) -> DiscoverResult:
+        return DiscoverResult(
+            supported_versions=list(self.offer.versions),
+            capabilities=self.capabilities,
+            instructions=self.instructions,
+            ttl_ms=self._discover_cache.ttl_ms,
+            cache_scope=self._discover_cache.list_scope,
+        )
+
+    def make_dispatcher(self) -> Dispatcher:
+        """Compose the method table and the middleware of now."""
+        handlers: dict[str, Handler] = {
+            "server/discover": self._discover,
+            "tools/list": self.tools.list,
+            "tools/call": self.tools.call,
+            "resources/list": self.resources.list,
+            "resources/templates/list": self.resources.templates,
+            "resources/read": self.resources.read,
+            "prompts/list": self.prompts.list,
+            "prompts/get": self.prompts.get_prompt,
+            "completion/complete": self.completions.complete,
+            "subscriptions/listen": self.subscriptions.listen,
+            **HANDLERS,
+        }
+        checks: dict[str, Check] = checks_of(self.tools, self.resources, self.prompts, self.limits.listen_uris)
+        around = list(self._middleware)
+        for extension in self.extensions:
+            handlers.update({method.name: handler for method, handler in extension.methods()})
+            checks.update({method.name: extension.require for method, _ in extension.methods()})
+            around.extend(extension.middleware())
+        watch_for_blocking(asyncio.get_running_loop(), debug=self.debug)
+        if self.debug:
+            from weft.server.asking.replay import watched
+
+            handlers.update({method: watched(handlers[method]) for method in _ASKING})
+        return dispatcher_class()(
+            self,
+            handlers,
+            translations=self._translations,
+            middleware=around,
+            tracing=find_tracing(),
+            checks=checks,
+            extensions=self.extensions,
+        )
+
+    # Serving.
+
+    def app(
+        self,
+        path: str,
+        *,
+        allowed_hosts: Sequence[str] | None,
+        allowed_origins: Sequence[str] | None,
+        sessions: bool,
+        sse_path: str | None,
+        trusted_proxies: Sequence[str],
+        cors: Sequence[str],
+    ) -> HttpApp:
+        """Make an ASGI app that serves this server."""
+        from weft.server.http.wire_log import app_class  # here, because a server on stdio starts sooner without it
+
+        self.completions.check()
+        return app_class()(
+            self,
+            self.sessions,
+            self.protection,
+            path,
+            allowed_hosts=allowed_hosts,
+            allowed_origins=allowed_origins,
+            keeps_sessions=sessions,
+            sse_path=sse_path,
+            trusted_proxies=trusted_proxies,
+            cors=cors,
+        )
+
+    def pipe(self, deliver: Callable[[bytes], None]) -> MemoryPipe:
+        """Serve a client in this process: `deliver` gets the messages to it."""
+        from weft.server.stdio.memory import MemoryPipe
+
+        return MemoryPipe(self, deliver)
+
+    def close_streams(self) -> None:
+        """End the streams that never end by themselves, because the process is about to stop; new ones end at once."""
+        self.subscriptions.close_soon()
+        self.sessions.close_soon()
+
+    async def stop(self) -> None:
+        """Release everything: sessions, what runs beside calls, threads, the lifespan."""
+        self.subscriptions.close()
+        try:
+            await self.open_calls.give_up()
+            await self.sessions.close()
+            await self.background.close(self.limits.drain_seconds)
+        finally:
+            self.subscriptions.reopen()
+            self.threads.stop()
+            await self.lifespan.stop()
+
+
+def _read_eras(names: Sequence[str]) -> tuple[ServerEra, ...]:
+    listed = isinstance(names, Collection) and not isinstance(names, str)  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+    if not listed or not names or any(name not in _ERAS for name in names):
+        raise UsageError(f"Server(eras={names!r}) is not possible: give one or both of {', '.join(map(repr, _ERAS))}.")
+    return tuple(era for name, era in _ERAS.items() if name in names)
+
+
+def _offered(era: ServerEra, declared: Mapping[str, Any], extensions: Sequence[Extension]) -> dict[str, Method]:
+    """Return the methods of an era that this server offers: those whose capability it declares, and extensions'."""
+    methods = {
+        name: method
+        for name, method in METHODS.items()
+        if name in era.methods and (method.capability is None or method.capability in declared)
+    }
+    for extension in extensions:
+        methods.update({method.name: method for method, _ in extension.methods()})
+    return methods
