@@ -206,18 +206,24 @@ CALLS = {
         "from weft import Limits\nServer('x', limits=Limits(body_seconds='x'))",
         "Limits(body_seconds='x') is not possible (shop.py:5): it is a number of seconds, 0 or more.",
     ),
-    "list_cache": (
-        "from weft import CachePolicy\nServer('x', list_cache={'tool': CachePolicy()})",
-        "list_cache= knows no list 'tool'. Did you mean 'tools'? The lists are: discover, tools, resources, templates",
+    "list_cache_hints": (
+        "from weft import CacheHint\nServer('x', list_cache_hints={'tool': CacheHint()})",
+        (
+            "list_cache_hints= knows no list 'tool'. Did you mean 'tools'? The lists are: discover, tools, resources, "
+            "templates"
+        ),
     ),
-    "list_cache of another kind": (
-        "Server('x', list_cache={'tools': 5})",
-        "list_cache['tools'] is a CachePolicy, not int. Write CachePolicy(ttl_ms=60_000).",
+    "list_cache_hints of another kind": (
+        "Server('x', list_cache_hints={'tools': 5})",
+        "list_cache_hints['tools'] is a CacheHint, not int. Write CacheHint(ttl_ms=60_000).",
     ),
-    "cache": ("Server('x', cache=5)", "cache= is a CachePolicy, not int. Write CachePolicy(ttl_ms=60_000)."),
-    "list_cache of no lists": (
-        "Server('x', list_cache=5)",
-        "list_cache= has a CachePolicy for each list, not int. Write list_cache={'tools': CachePolicy(ttl_ms=60_000)}.",
+    "cache_hint": ("Server('x', cache_hint=5)", "cache_hint= is a CacheHint, not int. Write CacheHint(ttl_ms=60_000)."),
+    "list_cache_hints of no lists": (
+        "Server('x', list_cache_hints=5)",
+        (
+            "list_cache_hints= has a CacheHint for each list, not int. "
+            "Write list_cache_hints={'tools': CacheHint(ttl_ms=60_000)}."
+        ),
     ),
     "title": (
         "Server('x', title=5)",
@@ -258,8 +264,8 @@ CALLS = {
         "mime_type= is a str, not int (shop.py:4). Write mime_type='text/plain'.",
     ),
     "the cache of a resource": (
-        "server.add_resource('a://b', 'x', cache=5)",
-        "cache= is a CachePolicy, not int (shop.py:4). Write cache=CachePolicy(ttl_ms=60_000).",
+        "server.add_resource('a://b', 'x', cache_hint=5)",
+        "cache_hint= is a CacheHint, not int (shop.py:4). Write cache_hint=CacheHint(ttl_ms=60_000).",
     ),
     "a schema": (
         "server.add_tool(lambda a: a, name='buy', input_schema=5)",

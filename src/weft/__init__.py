@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from weft.server.auth import IntrospectionVerifier, JwtVerifier, ResourceServer, StaticTokens
     from weft.server.calls.connection import Connection
     from weft.server.features.content import Audio, File, Image
-    from weft.server.features.pages import CachePolicy
+    from weft.server.features.pages import CacheHint
     from weft.server.features.prompts import AssistantMessage, UserMessage
     from weft.server.runtime.dispatch import Middleware, Next
     from weft.server.signature.signature import MirroredHeader
@@ -86,7 +86,7 @@ __all__ = [
     "AuthorizationFailed",
     "AuthorizationServer",
     "BearerToken",
-    "CachePolicy",
+    "CacheHint",
     "CallToolResult",
     "CancelledElicitation",
     "Client",
@@ -188,7 +188,7 @@ _HOMES = {
     "weft.server.asking.context": ("Context", "TokenInfo"),
     "weft.server.runtime.dispatch": ("Middleware", "Next"),
     "weft.server.api.extensions": ("Extension",),
-    "weft.server.features.pages": ("CachePolicy",),
+    "weft.server.features.pages": ("CacheHint",),
     "weft.server.features.prompts": ("AssistantMessage", "UserMessage"),
     "weft.server.asking.rounds": ("InputRequired", "UrlElicitationRequired"),
     "weft.server.signature.signature": ("MirroredHeader",),

@@ -18,7 +18,7 @@ from weft import Server
 from weft.errors import InvalidParams, RegistrationError, UsageError
 from weft.server.calls.changes import Change, Changes
 from weft.server.features.definitions import check_definition
-from weft.server.features.pages import CachePolicy, Pages
+from weft.server.features.pages import CacheHint, Pages
 from weft.types.tools import ListToolsResult, Tool
 
 
@@ -219,15 +219,15 @@ def test_page_size_must_be_positive() -> None:
 @pytest.mark.parametrize("ttl", [-1, 1.5, True, "60"])
 def test_ttl_is_a_whole_number_of_milliseconds(ttl: object) -> None:
     with pytest.raises(UsageError, match="whole number of milliseconds"):
-        CachePolicy(ttl_ms=ttl)  # type: ignore[arg-type]
+        CacheHint(ttl_ms=ttl)  # type: ignore[arg-type]
 
 
 @pytest.mark.spec("CACHE-03")
 def test_scope_is_public_or_private() -> None:
-    assert CachePolicy(scope="private").scope == "private"
-    assert (CachePolicy().list_scope, CachePolicy().read_scope) == ("public", "private")
+    assert CacheHint(scope="private").scope == "private"
+    assert (CacheHint().list_scope, CacheHint().read_scope) == ("public", "private")
     with pytest.raises(UsageError, match=r"'public' .* 'private'"):
-        CachePolicy(scope="shared")  # type: ignore[arg-type]
+        CacheHint(scope="shared")  # type: ignore[arg-type]
 
 
 def test_a_definition_that_is_not_json_is_refused_where_it_is_written() -> None:

@@ -48,7 +48,7 @@ from weft.server.diagnostics.error_reporting import show_mistakes_plainly
 from weft.server.diagnostics.source_location import caller
 from weft.server.features.completions import Completions
 from weft.server.features.definitions import check_info
-from weft.server.features.pages import DEFAULT_PAGE_SIZE, CachePolicy, read_policies
+from weft.server.features.pages import DEFAULT_PAGE_SIZE, CacheHint, read_cache_hints
 from weft.server.features.prompts import Prompts
 from weft.server.features.resources import Resources
 from weft.server.features.tools import ToolOptions, Tools
@@ -127,7 +127,7 @@ class CachedValue(Generic[T]):
 F = TypeVar("F", bound=Callable[..., Any])
 E = TypeVar("E", bound=Exception)
 PROMPT_OPTIONS = ("name", "title", "description", "icons", "meta", "needs", "hide", "scopes", "replace")
-RESOURCE_OPTIONS = (*PROMPT_OPTIONS, "mime_type", "size", "annotations", "cache")
+RESOURCE_OPTIONS = (*PROMPT_OPTIONS, "mime_type", "size", "annotations", "cache_hint")
 EraName = Literal["stateless", "session"]
 ASKING = ("tools/call", "prompts/get", "resources/read")  # what may ask (MRTR-02)
 RootsChanged = Callable[[Connection], Coroutine[Any, Any, None]]
@@ -160,8 +160,8 @@ class Server:
         lifespan: LifespanFactory | None = None,
         middleware: Sequence[Middleware] = (),
         extensions: Sequence[Extension] = (),
-        cache: CachePolicy | None = None,
-        list_cache: Mapping[CacheList, CachePolicy] | None = None,
+        cache_hint: CacheHint | None = None,
+        list_cache_hints: Mapping[CacheList, CacheHint] | None = None,
         page_size: int = DEFAULT_PAGE_SIZE,
         schema_refs: bool = False,
         limits: Limits = DEFAULT_LIMITS,
@@ -186,9 +186,9 @@ class Server:
                 yields in `ctx.lifespan`.
             middleware: Called around every call, the first outermost.
             extensions: Additions to the protocol.
-            cache: How long clients may keep what they read or list; not at all if not said. Lists may be shared between
-                users and what is read may not, unless its scope says otherwise.
-            list_cache: The same for single lists.
+            cache_hint: How long clients may keep what they read or list; default: not at all. Lists may be shared
+                between users and what is read may not, unless its scope says otherwise.
+            list_cache_hints: The same for single lists.
             page_size: How many entries a page of a list has.
             limits: The bounds it lives in.
             state_keys: Secrets that seal what a question carries from one round to the next; the first seals, all open.
@@ -226,18 +226,18 @@ class Server:
         self.backend: Backend = backend or MemoryBackend()
         self.auth = read_auth(auth)
         self._require_initialized = require_initialized
-        policy, policies = read_policies(cache, list_cache, get_args(CacheList))
-        self._discover_cache = policies["discover"]
-        self.tools = Tools(self.changes, self.threads, policies["tools"], page_size, refs=schema_refs)
+        hint, hints = read_cache_hints(cache_hint, list_cache_hints, get_args(CacheList))
+        self._discover_hint = hints["discover"]
+        self.tools = Tools(self.changes, self.threads, hints["tools"], page_size, refs=schema_refs)
         self.resources = Resources(
             self.changes,
-            policy,
+            hint,
             page_size,
             limits,
-            list_cache=policies["resources"],
-            templates_cache=policies["templates"],
+            list_hint=hints["resources"],
+            templates_hint=hints["templates"],
         )
-        self.prompts = Prompts(self.changes, policies["prompts"], page_size, limits)
+        self.prompts = Prompts(self.changes, hints["prompts"], page_size, limits)
         self.completions = Completions(self.prompts, self.resources)
         check_extensions(extensions)
         self.extensions = tuple(extensions)
@@ -311,7 +311,7 @@ class Server:
         annotations: Annotations | None = None,
         icons: list[Icon] | None = None,
         meta: dict[str, Any] | None = None,
-        cache: CachePolicy | None = None,
+        cache_hint: CacheHint | None = None,
         needs: Sequence[str] = (),
         hide: bool = False,
         scopes: Sequence[str] = (),
@@ -331,7 +331,7 @@ class Server:
             "annotations": annotations,
             "icons": icons,
             "meta": meta,
-            "cache": cache,
+            "cache_hint": cache_hint,
             "needs": needs,
             "hide": hide,
             "scopes": scopes,
@@ -525,8 +525,8 @@ class Server:
             supported_versions=list(self.offer.versions),
             capabilities=self.capabilities,
             instructions=self.instructions,
-            ttl_ms=self._discover_cache.ttl_ms,
-            cache_scope=self._discover_cache.list_scope,
+            ttl_ms=self._discover_hint.ttl_ms,
+            cache_scope=self._discover_hint.list_scope,
         )
 
     def _forget_offer(self, change: Change) -> None:

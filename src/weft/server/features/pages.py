@@ -36,14 +36,14 @@ T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
 
 
-class CachePolicy(msgspec.Struct, frozen=True):
+class CacheHint(msgspec.Struct, frozen=True):
     """How long a client may keep a result, and whether it may share it between users.
 
     `public` says that anybody may be shown it, also when it was fetched with a token (CACHE-16). If no scope is given,
     lists are public, for they are the same for all callers; what is read from a resource is private, for it may depend
     on who reads it.
 
-    >>> CachePolicy(ttl_ms=60_000, scope="private").ttl_ms
+    >>> CacheHint(ttl_ms=60_000, scope="private").ttl_ms
     60000
     """
 
@@ -54,12 +54,12 @@ class CachePolicy(msgspec.Struct, frozen=True):
         # CACHE-02, CACHE-03: told where it is written, not where it is sent.
         if type(self.ttl_ms) is not int or self.ttl_ms < 0:
             raise UsageError(
-                f"CachePolicy(ttl_ms={self.ttl_ms!r}) is not possible: ttl_ms is a whole number of milliseconds, "
+                f"CacheHint(ttl_ms={self.ttl_ms!r}) is not possible: ttl_ms is a whole number of milliseconds, "
                 "0 (do not keep) or more."
             )
         if self.scope is not None and self.scope not in get_args(CacheScope):
             raise UsageError(
-                f"CachePolicy(scope={self.scope!r}) is not possible: use 'public' for what all users may see, "
+                f"CacheHint(scope={self.scope!r}) is not possible: use 'public' for what all users may see, "
                 "or 'private' for what belongs to one."
             )
 
@@ -249,24 +249,27 @@ class Pages(Generic[T]):
         )
 
 
-def read_policies(
-    cache: CachePolicy | None, list_cache: Mapping[Any, CachePolicy] | None, lists: Sequence[str]
-) -> tuple[CachePolicy, dict[str, CachePolicy]]:
-    """The policy of a server, and that of each of its lists; UsageError where one is none, or is for no list."""
-    policy = CachePolicy() if cache is None else cache
-    if list_cache is not None and not isinstance(list_cache, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+def read_cache_hints(
+    cache_hint: CacheHint | None, list_cache_hints: Mapping[Any, CacheHint] | None, lists: Sequence[str]
+) -> tuple[CacheHint, dict[str, CacheHint]]:
+    """Return the hint of a server and those of its lists; UsageError for what is no hint, or no list."""
+    hint = CacheHint() if cache_hint is None else cache_hint
+    if list_cache_hints is not None and not isinstance(list_cache_hints, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
         raise UsageError(
-            f"list_cache= has a CachePolicy for each list, not {type(list_cache).__name__}. "
-            "Write list_cache={'tools': CachePolicy(ttl_ms=60_000)}."
+            f"list_cache_hints= has a CacheHint for each list, not {type(list_cache_hints).__name__}. "
+            "Write list_cache_hints={'tools': CacheHint(ttl_ms=60_000)}."
         )
-    policies = dict(list_cache or {})
-    for name in policies:
+    hints = dict(list_cache_hints or {})
+    for name in hints:
         if name not in lists:
             near = closest(str(name), lists)
             meant = f"Did you mean {near!r}? " if near else ""
-            raise UsageError(f"list_cache= knows no list {name!r}. {meant}The lists are: {', '.join(lists)}.")
-    for option, value in [("cache=", policy), *((f"list_cache[{name!r}]", one) for name, one in policies.items())]:
-        if not isinstance(value, CachePolicy):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+            raise UsageError(f"list_cache_hints= knows no list {name!r}. {meant}The lists are: {', '.join(lists)}.")
+    for option, value in [
+        ("cache_hint=", hint),
+        *((f"list_cache_hints[{name!r}]", one) for name, one in hints.items()),
+    ]:
+        if not isinstance(value, CacheHint):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
             kind = type(value).__name__
-            raise UsageError(f"{option} is a CachePolicy, not {kind}. Write CachePolicy(ttl_ms=60_000).")
-    return policy, {name: policies.get(name, policy) for name in lists}
+            raise UsageError(f"{option} is a CacheHint, not {kind}. Write CacheHint(ttl_ms=60_000).")
+    return hint, {name: hints.get(name, hint) for name in lists}

@@ -25,7 +25,7 @@ from weft.server.diagnostics.argument_checks import check_kind
 from weft.server.diagnostics.source_location import location
 from weft.server.features.content import BLOCKS, HELPERS, Unserialisable, refuse_unawaited, to_block
 from weft.server.features.definitions import check_definition, nothing_to_remove, unknown
-from weft.server.features.pages import CachePolicy, Encoded, Pages
+from weft.server.features.pages import CacheHint, Encoded, Pages
 from weft.server.signature.signature import ArgumentsError, read_signature
 from weft.types.base import ROLES, Icon, Meta, Result, Struct
 from weft.types.prompts import (
@@ -190,9 +190,9 @@ def _takes_text(schema: Mapping[str, Any]) -> bool:
 class Prompts:
     """All prompts of a server."""
 
-    def __init__(self, changes: Changes, cache: CachePolicy, page_size: int, limits: Limits) -> None:
+    def __init__(self, changes: Changes, cache_hint: CacheHint, page_size: int, limits: Limits) -> None:
         self._changes = changes
-        self._cache = cache
+        self._cache_hint = cache_hint
         self._limits = limits
         self._pages: Pages[RegisteredPrompt] = Pages("prompts", page_size)
         self.audience = Audience()
@@ -268,8 +268,8 @@ class Prompts:
         return ListPromptsResult(
             prompts=[prompt.definition for prompt in prompts],
             next_cursor=next_cursor,
-            ttl_ms=self._cache.ttl_ms,
-            cache_scope=self.audience.scope(self._cache.list_scope),
+            ttl_ms=self._cache_hint.ttl_ms,
+            cache_scope=self.audience.scope(self._cache_hint.list_scope),
         )
 
     async def list(self, call: Call) -> Encoded:

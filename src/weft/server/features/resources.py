@@ -41,7 +41,7 @@ from weft.server.features.content import (
     to_json_text,
 )
 from weft.server.features.definitions import check_definition, nothing_to_remove
-from weft.server.features.pages import CachePolicy, Encoded, Pages
+from weft.server.features.pages import CacheHint, Encoded, Pages
 from weft.server.signature.signature import ArgumentsError, Signature, read_signature
 from weft.types.base import Annotations, Icon, Meta, Result, Struct
 from weft.types.content import ResourceContents
@@ -99,11 +99,11 @@ def _one(value: Any, uri: str, mime_type: str | None) -> ResourceContents:
 class _Registered:
     """What resources and templates have in common."""
 
-    __slots__ = ("cache", "hide", "needs", "scopes", "uri", "where")
+    __slots__ = ("cache_hint", "hide", "needs", "scopes", "uri", "where")
 
-    def __init__(self, uri: str, cache: CachePolicy, where: str) -> None:
+    def __init__(self, uri: str, cache_hint: CacheHint, where: str) -> None:
         self.uri = uri  # or the text of a template
-        self.cache = cache
+        self.cache_hint = cache_hint
         self.where = where
         self.scopes: tuple[str, ...] = ()
         self.needs: tuple[str, ...] = ()  # of the client
@@ -121,9 +121,9 @@ class RegisteredResource(_Registered):
     __slots__ = ("_contents", "definition", "fn", "signature")
 
     def __init__(
-        self, definition: Resource, fn: Callable[..., Any] | None, content: Any, cache: CachePolicy, where: str
+        self, definition: Resource, fn: Callable[..., Any] | None, content: Any, cache_hint: CacheHint, where: str
     ) -> None:
-        super().__init__(definition.uri, cache, where)
+        super().__init__(definition.uri, cache_hint, where)
         self.definition = definition
         self.fn = fn
         self.signature: Signature | None = None
@@ -146,8 +146,8 @@ class RegisteredTemplate(_Registered):
 
     __slots__ = ("definition", "fn", "signature", "template")
 
-    def __init__(self, definition: ResourceTemplate, fn: Callable[..., Any], cache: CachePolicy, where: str) -> None:
-        super().__init__(definition.uri_template, cache, where)
+    def __init__(self, definition: ResourceTemplate, fn: Callable[..., Any], cache_hint: CacheHint, where: str) -> None:
+        super().__init__(definition.uri_template, cache_hint, where)
         self.definition = definition
         self.fn = fn
         self.template = parse_template(definition.uri_template, where)
@@ -194,17 +194,17 @@ class Resources:
     def __init__(
         self,
         changes: Changes,
-        cache: CachePolicy,
+        cache_hint: CacheHint,
         page_size: int,
         limits: Limits,
         *,
-        list_cache: CachePolicy | None = None,
-        templates_cache: CachePolicy | None = None,
+        list_hint: CacheHint | None = None,
+        templates_hint: CacheHint | None = None,
     ) -> None:
         self._changes = changes
-        self._cache = cache  # of what is read, unless the resource says otherwise
-        self._list_cache = list_cache or cache
-        self._templates_cache = templates_cache or cache
+        self._cache_hint = cache_hint  # Default of what is read.
+        self._list_hint = list_hint or cache_hint
+        self._templates_hint = templates_hint or cache_hint
         self._limits = limits
         self._resources: Pages[RegisteredResource] = Pages("resources", page_size)
         self._templates: Pages[RegisteredTemplate] = Pages("resource templates", page_size)
@@ -244,7 +244,7 @@ class Resources:
         annotations: Annotations | None = None,
         icons: list[Icon] | None = None,
         meta: Meta | None = None,
-        cache: CachePolicy | None = None,
+        cache_hint: CacheHint | None = None,
         needs: Sequence[str] = (),
         hide: bool = False,
         scopes: Sequence[str] = (),
@@ -257,8 +257,8 @@ class Resources:
         """
         check_kind("uri", uri, str, "'docs://guide'")
         check_kind("mime_type", mime_type or "", str, "'text/plain'")
-        policy = cache or self._cache
-        check_kind("cache", policy, CachePolicy, "CachePolicy(ttl_ms=60_000)")
+        hint = cache_hint or self._cache_hint
+        check_kind("cache_hint", hint, CacheHint, "CacheHint(ttl_ms=60_000)")
         fn = cast("Callable[..., Any]", content) if callable(content) else None
         where = where or (location(fn) if fn is not None else caller())
         name = name or _default_name(uri, fn)
@@ -268,12 +268,12 @@ class Resources:
             self._check_template(uri, fn, size, where)
             template = ResourceTemplate(uri, name, title, description, mime_type, icons, annotations, meta)
             entry: RegisteredResource | RegisteredTemplate
-            entry = RegisteredTemplate(template, cast("Any", fn), policy, where)
+            entry = RegisteredTemplate(template, cast("Any", fn), hint, where)
             pages: Pages[Any] = self._templates
         else:
             self._check_uri(uri, where)
             resource = Resource(uri, name, title, description, mime_type, size, icons, annotations, meta)
-            entry = RegisteredResource(resource, fn, content, policy, where)
+            entry = RegisteredResource(resource, fn, content, hint, where)
             pages = self._resources
         entry.scopes = check_scopes(scopes, entry.described)
         entry.needs = check_needs(needs, entry.described)
@@ -385,16 +385,16 @@ class Resources:
         return ListResourceTemplatesResult(
             resource_templates=[entry.definition for entry in entries],
             next_cursor=next_cursor,
-            ttl_ms=self._templates_cache.ttl_ms,
-            cache_scope=self.audience.scope(self._templates_cache.list_scope),
+            ttl_ms=self._templates_hint.ttl_ms,
+            cache_scope=self.audience.scope(self._templates_hint.list_scope),
         )
 
     def _resources_page(self, entries: list[RegisteredResource], next_cursor: str | None) -> Result:
         return ListResourcesResult(
             resources=[entry.definition for entry in entries],
             next_cursor=next_cursor,
-            ttl_ms=self._list_cache.ttl_ms,
-            cache_scope=self.audience.scope(self._list_cache.list_scope),
+            ttl_ms=self._list_hint.ttl_ms,
+            cache_scope=self.audience.scope(self._list_hint.list_scope),
         )
 
     async def list(self, call: Call) -> Encoded:
@@ -415,9 +415,9 @@ def _result(value: Any, uri: str, entry: RegisteredResource | RegisteredTemplate
     if not result.contents:
         raise ResourceNotFound(uri)
     if result.ttl_ms is None:
-        result.ttl_ms = entry.cache.ttl_ms
+        result.ttl_ms = entry.cache_hint.ttl_ms
     if result.cache_scope is None:
-        result.cache_scope = "private" if entry.scopes else entry.cache.read_scope
+        result.cache_scope = "private" if entry.scopes else entry.cache_hint.read_scope
     return result
 
 

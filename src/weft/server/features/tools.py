@@ -29,7 +29,7 @@ from weft.server.diagnostics.error_reporting import record, report
 from weft.server.diagnostics.source_location import location
 from weft.server.features.content import BLOCKS, HELPERS, refuse_unawaited, to_blocks, to_json_text
 from weft.server.features.definitions import check_definition, nothing_to_remove, unknown
-from weft.server.features.pages import CachePolicy, Encoded, Pages
+from weft.server.features.pages import CacheHint, Encoded, Pages
 from weft.server.signature.errors import type_name
 from weft.server.signature.signature import ArgumentsError, OutputError, Signature, read_signature
 from weft.types.base import Icon, Result
@@ -304,12 +304,12 @@ class Tools:
     """All tools of a server."""
 
     def __init__(
-        self, changes: Changes, threads: Threads, cache: CachePolicy, page_size: int, *, refs: bool = False
+        self, changes: Changes, threads: Threads, cache_hint: CacheHint, page_size: int, *, refs: bool = False
     ) -> None:
         self._changes = changes
         self._threads = threads
         self._refs = refs  # whether schemas have their definitions under `$defs`
-        self._cache = cache
+        self._cache_hint = cache_hint
         self._pages: Pages[RegisteredTool] = Pages("tools", page_size)
         self._tools: dict[str, RegisteredTool] = {}  # the same, for the quickest look-up there is
         self._audience = Audience()
@@ -370,8 +370,8 @@ class Tools:
         return ListToolsResult(
             tools=[tool.definition for tool in tools],
             next_cursor=next_cursor,
-            ttl_ms=self._cache.ttl_ms,
-            cache_scope=self._audience.scope(self._cache.list_scope),
+            ttl_ms=self._cache_hint.ttl_ms,
+            cache_scope=self._audience.scope(self._cache_hint.list_scope),
         )
 
     def call(self, call: Call) -> Awaitable[Result]:
