@@ -101,14 +101,27 @@ def assert_plain(text: str) -> None:
 
 
 def refused(folder: Folder, source: str) -> str:
-    """What the terminal shows of a program that must not start."""
+    """What the terminal shows of a program that must not start; it ends with a plain sentence."""
     session = folder.run(source)
     assert session.exit_code == 1
-    assert_plain(session.terminal)
+    assert_plain(session.terminal.rpartition("\nweft.errors.")[2])
     return session.terminal
 
 
 # --- refused when the program starts
+
+
+def test_a_server_leaves_it_to_the_program_how_exceptions_are_shown():
+    before = sys.excepthook
+    Server("shop")
+    assert sys.excepthook is before
+
+
+@pytest.mark.mistake("an option that does not exist")
+def test_an_option_of_run_is_refused_with_the_persons_own_lines_only(folder: Folder):
+    session = folder.run("server.run('http', prot=1)")
+    assert session.exit_code == 1
+    assert_plain(session.terminal)
 
 
 @pytest.mark.mistake("an annotation that cannot be evaluated")

@@ -44,7 +44,6 @@ from weft.server.diagnostics.argument_checks import (
     decorate,
     plainly_called,
 )
-from weft.server.diagnostics.error_reporting import show_mistakes_plainly
 from weft.server.diagnostics.source_location import caller
 from weft.server.features.completions import Completions
 from weft.server.features.definitions import check_info
@@ -203,7 +202,6 @@ class Server:
             debug: Tell clients what went wrong inside, and warn of more: of short calls that block, of side effects
                 before a question. The environment variable WEFT_DEBUG=1 is the default.
         """
-        show_mistakes_plainly()
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
             raise UsageError("A server needs a name: Server('my-server').")
         check_limits(limits)

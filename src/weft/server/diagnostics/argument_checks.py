@@ -121,7 +121,10 @@ def decorate(fn: Any, register: Callable[[Any], None], kind: str) -> Any:
                 f"@server.{kind} registers a function, not {type(function).__name__} ({caller()}). "
                 "Write it above a `def`."
             )
-        register(function)
+        try:
+            register(function)
+        except UsageError as error:
+            raise error.with_traceback(None) from None  # The frames inside Weft would hide the user's line.
         return function
 
     return decorator if fn is None else decorator(fn)
