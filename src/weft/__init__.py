@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from weft.server.auth import IntrospectionVerifier, JwtVerifier, ResourceServer, StaticTokens
     from weft.server.calls.connection import Connection
     from weft.server.features.content import Audio, File, Image
-    from weft.server.features.pages import CacheHint
     from weft.server.features.prompts import AssistantMessage, UserMessage
+    from weft.server.features.registry import CacheHint
     from weft.server.runtime.dispatch import Middleware, Next
     from weft.server.signature.signature import MirroredHeader
     from weft.types import (
@@ -188,7 +188,7 @@ _HOMES = {
     "weft.server.asking.context": ("Context", "TokenInfo"),
     "weft.server.runtime.dispatch": ("Middleware", "Next"),
     "weft.server.api.extensions": ("Extension",),
-    "weft.server.features.pages": ("CacheHint",),
+    "weft.server.features.registry": ("CacheHint",),
     "weft.server.features.prompts": ("AssistantMessage", "UserMessage"),
     "weft.server.asking.rounds": ("InputRequired", "UrlElicitationRequired"),
     "weft.server.signature.signature": ("MirroredHeader",),

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from weft import Server
 from weft.errors import InvalidParams, RegistrationError, UsageError
 from weft.server.calls.changes import Change, Changes
-from weft.server.features.definitions import check_definition
-from weft.server.features.pages import CacheHint, Pages
+from weft.server.features.registry import CacheHint, Pages, check_definition
 from weft.types.tools import ListToolsResult, Tool
 
 
@@ -329,7 +328,7 @@ def test_what_takes_a_scope_is_guarded_before_it_can_be_found(
 
     def observed(pages: Pages[Any], name: str, item: Any) -> None:  # what a request in another thread would meet
         tools = server.tools
-        scopes = (tools._audience if registry == "tools" else getattr(server, registry).audience).scopes
+        scopes = (getattr(server, registry).audience).scopes
         guarded.append("admin" in scopes and (registry != "tools" or name in tools._guarded))
         put(pages, name, item)
 

@@ -18,7 +18,7 @@ from weft.server.calls.call import Call
 from weft.server.calls.changes import Change
 from weft.server.calls.connection import Connection
 from weft.server.features.content import File, Image
-from weft.server.features.pages import CacheHint
+from weft.server.features.registry import CacheHint
 from weft.server.runtime.dispatch import Next
 from weft.types.base import Annotations, Implementation
 from weft.types.content import ResourceContents
@@ -506,7 +506,7 @@ def test_a_parameter_that_may_be_filled_in_is_not(template: str, annotation: Any
 
 
 def test_what_is_said_of_a_resource_has_its_kind() -> None:
-    with pytest.raises(RegistrationError, match="size= is wrong: expected `int` or None, got `str`"):
+    with pytest.raises(RegistrationError, match=r"Expected `int \| null`, got `str` - at `\$.size`"):
         Server("x").add_resource("a://b", "text", size="4")
-    with pytest.raises(RegistrationError, match="title= is wrong: expected `str` or None, got `int`"):
+    with pytest.raises(RegistrationError, match=r"Expected `str \| null`, got `int` - at `\$.title`"):
         Server("x").add_resource("a://b", "text", title=4)

@@ -36,19 +36,10 @@ from weft.server.calls.call import Call
 from weft.server.calls.changes import Change, Changes
 from weft.server.calls.connection import Connection
 from weft.server.calls.tasks import Threads
-from weft.server.diagnostics.argument_checks import (
-    check_kind,
-    check_limits,
-    check_list,
-    check_options,
-    decorate,
-    plainly_called,
-)
-from weft.server.diagnostics.source_location import caller
-from weft.server.features.completions import Completions
-from weft.server.features.definitions import check_info
-from weft.server.features.pages import DEFAULT_PAGE_SIZE, CacheHint, read_cache_hints
-from weft.server.features.prompts import Prompts
+from weft.server.diagnostics.argument_checks import check_limits, check_options, decorate
+from weft.server.diagnostics.error_reporting import caller
+from weft.server.features.prompts import Completions, Prompts
+from weft.server.features.registry import DEFAULT_PAGE_SIZE, CacheHint, check_info, read_cache_hints
 from weft.server.features.resources import Resources
 from weft.server.features.tools import ToolOptions, Tools
 from weft.server.run.development import watch_for_blocking
@@ -145,7 +136,6 @@ class Server:
     `server.run()` serves it on stdio, `server.run("http")` over HTTP, `server.asgi()` is an ASGI app to mount.
     """
 
-    @plainly_called("Server")
     def __init__(
         self,
         name: str,
@@ -205,8 +195,6 @@ class Server:
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
             raise UsageError("A server needs a name: Server('my-server').")
         check_limits(limits)
-        check_kind("instructions", instructions or "", str, "'Search before you answer.'")
-        check_list("middleware", middleware, callable, "functions", "timing")
         for layer in middleware:
             check_middleware(layer)
         self.info = Implementation(name, version, title, description, website_url, icons)
@@ -295,7 +283,6 @@ class Server:
         """Take a tool out."""
         self.tools.remove(name)
 
-    @plainly_called("@server.resource")
     def resource(
         self,
         uri: str,
@@ -378,7 +365,6 @@ class Server:
         """Take a prompt out."""
         self.prompts.remove(name)
 
-    @plainly_called("@server.completion")
     def completion(self, *, prompt: str | None = None, template: str | None = None, argument: str) -> Callable[[F], F]:
         """Register a function that suggests values for an argument of a prompt or of a resource template.
 
@@ -533,7 +519,6 @@ class Server:
 
     # Serving.
 
-    @plainly_called("server.asgi")
     def asgi(
         self,
         path: str = "/mcp",

@@ -20,8 +20,8 @@ from weft.server.asking import asks
 from weft.server.asking.asks import Elicitation
 from weft.server.calls.call import Call
 from weft.server.calls.connection import Connection, declared
-from weft.server.diagnostics.source_location import caller
-from weft.server.features.content import Unserialisable, to_json_text
+from weft.server.diagnostics.error_reporting import Unserialisable, caller
+from weft.server.signature.output import to_json_text
 from weft.types.base import Implementation, LogLevel, RequestId
 from weft.types.interaction import CreateMessageResult, ListenParams, Root, SamplingMessage
 from weft.types.lifecycle import ClientCapabilities, LogMessageParams, ProgressParams

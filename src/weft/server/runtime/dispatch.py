@@ -55,9 +55,8 @@ from weft.server.asking.rounds import InputRequired, questions, signal_in
 from weft.server.auth.scopes import InsufficientScope, require_scopes
 from weft.server.calls.call import Call, require_needs
 from weft.server.diagnostics.argument_checks import with_article
-from weft.server.diagnostics.error_reporting import report, report_code
-from weft.server.diagnostics.source_location import caller, is_users, location, target
-from weft.server.features.pages import Encoded
+from weft.server.diagnostics.error_reporting import caller, is_users, location, report, report_code, target
+from weft.server.features.registry import Encoded
 from weft.server.features.tools import failure_of
 from weft.server.runtime.load import Busy
 from weft.types.base import Result
@@ -590,7 +589,7 @@ def checks_of(server: Server) -> dict[str, Check]:
     """The checks of a server, by method."""
     checks = _Checks(server)
     return {
-        "tools/call": server.tools.check,
+        "tools/call": partial(server.tools.check, require_scopes),
         "resources/read": checks.read,
         "resources/subscribe": checks.subscribe,
         "subscriptions/listen": checks.listen,
