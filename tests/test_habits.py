@@ -116,13 +116,6 @@ def test_transports_by_other_names(transport: Any) -> None:
         Server("s").run(transport)
 
 
-async def test_the_method_mounted_in_place_of_the_app() -> None:
-    app: Any = Server("s").asgi
-    with pytest.raises(UsageError) as caught:
-        await app({"type": "http"}, None, None)
-    assert str(caught.value) == "server.asgi was mounted, not what it returns: write server.asgi('/mcp')."
-
-
 server_alone = Server("alone")
 
 

@@ -7,7 +7,7 @@ import pytest
 import weft
 
 NAMES = [
-    "Annotations", "AskFailed", "AssistantMessage", "Audio", "AudioContent", "CachePolicy", "CallToolResult", "Client",
+    "Annotations", "AskFailed", "AssistantMessage", "Audio", "AudioContent", "CacheHint", "CallToolResult", "Client",
     "ClientLimits", "Completion", "ConnectionFailed", "InvalidAnswer", "RemoteError", "RequestTimeout",
     "ResourceMissing", "VersionMismatch",
     "Connection", "Context", "EMAIL", "Elicitation",

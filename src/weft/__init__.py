@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from weft.server.auth import IntrospectionVerifier, JwtVerifier, ResourceServer, StaticTokens
     from weft.server.calls.connection import Connection, TokenInfo
     from weft.server.features.content import Audio, File, Image
-    from weft.server.features.pages import CachePolicy
     from weft.server.features.prompts import AssistantMessage, UserMessage
+    from weft.server.features.registry import CacheHint
     from weft.server.runtime.dispatch import Next
     from weft.server.runtime.extensions import Extension
     from weft.server.signature.signature import MirroredHeader
@@ -78,7 +78,7 @@ __all__ = [
     "AuthorizationFailed",
     "AuthorizationServer",
     "BearerToken",
-    "CachePolicy",
+    "CacheHint",
     "CallToolResult",
     "CancelledElicitation",
     "Client",
@@ -177,7 +177,7 @@ _HOMES = {
     "weft.server.api.context": ("Context", "Middleware"),
     "weft.server.runtime.dispatch": ("Next",),
     "weft.server.runtime.extensions": ("Extension",),
-    "weft.server.features.pages": ("CachePolicy",),
+    "weft.server.features.registry": ("CacheHint",),
     "weft.server.features.prompts": ("AssistantMessage", "UserMessage"),
     "weft.server.asking.rounds": ("InputRequired", "UrlElicitationRequired"),
     "weft.server.signature.signature": ("MirroredHeader",),

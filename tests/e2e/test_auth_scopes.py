@@ -11,7 +11,7 @@ from support.protected import ERAS, Peer, challenge_of, make_protected, protect
 from support.sessions import introduction, rpc
 from support.tokens import METADATA, token_for
 from support.wire import encode
-from weft import CachePolicy, Client, Context, Next, Server
+from weft import CacheHint, Client, Context, Next, Server
 from weft.errors import UsageError
 
 WRITER = "read write"
@@ -19,7 +19,7 @@ WRITER = "read write"
 
 @pytest.fixture
 def live() -> Iterator[Live]:
-    with serve(make_protected(cache=CachePolicy(ttl_ms=1000, scope="public"))) as running:
+    with serve(make_protected(cache_hint=CacheHint(ttl_ms=1000, scope="public"))) as running:
         yield running
 
 

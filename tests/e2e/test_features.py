@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from support import CLIENT_CAPABILITIES_KEY, PNG, VERSIONS, Live, make_server, serve
-from weft import CachePolicy, EmbeddedResource, ProtocolError, ResourceContents, ResourceLink, Server, UserMessage
+from weft import CacheHint, EmbeddedResource, ProtocolError, ResourceContents, ResourceLink, Server, UserMessage
 from weft.server.features.content import Audio, File, Image
 
 LISTS = ["tools/list", "resources/list", "resources/templates/list", "prompts/list"]
@@ -111,9 +111,9 @@ def test_other_results_do_not(live: Live, method: str, params: dict) -> None:
 
 @pytest.mark.spec("CACHE-01", "CACHE-16", "CACHE-03")
 def test_the_hints_are_those_that_were_set() -> None:
-    private = CachePolicy(ttl_ms=5000, scope="private")
-    server = make_server(cache=CachePolicy(ttl_ms=100), list_cache={"tools": private, "discover": private})
-    server.add_resource("note://mine", "mine", cache=private)
+    private = CacheHint(ttl_ms=5000, scope="private")
+    server = make_server(cache_hint=CacheHint(ttl_ms=100), list_cache_hints={"tools": private, "discover": private})
+    server.add_resource("note://mine", "mine", cache_hint=private)
     with serve(server) as live:
         hints = {method: _hints(live.call(method, params).result) for method, params in CACHED}
         mine = _hints(live.call("resources/read", {"uri": "note://mine"}).result)
@@ -138,7 +138,7 @@ KEYS = {
 @pytest.mark.parametrize("method", LISTS)
 def test_pages(live: Live, method: str) -> None:
     whole = live.call(method).result[KEYS[method]]
-    server = make_server(page_size=2, cache=CachePolicy(ttl_ms=1, scope="private"))
+    server = make_server(page_size=2, cache_hint=CacheHint(ttl_ms=1, scope="private"))
     for scheme in ("x", "y"):
         server.add_resource(scheme + "://{name}", _echo, name=scheme)
     found, scopes, cursor = [], set(), {}

@@ -17,8 +17,8 @@ from weft.errors import MethodNotFound, RegistrationError
 from weft.jsonrpc import decode, encode_request
 from weft.server.calls.call import Call
 from weft.server.calls.connection import Connection
-from weft.server.features.completions import to_completion
-from weft.server.features.content import Unserialisable
+from weft.server.diagnostics.error_reporting import Unserialisable
+from weft.server.features.prompts import to_completion
 from weft.server.run.listening import HttpOptions
 from weft.server.run.running import start
 from weft.types.base import Implementation

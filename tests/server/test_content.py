@@ -20,7 +20,9 @@ from hypothesis import strategies as st
 from support import ask
 from weft import Server
 from weft.errors import UsageError
-from weft.server.features.content import Audio, File, Image, Unserialisable, is_text, to_blocks, to_json_text
+from weft.server.diagnostics.error_reporting import Unserialisable
+from weft.server.features.content import Audio, File, Image, is_text, to_blocks
+from weft.server.signature.output import to_json_text
 from weft.types.content import AudioContent, EmbeddedResource, ImageContent, ResourceLink, TextContent
 
 PNG = b"\x89PNG\r\n\x1a\n...."

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.server.signature.docstrings import Docstring, parse
+from weft.server.signature.signature import Docstring, parse_docstring
 
 GOOGLE = """Book a seat.
 
@@ -51,7 +51,7 @@ SPHINX = """Book a seat.
 
 @pytest.mark.parametrize("doc", [GOOGLE, NUMPY, SPHINX], ids=["google", "numpy", "sphinx"])
 def test_each_style(doc):
-    parsed = parse(doc)
+    parsed = parse_docstring(doc)
     assert parsed.params == {"flight": "The flight: its number, such as LX38.", "seat": "The seat."}
     assert parsed.summary.startswith("Book a seat.\n\nMore about it.\n\n")
     assert "The reference." in parsed.summary
@@ -60,35 +60,35 @@ def test_each_style(doc):
 
 
 def test_numpy_names_that_share_a_description():
-    assert parse("Add.\n\nParameters\n----------\na, b : int\n    A number.").params == {
+    assert parse_docstring("Add.\n\nParameters\n----------\na, b : int\n    A number.").params == {
         "a": "A number.",
         "b": "A number.",
     }
 
 
 def test_a_section_that_goes_on_after_an_empty_line():
-    assert parse("Add.\n\nArgs:\n    a: One.\n\n    b: Two.\n\nThe end.") == Docstring(
+    assert parse_docstring("Add.\n\nArgs:\n    a: One.\n\n    b: Two.\n\nThe end.") == Docstring(
         "Add.\n\nThe end.", {"a": "One.", "b": "Two."}
     )
 
 
 @pytest.mark.parametrize("doc", [None, "", "   \n  "])
 def test_nothing_is_nothing(doc):
-    assert parse(doc) == Docstring("", {})
+    assert parse_docstring(doc) == Docstring("", {})
 
 
 def test_prose_stays_as_it_is():
     text = "Say: hello.\n\nThe parameters are free:\n  - one: a\n  - two: b"
-    assert parse(text) == Docstring(text, {})
+    assert parse_docstring(text) == Docstring(text, {})
 
 
 @given(st.text(alphabet="Args:Parmet\n -_xy*():", max_size=300))
 def test_any_text_is_read(text):
-    parsed = parse("F.\n\nArgs:\n    " + text)
+    parsed = parse_docstring("F.\n\nArgs:\n    " + text)
     assert all(name and value for name, value in parsed.params.items())
 
 
 @pytest.mark.security("R7")
 def test_a_long_docstring_is_read_in_one_pass():
-    parsed = parse("F.\n\nArgs:\n" + "    x (" + "(" * 100_000 + "\n" + "    y: z\n" * 20_000)
+    parsed = parse_docstring("F.\n\nArgs:\n" + "    x (" + "(" * 100_000 + "\n" + "    y: z\n" * 20_000)
     assert parsed.params["y"].startswith("z z")

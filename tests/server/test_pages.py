@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from weft import Server
 from weft.errors import InvalidParams, RegistrationError, UsageError
 from weft.server.calls.changes import Change, Changes
-from weft.server.features.definitions import check_definition
-from weft.server.features.pages import CachePolicy, Pages
+from weft.server.features.registry import CacheHint, Pages, check_definition
 from weft.types.tools import ListToolsResult, Tool
 
 
@@ -219,15 +218,15 @@ def test_page_size_must_be_positive() -> None:
 @pytest.mark.parametrize("ttl", [-1, 1.5, True, "60"])
 def test_ttl_is_a_whole_number_of_milliseconds(ttl: object) -> None:
     with pytest.raises(UsageError, match="whole number of milliseconds"):
-        CachePolicy(ttl_ms=ttl)  # type: ignore[arg-type]
+        CacheHint(ttl_ms=ttl)  # type: ignore[arg-type]
 
 
 @pytest.mark.spec("CACHE-03")
 def test_scope_is_public_or_private() -> None:
-    assert CachePolicy(scope="private").scope == "private"
-    assert (CachePolicy().list_scope, CachePolicy().read_scope) == ("public", "private")
+    assert CacheHint(scope="private").scope == "private"
+    assert (CacheHint().list_scope, CacheHint().read_scope) == ("public", "private")
     with pytest.raises(UsageError, match=r"'public' .* 'private'"):
-        CachePolicy(scope="shared")  # type: ignore[arg-type]
+        CacheHint(scope="shared")  # type: ignore[arg-type]
 
 
 def test_a_definition_that_is_not_json_is_refused_where_it_is_written() -> None:
@@ -329,7 +328,7 @@ def test_what_takes_a_scope_is_guarded_before_it_can_be_found(
 
     def observed(pages: Pages[Any], name: str, item: Any) -> None:  # what a request in another thread would meet
         tools = server.engine.tools
-        scopes = (tools._audience if registry == "tools" else getattr(server.engine, registry).audience).scopes
+        scopes = getattr(server.engine, registry).audience.scopes
         guarded.append("admin" in scopes and (registry != "tools" or name in tools._guarded))
         put(pages, name, item)
 

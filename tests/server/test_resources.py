@@ -18,7 +18,7 @@ from weft.server.calls.call import Call
 from weft.server.calls.changes import Change
 from weft.server.calls.connection import Connection
 from weft.server.features.content import File, Image
-from weft.server.features.pages import CachePolicy
+from weft.server.features.registry import CacheHint
 from weft.server.runtime.dispatch import Next
 from weft.types.base import Annotations, Implementation
 from weft.types.content import ResourceContents
@@ -96,7 +96,7 @@ async def test_a_read_may_have_several_contents() -> None:
 
 @pytest.mark.spec("RES-17", "CACHE-04")
 async def test_a_read_may_ask_first_and_then_carries_no_cache_hints() -> None:
-    server = Server("s", cache=CachePolicy(1000))
+    server = Server("s", cache_hint=CacheHint(1000))
     question = InputRequiredResult(result_type="input_required", request_state="s")
     server.add_resource("a://b", lambda: question)
     result = await read(server, "a://b")
@@ -301,13 +301,13 @@ async def test_resources_and_templates_are_listed_with_all_they_say() -> None:
 async def test_cache_hints_are_per_server_per_list_and_per_resource() -> None:
     server = Server(
         "s",
-        cache=CachePolicy(1, "private"),
-        list_cache={"resources": CachePolicy(2), "templates": CachePolicy(3)},
+        cache_hint=CacheHint(1, "private"),
+        list_cache_hints={"resources": CacheHint(2), "templates": CacheHint(3)},
     )
     server.add_resource("a://plain", "x")
-    server.add_resource("a://own", "x", cache=CachePolicy(4, "public"))
+    server.add_resource("a://own", "x", cache_hint=CacheHint(4, "public"))
 
-    @server.resource("b://{id}", cache=CachePolicy(5))
+    @server.resource("b://{id}", cache_hint=CacheHint(5))
     def b(id: str) -> str:
         return id
 
@@ -324,7 +324,7 @@ async def test_cache_hints_are_per_server_per_list_and_per_resource() -> None:
 
 @pytest.mark.spec("CACHE-16")
 async def test_what_is_read_is_private_unless_said_otherwise() -> None:
-    server = Server("s", cache=CachePolicy(60_000))
+    server = Server("s", cache_hint=CacheHint(60_000))
 
     @server.resource("me://name")
     def me(ctx: Context) -> str:
@@ -337,7 +337,7 @@ async def test_what_is_read_is_private_unless_said_otherwise() -> None:
 
 @pytest.mark.spec("PAG-05", "PAG-06", "CACHE-15")
 async def test_pages_have_one_scope_and_a_cursor_of_one_list_is_none_of_the_other() -> None:
-    server = Server("s", page_size=1, cache=CachePolicy(1, "private"))
+    server = Server("s", page_size=1, cache_hint=CacheHint(1, "private"))
     for number in range(3):
         server.add_resource(f"a://{number}", "x")
     cursor, seen = None, []
@@ -388,7 +388,7 @@ async def test_the_lists_are_the_same_whoever_asks_and_whatever_came_before() ->
 
 @pytest.mark.spec("CACHE-17")
 async def test_a_public_scope_and_kept_bytes_bypass_no_access_check() -> None:
-    server, asked = Server("s", cache=CachePolicy(60_000, "public")), []
+    server, asked = Server("s", cache_hint=CacheHint(60_000, "public")), []
 
     @server.middleware
     async def guard(ctx: Context, following: Next) -> Any:
@@ -506,7 +506,7 @@ def test_a_parameter_that_may_be_filled_in_is_not(template: str, annotation: Any
 
 
 def test_what_is_said_of_a_resource_has_its_kind() -> None:
-    with pytest.raises(RegistrationError, match="size= is wrong: expected `int` or None, got `str`"):
+    with pytest.raises(RegistrationError, match=r"Expected `int \| null`, got `str` - at `\$.size`"):
         Server("x").add_resource("a://b", "text", size="4")
-    with pytest.raises(RegistrationError, match="title= is wrong: expected `str` or None, got `int`"):
+    with pytest.raises(RegistrationError, match=r"Expected `str \| null`, got `int` - at `\$.title`"):
         Server("x").add_resource("a://b", "text", title=4)

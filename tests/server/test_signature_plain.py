@@ -12,10 +12,9 @@ from pydantic import Field, TypeAdapter
 from pydantic_core import ValidationError
 
 from weft.errors import RegistrationError
-from weft.server.signature.docstrings import Docstring, parse
 from weft.server.signature.fields import read_fields, schema_of
 from weft.server.signature.plain import Arguments, plain_arguments, plain_type
-from weft.server.signature.signature import read_signature
+from weft.server.signature.signature import parse_docstring, read_signature
 
 PLAIN = [
     int,
@@ -99,7 +98,7 @@ def refuse(what: str, remedy: str, why: str | None = None) -> RegistrationError:
 
 def both_ways(fn: Callable[..., Any]) -> tuple[Arguments, Arguments]:
     parameters = list(signature(fn).parameters.values())
-    doc = parse(fn.__doc__)
+    doc = parse_docstring(fn.__doc__).params
     plain = plain_arguments(parameters, doc)
     assert plain is not None
     return plain, read_fields(parameters, doc, refuse)
@@ -152,7 +151,7 @@ def test_large_arguments_stop_at_the_first_wrong_item():
 @pytest.mark.parametrize("default", ["3", None, True, Field(default=3)], ids=repr)
 def test_a_default_that_does_not_fit_is_left_to_pydantic(default: Any):
     parameter = Parameter("a", Parameter.KEYWORD_ONLY, default=default, annotation=int)
-    assert plain_arguments([parameter], Docstring("", {})) is None
+    assert plain_arguments([parameter], {}) is None
 
 
 def test_a_default_that_can_change_is_copied_for_each_call():

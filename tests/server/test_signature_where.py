@@ -9,8 +9,8 @@ from pathlib import PureWindowsPath
 import pytest
 
 from weft.errors import RegistrationError
-from weft.server.diagnostics import source_location as where
-from weft.server.diagnostics.source_location import describe, location, short_path, user_frames
+from weft.server.diagnostics import error_reporting as where
+from weft.server.diagnostics.error_reporting import describe, location, short_path, user_frames
 from weft.server.signature.signature import read_signature
 
 HERE = "tests/server/test_signature_where.py"
@@ -73,9 +73,9 @@ def test_whose_a_file_is_does_not_hang_on_the_separator(monkeypatch):
         def resolve(self):
             return self
 
-    rooms = where._not_users.__wrapped__
+    rooms = where._foreign_folders.__wrapped__
     monkeypatch.setattr(where, "Path", WindowsPath)
-    monkeypatch.setattr(where, "_not_users", rooms)
+    monkeypatch.setattr(where, "_foreign_folders", rooms)
     assert not where.is_users(where.__file__)
     assert not where.is_users(json.__file__)
     assert where.is_users(__file__)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from weft import CachePolicy, Context, Icon, Image, Limits, Server, ToolAnnotations, ToolError
+from weft import CacheHint, Context, Icon, Image, Limits, Server, ToolAnnotations, ToolError
 
 
 class Database:
@@ -25,7 +25,7 @@ server = Server(
     version="1.0",
     lifespan=lifespan,
     limits=Limits(body_bytes=1_000),
-    cache=CachePolicy(ttl_ms=1000),
+    cache_hint=CacheHint(ttl_ms=1000),
     icons=[Icon("https://example.com/icon.png")],
 )
 

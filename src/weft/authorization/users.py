@@ -21,8 +21,7 @@ from weft.backends.base import Store
 from weft.errors import UsageError, WeftError
 from weft.net.logs import Seldom
 from weft.server.auth.tokens import is_async
-from weft.server.diagnostics.error_reporting import MOST_FRAMES, record
-from weft.server.diagnostics.source_location import user_frames
+from weft.server.diagnostics.error_reporting import MOST_FRAMES, record, user_frames
 
 _seldom = Seldom(logging.getLogger("weft.auth"))  # for what anybody can cause who tries to log in
 

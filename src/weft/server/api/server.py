@@ -15,18 +15,9 @@ from weft.server.api.context import Middleware
 from weft.server.auth.protected_resource import ResourceServer
 from weft.server.auth.tokens import Verifier
 from weft.server.calls.changes import Change
-from weft.server.diagnostics.argument_checks import (
-    check_kind,
-    check_limits,
-    check_list,
-    check_options,
-    decorate,
-    plainly_called,
-)
-from weft.server.diagnostics.error_reporting import show_mistakes_plainly
-from weft.server.diagnostics.source_location import caller
-from weft.server.features.definitions import check_info
-from weft.server.features.pages import DEFAULT_PAGE_SIZE, CachePolicy
+from weft.server.diagnostics.argument_checks import check_limits, check_options, decorate
+from weft.server.diagnostics.error_reporting import caller
+from weft.server.features.registry import DEFAULT_PAGE_SIZE, CacheHint, check_info
 from weft.server.features.tools import ToolOptions
 from weft.server.run.engine import CacheList, Engine, EngineOptions, RootsChanged, Servable
 from weft.server.runtime.dispatch import Translation, check_exceptions, check_middleware
@@ -44,7 +35,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 E = TypeVar("E", bound=Exception)
 PROMPT_OPTIONS = ("name", "title", "description", "icons", "meta", "needs", "hide", "scopes", "replace")
-RESOURCE_OPTIONS = (*PROMPT_OPTIONS, "mime_type", "size", "annotations", "cache")
+RESOURCE_OPTIONS = (*PROMPT_OPTIONS, "mime_type", "size", "annotations", "cache_hint")
 EraName = Literal["stateless", "session"]
 
 
@@ -60,7 +51,6 @@ class Server(Servable):
     `server.run()` serves it on stdio, `server.run("http")` over HTTP, `server.asgi()` is an ASGI app to mount.
     """
 
-    @plainly_called("Server")
     def __init__(
         self,
         name: str,
@@ -74,8 +64,8 @@ class Server(Servable):
         lifespan: LifespanFactory | None = None,
         middleware: Sequence[Middleware] = (),
         extensions: Sequence[Extension] = (),
-        cache: CachePolicy | None = None,
-        list_cache: Mapping[CacheList, CachePolicy] | None = None,
+        cache_hint: CacheHint | None = None,
+        list_cache_hints: Mapping[CacheList, CacheHint] | None = None,
         page_size: int = DEFAULT_PAGE_SIZE,
         schema_refs: bool = False,
         limits: Limits = DEFAULT_LIMITS,
@@ -100,9 +90,9 @@ class Server(Servable):
                 yields in `ctx.lifespan`.
             middleware: Called around every call, the first outermost.
             extensions: Additions to the protocol.
-            cache: How long clients may keep what they read or list; not at all if not said. Lists may be shared between
-                users and what is read may not, unless its scope says otherwise.
-            list_cache: The same for single lists.
+            cache_hint: How long clients may keep what they read or list; default: not at all. Lists may be shared
+                between users and what is read may not, unless its scope says otherwise.
+            list_cache_hints: The same for single lists.
             page_size: How many entries a page of a list has.
             limits: The bounds it lives in.
             state_keys: Secrets that seal what a question carries from one round to the next; the first seals, all open.
@@ -117,12 +107,9 @@ class Server(Servable):
             debug: Tell clients what went wrong inside, and warn of more: of short calls that block, of side effects
                 before a question. The environment variable WEFT_DEBUG=1 is the default.
         """
-        show_mistakes_plainly()
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
             raise UsageError("A server needs a name: Server('my-server').")
         check_limits(limits)
-        check_kind("instructions", instructions or "", str, "'Search before you answer.'")
-        check_list("middleware", middleware, callable, "functions", "timing")
         for layer in middleware:
             check_middleware(layer)
         info = Implementation(name, version, title, description, website_url, icons)
@@ -132,8 +119,8 @@ class Server(Servable):
             lifespan=lifespan,
             middleware=middleware,
             extensions=extensions,
-            cache=cache,
-            list_cache=list_cache,
+            cache_hint=cache_hint,
+            list_cache_hints=list_cache_hints,
             page_size=page_size,
             schema_refs=schema_refs,
             limits=limits,
@@ -221,7 +208,6 @@ class Server(Servable):
         """Take a tool out."""
         self.engine.tools.remove(name)
 
-    @plainly_called("@server.resource")
     def resource(
         self,
         uri: str,
@@ -235,7 +221,7 @@ class Server(Servable):
         annotations: Annotations | None = None,
         icons: list[Icon] | None = None,
         meta: dict[str, Any] | None = None,
-        cache: CachePolicy | None = None,
+        cache_hint: CacheHint | None = None,
         needs: Sequence[str] = (),
         hide: bool = False,
         scopes: Sequence[str] = (),
@@ -255,7 +241,7 @@ class Server(Servable):
             "annotations": annotations,
             "icons": icons,
             "meta": meta,
-            "cache": cache,
+            "cache_hint": cache_hint,
             "needs": needs,
             "hide": hide,
             "scopes": scopes,
@@ -304,7 +290,6 @@ class Server(Servable):
         """Take a prompt out."""
         self.engine.prompts.remove(name)
 
-    @plainly_called("@server.completion")
     def completion(self, *, prompt: str | None = None, template: str | None = None, argument: str) -> Callable[[F], F]:
         """Register a function that suggests values for an argument of a prompt or of a resource template.
 
@@ -371,7 +356,6 @@ class Server(Servable):
 
     # Serving.
 
-    @plainly_called("server.asgi")
     def asgi(
         self,
         path: str = "/mcp",

@@ -1,63 +1,166 @@
-"""What becomes of an exception that nobody expected: logged once, masked for the peer.
+"""Report failures: find the user's own code in them, log each once, and mask it for the peer.
 
-In development the peer is told what happened; otherwise it gets a reference by which the log entry is found. And what
-becomes of a mistake in the program itself (`UsageError`) that ends it: shown with the user's own lines only. And of the
-one refusal that whoever runs the server has to know of: a client that speaks another version.
+In development the peer receives what happened; otherwise it receives a reference to the entry in the log. "file:line"
+means the same in every message of Weft; nothing here imports or runs the user's code.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import os
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from inspect import CO_COROUTINE
-from traceback import StackSummary, TracebackException, walk_tb
-from types import CoroutineType, TracebackType
+from pathlib import Path
+from types import CodeType, CoroutineType, TracebackType
 from typing import Any, cast
 
-from weft.errors import ProtocolError, UnsupportedVersion, UsageError
+from weft.errors import ProtocolError, UnsupportedVersion, UsageError, WeftError
 from weft.net.logs import marked_lines, printable
-from weft.server.diagnostics.source_location import is_users, user_frames
-from weft.server.features.content import Unserialisable
 
 log = logging.getLogger("weft.faults")
 
 MOST_FRAMES = 6
-MOST_VERSIONS = 32  # a peer may make them up; what it makes up must not fill the log
+MOST_VERSIONS = 32  # Versions in the log: a peer can invent any number of them.
 
 _refused_versions: set[str] = set()
+
+
+class Unserialisable(WeftError):
+    """A handler returned something that is not JSON. The message names the type, the place and the remedy."""
+
+
+def target(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that holds the code behind a partial, a bound method, a wrapper or a callable object."""
+    found: Any = fn
+    while True:
+        if isinstance(found, functools.partial):
+            found = cast("Any", found).func
+        elif inspect.ismethod(found):
+            found = found.__func__
+        elif hasattr(found, "__wrapped__"):
+            found = found.__wrapped__
+        elif not inspect.isroutine(found) and not inspect.isclass(found) and hasattr(type(found).__call__, "__code__"):
+            found = type(found).__call__
+        else:
+            return cast("Callable[..., Any]", found)
+
+
+def location(fn: Callable[..., Any]) -> str:
+    """Return the file and line of a function.
+
+    >>> location(location).rpartition(":")[0].endswith("error_reporting.py")
+    True
+    """
+    code: CodeType | None = getattr(target(fn), "__code__", None)
+    if code is not None:
+        return f"{short_path(code.co_filename)}:{code.co_firstlineno}"
+    module = getattr(fn, "__module__", None) or type(fn).__module__
+    return f"module {module}"
+
+
+def caller() -> str:
+    """Return the file and line from which the user's code called Weft."""
+    frame = inspect.currentframe()
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "weft":
+        frame = frame.f_back
+    return "an unknown place" if frame is None else f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def describe(fn: Callable[..., Any]) -> str:
+    """Return the name of a function with its place: `book (server.py:12)`."""
+    name = getattr(target(fn), "__name__", None) or type(fn).__name__
+    if name == "__call__" and not inspect.isroutine(fn):
+        name = type(fn).__name__
+    return f"{name} ({location(fn)})"
+
+
+def short_path(filename: str) -> str:
+    """Return a file name relative to the working directory, else its last two parts."""
+    if filename.startswith("<"):
+        return filename
+    path = Path(filename)
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except (OSError, ValueError):
+        return str(Path(*path.parts[-2:]))
+
+
+def user_frames(error: BaseException) -> list[str]:
+    """Return the user's own frames of a traceback, outermost first, each as `file:line in name: source`."""
+    return [
+        f"{short_path(frame.filename)}:{frame.lineno} in {frame.name}" + (f": {frame.line}" if frame.line else "")
+        for frame in traceback.extract_tb(error.__traceback__)
+        if is_users(frame.filename)
+    ]
+
+
+def enclosing_locals(fn: Callable[..., Any]) -> dict[str, Any]:
+    """Return the local names of the running function that defines `fn`; empty if `fn` is defined at top level.
+
+    Annotations written as text may name a class that is local to the function which registers the tool.
+    """
+    code: CodeType | None = getattr(target(fn), "__code__", None)
+    outer = code.co_qualname.rpartition(".<locals>.")[0] if code else ""
+    if code is None or not outer:
+        return {}
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_qualname == outer and frame.f_code.co_filename == code.co_filename:
+            return dict(frame.f_locals)
+        frame = frame.f_back
+    return {}
+
+
+def is_users(filename: str) -> bool:
+    """Return whether a file is the user's own: not Weft's, nor the standard library's, nor an installed package's."""
+    if filename.startswith("<") or filename.endswith(".pyx"):  # generated or compiled code
+        return False
+    path = Path(filename).resolve()
+    return not any(path.is_relative_to(folder) for folder in _foreign_folders())
+
+
+@functools.cache
+def _foreign_folders() -> tuple[Path, ...]:
+    """Return the directories of Weft, the standard library and installed packages."""
+    import sysconfig  # Slow to load, and needed only after a failure.
+
+    libraries = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return (Path(__file__).resolve().parent.parent, *(Path(folder).resolve() for folder in libraries))
 
 
 def report(what: str, error: BaseException, *, debug: bool, secret: str = "") -> str:
     """Log `error`, raised by `what`, with the user's own frames; return the text for the peer.
 
-    `secret` is what `what` was given and may have put into its error, as a KeyError does: it is in neither text.
+    `secret` was an argument of `what` and may be part of the error, as in a KeyError: it is left out of both texts.
     """
     frames = user_frames(error)
     more = ""
-    while isinstance(error, BaseExceptionGroup):  # a group says nothing; its members do
+    while isinstance(error, BaseExceptionGroup):  # The text of a group says nothing; those of its members do.
         members = cast("BaseExceptionGroup[BaseException]", error).exceptions
         more = f" (and {len(members) - 1} more)" if len(members) > 1 else more
         error = next(iter(members))
         frames += user_frames(error)
-    if isinstance(error, Unserialisable):  # our own finding about what was returned
+    if isinstance(error, Unserialisable):
         return record(f"{what}: {error}{more}", frames[-MOST_FRAMES:], debug=debug)
     summary = summary_of(error)
     if secret:
         summary = summary.replace(secret, "…")
-    return record(f"{what} raised {summary}{more}{_unawaited(error)}", frames[-MOST_FRAMES:], debug=debug)
+    return record(f"{what} raised {summary}{more}{_missing_await(error)}", frames[-MOST_FRAMES:], debug=debug)
 
 
 def summary_of(error: BaseException) -> str:
-    """What an exception is, in one line or few.
+    """Return the class and the text of an exception.
 
     >>> summary_of(ValueError("no such seat")), summary_of(ValueError())
     ('ValueError: no such seat', 'ValueError')
     """
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001 - the user's own class may fail at that, and nobody would get an answer (R1)
+    except Exception:  # noqa: BLE001 - the user's class may fail here; the request must be answered all the same
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
@@ -71,12 +174,12 @@ def report_code(what: str, error: ProtocolError, *, debug: bool) -> str:
     return record(text, user_frames(error)[-MOST_FRAMES:], debug=debug)
 
 
-def _unawaited(error: BaseException) -> str:
-    """The remedy where a coroutine was taken for its result; and let it go, or Python would complain of it as well."""
+def _missing_await(error: BaseException) -> str:
+    """Return the remedy if a coroutine was used as its result; close it, so that Python does not warn as well."""
     if not isinstance(error, AttributeError | TypeError) or "'coroutine' object" not in str(error):
         return ""
     called = ""
-    coroutine = getattr(error, "obj", None)  # only an AttributeError says which
+    coroutine = getattr(error, "obj", None)  # Only an AttributeError names the object.
     if isinstance(coroutine, CoroutineType):
         cast("CoroutineType[Any, Any, Any]", coroutine).close()
         called = f"{'ctx.' if coroutine.__qualname__.startswith('Context.') else ''}{coroutine.__name__}(...)"
@@ -92,16 +195,16 @@ def _unawaited(error: BaseException) -> str:
 
 
 def _is_in_async_function(error: BaseException) -> bool:
-    """Whether the innermost line of the user's code that an exception came through is in an `async def`."""
-    codes = [frame.f_code for frame, _ in walk_tb(error.__traceback__) if is_users(frame.f_code.co_filename)]
-    return not codes or bool(codes[-1].co_flags & CO_COROUTINE)
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    own = [code for code in codes if is_users(code.co_filename)]
+    return not own or bool(own[-1].co_flags & CO_COROUTINE)
 
 
 def record(text: str, frames: Sequence[str] = (), *, debug: bool) -> str:
-    """Log what went wrong, once, under a reference; return the text for the peer.
+    """Log a failure under a new reference; return the text for the peer.
 
-    A peer may have written part of the text, as in "no seat x". So its lines are marked: none passes for a line of the
-    log.
+    A peer may have written part of the text, as in "no seat x". Its lines are marked, so that none of them looks like
+    an entry of the log.
     """
     reference = os.urandom(4).hex()
     log.error("%s", "\n".join([f"{marked_lines(text)} [error {reference}]", *(f"  {frame}" for frame in frames)]))
@@ -112,7 +215,7 @@ def record(text: str, frames: Sequence[str] = (), *, debug: bool) -> str:
 
 
 def note_refusal(error: ProtocolError) -> None:
-    """Warn, once for each version, that a client was turned away because of its version; say nothing of the rest."""
+    """Warn, once for each version, that a client was refused because of its protocol version."""
     if not isinstance(error, UnsupportedVersion):
         return
     requested = printable(error.data["requested"], "?")
@@ -123,10 +226,7 @@ def note_refusal(error: ProtocolError) -> None:
 
 
 def show_mistakes_plainly() -> None:
-    """Let a `UsageError` that nobody catches be printed without Weft's own frames: the mistake is not there.
-
-    Every other exception is shown as before, by whatever showed it before.
-    """
+    """Print an uncaught `UsageError` without the frames inside Weft; leave every other exception to the old hook."""
     global _show_others
     if sys.excepthook is not _show:
         _show_others, sys.excepthook = sys.excepthook, _show
@@ -139,6 +239,6 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
     if not isinstance(error, UsageError):
         _show_others(kind, error, trace)
         return
-    told = TracebackException(kind, error, trace)
-    told.stack = StackSummary.from_list([frame for frame in told.stack if is_users(frame.filename)])
-    sys.stderr.write("".join(told.format(chain=False)))
+    shown = traceback.TracebackException(kind, error, trace)
+    shown.stack = traceback.StackSummary.from_list([frame for frame in shown.stack if is_users(frame.filename)])
+    sys.stderr.write("".join(shown.format(chain=False)))

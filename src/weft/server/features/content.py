@@ -1,29 +1,16 @@
-"""Content: what a handler returns, made into the blocks and the JSON of the wire.
-
-Owns the `Image`, `Audio` and `File` helpers, their MIME types, and the one rule of how a Python value becomes content.
-It must not guess: a value that is not JSON is an error that names it, never its `repr` sent as if it were an answer.
-"""
+"""Turn return values into content blocks: the `Image`, `Audio` and `File` helpers, MIME types, and the one rule."""
 
 from __future__ import annotations
 
 import base64
-import dataclasses
-import json
-import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Set as AbstractSet
 from pathlib import Path
-from types import CoroutineType
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
-import msgspec
-import pydantic_core
-
-from weft.errors import UsageError, WeftError
+from weft.errors import UsageError
 from weft.protocol.names import check_uri
-from weft.server.signature.errors import place_of
+from weft.server.signature.output import check_text, to_json_text
 from weft.types.base import Annotations, Meta
 from weft.types.content import (
     AudioContent,
@@ -39,7 +26,7 @@ BLOCKS = (TextContent, ImageContent, AudioContent, ResourceLink, EmbeddedResourc
 
 _MIME = re.compile(r"[\w!#$&^.+-]{1,127}/[\w!#$&^.+-]{1,127}(?:\s*;\s*[^;\s][^;]*)*", re.ASCII)
 
-# MIME types that must not depend on the machine; the rest is asked of the standard library.
+# MIME types that must not depend on the machine; the standard library knows the rest.
 _BY_SUFFIX = {
     ".avif": "image/avif",
     ".csv": "text/csv",
@@ -98,23 +85,11 @@ _TEXT = frozenset(
     }
 )
 
-_REMEDY = (
-    "Return strings, numbers, booleans, None, lists, dictionaries, dataclasses or pydantic models, "
-    "or convert it yourself."
-)
-_Place = tuple[str | int, ...]
-_WORD = 2**63
-_MAX_DEPTH = 64  # how far down a culprit is looked for, so that its place can be named
-
-
-class Unserialisable(WeftError):
-    """A handler returned something that JSON cannot say. The message names the type, the place and the remedy."""
-
 
 class _Media:
-    """Bytes, or the file that holds them, with their MIME type. The file is read at once."""
+    """Bytes, or the file that holds them, with their MIME type. The file is read immediately."""
 
-    family = ""  # what the MIME type must begin with
+    family = ""  # Start of every MIME type that is allowed.
 
     def __init__(
         self,
@@ -125,7 +100,8 @@ class _Media:
         annotations: Annotations | None = None,
         meta: Meta | None = None,
     ) -> None:
-        self.path, self.data = _load(data)
+        self.path = None if isinstance(data, bytes) else Path(data)
+        self.data = data if isinstance(data, bytes) else Path(data).read_bytes()
         if mime_type is None and format is not None:
             mime_type = self.family + format.lower().lstrip(".")
         if mime_type is None:
@@ -153,7 +129,7 @@ class _Media:
 class Image(_Media):
     """A picture: bytes, or the path of a file.
 
-    The MIME type is the one given, else that of `format` ("png"), of the file's name, or of the data itself.
+    The MIME type is the given one, else that of `format` ("png"), of the file's name, or of the data itself.
 
     >>> Image(b"GIF89a...").mime_type
     'image/gif'
@@ -162,7 +138,7 @@ class Image(_Media):
     family = "image/"
 
     def to_content(self) -> ImageContent:
-        """The block for the wire."""
+        """Return the content block."""
         return ImageContent(base64_of(self.data), self.mime_type, self.annotations, self.meta)
 
 
@@ -176,7 +152,7 @@ class Audio(_Media):
     family = "audio/"
 
     def to_content(self) -> AudioContent:
-        """The block for the wire."""
+        """Return the content block."""
         return AudioContent(base64_of(self.data), self.mime_type, self.annotations, self.meta)
 
 
@@ -203,18 +179,18 @@ class File(_Media):
         super().__init__(data, mime_type=mime_type, annotations=annotations, meta=meta)
         if uri is None:
             if self.path is None:
-                raise UsageError("File(...): bytes have no name of their own. Give them one: File(data, uri='…').")
+                raise UsageError("File(...): bytes have no name. Give them one: File(data, uri='…').")
             uri = self.path.resolve().as_uri()
         try:
-            check_uri(uri)  # PRM-06
+            check_uri(uri)
         except ValueError as error:
             raise UsageError(f"File(...): {error}") from None
         self.uri = uri
 
     def to_contents(self, uri: str | None = None) -> ResourceContents:
-        """What is in the file, as a resource; under another URI than the file's own where one is given.
+        """Return the file as resource contents, under its own URI or the given one.
 
-        Text where the MIME type says text and the bytes agree, else base64 (RES-14).
+        The contents are text if the MIME type is text and the bytes are UTF-8, else base64.
         """
         uri = uri or self.uri
         if is_text(self.mime_type):
@@ -225,7 +201,7 @@ class File(_Media):
         return ResourceContents(uri, self.mime_type, blob=base64_of(self.data), meta=self.meta)
 
     def to_content(self) -> EmbeddedResource:
-        """The block for the wire."""
+        """Return the content block."""
         return EmbeddedResource(self.to_contents(), self.annotations)
 
 
@@ -233,7 +209,7 @@ HELPERS = (Image, Audio, File)
 
 
 def to_block(value: Any) -> ContentBlock:
-    """One value as one block: a string as text, any other JSON value as JSON text.
+    """Turn one value into one block: a string becomes text, any other JSON value JSON text.
 
     >>> to_block({"seat": "12A"}).text
     '{"seat":"12A"}'
@@ -248,10 +224,10 @@ def to_block(value: Any) -> ContentBlock:
 
 
 def to_blocks(value: Any) -> list[ContentBlock]:
-    """A return value as blocks.
+    """Turn a return value into blocks.
 
-    None gives none. A list or tuple gives a block for each item when all items are strings, or when any is a block or a
-    helper; any other list is a JSON value like others, and one block.
+    None gives none. A list or tuple gives a block for each item if all items are strings, or if any is a block or a
+    helper; any other list is one JSON value, and one block.
 
     >>> [block.text for block in to_blocks(["a", "b"])], [block.text for block in to_blocks([1, 2])]
     (['a', 'b'], ['[1,2]'])
@@ -265,128 +241,16 @@ def to_blocks(value: Any) -> list[ContentBlock]:
     return [to_block(value)]
 
 
-def to_json_text(value: Any) -> str:
-    """A value as JSON: pydantic models, dataclasses, dates, decimals, sets, enums, wire types, and what is JSON.
-
-    Raises `Unserialisable` for anything else, and for NaN and infinity, which JSON does not have.
-    """
-    if type(value) is int and -_WORD < value < _WORD:  # the quick way
-        return str(value)
-    if isinstance(value, bytes | bytearray | memoryview):
-        _refuse(value, (), "Wrap it in Image(...), Audio(...) or File(...), or decode it.")
-    culprits: list[Any] = []
-
-    def fallback(item: Any) -> Any:
-        if isinstance(item, msgspec.Struct):
-            return msgspec.to_builtins(item)
-        culprits.append(item)
-        raise TypeError
-
-    try:
-        data = pydantic_core.to_json(
-            value, by_alias=True, bytes_mode="base64", inf_nan_mode="constants", fallback=fallback
-        )
-    except (pydantic_core.PydanticSerializationError, ValueError, RecursionError) as error:
-        if culprits:
-            _refuse(culprits[0], _place(value, lambda item: item is culprits[0]))
-        raise Unserialisable(
-            f"The returned {_type_name(value)} cannot be sent as JSON: {str(error).rstrip('.')}. {_REMEDY}"
-        ) from None
-    if b"NaN" in data or b"Infinity" in data:
-        _check_numbers(data, value)
-    return data.decode()
-
-
-def _check_numbers(data: bytes, value: Any) -> None:
-    """The words may be inside strings; only a number is a fault."""
-
-    def refuse(_: str) -> NoReturn:
-        place = _place(value, lambda item: isinstance(item, float) and not math.isfinite(item))
-        raise Unserialisable(
-            f"The returned value{_at(place)} is NaN or infinite, which JSON cannot say. "
-            "Return None or a string instead."
-        )
-
-    json.loads(data, parse_constant=refuse)
-
-
-def refuse_unawaited(value: Any, place: _Place = ()) -> None:
-    """Tell who forgot an `await`; and let the coroutine go, or Python would complain of it once more, later."""
-    if isinstance(value, CoroutineType):
-        coroutine = cast("CoroutineType[Any, Any, Any]", value)
-        coroutine.close()
-        raise Unserialisable(
-            f"The returned value{_at(place)} is the coroutine of {coroutine.__name__!r}, which was not awaited. "
-            f"Write `await {coroutine.__name__}(...)`."
-        ) from None
-
-
-def _refuse(culprit: Any, place: _Place, remedy: str = _REMEDY) -> NoReturn:
-    refuse_unawaited(culprit, place)
-    raise Unserialisable(
-        f"The returned value{_at(place)} is of type {_type_name(culprit)}, which is not JSON. {remedy}"
-    ) from None
-
-
-def _place(value: Any, found: Callable[[Any], bool]) -> _Place:
-    """The keys and positions that lead to the first value that is `found`; empty when it is the value itself."""
-    seen: set[int] = set()
-
-    def walk(value: Any, place: _Place) -> _Place | None:
-        if found(value):
-            return place
-        if id(value) in seen or len(place) > _MAX_DEPTH:
-            return None
-        seen.add(id(value))
-        for step, item in _parts(value):
-            if (inner := walk(item, (*place, step))) is not None:
-                return inner
-        return None
-
-    return walk(value, ()) or ()
-
-
-def _parts(value: Any) -> Iterable[tuple[str | int, Any]]:
-    if isinstance(value, Mapping):
-        return [(str(key), item) for key, item in cast("Mapping[Any, Any]", value).items()]
-    if isinstance(value, list | tuple | AbstractSet):
-        return list(enumerate(cast("Iterable[Any]", value)))
-    if dataclasses.is_dataclass(value) or hasattr(value, "model_fields_set"):
-        return list(cast("dict[str, Any]", getattr(value, "__dict__", {})).items())
-    return ()
-
-
-def _at(place: _Place) -> str:
-    return f" at {place_of(place)}" if place else ""
-
-
-def _type_name(value: Any) -> str:
-    kind = cast("type[Any]", type(value))
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def check_text(value: str) -> str:
-    """The text itself, if UTF-8 has it; `Unserialisable` if not."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise Unserialisable(
-            "The returned text has a lone surrogate, which JSON in UTF-8 cannot say. "
-            "Decode the bytes it came from with errors='replace'."
-        ) from None
-    return value
-
-
 def guess_mime_type(path: Path | None, data: bytes, family: str) -> str | None:
-    """The type by the name, else by the first bytes, within `family` ("image/"). None where it stays unclear.
+    """Return the MIME type by the name, else by the first bytes, within `family` ("image/"); None if it is unclear.
 
-    Without a family it is never unclear when there is data: what reads as UTF-8 is plain text, the rest octets.
+    Without a family, data in UTF-8 is plain text, and other data is an octet stream.
 
     >>> guess_mime_type(Path("a.png"), b"", "image/"), guess_mime_type(None, b"RIFF____WAVE", "audio/")
     ('image/png', 'audio/wav')
     """
     if path is not None:
-        import mimetypes  # reads tables of the system
+        import mimetypes  # Reads tables of the system.
 
         named = _BY_SUFFIX.get(path.suffix.lower()) or mimetypes.guess_type(path.name, strict=False)[0]
         if named is not None and named.startswith(family):
@@ -396,17 +260,21 @@ def guess_mime_type(path: Path | None, data: bytes, family: str) -> str | None:
             return mime_type
     if family or not data:
         return None
-    return "text/plain" if _reads_as_text(data) else "application/octet-stream"
+    try:
+        is_plain = "\0" not in data.decode()
+    except UnicodeDecodeError:
+        is_plain = False
+    return "text/plain" if is_plain else "application/octet-stream"
 
 
 def check_mime_type(mime_type: str, what: str) -> None:
-    """Refuse what is not `type/subtype` (PRM-05, PRM-06)."""
+    """Raise UsageError for a text that is not `type/subtype`."""
     if not _MIME.fullmatch(mime_type):
         raise UsageError(f"{what}: {mime_type!r} is not a MIME type. Write it as type/subtype, such as 'text/plain'.")
 
 
 def is_text(mime_type: str) -> bool:
-    """Whether data of this type is text.
+    """Return whether data of this type is text.
 
     >>> is_text("text/csv; charset=utf-8"), is_text("image/svg+xml"), is_text("image/png")
     (True, True, False)
@@ -415,20 +283,6 @@ def is_text(mime_type: str) -> bool:
     return bare.startswith("text/") or bare in _TEXT or bare.endswith(("+json", "+xml", "+yaml"))
 
 
-def _reads_as_text(data: bytes) -> bool:
-    try:
-        return "\0" not in data.decode()
-    except UnicodeDecodeError:
-        return False
-
-
-def _load(data: bytes | str | os.PathLike[str]) -> tuple[Path | None, bytes]:
-    if isinstance(data, bytes):
-        return None, data
-    path = Path(data)
-    return path, path.read_bytes()
-
-
 def base64_of(data: bytes) -> str:
-    """The bytes as the wire has them."""
+    """Return the bytes in base64."""
     return base64.b64encode(data).decode()

@@ -1,13 +1,13 @@
-"""Prompts: the registry, and what happens at `prompts/list` and `prompts/get`.
+"""Register and fill prompts, and suggest values for the arguments of prompts and resource templates.
 
-Owns how the arguments of a prompt, which are strings on the wire, become the parameters of a function, and how what it
-returns becomes messages.
+Owns how the arguments of a prompt, which are strings on the wire, become the parameters of a function, how its return
+value becomes messages, and the functions that suggest values. Without such a function, the choices that a parameter's
+type lists (an enum, a `Literal`) are suggested.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any, Literal, NoReturn, cast
 
@@ -19,29 +19,42 @@ from weft.limits import Limits
 from weft.protocol.schema import alternatives
 from weft.server.asking.rounds import invoke
 from weft.server.calls.call import Call, check_hide, check_needs
-from weft.server.calls.changes import Change, Changes
-from weft.server.diagnostics.argument_checks import check_kind
-from weft.server.diagnostics.source_location import location
-from weft.server.features.content import BLOCKS, HELPERS, Unserialisable, refuse_unawaited, to_block
-from weft.server.features.definitions import check_definition, nothing_to_remove, unknown
-from weft.server.features.pages import CachePolicy, Encoded, Pages
-from weft.server.features.scopes import Audience, check_scopes, usable
-from weft.server.signature.signature import ArgumentsError, read_signature
+from weft.server.calls.changes import Changes
+from weft.server.diagnostics.argument_checks import check_scopes
+from weft.server.diagnostics.error_reporting import Unserialisable, location
+from weft.server.features.content import BLOCKS, HELPERS, to_block
+from weft.server.features.registry import (
+    CacheHint,
+    Encoded,
+    Registry,
+    check_definition,
+    meant_or_known,
+    unknown,
+    usable,
+)
+from weft.server.features.resources import RegisteredTemplate, Resources
+from weft.server.signature.output import check_text, refuse_unawaited
+from weft.server.signature.signature import ArgumentsError, Signature, read_signature
 from weft.types.base import ROLES, Icon, Meta, Result, Struct
 from weft.types.prompts import (
+    CompleteParams,
+    CompleteResult,
+    Completion,
     GetPromptParams,
     GetPromptResult,
     ListPromptsResult,
     Prompt,
     PromptArgument,
     PromptMessage,
+    PromptReference,
 )
 
+MAX_VALUES = 100  # Suggestions in one answer.
 _MAX_NAME = 256
 
 
 class _MessageMaker:
-    """Makes messages of one role. It is used like a type, and says what to write where it is taken for one."""
+    """Makes messages of one role. Used as a type, it raises TypeError with what to write instead."""
 
     def __init__(self, name: str, role: Literal["user", "assistant"]) -> None:
         self.__name__ = name
@@ -51,7 +64,7 @@ class _MessageMaker:
         return self.__name__
 
     def __call__(self, content: Any) -> PromptMessage:
-        """A message with this content: text, a block, an `Image`, an `Audio` or a `File`.
+        """Make a message with this content: text, a block, an `Image`, an `Audio` or a `File`.
 
         >>> UserMessage("Review this.").role, AssistantMessage("Gladly.").role
         ('user', 'assistant')
@@ -67,19 +80,19 @@ class _MessageMaker:
     __ror__ = __or__
 
     def __get_pydantic_core_schema__(self, _source: Any, _handler: Any) -> Any:
-        """Promise nothing where it is annotated alone, such as `-> list[UserMessage]`: results are made messages."""
+        """Promise nothing where it is annotated alone, such as `-> list[UserMessage]`."""
         return {"type": "any"}
 
 
 UserMessage = _MessageMaker("UserMessage", "user")
-"""A message that the user says."""
+"""A message of the user."""
 
 AssistantMessage = _MessageMaker("AssistantMessage", "assistant")
-"""A message that the model says."""
+"""A message of the model."""
 
 
 def to_messages(value: Any) -> list[PromptMessage]:
-    """What a prompt's function returned, as messages; those without a role are the user's.
+    """Turn the return value of a prompt into messages; those without a role are the user's.
 
     >>> [(message.role, message.content.text) for message in to_messages(["Hi.", AssistantMessage("Hello.")])]
     [('user', 'Hi.'), ('assistant', 'Hello.')]
@@ -91,9 +104,9 @@ def to_messages(value: Any) -> list[PromptMessage]:
 
 def _message(value: Any) -> PromptMessage:
     if isinstance(value, PromptMessage):
-        if value.role not in ROLES:  # a struct takes whatever it is given (PRM-11)
+        if value.role not in ROLES:  # A struct does not check its fields.
             raise Unserialisable("A message of a prompt has the role 'user' or 'assistant'. Write UserMessage(...).")
-        content = cast("Any", value.content)  # a struct takes whatever it is given
+        content = cast("Any", value.content)
         return value if isinstance(content, (dict, *BLOCKS)) else PromptMessage(value.role, to_block(content))
     if isinstance(value, (str, dict, *BLOCKS, *HELPERS)):
         return UserMessage(value)
@@ -105,17 +118,17 @@ def _message(value: Any) -> PromptMessage:
 
 
 class RegisteredPrompt:
-    """A prompt and how it is filled in."""
+    """A prompt and its function."""
 
-    __slots__ = ("_limits", "_spoken", "definition", "fn", "hide", "needs", "scopes", "signature", "where")
+    __slots__ = ("_limits", "_parsed", "definition", "fn", "hide", "needs", "scopes", "signature", "where")
 
     def __init__(self, fn: Callable[..., Any], definition: Prompt, limits: Limits, where: str) -> None:
         self.fn = fn
         self.definition = definition
         self.where = where
         self.scopes: tuple[str, ...] = ()
-        self.needs: tuple[str, ...] = ()  # of the client
-        self.hide = False  # from clients that lack it
+        self.needs: tuple[str, ...] = ()
+        self.hide = False
         self._limits = limits
         self.signature = read_signature(
             fn, injected=(Call.context_type,), opaque=(Struct, *HELPERS), kind="prompt", name=definition.name
@@ -123,7 +136,7 @@ class RegisteredPrompt:
         whole = self.signature.input_schema
         properties: Mapping[str, Mapping[str, Any]] = whole.get("properties", {})
         required = whole.get("required", ())
-        self._spoken = {  # parameters that take no text
+        self._parsed = {  # Parameters that take no text: their values are read as JSON.
             name for name, schema in properties.items() if not any(map(_takes_text, alternatives(schema, whole)))
         }
         definition.description = definition.description or self.signature.description or None
@@ -134,16 +147,11 @@ class RegisteredPrompt:
 
     @property
     def described(self) -> str:
-        """What it is and where, for messages to the developer."""
+        """The name and the place, for messages to the developer."""
         return f"Prompt {self.definition.name!r} ({self.where})"
 
-    def _bind(self, arguments: Mapping[str, str]) -> dict[str, Any]:
-        """The function's arguments. A parameter that takes no text is read from its JSON (PRM-08, PRM-12)."""
-        values = {name: self._read(text) if name in self._spoken else text for name, text in arguments.items()}
-        return self.signature.bind(values)
-
     def _read(self, text: str) -> Any:
-        """The JSON value, or the text itself where it is none: then the signature says what was expected."""
+        """Return the JSON value of a text, or the text itself if it is not JSON: then validation names the type."""
         try:
             data = text.encode()
             check_bounds(data, self._limits)
@@ -152,33 +160,31 @@ class RegisteredPrompt:
             return text
 
     async def fill(self, call: Call, arguments: Mapping[str, str]) -> Result:
-        """Call the function and make a fresh result of what it returns."""
+        """Call the function and make a new result of its return value."""
+        values = {name: self._read(text) if name in self._parsed else text for name, text in arguments.items()}
         try:
-            kwargs = self._bind(arguments)
+            kwargs = self.signature.bind(values)
         except ArgumentsError as error:
             raise InvalidParams(f"Invalid params: {error.tell(self._limits)}") from None
         if self.signature.injected is not None:
             kwargs[self.signature.injected] = call.context
         try:
-            value = await invoke(call, self.fn, self.signature.is_async, kwargs)
-            if isinstance(value, Result):
-                return _full(value)
-            return GetPromptResult(messages=to_messages(value), description=self.definition.description)
+            return self._result(await invoke(call, self.fn, self.signature.is_async, kwargs))
         except BaseException:
             call.blamed = self.described
             raise
 
-
-def _full(value: Result) -> Result:
-    """A result that the prompt made itself: a copy, for it will be sealed, with messages as any other has them."""
-    result = copy(value)
-    if isinstance(result, GetPromptResult):
-        result.messages = to_messages(result.messages)
-    return result
+    def _result(self, value: Any) -> Result:
+        if not isinstance(value, Result):
+            return GetPromptResult(messages=to_messages(value), description=self.definition.description)
+        result = copy(value)  # It will be sealed.
+        if isinstance(result, GetPromptResult):
+            result.messages = to_messages(result.messages)
+        return result
 
 
 def _takes_text(schema: Mapping[str, Any]) -> bool:
-    """Whether a string fits this schema as it is; one that says nothing takes anything."""
+    """Return whether a string can fit this schema; one without a type takes any value."""
     if "const" in schema:
         return isinstance(schema["const"], str)
     if "enum" in schema:
@@ -187,27 +193,13 @@ def _takes_text(schema: Mapping[str, Any]) -> bool:
     return "string" in ([kinds] if isinstance(kinds, str) else kinds)
 
 
-class Prompts:
+class Prompts(Registry[RegisteredPrompt]):
     """All prompts of a server."""
 
-    def __init__(self, changes: Changes, cache: CachePolicy, page_size: int, limits: Limits) -> None:
-        self._changes = changes
-        self._cache = cache
+    def __init__(self, changes: Changes, cache_hint: CacheHint, page_size: int, limits: Limits) -> None:
+        super().__init__("prompts", changes, page_size)
         self._limits = limits
-        self._pages: Pages[RegisteredPrompt] = Pages("prompts", page_size)
-        self.audience = Audience()
-        self._lock = threading.Lock()  # prompts come and go from threads, too
-        self.used = False  # once there was a prompt, the capability stays declared
-
-    def __len__(self) -> int:
-        return len(self._pages)
-
-    def __iter__(self) -> Iterator[RegisteredPrompt]:
-        return iter(self._pages)
-
-    def get(self, name: str) -> RegisteredPrompt | None:
-        """The prompt of this name."""
-        return self._pages.get(name)
+        self._build = self._builder(ListPromptsResult, "prompts", cache_hint)
 
     def add(
         self,
@@ -224,63 +216,196 @@ class Prompts:
         replace: bool = False,
         where: str | None = None,
     ) -> None:
-        """Register a prompt; listeners hear of it."""
+        """Register a prompt and notify listeners."""
         where = where or location(fn)
-        check_kind("name", name or "", str, "'order_tea'")
-        name = _check_name(name or str(getattr(fn, "__name__", type(fn).__name__)), where)
+        name = name or str(getattr(fn, "__name__", type(fn).__name__))
+        if not name.isprintable() or not 0 < len(name) <= _MAX_NAME:
+            raise RegistrationError(
+                f"Prompt {name[:_MAX_NAME]!r} cannot be registered ({where}): a name has 1 to {_MAX_NAME} printable "
+                "characters. Give it one with @server.prompt(name=...)."
+            )
         definition = Prompt(name, title, description, None, icons, meta)
         prompt = RegisteredPrompt(fn, definition, self._limits, where)
         prompt.scopes = check_scopes(scopes, prompt.described)
         prompt.needs = check_needs(needs, prompt.described)
         prompt.hide = check_hide(hide, prompt.needs, prompt.described)
         check_definition(definition, f"Prompt {name!r}", where)
-        with self._lock:
-            taken = self._pages.get(name)
-            if taken is not None and not replace:
-                raise RegistrationError(
-                    f"Prompt {name!r} is registered twice: at {taken.where} and at {where}. "
-                    "Give one of them another name with @server.prompt(name=...), or the second replace=True."
-                )
-            self.audience.add(prompt)  # guarded before it can be found
-            self._pages.add(name, prompt)
-            self.used = True
-        self._changes.publish(Change("prompts"))
-
-    def remove(self, name: str) -> None:
-        """Take a prompt out; listeners hear of it. UsageError when there is none."""
-        if self._pages.remove(name) is None:
-            raise nothing_to_remove("prompt", name, self._pages.names())
-        self._changes.publish(Change("prompts"))
+        self._add(self._pages, name, prompt, replace=replace)
 
     def find(self, call: Call, name: str) -> RegisteredPrompt:
-        """The prompt of this name, or the refusal of a call that names it (PRM-07)."""
+        """Return the prompt of this name; raise InvalidParams if there is none."""
         prompt = self._pages.get(name)
         if prompt is None:
             raise unknown("prompt", name, [prompt.definition.name for prompt in usable(call, self._pages)])
         return prompt
 
     async def get_prompt(self, call: Call) -> Result:
-        """`prompts/get`."""
+        """Serve `prompts/get`."""
         params = cast("GetPromptParams", call.envelope.params)
         return await self.find(call, params.name).fill(call, params.arguments or {})
 
-    def _page(self, prompts: list[RegisteredPrompt], next_cursor: str | None) -> ListPromptsResult:
-        return ListPromptsResult(
-            prompts=[prompt.definition for prompt in prompts],
-            next_cursor=next_cursor,
-            ttl_ms=self._cache.ttl_ms,
-            cache_scope=self.audience.scope(self._cache.list_scope),
-        )
-
     async def list(self, call: Call) -> Encoded:
-        """`prompts/list`."""
-        return self.audience.page(call, self._pages, self._page)
+        """Serve `prompts/list`."""
+        return self.audience.page(call, self._pages, self._build)
 
 
-def _check_name(name: str, where: str) -> str:
-    if not name.isprintable() or not 0 < len(name) <= _MAX_NAME:
-        raise RegistrationError(
-            f"Prompt {name[:_MAX_NAME]!r} cannot be registered ({where}): a name has 1 to {_MAX_NAME} printable "
-            "characters. Give it one with @server.prompt(name=...)."
+def to_completion(value: Any) -> Completion:
+    """Make a Completion of the return value of a completion function, with at most 100 values.
+
+    `total` and `has_more` tell of the rest.
+
+    >>> to_completion(["de", "en"])
+    Completion(values=['de', 'en'], total=2, has_more=False)
+    """
+    if isinstance(value, Completion):
+        values, total, has_more = value.values, value.total, value.has_more
+    elif isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
+        values = list(cast("Iterable[Any]", value))
+        total, has_more = len(values), len(values) > MAX_VALUES
+    else:
+        values, total, has_more = None, None, None
+    if values is None or not all(isinstance(item, str) for item in values):
+        raise Unserialisable("A completion function returns a list of strings, or a Completion.")
+    if len(values) > MAX_VALUES:
+        total, has_more = total or len(values), True
+    return Completion([check_text(item) for item in values[:MAX_VALUES]], total, has_more)
+
+
+class RegisteredCompletion:
+    """A function that suggests values: `fn(value)` or `fn(value, arguments)`, with an optional Context."""
+
+    __slots__ = ("fn", "parameters", "signature", "where")
+
+    def __init__(self, fn: Callable[..., Any], argument: str) -> None:
+        self.fn = fn
+        self.where = location(fn)
+        self.signature: Signature = read_signature(
+            fn, injected=(Call.context_type,), opaque=(Struct,), kind="completion", name=argument
         )
-    return name
+        self.parameters = list(self.signature.input_schema.get("properties", {}))
+        if len(self.parameters) not in (1, 2):
+            raise RegistrationError(
+                f"The completion of {argument!r} cannot be registered ({self.where}): it takes {len(self.parameters)} "
+                "parameters. Write `def complete(value: str)` or "
+                "`def complete(value: str, arguments: dict[str, str])`; a Context may be added."
+            )
+
+    async def suggest(self, call: Call, value: str, arguments: Mapping[str, str]) -> Completion:
+        """Call the function with the text typed so far, and the other arguments."""
+        kwargs: dict[str, Any] = dict(zip(self.parameters, (value, arguments), strict=False))
+        if self.signature.injected is not None:
+            kwargs[self.signature.injected] = call.context
+        try:
+            return to_completion(await invoke(call, self.fn, self.signature.is_async, kwargs))
+        except BaseException:
+            call.blamed = f"The completion of {self.signature.name!r} ({self.where})"
+            raise
+
+
+class Completions:
+    """All completions of a server."""
+
+    def __init__(self, prompts: Prompts, resources: Resources) -> None:
+        self._prompts = prompts
+        self._resources = resources
+        self._functions: dict[tuple[str, str, str], RegisteredCompletion] = {}  # By kind, name and argument.
+
+    @property
+    def used(self) -> bool:
+        """Whether anything can be completed: a function is registered, or an argument has choices."""
+        return bool(self._functions) or any(
+            _choices(signature, name)
+            for signature in (*self._signatures("prompt").values(), *self._signatures("template").values())
+            for name in _arguments(signature)
+        )
+
+    def add(
+        self, fn: Callable[..., Any], *, prompt: str | None = None, template: str | None = None, argument: str
+    ) -> None:
+        """Register a function for an argument of a prompt or of a resource template."""
+        completion = RegisteredCompletion(fn, argument)
+        if (prompt is None) == (template is None):
+            raise RegistrationError(
+                f"The completion of {argument!r} cannot be registered ({completion.where}): name either prompt= or "
+                "template=, whose argument it completes."
+            )
+        key = ("prompt", prompt, argument) if prompt is not None else ("template", str(template), argument)
+        taken = self._functions.get(key)
+        if taken is not None:
+            raise RegistrationError(
+                f"The completion of {argument!r} of {key[0]} {key[1]!r} is registered twice: at {taken.where} and at "
+                f"{completion.where}. Keep one of them."
+            )
+        self._functions[key] = completion
+
+    def check(self) -> None:
+        """Raise RegistrationError for a function whose prompt, template or argument does not exist.
+
+        Called before serving, because features may be registered in any order.
+        """
+        for (kind, name, argument), completion in self._functions.items():
+            signatures = self._signatures(kind)
+            if name not in signatures:
+                hint = meant_or_known(name, list(signatures))
+                missing = f"there is no {kind} {name!r}"
+            elif argument not in (known := _arguments(signatures[name])):
+                hint = meant_or_known(argument, known)
+                missing = f"{kind} {name!r} has no argument {argument!r}"
+            else:
+                continue
+            raise RegistrationError(
+                f"The completion of {argument!r} cannot be used ({completion.where}): {missing}. {hint}"
+            )
+
+    async def complete(self, call: Call) -> CompleteResult:
+        """Serve `completion/complete`."""
+        params = cast("CompleteParams", call.envelope.params)
+        argument = params.argument
+        given = (params.context.arguments if params.context is not None else None) or {}
+        if isinstance(params.ref, PromptReference):
+            kind, name, signature = "prompt", params.ref.name, self._prompts.find(call, params.ref.name).signature
+            is_safe = True
+        else:
+            kind, name = "template", params.ref.uri
+            entry = self._resources.get_template(name)
+            if entry is None:
+                raise InvalidParams("Unknown resource template. resources/templates/list names them all.")
+            signature = entry.signature
+            values = {**given, argument.name: argument.value}.items()
+            is_safe = all(entry.template.is_safe(key, value) for key, value in values)
+        known = _arguments(signature)
+        if argument.name not in known:
+            raise InvalidParams(f"Unknown argument. The {kind} has: {', '.join(known) or 'none'}.")
+        function = self._functions.get((kind, name, argument.name))
+        if function is None:
+            completion = to_completion(_matching(_choices(signature, argument.name), argument.value))
+        elif is_safe:
+            completion = await function.suggest(call, argument.value, given)
+        else:  # No resource can be read with such values, so the function does not receive them either.
+            completion = to_completion([])
+        return CompleteResult(completion=completion)
+
+    def _signatures(self, kind: str) -> dict[str, Signature]:
+        if kind == "prompt":
+            return {prompt.definition.name: prompt.signature for prompt in self._prompts}
+        return {entry.uri: entry.signature for entry in self._resources if isinstance(entry, RegisteredTemplate)}
+
+
+def _arguments(signature: Signature) -> list[str]:
+    return list(signature.input_schema.get("properties", {}))
+
+
+def _choices(signature: Signature, parameter: str) -> list[str]:
+    """Return the strings that a parameter's type lists."""
+    root = signature.input_schema
+    listed: list[Any] = []
+    for one in alternatives(root["properties"][parameter], root):
+        listed += one.get("enum", [one.get("const")])
+    return [choice for choice in listed if isinstance(choice, str)]
+
+
+def _matching(choices: list[str], typed: str) -> list[str]:
+    """Return the choices that begin with the typed text, then those that contain it."""
+    typed = typed.casefold()
+    starting = [choice for choice in choices if choice.casefold().startswith(typed)]
+    return starting + [choice for choice in choices if typed in choice.casefold() and choice not in starting]

@@ -1,12 +1,12 @@
-"""Tools: the registry, and what happens at `tools/list` and `tools/call`."""
+"""Register and call tools: `tools/list` and `tools/call`."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
-import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from typing import Any, cast
 
@@ -20,48 +20,61 @@ from weft.protocol.names import check_tool_name
 from weft.protocol.schema import SchemaError, Validator, check_object_schema, compile_schema
 from weft.server.asking.rounds import InputRequired, round_of
 from weft.server.calls.call import Call, check_hide, check_needs, require_needs
-from weft.server.calls.changes import Change, Changes
+from weft.server.calls.changes import Changes
 from weft.server.calls.tasks import Threads
-from weft.server.diagnostics.argument_checks import check_kind, warn_of_mirrors
-from weft.server.diagnostics.error_reporting import record, report
-from weft.server.diagnostics.source_location import location
-from weft.server.features.content import BLOCKS, HELPERS, refuse_unawaited, to_blocks, to_json_text
-from weft.server.features.definitions import check_definition, nothing_to_remove, unknown
-from weft.server.features.pages import CachePolicy, Encoded, Pages
-from weft.server.features.scopes import Audience, check_scopes, require_scopes, usable
+from weft.server.diagnostics.argument_checks import check_scopes
+from weft.server.diagnostics.error_reporting import location, record, report
+from weft.server.features.content import BLOCKS, HELPERS, to_blocks
+from weft.server.features.registry import (
+    CacheHint,
+    Encoded,
+    Registry,
+    check_definition,
+    require_scopes,
+    unknown,
+    usable,
+)
 from weft.server.signature.errors import type_name
+from weft.server.signature.output import refuse_unawaited, to_json_text
 from weft.server.signature.signature import ArgumentsError, OutputError, Signature, read_signature
 from weft.types.base import Icon, Result
 from weft.types.content import TextContent
 from weft.types.tools import CallToolParams, CallToolResult, ListToolsResult, Tool, ToolAnnotations
 
 log = logging.getLogger("weft.tools")
+advice = logging.getLogger("weft.advice")
 
-OPAQUE_TYPES = (*BLOCKS, *HELPERS, CallToolResult, InputRequired)  # returned, but no JSON values
+OPAQUE_TYPES = (*BLOCKS, *HELPERS, CallToolResult, InputRequired)  # Return types that are not JSON values.
 NO_ARGUMENTS = b"{}"
+
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_SENSITIVE = re.compile(
+    r"(?:^|_)(?:password|passphrase|passwd|pwd|pin|secret|token|api_?key|private_?key|authorization|credentials?|cookie"
+    r"|session_?id|ssn|social_security|e_?mail|phone|birth(?:day|date)?|passport|iban|card_number|cvc|cvv)(?:_|$)"
+)
 
 
 class ToolOptions(msgspec.Struct, kw_only=True, frozen=True):
-    """What can be said of a tool besides its function."""
+    """The options of a tool."""
 
     name: str | None = None
     title: str | None = None
     description: str | None = None
-    input_schema: Mapping[str, Any] | None = None  # in place of the function's signature
-    output_schema: Mapping[str, Any] | None = None  # in place of the return annotation
+    input_schema: Mapping[str, Any] | None = None  # Replaces the function's signature.
+    output_schema: Mapping[str, Any] | None = None  # Replaces the return annotation.
     annotations: ToolAnnotations | None = None
     icons: list[Icon] | None = None
     meta: dict[str, Any] | None = None
-    timeout: float | None = None  # seconds
-    single_use: bool = False  # a `requestState` of this tool is accepted once (MRTR-14)
-    scopes: Sequence[str] = ()  # without which a token is refused, and the tool not listed
-    needs: Sequence[str] = ()  # client capabilities without which the call is refused before it begins
-    hide: bool = False  # leave it out of the lists of clients that lack what it needs
-    replace: bool = False  # take the place of a tool of the same name
+    timeout: float | None = None  # In seconds.
+    single_use: bool = False  # Whether a `requestState` of this tool is accepted once only.
+    scopes: Sequence[str] = ()  # Scopes that a token must have to call and to list the tool.
+    needs: Sequence[str] = ()  # Capabilities that a client must have declared.
+    hide: bool = False  # Whether to hide it from clients that lack what it needs.
+    replace: bool = False  # Whether to replace a tool of the same name.
 
 
 class RegisteredTool:
-    """A tool and how it is called."""
+    """A tool and its function."""
 
     __slots__ = (
         "_full_output",
@@ -86,10 +99,12 @@ class RegisteredTool:
     def __init__(self, fn: Callable[..., Any], options: ToolOptions, threads: Threads, *, refs: bool = False) -> None:
         self.fn = fn
         self.where = location(fn)
-        check_kind("name", options.name or "", str, "'buy_tea'")
         self.name: str = options.name or str(getattr(fn, "__name__", type(fn).__name__))
-        self._check(lambda: check_tool_name(self.name))
         raw = options.input_schema
+        try:
+            check_tool_name(self.name)
+        except ValueError as error:
+            raise self._refusal(error) from None
         self.signature: Signature = read_signature(
             fn,
             injected=(Call.context_type,),
@@ -102,16 +117,23 @@ class RegisteredTool:
         self._whole = self._whole_parameter() if raw is not None else None
         self._input = self._compile(raw, "input_schema") if raw is not None else None
         self._output = self._compile(options.output_schema, "output_schema") if options.output_schema else None
-        self._full_output: Validator | None = None  # what structured content is held to, once a tool made its own
+        self._full_output: Validator | None = None  # Made when a tool first returns a full result.
         schema = self.signature.input_schema if raw is None else dict(raw)
-        self.mirrors: tuple[Mirror, ...] = self._check(lambda: find_mirrors(schema))
-        self.timeout = self._check(lambda: _check_timeout(options.timeout))
+        try:
+            self.mirrors: tuple[Mirror, ...] = find_mirrors(schema)
+        except ValueError as error:
+            raise self._refusal(error) from None
+        if options.timeout is not None and not 0 < options.timeout < math.inf:
+            raise self._refusal(
+                f"timeout= is a number of seconds above 0, not {options.timeout!r}. Leave it out for no limit."
+            )
+        self.timeout = options.timeout
         self.needs = check_needs(options.needs, self._described)
         self.hide = check_hide(options.hide, self.needs, self._described)
         self.scopes = check_scopes(options.scopes, self._described)
         self.single_use = options.single_use
         self._threads = threads
-        self._seldom = Seldom(log)  # for what clients can cause at will
+        self._seldom = Seldom(log)  # For warnings that clients can cause.
         self.definition = Tool(
             name=self.name,
             title=options.title,
@@ -123,24 +145,28 @@ class RegisteredTool:
             meta=options.meta,
         )
         check_definition(self.definition, f"Tool {self.name!r}", self.where)
-        warn_of_mirrors(self.mirrors, self._described)
+        for mirror in self.mirrors:
+            if any(map(_is_sensitive, mirror.path)):
+                advice.warning(
+                    "%s repeats its parameter %r in the header %s. By its name that is a secret or personal data, and "
+                    "proxies write headers into their logs: take the x-mcp-header annotation away.",
+                    self._described,
+                    ".".join(mirror.path),
+                    mirror.header,
+                )
+
+    def _refusal(self, problem: object) -> RegistrationError:
+        return RegistrationError(f"Tool {self.name!r} cannot be registered ({self.where}): {problem}")
 
     def _whole_parameter(self) -> str | None:
-        """With a schema of its own, a tool takes its arguments whole, in one parameter."""
+        """Return the one parameter that takes all arguments of a tool with input_schema=."""
         names = list(self.signature.input_schema.get("properties", {}))
         if len(names) > 1:
-            raise RegistrationError(
-                f"Tool {self.name!r} cannot be registered ({self.where}): with input_schema= it gets all arguments "
-                f"in one dictionary, but it has the parameters {', '.join(names)}. Write `def {self.name}(arguments: "
-                "dict[str, Any])`, or leave input_schema= out."
+            raise self._refusal(
+                f"with input_schema= it gets all arguments in one dictionary, but it has the parameters "
+                f"{', '.join(names)}. Write `def {self.name}(arguments: dict[str, Any])`, or leave input_schema= out."
             )
         return names[0] if names else None
-
-    def _check(self, check: Callable[[], Any]) -> Any:
-        try:
-            return check()
-        except ValueError as error:
-            raise RegistrationError(f"Tool {self.name!r} cannot be registered ({self.where}): {error}") from None
 
     def _compile(self, schema: Mapping[str, Any], what: str) -> Validator:
         try:
@@ -148,16 +174,14 @@ class RegisteredTool:
             if what == "input_schema":
                 check_object_schema(schema)
         except SchemaError as error:
-            raise RegistrationError(
-                f"Tool {self.name!r} cannot be registered ({self.where}): its {what} is wrong: {error}"
-            ) from None
+            raise self._refusal(f"its {what} is wrong: {error}") from None
         return compiled
 
     async def invoke(self, call: Call, params: CallToolParams) -> Result:
-        """Bind the arguments, call the function, make a result of what it returns."""
+        """Bind the arguments, call the function, and make a result of its return value."""
         try:
             raw = NO_ARGUMENTS if params.raw_arguments is UNSET else bytes(params.raw_arguments)
-            if raw[:1] != b"{":  # TOOL-14: not arguments that do not fit, but no arguments at all
+            if raw[:1] != b"{":
                 raise InvalidParams("Invalid params: `arguments` must be an object.")
             kwargs = self._bind(raw)
             if self.signature.injected is not None:
@@ -169,7 +193,7 @@ class RegisteredTool:
             else:
                 value = await self._threads.run(self.fn, kwargs)
             return self._result(value)
-        except BaseException:  # for middleware to see, and for the dispatcher to make an answer of
+        except BaseException:  # Middleware sees it, and the dispatcher makes the answer.
             call.blamed = self._described
             raise
 
@@ -198,7 +222,7 @@ class RegisteredTool:
         except TimeoutError:
             if not limit.expired():
                 raise
-            # A thread cannot be stopped: what runs there runs on, and only its result is not waited for.
+            # A thread cannot be stopped: the function runs on, and its result is dropped.
             end = "was stopped" if self.signature.is_async else "was given up"
             self._seldom.warning("%s took longer than its %g s and %s.", self._described, self.timeout, end)
             raise ToolError(f"The tool took longer than its {self.timeout:g} s and {end}.") from None
@@ -217,11 +241,11 @@ class RegisteredTool:
             if self.signature.require_text is not None:
                 self.signature.require_text(value)
             return CallToolResult(content=to_blocks(value))
-        # TOOL-11: clients that do not know structured content read the same as text.
+        # Clients that do not know structured content read the same as text.
         return CallToolResult(content=[TextContent(to_json_text(structured))], structured_content=structured)
 
     def _full(self, value: Result) -> Result:
-        """A result the tool made itself: a copy, for it will be sealed, and held to what the tool has declared."""
+        """Return a copy of a result that the tool made itself, checked against its declared output."""
         result = copy(value)
         if isinstance(result, CallToolResult):
             result.content = to_blocks(result.content)
@@ -230,7 +254,7 @@ class RegisteredTool:
         return result
 
     def _promised(self, value: Any) -> Any:
-        """The structured content of a result that the tool made itself: what is declared is what is sent (TOOL-12)."""
+        """Return the structured content of a result that the tool made itself, if it fits the declared output."""
         promise, remedy = "its output_schema", "Put what the schema describes into structured_content=."
         if self._output is None:
             promise = f"its return type {type_name(self.signature.returns)}"
@@ -240,7 +264,7 @@ class RegisteredTool:
                 f"{self._described} returned a CallToolResult without structured_content, which clients expect because "
                 f"of {promise}. {remedy}"
             )
-        if self._full_output is None:  # most tools never need it: what they return has a quicker check
+        if self._full_output is None:  # Most tools never need it: return values have a faster check.
             self._full_output = self._output or self._compile(self.definition.output_schema or {}, "output_schema")
         structured = msgspec.json.decode(to_json_text(value))
         if problems := self._full_output.problems(structured):
@@ -251,23 +275,20 @@ class RegisteredTool:
         return structured
 
     def _conforming(self, schema: Validator, value: Any) -> Any:
-        """TOOL-12: what is declared is what is sent."""
         structured = msgspec.json.decode(to_json_text(value))
         if problems := schema.problems(structured):
             raise OutputError(f"{self._described} returned a value that does not fit its output_schema: {problems[0]}")
         return structured
 
 
-def _check_timeout(seconds: Any) -> Any:
-    if seconds is None or (type(seconds) in (int, float) and 0 < seconds < math.inf):
-        return seconds
-    raise ValueError(f"timeout= is a number of seconds above 0, not {seconds!r}. Leave it out for no limit.")
+def _is_sensitive(name: str) -> bool:
+    return _SENSITIVE.search("_".join(_WORD.findall(name)).lower()) is not None
 
 
 def failure_of(call: Call, error: BaseException) -> CallToolResult | None:
-    """Make a result for the model to read of an exception that ended a call of a tool.
+    """Make a result for the model of the exception that ended a tool call.
 
-    Return None where the call is to be refused instead: by a `ProtocolError`, or by what middleware raised itself.
+    Return None for a `ProtocolError`, and for an exception of middleware: then the call is answered with an error.
     """
     if isinstance(error, ProtocolError):
         return failure(f"The tool cannot do this. {error.message}") if call.era.tells_model(error) else None
@@ -283,7 +304,7 @@ def failure_of(call: Call, error: BaseException) -> CallToolResult | None:
 
 
 def _told_by(error: BaseException, call: Call) -> list[str]:
-    """What the ToolErrors say, also those of a task group; nothing if there is anything else among them."""
+    """Return the texts of ToolErrors, also in a group; none if the group has any other exception."""
     if isinstance(error, ArgumentsError):
         return [error.tell(call.services.limits)]
     if isinstance(error, ToolError):
@@ -295,97 +316,58 @@ def _told_by(error: BaseException, call: Call) -> list[str]:
 
 
 def failure(text: str) -> CallToolResult:
-    """Make the result of a tool that failed, for the model to read."""
+    """Make the result of a failed tool call, for the model to read."""
     return CallToolResult(content=[TextContent(text)], is_error=True)
 
 
-class Tools:
+class Tools(Registry[RegisteredTool]):
     """All tools of a server."""
 
     def __init__(
-        self, changes: Changes, threads: Threads, cache: CachePolicy, page_size: int, *, refs: bool = False
+        self, changes: Changes, threads: Threads, cache_hint: CacheHint, page_size: int, *, refs: bool = False
     ) -> None:
-        self._changes = changes
+        super().__init__("tools", changes, page_size)
         self._threads = threads
-        self._refs = refs  # whether schemas have their definitions under `$defs`
-        self._cache = cache
-        self._pages: Pages[RegisteredTool] = Pages("tools", page_size)
-        self._tools: dict[str, RegisteredTool] = {}  # the same, for the quickest look-up there is
-        self._audience = Audience()
-        self._guarded: dict[str, RegisteredTool] = {}  # those whose calls must pass a check first
-        self._lock = threading.Lock()  # tools come and go from threads, too
-        self.used = False  # once there was a tool, the capability stays declared
-
-    def __len__(self) -> int:
-        return len(self._pages)
-
-    def __iter__(self) -> Iterator[RegisteredTool]:
-        return iter(self._pages)
-
-    def get(self, name: str) -> RegisteredTool | None:
-        """The tool of this name."""
-        return self._pages.get(name)
+        self._refs = refs  # Whether schemas keep their definitions under `$defs`.
+        self._build = self._builder(ListToolsResult, "tools", cache_hint)
+        self._tools: dict[str, RegisteredTool] = {}  # The same tools, for the fastest look-up.
+        self._guarded: dict[str, RegisteredTool] = {}  # Tools whose calls are checked first.
 
     def add(self, fn: Callable[..., Any], options: ToolOptions) -> RegisteredTool:
-        """Register a tool; listeners hear of it."""
+        """Register a tool and notify listeners."""
         tool = RegisteredTool(fn, options, self._threads, refs=self._refs)
-        with self._lock:
-            if not options.replace:
-                self._check_free(tool)
-            if tool.mirrors or tool.needs or tool.single_use or tool.scopes:  # guarded before it can be found
-                self._guarded[tool.name] = tool
-                self._audience.add(tool)
-            self._tools[tool.name] = tool
-            if self._guarded.get(tool.name) is not tool:  # it replaces one that was
-                self._guarded.pop(tool.name, None)
-            self._pages.add(tool.name, tool)
-            self.used = True
-        self._changes.publish(Change("tools"))
+        self._add(self._pages, tool.name, tool, replace=options.replace)
         return tool
 
-    def _check_free(self, tool: RegisteredTool) -> None:
-        taken = self._pages.get(tool.name)
-        if taken is not None:
-            raise RegistrationError(
-                f"Tool {tool.name!r} is registered twice: at {taken.where} and at {tool.where}. "
-                "Clients find a tool by its name, so one of the two could never be called. "
-                "Give one of them another name with @server.tool(name=...), or the second replace=True."
-            )
+    def _prepare(self, item: RegisteredTool, taken: RegisteredTool | None) -> None:
+        if item.mirrors or item.needs or item.single_use or item.scopes:
+            self._guarded[item.name] = item
+        self._tools[item.name] = item
+        if self._guarded.get(item.name) is not item:  # It replaces a guarded tool.
+            self._guarded.pop(item.name, None)
 
-    def remove(self, name: str) -> None:
-        """Take a tool out; listeners hear of it. UsageError when there is none."""
-        with self._lock:
-            if self._pages.remove(name) is None:
-                raise nothing_to_remove("tool", name, self._pages.names())
-            del self._tools[name]
-            self._guarded.pop(name, None)
-        self._changes.publish(Change("tools"))
+    def _take_out(self, name: str) -> bool:
+        self._tools.pop(name, None)
+        self._guarded.pop(name, None)
+        return super()._take_out(name)
 
     async def list(self, call: Call) -> Encoded:
-        """`tools/list`."""
-        return self._audience.page(call, self._pages, self._page)
-
-    def _page(self, tools: Sequence[RegisteredTool], next_cursor: str | None) -> ListToolsResult:
-        return ListToolsResult(
-            tools=[tool.definition for tool in tools],
-            next_cursor=next_cursor,
-            ttl_ms=self._cache.ttl_ms,
-            cache_scope=self._audience.scope(self._cache.list_scope),
-        )
+        """Serve `tools/list`."""
+        return self.audience.page(call, self._pages, self._build)
 
     def call(self, call: Call) -> Awaitable[Result]:
-        """`tools/call`."""
+        """Serve `tools/call`."""
         params = call.envelope.params
         assert isinstance(params, CallToolParams)
         if call.params_seen:
-            params = self._as_changed(call, params)
+            params = self._as_changed(params)
         tool = self._tools.get(params.name)
         if tool is None:
             raise unknown("tool", params.name, [tool.name for tool in usable(call, self._pages)])
         return tool.invoke(call, params)
 
-    def _as_changed(self, call: Call, params: CallToolParams) -> CallToolParams:
-        """Return the params as middleware left them, to be validated like those that a client sent."""
+    def _as_changed(self, params: CallToolParams) -> CallToolParams:
+        """Return the params as middleware left them, to be validated like those of a client."""
         if "arguments" not in params.__dict__:
             return params
         arguments: Any = params.arguments
@@ -397,7 +379,7 @@ class Tools:
         return msgspec.structs.replace(params, raw_arguments=msgspec.Raw(to_json_text(arguments).encode()))
 
     def check(self, call: Call) -> None:
-        """What a call must pass before anything runs: scopes, headers that repeat its arguments, what it needs."""
+        """Check the scopes, the mirrored headers and the needs of a call before anything runs."""
         params = call.envelope.params
         assert isinstance(params, CallToolParams)
         tool = self._guarded.get(params.name)
@@ -409,7 +391,7 @@ class Tools:
         if tool.mirrors and call.headers is not None and call.era.mirrors_params and not call.params_seen:
             check_mirrors(tool.mirrors, call.headers, _decoded(params.raw_arguments))
         require_needs(call, tool.needs)
-        if tool.single_use and round_of(call) is not None:  # where there are no rounds, it is a field that nobody knows
+        if tool.single_use and round_of(call) is not None:  # Without rounds, `requestState` is an unknown field.
             call.spends = params.request_state
 
 

@@ -17,7 +17,7 @@ from contextvars import Context
 from types import FrameType
 from weakref import WeakSet, ref
 
-from weft.server.diagnostics.source_location import describe, is_users, short_path
+from weft.server.diagnostics.error_reporting import describe, is_users, short_path
 
 log = logging.getLogger("weft.development")
 

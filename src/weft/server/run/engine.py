@@ -26,9 +26,8 @@ from weft.server.auth.tokens import Verifier
 from weft.server.calls.call import Call, Handler
 from weft.server.calls.changes import Change
 from weft.server.calls.connection import Connection
-from weft.server.features.completions import Completions
-from weft.server.features.pages import CachePolicy, read_policies
-from weft.server.features.prompts import Prompts
+from weft.server.features.prompts import Completions, Prompts
+from weft.server.features.registry import CacheHint, read_cache_hints
 from weft.server.features.resources import Resources
 from weft.server.features.tools import Tools
 from weft.server.run.development import watch_for_blocking
@@ -73,8 +72,8 @@ class EngineOptions(msgspec.Struct, kw_only=True):
     lifespan: LifespanFactory | None
     middleware: Sequence[Middleware]
     extensions: Sequence[Extension]
-    cache: CachePolicy | None
-    list_cache: Mapping[CacheList, CachePolicy] | None
+    cache_hint: CacheHint | None
+    list_cache_hints: Mapping[CacheList, CacheHint] | None
     page_size: int
     schema_refs: bool
     limits: Limits
@@ -115,19 +114,19 @@ class Engine(Runtime):
         self.changes.subscribe(self._forget_offer)
 
     def _make_features(self, options: EngineOptions) -> None:
-        policy, policies = read_policies(options.cache, options.list_cache, get_args(CacheList))
+        hint, hints = read_cache_hints(options.cache_hint, options.list_cache_hints, get_args(CacheList))
         page_size, limits = options.page_size, options.limits
-        self._discover_cache = policies["discover"]
-        self.tools = Tools(self.changes, self.threads, policies["tools"], page_size, refs=options.schema_refs)
+        self._discover_hint = hints["discover"]
+        self.tools = Tools(self.changes, self.threads, hints["tools"], page_size, refs=options.schema_refs)
         self.resources = Resources(
             self.changes,
-            policy,
+            hint,
             page_size,
             limits,
-            list_cache=policies["resources"],
-            templates_cache=policies["templates"],
+            list_hint=hints["resources"],
+            templates_hint=hints["templates"],
         )
-        self.prompts = Prompts(self.changes, policies["prompts"], page_size, limits)
+        self.prompts = Prompts(self.changes, hints["prompts"], page_size, limits)
         self.completions = Completions(self.prompts, self.resources)
 
     # Functions of the user that are called around or beside the calls.
@@ -193,8 +192,8 @@ class Engine(Runtime):
             supported_versions=list(self.offer.versions),
             capabilities=self.capabilities,
             instructions=self.instructions,
-            ttl_ms=self._discover_cache.ttl_ms,
-            cache_scope=self._discover_cache.list_scope,
+            ttl_ms=self._discover_hint.ttl_ms,
+            cache_scope=self._discover_hint.list_scope,
         )
 
     def make_dispatcher(self) -> Dispatcher:

@@ -30,8 +30,7 @@ import msgspec
 
 from weft.errors import StartError, UsageError
 from weft.server.diagnostics.argument_checks import with_article
-from weft.server.diagnostics.error_reporting import summary_of
-from weft.server.diagnostics.source_location import is_users, short_path, user_frames
+from weft.server.diagnostics.error_reporting import is_users, short_path, summary_of, user_frames
 from weft.server.run.engine import Engine, Servable
 
 log = logging.getLogger("weft.advice")

@@ -29,8 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from weft.errors import StartError, UsageError
 from weft.server.diagnostics.argument_checks import check_kind, check_options
-from weft.server.diagnostics.error_reporting import summary_of
-from weft.server.diagnostics.source_location import caller, user_frames
+from weft.server.diagnostics.error_reporting import caller, show_mistakes_plainly, summary_of, user_frames
 from weft.server.run.listening import (
     BACKLOG,
     HttpOptions,
@@ -92,6 +91,7 @@ def run(engine: Engine, transport: _Transport = "stdio", **options: Any) -> None
     """
     if is_loading():
         return
+    show_mistakes_plainly()
     given = _read_options("server.run", transport, options)
     _refuse_within_loop(transport)
     try:

@@ -54,10 +54,8 @@ from weft.server.asking.rounds import InputRequired, asker_of, questions, round_
 from weft.server.calls.call import Call, Handler, require_needs
 from weft.server.calls.services import Services
 from weft.server.diagnostics.argument_checks import with_article
-from weft.server.diagnostics.error_reporting import report, report_code
-from weft.server.diagnostics.source_location import caller, is_users, location, target
-from weft.server.features.pages import Encoded
-from weft.server.features.scopes import InsufficientScope, require_scopes
+from weft.server.diagnostics.error_reporting import caller, is_users, location, report, report_code, target
+from weft.server.features.registry import Encoded, InsufficientScope, require_scopes
 from weft.server.features.tools import failure_of
 from weft.server.runtime.load import Busy
 from weft.types.base import Result

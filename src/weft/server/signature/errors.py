@@ -1,11 +1,7 @@
 """Word what is wrong with arguments and types.
 
-What messages call a type, and how they say why it cannot be used. Owns these words; raises nothing.
-
-Arguments that do not fit, told to a model: what is wrong with each, what is expected, what was got.
-
-Owns the sentences. They name arguments and types, never the values that came in, and no library. It decides
-nothing: whether arguments fit is the signature's business.
+The sentences about arguments are for a model: what is wrong with each, what is expected, what was sent. They name
+arguments and types, never the values that were sent, and no library. Whether arguments fit is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -19,11 +15,61 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from weft.errors import ToolError
 from weft.limits import DEFAULT_LIMITS, Limits
 from weft.protocol.names import closest
-from weft.protocol.schema import is_array, is_object, json_type, referred
+from weft.protocol.schema import is_array, is_object, json_type
+
+_MAX_ISSUE = 350
+_MAX_ISSUES = 50  # Sentences that are made: each unknown name is compared with the known ones.
+_DIGITS = frozenset("-0123456789")
+_MISSING = frozenset({"missing", "missing_argument", "missing_keyword_only_argument"})
+_EXTRA = frozenset({"extra_forbidden", "unexpected_keyword_argument", "no_such_attribute"})
+
+_PREFIX = re.compile(r"\A(?:Value error|Assertion failed), ")
+_SUBJECT = re.compile(r"\A(?:Decimal i|I)nput (?=should |is |violated )")
+_SUFFIX = re.compile(r"(?:_str_parsing|_parsing|_from_\w+|_type|_required)\Z")
+
+_Path = tuple[str | int, ...]
+
+_KINDS = {  # Kinds of problems, as a whole or without a suffix, by what is expected.
+    "a URL": "url",
+    "a UUID": "uuid",
+    "a complex number as a string": "complex",
+    "a date and time in ISO 8601 form": "datetime",
+    "a date and time with a time zone": "timezone_aware",
+    "a date and time without a time zone": "timezone_naive",
+    "a date as YYYY-MM-DD": "date",
+    "a duration in ISO 8601 form": "time_delta",
+    "a finite number": "finite_number",
+    "a number": "decimal float fraction",
+    "a smaller integer": "int_parsing_size",
+    "a string": "bytes string",
+    "a time as HH:MM:SS": "time",
+    "an array": "deque frozen_set iterable list named_tuple set tuple",
+    "an integer": "int",
+    "an object": "counter dataclass dataclass_exact dict frozen_dict mapping model model_attributes ordered_dict",
+    "null": "none",
+    "true or false": "bool",
+}
+_EXPECTED = {kind: words for words, kinds in _KINDS.items() for kind in kinds.split()}
+_WORDS = {  # By the type that a schema names.
+    "array": "an array",
+    "boolean": "true or false",
+    "integer": "an integer",
+    "null": "null",
+    "number": "a number",
+    "object": "an object",
+    "string": "a string",
+}
+_TEXTS = {  # How such a value is written as a text.
+    "an integer": ", such as '3'",
+    "a number": ", such as '1.5'",
+    "true or false": ", such as 'true'",
+    "an array": " in JSON, '[…]'",
+    "an object": " in JSON, '{…}'",
+}
 
 
 def type_name(annotation: Any) -> str:
-    """A type as its author wrote it, nearly."""
+    """Return a type nearly as its author wrote it."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if annotation is type(None):
         return "None"
@@ -39,8 +85,8 @@ def type_name(annotation: Any) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Why a type cannot be used, in a sentence."""
-    from pydantic import PydanticSchemaGenerationError, PydanticUserError  # plain tools do without: signature.plain
+    """Return why a type cannot be used, in a sentence."""
+    from pydantic import PydanticSchemaGenerationError, PydanticUserError  # Slow to import; see `signature.plain`.
 
     if isinstance(error, PydanticSchemaGenerationError):
         return "it has a class whose contents are not known: neither a dataclass, a model, nor a TypedDict."
@@ -54,104 +100,27 @@ def reason(error: BaseException) -> str:
 
 
 def remedy(error: BaseException, otherwise: str) -> str:
-    """What to do about a type that cannot be used: what this error asks for, else what helps in general."""
+    """Return what to do about a type that cannot be used: a remedy for this error, else the general one."""
     if getattr(error, "code", None) == "typed-dict-version":
         return "import TypedDict from typing_extensions instead of typing."
     return otherwise
 
 
-_MAX_ISSUE = 350
-_MAX_ISSUES = 50  # sentences that are made at all: each unknown name is compared with those that there are
-_MAX_DEPTH = 64  # schemas refer to themselves
-_DIGITS = frozenset("-0123456789")
-_MISSING = frozenset({"missing", "missing_argument", "missing_keyword_only_argument"})
-
-_PREFIX = re.compile(r"\A(?:Value error|Assertion failed), ")
-_SUBJECT = re.compile(r"\A(?:Decimal i|I)nput (?=should |is |violated )")
-
-_Path = tuple[str | int, ...]
-
-_EXPECTED = {  # by the kind of a problem, as a whole or without a suffix
-    "bool": "true or false",
-    "bytes": "a string",
-    "complex": "a complex number as a string",
-    "counter": "an object",
-    "dataclass": "an object",
-    "dataclass_exact": "an object",
-    "date": "a date as YYYY-MM-DD",
-    "datetime": "a date and time in ISO 8601 form",
-    "decimal": "a number",
-    "deque": "an array",
-    "dict": "an object",
-    "finite_number": "a finite number",
-    "float": "a number",
-    "fraction": "a number",
-    "frozen_dict": "an object",
-    "frozen_set": "an array",
-    "int": "an integer",
-    "int_parsing_size": "a smaller integer",
-    "iterable": "an array",
-    "list": "an array",
-    "mapping": "an object",
-    "model": "an object",
-    "model_attributes": "an object",
-    "named_tuple": "an array",
-    "none": "null",
-    "ordered_dict": "an object",
-    "set": "an array",
-    "string": "a string",
-    "time": "a time as HH:MM:SS",
-    "time_delta": "a duration in ISO 8601 form",
-    "timezone_aware": "a date and time with a time zone",
-    "timezone_naive": "a date and time without a time zone",
-    "tuple": "an array",
-    "url": "a URL",
-    "uuid": "a UUID",
-}
-_SUFFIXES = (
-    "",
-    "_type",
-    "_parsing",
-    "_str_parsing",
-    "_from_date_parsing",
-    "_from_datetime_parsing",
-    "_from_float",
-    "_from_datetime_inexact",
-    "_required",
-)
-_WORDS = {  # by the type that a schema names
-    "array": "an array",
-    "boolean": "true or false",
-    "integer": "an integer",
-    "null": "null",
-    "number": "a number",
-    "object": "an object",
-    "string": "a string",
-}
-_TEXTS = {  # how such a value is written as a text
-    "an integer": ", such as '3'",
-    "a number": ", such as '1.5'",
-    "true or false": ", such as 'true'",
-    "an array": " in JSON, '[…]'",
-    "an object": " in JSON, '{…}'",
-}
-
-
 class ArgumentsError(ToolError):
     """The arguments of a call do not fit the function; `issues` has a sentence for each of the first problems.
 
-    No more issues and bytes of text reach the peer than the limits allow, whatever it sent (default D4).
+    The peer receives no more issues and bytes of text than the limits allow, whatever it sent.
     """
 
     def __init__(self, issues: Sequence[str], *, subject: str = "The arguments", unsaid: int = 0) -> None:
         self._every = [_cut(issue, _MAX_ISSUE) for issue in issues]
-        self._unsaid = unsaid  # further problems, for which nobody made a sentence
+        self._unsaid = unsaid  # Number of further problems, without a sentence.
         self._subject = subject
         self.issues = self._every[: DEFAULT_LIMITS.error_issues]
         super().__init__(self.tell(DEFAULT_LIMITS))
 
     def tell(self, limits: Limits) -> str:
-        """The text for the peer."""
+        """Return the text for the peer."""
         told = self._every[: limits.error_issues]
         lines = [f"{self._subject} do not fit:", *(f"- {issue}" for issue in told)]
         if more := len(self._every) - len(told) + self._unsaid:
@@ -170,7 +139,7 @@ def explain(
     """Turn the problems that validation found (pydantic's `errors()`) into sentences.
 
     `arguments` is what was validated, `schema` the input schema, `subject` begins the text ("The arguments of …").
-    `are_texts`: on the wire each argument is the text of its value, as those of prompts are (PRM-08).
+    `are_texts`: each argument is the text of its value, as those of prompts are.
     """
     wrong: dict[_Path, list[str]] = {}
     missing: list[_Path] = []
@@ -180,7 +149,7 @@ def explain(
         kind: str = problem["type"]
         if kind in _MISSING:
             missing.append(path if len(path) == len(problem["loc"]) else (*path, problem["loc"][-1]))
-        elif kind in {"extra_forbidden", "unexpected_keyword_argument", "no_such_attribute"}:
+        elif kind in _EXTRA:
             extra.append(path)
         else:
             words = expectation(problem)
@@ -200,9 +169,9 @@ def explain(
 
 
 def _likeliest(problems: Sequence[Mapping[str, Any]], arguments: Any, start: int = 0) -> Sequence[Mapping[str, Any]]:
-    """What is to be told: of a union, why the member that was most likely meant does not fit, not why the others don't.
+    """Return the problems without those of the union members that were probably not meant.
 
-    That is the one with the fewest problems, of those whose type fits. The steps before `start` are looked at already.
+    The meant member is the one with the fewest problems, of those whose type fits. Steps before `start` are done.
     """
     told: list[Mapping[str, Any]] = []
     unions: dict[_Path, dict[str | int, list[Mapping[str, Any]]]] = {}
@@ -222,12 +191,12 @@ def _likeliest(problems: Sequence[Mapping[str, Any]], arguments: Any, start: int
 
 
 def _is_about_type(problem: Mapping[str, Any], depth: int) -> bool:
-    """Whether it is about the type of the value at this depth, and not about what is in it."""
+    """Return whether a problem is about the type of the value at this depth, not about its contents."""
     return len(problem["loc"]) == depth and expectation(problem).startswith("expected ")
 
 
 def _member_step(problem: Mapping[str, Any], arguments: Any, start: int) -> int | None:
-    """Which step of a location names a member of a union: the first that leads nowhere, but for what is missing."""
+    """Return which step of a location names a member of a union: the first that is no step in the arguments."""
     location: Sequence[str | int] = problem["loc"]
     for at, step in enumerate(location):
         inside, arguments = _step(arguments, step)
@@ -248,7 +217,7 @@ def _wrong(path: _Path, words: list[str], arguments: Any, *, as_text: bool) -> s
 
 
 def _got(value: Any, expected: list[str]) -> str:
-    """What came in, without saying it. A text among the wrong texts is no mistake of type, nor is such a number."""
+    """Return the type of a value; a text that is no choice is "another text", because its type is right."""
     if isinstance(value, str) and any(words.startswith("'") for words in expected):
         return "another text"
     if isinstance(value, (int, float)) and any(words[:1] in _DIGITS for words in expected):
@@ -273,7 +242,7 @@ def _extra(path: _Path, missing: list[_Path], schema: Mapping[str, Any]) -> str:
 
 
 def expectation(problem: Mapping[str, Any]) -> str:
-    """What a problem asks for, without anything that came in."""
+    """Return what a problem asks for, without any value that was sent."""
     kind: str = problem["type"]
     context: Mapping[str, Any] = problem.get("ctx") or {}
     if kind in {"literal_error", "enum"}:
@@ -283,52 +252,23 @@ def expectation(problem: Mapping[str, Any]) -> str:
         return f"{str(context.get('discriminator')).strip(chr(39))!r} must name one of its kinds{tags}"
     if kind == "json_invalid":
         return "expected JSON"
-    for suffix in _SUFFIXES:
-        if kind.endswith(suffix) and kind.removesuffix(suffix) in _EXPECTED:
-            return f"expected {_EXPECTED[kind.removesuffix(suffix)]}"
+    expected = _EXPECTED.get(kind) or _EXPECTED.get(_SUFFIX.sub("", kind))
+    if expected is not None:
+        return f"expected {expected}"
     message = _SUBJECT.sub("it ", _PREFIX.sub("", str(problem["msg"]))).replace(" after validation", "")
     return _cut(message.rstrip("."), 250)
 
 
 def _missing(path: _Path, schema: Mapping[str, Any], *, as_text: bool) -> str:
-    known = _schema_at(schema, path)
+    known = schema.get("properties", {}).get(path[0]) if len(path) == 1 else None
     words = _schema_words(known) if known else None
     if words and as_text:
         words = _text_of(words) or words
     return f"{_name(path)} is missing; {f'expected {words}' if words else 'add it'}."
 
 
-def _schema_at(schema: Mapping[str, Any], path: _Path) -> Mapping[str, Any] | None:
-    """The schema of what a path leads to, if there is exactly one."""
-    found: Any = schema
-    for step in path:
-        found = _resolved(found, schema)
-        if isinstance(step, int):
-            found = found.get("items")
-        elif step in found.get("properties", {}):
-            found = found["properties"][step]
-        else:
-            found = found.get("additionalProperties")
-        if not is_object(found):
-            return None
-    return _resolved(found, schema) if "$ref" in found else found
-
-
-def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A schema without what stands before it: a reference, or that it may be null as well."""
-    for _ in range(_MAX_DEPTH):
-        inner = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
-        if "$ref" in schema:
-            schema = referred(schema, root)
-        elif len(inner) == 1 and is_object(inner[0]):
-            schema = inner[0]
-        else:
-            break
-    return schema
-
-
 def _text_of(words: str) -> str | None:
-    """How a JSON value is written as a text; None if there is nothing to be said of that.
+    """Return how a JSON value is written as a text; None if it is a text itself.
 
     >>> _text_of("an integer or null")
     "the text of an integer or null, such as '3'"
@@ -340,7 +280,7 @@ def _text_of(words: str) -> str | None:
 
 
 def _schema_words(schema: Mapping[str, Any]) -> str | None:
-    """The type that a property asks for in a few words, if it is that simple."""
+    """Return the type of a property in a few words, if it is simple."""
     if "enum" in schema:
         return _cut("one of " + ", ".join(repr(value) for value in schema["enum"]), 200)
     if "const" in schema:
@@ -353,7 +293,7 @@ def _schema_words(schema: Mapping[str, Any]) -> str | None:
 
 
 def _path(location: Sequence[str | int], arguments: Any) -> _Path:
-    """The steps of a location that are steps in the arguments; the others name a member of a union, or a key."""
+    """Return the steps of a location that are steps in the arguments; others name a member of a union, or a key."""
     path: list[str | int] = []
     for step in location:
         inside, arguments = _step(arguments, step)
@@ -369,7 +309,7 @@ def _value(path: _Path, arguments: Any) -> Any:
 
 
 def replace(location: Sequence[str | int], arguments: Any, change: Callable[[Any], Any]) -> bool:
-    """Change the value that a problem is about, within the arguments; False if that changes nothing."""
+    """Change the value at a location within the arguments; return False if that changes nothing."""
     path = _path(location, arguments)
     given = _value(path, arguments)
     changed = change(given)
@@ -392,7 +332,7 @@ def _name(path: _Path) -> str:
 
 
 def place_of(path: Sequence[str | int]) -> str:
-    """Where in a value something is.
+    """Return a path in a value as text.
 
     >>> place_of(("seats", 1, "row"))
     "'seats[1].row'"

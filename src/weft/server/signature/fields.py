@@ -1,21 +1,12 @@
-"""Build one validator and one schema from parameters of any type.
+"""Compile parameters of any type with pydantic: one validator and one JSON Schema.
 
-Parameters of any type: pydantic reads the types, and makes one validator and one schema of them.
+The parameters become the fields of a TypedDict, not of a model: a parameter may then have any name, and an absent one
+takes the function's default. The schemas have no generated titles, and each definition stands where it is used.
 
-Owns what is refused because of a type or a default. The parameters become the fields of a TypedDict, not of a model: a
-parameter may then have any name, and one that is absent takes the function's own default.
-
-Sets and mappings of a parameter whose keys a client can choose so that all of them have one hash.
-
-Owns which types these are, and what is refused. Python's hash of a text is secret, but that of a number is the number
-modulo 2**61 - 1, and that of a tuple, a UUID or a Decimal is made of such hashes. Keys that share a hash are compared
-one by one, so that twenty thousand of them take seconds. Here each key is looked at before it is put in; a few with
-one hash are no harm, and happen (-1 and -2). Tools without such parameters pay nothing.
-
-The JSON Schema of Python types as a peer should see it: no generated titles, no reference that is used once.
-
-Owns the wording of schemas that Weft makes. Whether a type can be described at all is found out here, and told by the
-caller, who knows the parameter.
+Sets and mappings need a guard: a client can choose keys that all have the same hash. Python's hash of a text is secret,
+but that of a number is the number modulo 2**61 - 1, and that of a tuple, a UUID or a Decimal is made of such hashes.
+Keys with one hash are compared one by one, so that twenty thousand of them take seconds. So each key is checked before
+it is put in; a few with one hash are allowed, because they happen (-1 and -2). Other parameters cost nothing.
 """
 
 from __future__ import annotations
@@ -35,18 +26,21 @@ from typing_extensions import TypedDict
 from weft.errors import RegistrationError
 from weft.protocol.headers import find_mirrors
 from weft.protocol.schema import is_array, is_object
-from weft.server.signature.docstrings import Docstring
 from weft.server.signature.errors import ArgumentsError, reason, remedy, type_name
 from weft.server.signature.plain import Arguments, is_hashable, shown_default, stopping_early, with_each
 
-_HOLDERS = ("dataclass-args", "model-fields", "typed-dict")  # the core schemas that have fields
+_HOLDERS = ("dataclass-args", "model-fields", "typed-dict")  # Core schemas that have fields.
 
 
 def read_fields(
-    parameters: Sequence[Parameter], doc: Docstring, refuse: Callable[..., RegistrationError], *, refs: bool = False
+    parameters: Sequence[Parameter],
+    descriptions: Mapping[str, str],
+    refuse: Callable[..., RegistrationError],
+    *,
+    refs: bool = False,
 ) -> Arguments:
-    """Compile parameters whose annotations are evaluated; `refuse` makes the error when one cannot be offered."""
-    return _Fields(parameters, refuse).compile(doc, refs=refs)
+    """Compile parameters with evaluated annotations; `refuse` makes the error if one cannot be offered."""
+    return _Fields(parameters, refuse).compile(descriptions, refs=refs)
 
 
 class _Fields:
@@ -61,13 +55,13 @@ class _Fields:
             if parameter.default is not Parameter.empty and not isinstance(parameter.default, FieldInfo)
         }
 
-    def compile(self, doc: Docstring, *, refs: bool) -> Arguments:
+    def compile(self, descriptions: Mapping[str, str], *, refs: bool) -> Arguments:
         try:
-            adapter = _typed_dict(self.fields, allow_inf_nan=False)  # as `signature.plain` has it
+            adapter = _typed_dict(self.fields, allow_inf_nan=False)  # As in `signature.plain`.
             schema = schema_of(adapter, "validation")
         except Exception as error:  # noqa: BLE001  # whatever a type's own hooks raise, the remedy is the same
             raise self.blame(error) from None
-        schema = self.describe(schema, doc)
+        schema = self.describe(schema, descriptions)
         schema = {"type": "object", **_with_plain_mirrors(schema if refs else inline(schema))}
         core = refusing_extras(adapter.core_schema)
         self.check_mirrored(schema, core)
@@ -78,13 +72,13 @@ class _Fields:
         return Arguments(schema=schema, validate_json=exact, validate_large=early)
 
     def field_of(self, parameter: Parameter) -> Any:
-        """The TypedDict field of one parameter; its default is left to Python where that is safe."""
+        """Return the TypedDict field of one parameter; its default is left to Python where that is safe."""
         annotation, default = parameter.annotation, parameter.default
         if isinstance(default, FieldInfo):
             annotation = Annotated[annotation, default]
         elif default is not Parameter.empty:
             self.check_default(parameter.name, annotation, default)
-            # What can be changed is copied for each call; else one call would find what another one left in it.
+            # A mutable default is copied for each call, so that calls do not share it.
             if not is_hashable(default) or not _field_info(annotation).is_required():
                 annotation = Annotated[annotation, Field(default=default)]
             return NotRequired[annotation]
@@ -112,24 +106,24 @@ class _Fields:
         except Exception as error:  # noqa: BLE001  # whatever a type's own hooks raise, the remedy is the same
             raise self.not_json(name, annotation, error) from None
 
-    def describe(self, schema: dict[str, Any], doc: Docstring) -> dict[str, Any]:
+    def describe(self, schema: dict[str, Any], descriptions: Mapping[str, str]) -> dict[str, Any]:
         schema.pop("title", None)
         properties: dict[str, dict[str, Any]] = schema.setdefault("properties", {})
         for name, field in self.fields.items():
             shown = properties.get(_outer_name(name, field))
             if shown is None:
                 continue
-            if name in doc.params:
-                shown.setdefault("description", doc.params[name])
+            if name in descriptions:
+                shown.setdefault("description", descriptions[name])
             if name in self.defaults and "default" not in shown:
                 shown.update(shown_default(self.defaults[name]))
         return schema
 
     def check_mirrored(self, schema: dict[str, Any], core: Any) -> None:
-        """R8: a mirrored argument has one name, or it could be sent by another that no header is compared with."""
+        """Refuse a mirrored argument with several names: by another name it would not be compared with its header."""
         try:
             mirrors = find_mirrors(schema)
-        except ValueError:  # told where tools are registered
+        except ValueError:  # Reported when the tool is registered.
             return
         for mirror in mirrors:
             loose = _loose_name(core, mirror.path)
@@ -142,7 +136,7 @@ class _Fields:
                 )
 
     def blame(self, error: Exception) -> RegistrationError:
-        """Find the parameter that alone fails as all together did."""
+        """Make the error that names the parameter which alone fails as all together did."""
         for name, field in self.fields.items():
             try:
                 schema_of(_typed_dict({name: field}), "validation")
@@ -163,14 +157,14 @@ class _Fields:
 
 
 def _typed_dict(fields: Mapping[str, Any], *, allow_inf_nan: bool = True) -> TypeAdapter[Any]:
-    make: Any = TypedDict  # by way of Any: type checkers want to read the fields, which are known at run time
+    make: Any = TypedDict  # Any: the fields are known at run time only.
     holder = make("Arguments", dict(fields))
     holder.__pydantic_config__ = ConfigDict(allow_inf_nan=allow_inf_nan)
     return TypeAdapter(holder)
 
 
 def _compiled(core: Any) -> SchemaValidator:
-    """The validator of a core schema that was changed: models must not bring their own, made of the unchanged one."""
+    """Compile a changed core schema without the prebuilt validators of models, which were made of the original."""
     return SchemaValidator(core, _use_prebuilt=False)
 
 
@@ -179,21 +173,21 @@ def _field_info(annotation: Any) -> FieldInfo:
 
 
 def _outer_name(name: str, field: Any) -> str:
-    """The name that callers use: an alias, if the parameter has one."""
+    """Return the name that callers use: the alias of a parameter, else its name."""
     info = _field_info(get_args(field)[0])
     alias = info.validation_alias or info.alias
     return alias if isinstance(alias, str) else name
 
 
 def _loose_name(core: Any, path: Sequence[str]) -> str | None:
-    """The first name on the way to an argument that is not the only one pydantic takes there; None if there is none."""
+    """Return the first name on the path to an argument that has other names as well, or None."""
     definitions: dict[str, Any] = {}
     for name in path:
         by_name = _takes_names(core)
         while core["type"] not in _HOLDERS:
             definitions |= {each["ref"]: each for each in core.get("definitions", ())}
             core = definitions[core["schema_ref"]] if core["type"] == "definition-ref" else core.get("schema")
-            if core is None:  # a type that describes itself
+            if core is None:  # A type that describes itself.
                 return None
             by_name = by_name or _takes_names(core)
         core = next((inner for alias, inner in _fields_in(core, by_name=by_name) if alias == name), None)
@@ -203,7 +197,7 @@ def _loose_name(core: Any, path: Sequence[str]) -> str | None:
 
 
 def _fields_in(core: Any, *, by_name: bool) -> Iterator[tuple[str, Any]]:
-    """The fields that are taken by one name only, each with its schema."""
+    """Yield the fields that have one name only, each with its schema."""
     fields: Any = core["fields"]
     if is_array(fields):
         fields = {field["name"]: field for field in fields}
@@ -219,8 +213,9 @@ def _takes_names(core: Any) -> bool:
 
 
 def _with_plain_mirrors(shown: dict[str, Any]) -> dict[str, Any]:
-    """Say the type of a mirrored property plainly, also where it may be null: clients leave out a tool that has no
-    primitive `type` beside the annotation (HDR-19, HDR-23). A null is still taken; it means no header (HDR-35).
+    """Give a mirrored property a primitive `type`, also where it may be null.
+
+    Clients ignore a tool without such a type beside the annotation. A null is still accepted; it means no header.
     """
     if "properties" in shown:
         shown = {**shown, "properties": {name: _with_plain_mirrors(one) for name, one in shown["properties"].items()}}
@@ -241,7 +236,7 @@ _KEYS = {
     "ordered-dict": "keys_schema",
     "set": "items_schema",
 }
-# Types whose hash is secret, or of whose values but few can have the same one.
+# Types whose hash is secret, or of which only few values can have the same one.
 _HARMLESS = frozenset({"bool", "bytes", "date", "enum", "float", "literal", "none", "str"})
 _REFUSAL = (
     f"More than {_MOST_ALIKE} different items of a set, or names of an object, have one and the same hash in Python, "
@@ -259,7 +254,7 @@ _seen = _Seen()
 
 
 def guarded(core: Any) -> Any:
-    """The same core schema, but with keys that could have one hash looked at; the very same one if there are none."""
+    """Return the core schema with a check of keys that could share a hash; itself if there are none."""
     found: list[str] = []
 
     def guard(schema: dict[str, Any]) -> dict[str, Any]:
@@ -267,26 +262,26 @@ def guarded(core: Any) -> Any:
         if place is None:
             return schema
         keys: Any = schema.get(place)
-        if keys is None and place == "keys_schema":  # any name of a JSON object, which is a text
+        if keys is None and place == "keys_schema":  # The names of a JSON object are texts.
             return schema
         if keys is not None and _is_harmless(keys):
             return schema
         found.append(place)
-        return {**schema, place: core_schema.no_info_after_validator_function(_look_at, keys or {"type": "any"})}
+        return {**schema, place: core_schema.no_info_after_validator_function(_check_key, keys or {"type": "any"})}
 
     changed = with_each(core, guard)
     return changed if found else core
 
 
 def watching(validate: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """The same validator, of a schema that `guarded` has changed."""
+    """Return the validator of a guarded schema, with a new memory of keys for each call."""
 
     def watched(raw: bytes, **options: Any) -> dict[str, Any]:
         _seen.by_hash = {}
         try:
             return validate(raw, **options)
         finally:
-            _seen.by_hash = {}  # what came in is not held
+            _seen.by_hash = {}  # Do not keep the arguments.
 
     return watched
 
@@ -295,36 +290,37 @@ def _is_harmless(keys: Any) -> bool:
     return keys["type"] in _HARMLESS or (keys["type"] in ("default", "nullable") and _is_harmless(keys["schema"]))
 
 
-def _look_at(key: Any) -> Any:
-    """Let a key pass, unless too many others have its hash."""
+def _check_key(key: Any) -> Any:
+    """Return the key; raise ArgumentsError if too many others have its hash."""
     try:
         alike = _seen.by_hash.setdefault(hash(key), [])
-    except TypeError:  # it has none: the set says so
+    except TypeError:  # It has no hash: the set refuses it.
         return key
     if key not in alike:
         if len(alike) == _MOST_ALIKE:
-            raise ArgumentsError([_REFUSAL])  # no ValueError, upon which pydantic would go on with the next key
+            raise ArgumentsError([_REFUSAL])  # Not a ValueError: pydantic would continue with the next key.
         alike.append(key)
     return key
 
 
 _DEFS = "#/$defs/"
-_LONGEST = 2000  # parts of a schema that has all of its definitions in place
+_LONGEST = 2000  # Parts of a schema with all definitions in place.
 _WITH_FIELDS = ("dataclass", "model", "typed-dict")
 
 
 def schema_of(adapter: TypeAdapter[Any], mode: Literal["validation", "serialization"]) -> dict[str, Any]:
-    """The schema of a type, with its definitions still under `$defs`."""
+    """Return the schema of a type, with its definitions still under `$defs`."""
     schema = adapter.json_schema(schema_generator=_Plain, mode=mode, by_alias=True)
     for body in (schema, *schema.get("$defs", {}).values()):
-        if "enum" in body or "const" in body:  # the title of an enum is set where no generator can help it
+        if "enum" in body or "const" in body:  # The generator cannot prevent the title of an enum.
             body.pop("title", None)
     return schema
 
 
 def refusing_extras(core: Any) -> Any:
-    """The same core schema, but a model, dataclass or TypedDict that does not say what becomes of unknown fields
-    refuses them: nothing that a client sends is dropped silently.
+    """Return the core schema with unknown fields refused, unless a type itself allows or ignores them.
+
+    Otherwise a misspelled field would be dropped silently.
     """
     return with_each(core, _refusing_extras)
 
@@ -337,7 +333,7 @@ def _refusing_extras(core: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_silent_on_extras(core: Any) -> bool:
-    """Whether a type with fields leaves open what becomes of others. A model's own `__init__` decides there."""
+    """Return whether a type with fields does not say whether others are accepted. A custom `__init__` decides."""
     if core["type"] not in _WITH_FIELDS or core.get("custom_init") or core.get("root_model"):
         return False
     # pydantic writes out its own default in a TypedDict, and nowhere else.
@@ -347,16 +343,16 @@ def _is_silent_on_extras(core: Any) -> bool:
 def inline(schema: dict[str, Any]) -> dict[str, Any]:
     """Put each definition where it is used.
 
-    A nested model is then reachable through `properties` alone, as mirrored headers need (HDR-21), and clients that do
-    not follow references can read it: VS Code's Copilot, Claude Desktop, the Gemini and Copilot command lines. What
-    contains itself stays under `$defs`; so does what is used twice where the whole would become too long with it.
+    A nested model is then reachable through `properties` alone, as mirrored headers need, and clients that do not
+    follow references can read it: VS Code's Copilot, Claude Desktop, the Gemini and Copilot command lines. A definition
+    that contains itself stays under `$defs`; so do those used twice, if the schema would become too long.
     """
     definitions: dict[str, Any] = schema.get("$defs", {})
     placeable = {name: body for name, body in definitions.items() if not _contains_itself(name, definitions)}
     if _length(schema, placeable, _LONGEST) >= _LONGEST:
         uses = Counter(_references(schema))
         placeable = {name: body for name, body in placeable.items() if uses[_DEFS + name] == 1}
-    named = {text.removeprefix(_DEFS) for text in _mapped(schema)}  # by a discriminator: they must stay to be found
+    named = {text.removeprefix(_DEFS) for text in _mapped(schema)}  # A discriminator must find them.
     placeable = {name: body for name, body in placeable.items() if name not in named}
     placed = _place({key: value for key, value in schema.items() if key != "$defs"}, placeable)
     kept = {name: _place(body, placeable) for name, body in definitions.items() if name not in placeable}
@@ -364,7 +360,7 @@ def inline(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _contains_itself(name: str, definitions: Mapping[str, Any]) -> bool:
-    """Whether a definition leads back to itself."""
+    """Return whether a definition refers to itself, also through others."""
     reached: set[str] = set()
     pending = [name]
     while pending:
@@ -379,7 +375,7 @@ def _contains_itself(name: str, definitions: Mapping[str, Any]) -> bool:
 
 
 def _length(node: Any, placeable: Mapping[str, Any], most: int) -> int:
-    """How many parts a schema has with its definitions in place; counted up to `most`."""
+    """Count the parts of a schema with its definitions in place, up to `most`."""
     count = 1
     if is_object(node):
         reference = node.get("$ref")
@@ -396,7 +392,7 @@ def _length(node: Any, placeable: Mapping[str, Any], most: int) -> int:
 
 
 def _mapped(node: Any) -> Iterator[str]:
-    """What the mappings of discriminators name."""
+    """Yield the references in the mappings of discriminators."""
     if is_object(node):
         mapping = node.get("discriminator")
         if is_object(mapping):
@@ -406,7 +402,7 @@ def _mapped(node: Any) -> Iterator[str]:
 
 
 def _references(node: Any) -> Iterator[str]:
-    """Every text that refers to a definition; a discriminator's mapping counts, so what it names stays."""
+    """Yield every text that refers to a definition, also in the mapping of a discriminator."""
     if isinstance(node, str):
         if node.startswith(_DEFS):
             yield node
@@ -437,7 +433,7 @@ class _Plain(GenerateJsonSchema):
         return False
 
     def emit_warning(self, kind: Any, detail: str) -> None:
-        """Say nothing: a default that JSON cannot show is left out of the schema, and still used."""
+        """Do nothing: a default that is not JSON is left out of the schema, and still used."""
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
         return self._shown(super().model_schema(schema), schema)
@@ -449,7 +445,7 @@ class _Plain(GenerateJsonSchema):
         return self._shown(super().typed_dict_schema(schema), schema)
 
     def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
-        """Leave out the pattern of pydantic before 2.14: it looks ahead, which engines of linear time refuse."""
+        """Remove the pattern of pydantic before 2.14: it looks ahead, which engines of linear time refuse."""
         shown = super().decimal_schema(schema)
         for part in (shown, *shown.get("anyOf", ())):
             if "(?!" in part.get("pattern", ""):
@@ -457,7 +453,7 @@ class _Plain(GenerateJsonSchema):
         return shown
 
     def _shown(self, shown: JsonSchemaValue, core: Any) -> JsonSchemaValue:
-        """Without its made-up title; and what refuses unknown fields (`refusing_extras`) says so."""
+        """Remove the generated title, and declare that unknown fields are refused (`refusing_extras`)."""
         cls = core.get("cls")
         if cls is not None and shown.get("title") == cls.__name__:
             del shown["title"]

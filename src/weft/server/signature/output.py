@@ -1,37 +1,48 @@
-"""What a function returns: its output schema, and the way from a return value to plain JSON values.
+"""Describe what a function returns, and turn its return values into JSON.
 
-Owns the promise that both agree. A value that does not fit, or that JSON cannot carry, is an OutputError; its `repr`
-is never sent instead. Text has no schema, but what is annotated as text is held to it all the same.
+The output schema and the JSON values always agree. A value that does not fit, or that is not JSON, is an error that
+names it; its `repr` is never sent. Text has no schema, but a function annotated as text must return text.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
-import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from inspect import Signature as PythonSignature
-from typing import Annotated, Any, Never, NoReturn, Union, get_args, get_origin
+from types import CoroutineType
+from typing import Any, Never, NoReturn, cast, get_args, get_origin
 
 import msgspec
+import pydantic_core
 from pydantic_core import PydanticSerializationError, SchemaSerializer, SchemaValidator, ValidationError
 
 from weft.errors import RegistrationError, WeftError
-from weft.protocol.schema import is_array, is_object
-from weft.server.diagnostics.source_location import location
+from weft.server.diagnostics.error_reporting import Unserialisable, location
 from weft.server.signature.errors import expectation, place_of, reason, remedy, type_name
-from weft.server.signature.plain import plain_type
+from weft.server.signature.plain import members, plain_type
 
 _SILENT = (PythonSignature.empty, None, type(None), str, bytes, bytearray, Any, object, NoReturn, Never)
+_REMEDY = (
+    "Return strings, numbers, booleans, None, lists, dictionaries, dataclasses or pydantic models, "
+    "or convert it yourself."
+)
+_WORD = 2**63
+_MAX_DEPTH = 64  # Depth to which a value that is not JSON is searched for, to name its place.
+
+_Place = tuple[str | int, ...]
 
 
 class OutputError(WeftError):
-    """A function returned what its annotation does not allow, or what JSON cannot carry."""
+    """A function returned a value that its annotation does not allow, or that is not JSON."""
 
 
 class Output(msgspec.Struct, frozen=True):
     """The schema of the return values, and the function that turns a value into JSON values that conform to it.
 
-    Both are None where nothing is promised; `require_text`, for return types that are text, refuses what is not.
+    Both are None where nothing is promised; `require_text`, for return types that are text, refuses other values.
     """
 
     schema: dict[str, Any] | None = None
@@ -39,15 +50,21 @@ class Output(msgspec.Struct, frozen=True):
     require_text: Callable[[Any], None] | None = None
 
 
+class _Type(msgspec.Struct, frozen=True):
+    schema: dict[str, Any]
+    validate: Callable[..., Any]
+    to_python: Callable[..., Any]
+
+
 def read_output(
     fn: Callable[..., Any], returns: Any, *, opaque: tuple[type, ...], kind: str, name: str, refs: bool = False
 ) -> Output:
-    """Read a return annotation that is evaluated already; RegistrationError when it cannot be described."""
+    """Read an evaluated return annotation; raise RegistrationError if it cannot be described."""
     subject = f"{kind.capitalize()} {name!r} ({location(fn)})"
     if _is_silent(returns) or _contains(returns, (*opaque, bytes)):
         return Output(require_text=_text_requirement(returns, subject))
     try:
-        promised = _promise(returns, refs=refs)
+        promised = _compile(returns, refs=refs)
     except Exception as error:  # noqa: BLE001  # whatever a type's own hooks raise, the remedy is the same
         raise RegistrationError(
             f"{kind.capitalize()} {name!r} at {location(fn)}: its return type {type_name(returns)} cannot be "
@@ -62,37 +79,29 @@ def read_output(
     return Output(promised.schema, _checked_dump(promised, returns, subject))
 
 
-class _Promise(msgspec.Struct, frozen=True):
-    schema: dict[str, Any]
-    validate: Callable[..., Any]
-    to_python: Callable[..., Any]
-
-
-def _promise(returns: Any, *, refs: bool) -> _Promise:
+def _compile(returns: Any, *, refs: bool) -> _Type:
     if plain := plain_type(returns):
-        return _Promise(
-            plain.shown, SchemaValidator(plain.core).validate_python, SchemaSerializer(plain.core).to_python
-        )
-    from pydantic import TypeAdapter  # plain tools do without: signature.plain
+        return _Type(plain.shown, SchemaValidator(plain.core).validate_python, SchemaSerializer(plain.core).to_python)
+    from pydantic import TypeAdapter  # Not needed for plain types: see `signature.plain`.
 
     from weft.server.signature.fields import inline, schema_of
 
     adapter: TypeAdapter[Any] = TypeAdapter(returns)
     schema = schema_of(adapter, "serialization")
-    return _Promise(schema if refs else inline(schema), adapter.validator.validate_python, adapter.serializer.to_python)
+    return _Type(schema if refs else inline(schema), adapter.validator.validate_python, adapter.serializer.to_python)
 
 
-def _checked_dump(promised: _Promise, returns: Any, subject: str) -> Callable[[Any], Any]:
+def _checked_dump(promised: _Type, returns: Any, subject: str) -> Callable[[Any], Any]:
     validate, to_python = promised.validate, promised.to_python
     expected = type_name(returns)
-    exact = returns if returns in (int, str, bool) else None  # conforms if it is that, and is JSON already
+    exact = returns if returns in (int, str, bool) else None  # Values of exactly this type are JSON already.
 
     def dump(value: Any) -> Any:
-        """Check the value against the annotation, so that it conforms to the output schema (TOOL-12)."""
+        """Check the value against the annotation and return it as JSON values."""
         if type(value) is exact:
             return value
         try:
-            dumped = to_python(validate(value), mode="json", by_alias=True, warnings="error")
+            return to_python(validate(value), mode="json", by_alias=True, warnings="error")
         except ValidationError as error:
             raise _misfit(subject, value, expected, error) from None
         except PydanticSerializationError as error:
@@ -101,7 +110,6 @@ def _checked_dump(promised: _Promise, returns: Any, subject: str) -> Callable[[A
             raise _not_json(subject, value, error) from None
         except (ValueError, RecursionError) as error:
             raise _not_json(subject, value, error) from None
-        return _finite(dumped, subject, value)
 
     return dump
 
@@ -110,29 +118,35 @@ def _misfit(subject: str, value: object, expected: str, error: ValidationError |
     because = ""
     if error is not None:
         first = error.errors(include_url=False, include_input=False)[0]
-        place = f" at {place_of(first['loc'])}" if first["loc"] else ""
-        because = f"{place}: {expectation(first)}"
+        because = f"{_at(first['loc'])}: {expectation(first)}"
     return OutputError(
         f"{subject} returned a value of type {type_name(type(value))}, which does not fit its return type "
         f"{expected}{because}. Return what the annotation says, or correct the annotation."
     )
 
 
-def _inner_misfit(promised: _Promise, value: Any) -> ValidationError | None:
-    """What is wrong inside an instance of the right class, whose fields nobody checked: it is read from its parts."""
+def _inner_misfit(promised: _Type, value: Any) -> ValidationError | None:
+    """Return what is wrong inside an instance of the right class: its fields are validated only when dumped."""
     try:
         parts = promised.to_python(value, round_trip=True, warnings=False)
         promised.validate(parts, by_alias=True, by_name=True)
     except ValidationError as error:
         return error
-    except (TypeError, ValueError, RecursionError):  # has no parts
+    except (TypeError, ValueError, RecursionError):  # The value has no parts.
         return None
     return None
 
 
+def _not_json(subject: str, value: object, error: Exception) -> OutputError:
+    return OutputError(
+        f"{subject} returned a value of type {type_name(type(value))} that JSON cannot carry: {reason(error)} "
+        "Return JSON values (text, numbers, lists, dicts, dataclasses, pydantic models), or turn it into text yourself."
+    )
+
+
 def _text_requirement(returns: Any, subject: str) -> Callable[[Any], None] | None:
-    """Other values would be sent as some text as well, or as none: nobody would see the mistake."""
-    kinds = _text_kinds(returns)
+    """Return the check of a return type that is text: other values would be sent as text too, and hide the mistake."""
+    kinds = tuple(one if isinstance(one, type) else object for one in members(returns))
     if str not in kinds or not {str, type(None)}.issuperset(kinds):
         return None
 
@@ -143,51 +157,13 @@ def _text_requirement(returns: Any, subject: str) -> Callable[[Any], None] | Non
     return check
 
 
-def _text_kinds(annotation: Any) -> tuple[Any, ...]:
-    if get_origin(annotation) is Annotated:
-        return _text_kinds(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, types.UnionType):
-        return tuple(kind for part in get_args(annotation) for kind in _text_kinds(part))
-    return (annotation,) if isinstance(annotation, type) else (object,)
-
-
-def _not_json(subject: str, value: object, error: Exception) -> OutputError:
-    return OutputError(
-        f"{subject} returned a value of type {type_name(type(value))} that JSON cannot carry: {reason(error)} "
-        "Return JSON values (text, numbers, lists, dicts, dataclasses, pydantic models), or turn it into text yourself."
-    )
-
-
-def _finite(dumped: Any, subject: str, value: object) -> Any:
-    if type(dumped) in (int, str, bool) or _is_finite(dumped):
-        return dumped
-    raise OutputError(
-        f"{subject} returned a value of type {type_name(type(value))} with a number that is not finite (NaN or "
-        "infinity), which JSON cannot carry. Return None in its place, or leave it out."
-    )
-
-
-def _is_finite(value: Any) -> bool:
-    if isinstance(value, float):
-        return math.isfinite(value)
-    if is_object(value):
-        return all(map(_is_finite, value.values()))
-    if is_array(value):
-        return all(map(_is_finite, value))
-    return True
-
-
 def _is_silent(annotation: Any) -> bool:
-    """Whether a return type promises nothing beyond text: see `read_signature`."""
-    if get_origin(annotation) is Annotated:
-        return _is_silent(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, types.UnionType):
-        return all(map(_is_silent, get_args(annotation)))
-    return _is_list_of_anything(annotation) or any(annotation is silent for silent in _SILENT)
+    """Return whether a return type promises nothing beyond text: see `read_signature`."""
+    return all(_is_list_of_anything(one) or any(one is silent for silent in _SILENT) for one in members(annotation))
 
 
 def _is_list_of_anything(annotation: Any) -> bool:
-    """Such a list may hold pictures and other blocks as well, which no schema could promise."""
+    """Return whether a list may hold content blocks as well, which no schema could promise."""
     items = get_args(annotation)
     return (get_origin(annotation) or annotation) in (list, tuple, Sequence) and all(
         item in (Any, object, ...) for item in items
@@ -198,3 +174,107 @@ def _contains(annotation: Any, classes: tuple[type, ...]) -> bool:
     if isinstance(annotation, type) and not get_args(annotation):
         return issubclass(annotation, classes)
     return any(_contains(part, classes) for part in get_args(annotation))
+
+
+def to_json_text(value: Any) -> str:
+    """Return a value as JSON: pydantic models, dataclasses, dates, decimals, sets, enums and wire types included.
+
+    Raises `Unserialisable` for anything else, and for NaN and infinity, which JSON does not have.
+    """
+    if type(value) is int and -_WORD < value < _WORD:  # the fast path
+        return str(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        raise _unserialisable(value, (), "Wrap it in Image(...), Audio(...) or File(...), or decode it.")
+    culprits: list[Any] = []
+
+    def fallback(item: Any) -> Any:
+        if isinstance(item, msgspec.Struct):
+            return msgspec.to_builtins(item)
+        culprits.append(item)
+        raise TypeError
+
+    try:
+        data = pydantic_core.to_json(
+            value, by_alias=True, bytes_mode="base64", inf_nan_mode="constants", fallback=fallback
+        )
+    except (PydanticSerializationError, ValueError, RecursionError) as error:
+        if culprits:
+            raise _unserialisable(culprits[0], _place(value, lambda item: item is culprits[0])) from None
+        raise Unserialisable(
+            f"The returned {type_name(type(value))} cannot be sent as JSON: {str(error).rstrip('.')}. {_REMEDY}"
+        ) from None
+    if b"NaN" in data or b"Infinity" in data:
+        _check_numbers(data, value)
+    return data.decode()
+
+
+def _check_numbers(data: bytes, value: Any) -> None:
+    """Raise Unserialisable for NaN and infinity; the same words inside a text are allowed."""
+
+    def refuse(_: str) -> NoReturn:
+        place = _place(value, lambda item: isinstance(item, float) and not math.isfinite(item))
+        raise Unserialisable(
+            f"The returned value{_at(place)} is NaN or infinite, which JSON cannot say. "
+            "Return None or a string instead."
+        )
+
+    json.loads(data, parse_constant=refuse)
+
+
+def check_text(value: str) -> str:
+    """Return the text; raise Unserialisable if UTF-8 cannot encode it."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise Unserialisable(
+            "The returned text has a lone surrogate, which JSON in UTF-8 cannot say. "
+            "Decode the bytes it came from with errors='replace'."
+        ) from None
+    return value
+
+
+def refuse_unawaited(value: Any, place: _Place = ()) -> None:
+    """Raise Unserialisable for a coroutine that was not awaited; close it, so that Python does not warn as well."""
+    if isinstance(value, CoroutineType):
+        coroutine = cast("CoroutineType[Any, Any, Any]", value)
+        coroutine.close()
+        raise Unserialisable(
+            f"The returned value{_at(place)} is the coroutine of {coroutine.__name__!r}, which was not awaited. "
+            f"Write `await {coroutine.__name__}(...)`."
+        ) from None
+
+
+def _unserialisable(culprit: Any, place: _Place, remedy: str = _REMEDY) -> Unserialisable:
+    refuse_unawaited(culprit, place)
+    return Unserialisable(
+        f"The returned value{_at(place)} is of type {type_name(type(culprit))}, which is not JSON. {remedy}"
+    )
+
+
+def _place(value: Any, found: Callable[[Any], bool]) -> _Place:
+    """Return the keys and positions that lead to the first value that is `found`; empty for the value itself."""
+    seen: set[int] = set()
+
+    def walk(value: Any, place: _Place) -> _Place | None:
+        if found(value):
+            return place
+        if id(value) in seen or len(place) > _MAX_DEPTH:
+            return None
+        seen.add(id(value))
+        return next((inner for step, item in _parts(value) if (inner := walk(item, (*place, step))) is not None), None)
+
+    return walk(value, ()) or ()
+
+
+def _parts(value: Any) -> Iterable[tuple[str | int, Any]]:
+    if isinstance(value, Mapping):
+        return [(str(key), item) for key, item in cast("Mapping[Any, Any]", value).items()]
+    if isinstance(value, list | tuple | AbstractSet):
+        return list(enumerate(cast("Iterable[Any]", value)))
+    if dataclasses.is_dataclass(value) or hasattr(value, "model_fields_set"):
+        return list(cast("dict[str, Any]", getattr(value, "__dict__", {})).items())
+    return ()
+
+
+def _at(place: _Place) -> str:
+    return f" at {place_of(place)}" if place else ""

@@ -1,92 +1,89 @@
-"""Read a function's parameters and return type, and bind JSON arguments to it.
+"""Read a Python function and bind JSON arguments to it.
 
-A Python function → input schema, binder, output schema.
+Owns how a registered function is read: its docstring, parameters, injected Context, defaults and return type; what is
+refused because of the way it is written; and how the JSON of a call becomes keyword arguments. It does not call the
+function. `signature.plain` and `signature.fields` compile the types of the parameters.
 
-Owns how a function that a user registers is read: its parameters, its injected Context, its defaults and its
-return type, and how the raw JSON of a call becomes keyword arguments. It does not call the function, and knows
-nothing of requests or results.
-
-Binding is one call into the compiled validator with the raw bytes. JSON types are taken exactly first; only when that
-fails are spellings accepted that models are fond of (`"3"` for 3, `"true"` for true, 3.0 for 3) — though never a
-boolean for a number, or a number for a boolean.
-
-The parameters of a function: their types, defaults and descriptions, as one compiled validator and one schema.
-
-Owns how parameters are found and their annotations evaluated, what is refused because of the way a function is
-written, and the form of every refusal. What is made of the types is up to `signature.plain` and `signature.fields`.
+Binding is one call into the compiled validator with the raw bytes. JSON types are accepted exactly first; only if that
+fails, other spellings that models use are accepted (`"3"` for 3, `"true"` for true, 3.0 for 3), but never a boolean for
+a number, or a number for a boolean.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Any, ForwardRef, Union, get_args, get_origin, get_type_hints
+from typing import Any, ForwardRef, get_origin, get_type_hints
 
 import msgspec
 import pydantic_core
 from pydantic_core import ValidationError
 
 from weft.errors import RegistrationError
-from weft.server.diagnostics.source_location import describe, enclosing_locals, location, target
-from weft.server.signature.docstrings import Docstring, parse
+from weft.server.diagnostics.error_reporting import describe, enclosing_locals, location, target
 from weft.server.signature.errors import ArgumentsError, explain, reason, replace, type_name
 from weft.server.signature.output import OutputError, read_output
-from weft.server.signature.plain import Arguments, plain_arguments
+from weft.server.signature.plain import Arguments, members, plain_arguments
 
-__all__ = ["ArgumentsError", "MirroredHeader", "OutputError", "Params", "Signature", "read_params", "read_signature"]
+__all__ = ["ArgumentsError", "MirroredHeader", "OutputError", "Signature", "read_signature"]
 
-_LARGE = 65536
-"""Arguments above this many bytes must have exact types: telling every problem in them would cost too much (D4)."""
-_MANY = 1000
-_EXACT = 2**53  # above it, a float may stand for several integers
+_LARGE = 65536  # Bytes of arguments above which types must be exact: listing every problem would cost too much.
+_MANY = 1000  # Problems above which they are not listed.
+_EXACT = 2**53  # Above it, a float may stand for several integers.
 _NUMERIC = frozenset({"decimal_type", "float_type", "int_type"})
+_EMPTY = inspect.Parameter.empty
+_IMPORT_IT = (
+    "import or define the name in the module itself, before the function; an import under `if TYPE_CHECKING:` "
+    "does not exist when the program runs."
+)
+
+_HEADER = re.compile(
+    r"(?:args|arguments|params|parameters|keyword args|keyword arguments|other parameters)(:?)", re.IGNORECASE
+)
+_GOOGLE_ENTRY = re.compile(r"\*{0,2}(\w+) ?(?:\([^)]*\))? ?:(?: |$)")
+_SPHINX_ENTRY = re.compile(r":(param|parameter|arg|argument|key|keyword|type) ([^:]*):")
+_UNDERLINE = re.compile(r"-{3,}")
 
 
 class Signature(msgspec.Struct, frozen=True):
-    """What Weft knows of a registered function.
-
-    `input_schema` and `output_schema` are JSON Schema 2020-12, `injected` is the name of the parameter that takes the
-    Context, `returns` the evaluated return annotation (`inspect.Signature.empty` when there is none), `description` the
-    docstring without its parameter section. `dump_output` turns a return value into JSON values; it and `output_schema`
-    are None when the return type promises nothing worth checking. `require_text`, there when the return type is text,
-    raises OutputError for anything else.
-    """
+    """The signature of a registered function."""
 
     name: str
     kind: str
     where: str
-    description: str
-    input_schema: dict[str, Any]
-    output_schema: dict[str, Any] | None
+    description: str  # The docstring without its parameter section.
+    input_schema: dict[str, Any]  # JSON Schema 2020-12.
+    output_schema: dict[str, Any] | None  # None if the return type promises nothing worth checking.
     is_async: bool
-    injected: str | None
-    returns: Any
-    dump_output: Callable[[Any], Any] | None
-    require_text: Callable[[Any], None] | None
+    injected: str | None  # Name of the parameter that takes the Context.
+    returns: Any  # The evaluated return annotation, or `inspect.Signature.empty`.
+    dump_output: Callable[[Any], Any] | None  # Turns a return value into JSON values.
+    require_text: Callable[[Any], None] | None  # Of a return type that is text: raises OutputError for other values.
     _arguments: Arguments
 
     def __repr__(self) -> str:
         return f"<Signature of {self.kind} {self.name!r} ({self.where})>"
 
     def bind_json(self, raw: bytes) -> dict[str, Any]:
-        """The keyword arguments for a JSON object in bytes; ArgumentsError when they do not fit."""
+        """Return the keyword arguments for a JSON object in bytes; raise ArgumentsError if they do not fit."""
         try:
             if len(raw) <= _LARGE:
                 return self._arguments.validate_json(raw, strict=True)
             return self._arguments.validate_large(raw, strict=True)
         except ValidationError as error:
-            # What it says is kept, not the exception: with this frame it would be a cycle, and hold all that came in.
+            # The exception is not kept: with this frame it would be a reference cycle that holds all arguments.
             problems = self._problems(error)
         return self._bind_leniently(raw, problems)
 
     def bind(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The keyword arguments for JSON values that are decoded already; ArgumentsError when they do not fit."""
+        """Return the keyword arguments for decoded JSON values; raise ArgumentsError if they do not fit."""
         return self.bind_json(pydantic_core.to_json(dict(values)))
 
     def _problems(self, error: ValidationError) -> list[Any]:
-        """What is wrong with the arguments, each by itself; ArgumentsError when that is too much to tell (D4)."""
+        """Return what is wrong with the arguments; raise ArgumentsError if that is too much to list."""
         if error.error_count() <= _MANY:
             return error.errors(include_url=False)
         raise ArgumentsError(
@@ -109,7 +106,7 @@ class Signature(msgspec.Struct, frozen=True):
         raise self._explain(problems, raw)
 
     def _explain(self, problems: list[Any], raw: bytes) -> ArgumentsError:
-        if problems[0]["type"] == "json_invalid" and not problems[0]["loc"]:  # else a text of JSON within them
+        if problems[0]["type"] == "json_invalid" and not problems[0]["loc"]:  # Else a text of JSON within them.
             return ArgumentsError(["They are not valid JSON; send a JSON object."], subject=self._subject)
         arguments = pydantic_core.from_json(raw)
         if not isinstance(arguments, dict):
@@ -133,14 +130,13 @@ def read_signature(
     untyped: bool = False,
     refs: bool = False,
 ) -> Signature:
-    """Read a function; RegistrationError, with its place and the remedy, when it cannot be offered as written.
+    """Read a function; raise RegistrationError, with its place and the remedy, if it cannot be offered as written.
 
-    `injected` are the classes whose parameter Weft fills itself; `opaque` the classes of results that are not JSON
-    values, for which no output schema is made. A plain `str`, `bytes`, `None` or `Any`, too, makes no output schema: it
-    would promise nothing that the text of the result does not say already. Nor does a list of anything, `list` or
-    `list[Any]`, which may hold pictures and other blocks. `untyped` lets parameters pass that have no annotation, where
-    something else says what they take. `refs` leaves the definitions of a schema under `$defs`, in place of where they
-    are used.
+    `injected` are the classes whose parameter Weft fills; `opaque` the classes of results that are not JSON values, for
+    which no output schema is made. A plain `str`, `bytes`, `None` or `Any` makes no output schema either: it would
+    promise no more than the text of the result. Nor does a list of anything, `list` or `list[Any]`, which may hold
+    content blocks. `untyped` accepts parameters without an annotation, where a schema is given. `refs` leaves the
+    definitions of a schema under `$defs`.
 
     >>> def add(a: int, b: int = 1) -> int:
     ...     "Add two numbers."
@@ -152,29 +148,30 @@ def read_signature(
     {'type': 'integer'}
     """
     name = name or describe(fn).partition(" ")[0]
-    doc = parse(inspect.getdoc(target(fn)))
-    params = read_params(fn, injected=injected, doc=doc, kind=kind, name=name, untyped=untyped, refs=refs)
-    output = read_output(fn, params.returns, opaque=opaque, kind=kind, name=name, refs=refs)
+    doc = parse_docstring(inspect.getdoc(target(fn)))
+    reader = _Reader(fn, kind, name, untyped=untyped, refs=refs)
+    arguments, context, returns = reader.read(injected, doc.params)
+    output = read_output(fn, returns, opaque=opaque, kind=kind, name=name, refs=refs)
     return Signature(
         name=name,
         kind=kind,
         where=location(fn),
         description=doc.summary,
-        input_schema=params.arguments.schema,
+        input_schema=arguments.schema,
         output_schema=output.schema,
         is_async=inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__),
-        injected=params.injected,
-        returns=params.returns,
+        injected=context,
+        returns=returns,
         dump_output=output.dump,
         require_text=output.require_text,
-        _arguments=params.arguments,
+        _arguments=arguments,
     )
 
 
 def _with_whole_numbers(problems: list[Any], raw: bytes) -> bytes | None:
-    """The arguments with 3 in place of 3.0 where an integer is asked for: JSON Schema calls both integers.
+    """Return the arguments with 3 in place of 3.0 where an integer is expected: JSON Schema calls both integers.
 
-    None if there is no such place. In a union another member, such as a boolean, must not get to take the number.
+    None if there is no such place. In a union, another member, such as a boolean, must not accept the number first.
     """
     places = [problem["loc"] for problem in problems if problem["type"] == "int_type" and _is_whole(problem["input"])]
     if not places:
@@ -193,22 +190,19 @@ def _is_whole(given: Any) -> bool:
 
 
 def _is_too_far(problem: Mapping[str, Any]) -> bool:
-    """Whether a value must not be taken for what was asked, though the lenient pass would."""
+    """Return whether a value must not be converted, though the lenient validation would."""
     given, place = problem["input"], problem["loc"]
     if problem["type"] == "bool_type":
         if isinstance(given, str):
-            # One member of a union says nothing of the others, which may take the text.
+            # In a union, another member may accept the text.
             in_union = len(place) > 1 and place[-1] == "bool"
             return not in_union and given.lower() not in ("true", "false")
         return isinstance(given, (int, float))
     return problem["type"] in _NUMERIC and isinstance(given, bool)
 
 
-_EMPTY = inspect.Parameter.empty
-
-
 class MirroredHeader(msgspec.Struct, frozen=True):
-    """Marks a parameter whose value clients repeat in the header `Mcp-Param-{name}` (HDR-13).
+    """Marks a parameter whose value clients repeat in the header `Mcp-Param-{name}`.
 
     >>> def run(region: Annotated[str, MirroredHeader("Region")]) -> str: ...
     """
@@ -218,34 +212,12 @@ class MirroredHeader(msgspec.Struct, frozen=True):
     def __get_pydantic_json_schema__(
         self, core_schema: Any, handler: Callable[[Any], dict[str, Any]]
     ) -> dict[str, Any]:
-        """Put the keyword beside the parameter's own schema."""
+        """Add the keyword to the parameter's schema."""
         return {**handler(core_schema), "x-mcp-header": self.name}
 
 
-class Params(msgspec.Struct, frozen=True):
-    """What clients send; and, as in `Signature`, the parameter that they do not, and the return annotation."""
-
-    arguments: Arguments
-    injected: str | None
-    returns: Any
-
-
-def read_params(
-    fn: Callable[..., Any],
-    *,
-    injected: tuple[type, ...],
-    doc: Docstring,
-    kind: str,
-    name: str,
-    untyped: bool = False,
-    refs: bool = False,
-) -> Params:
-    """Read the parameters of a function; RegistrationError when one cannot be offered. `untyped` ones take anything."""
-    return _Reader(fn, kind, name, untyped=untyped, refs=refs).read(injected, doc)
-
-
 class _Reader:
-    """One reading of one function; it exists so that each refusal can say whose it is and where."""
+    """One reading of one function; it knows the subject of every refusal."""
 
     def __init__(self, fn: Callable[..., Any], kind: str, name: str, *, untyped: bool, refs: bool) -> None:
         self.fn = fn
@@ -255,31 +227,28 @@ class _Reader:
         self.globals: dict[str, Any] = getattr(target(fn), "__globals__", {})
         self.locals = enclosing_locals(fn)
 
-    def read(self, injected: tuple[type, ...], doc: Docstring) -> Params:
+    def read(self, injected: tuple[type, ...], descriptions: Mapping[str, str]) -> tuple[Arguments, str | None, Any]:
+        """Return the compiled parameters, the name of the injected one, and the return annotation."""
         signature = self.read_signature()
         context: str | None = None
         offered: list[inspect.Parameter] = []
         for parameter in signature.parameters.values():
             annotation = self.annotation_of(parameter)
-            if _is_injected(annotation, injected):
-                if context is not None:
-                    raise self.refuse(
-                        f"both {context!r} and {parameter.name!r} are {type_name(annotation)} parameters.",
-                        "keep one of them.",
-                    )
+            if not _is_injected(annotation, injected):
+                offered.append(parameter.replace(annotation=annotation))
+            elif context is None:
                 context = parameter.name
-                continue
-            offered.append(parameter.replace(annotation=annotation))
-        return Params(
-            arguments=plain_arguments(offered, doc) or self.compile(offered, doc),
-            injected=context,
-            returns=self.evaluate("return", signature.return_annotation, "its return type"),
-        )
+            else:
+                raise self.refuse(
+                    f"both {context!r} and {parameter.name!r} are {type_name(annotation)} parameters.",
+                    "keep one of them.",
+                )
+        arguments = plain_arguments(offered, descriptions)
+        if arguments is None:
+            from weft.server.signature.fields import read_fields  # Imports all of pydantic.
 
-    def compile(self, offered: Sequence[inspect.Parameter], doc: Docstring) -> Arguments:
-        from weft.server.signature.fields import read_fields  # brings all of pydantic, which plain tools do without
-
-        return read_fields(offered, doc, self.refuse, refs=self.refs)
+            arguments = read_fields(offered, descriptions, self.refuse, refs=self.refs)
+        return arguments, context, self.evaluate("return", signature.return_annotation, "its return type")
 
     def refuse(self, what: str, remedy: str, why: str | None = None) -> RegistrationError:
         because = f"\n  Why: {why}" if why else ""
@@ -298,7 +267,7 @@ class _Reader:
         except NameError as error:
             raise self.refuse(f"an annotation cannot be evaluated: {error}.", _IMPORT_IT) from None
         except (TypeError, ValueError):
-            raise self.refuse("its parameters cannot be read.", "wrap it in a function of your own.") from None
+            raise self.refuse("its parameters cannot be read.", "wrap it in a function.") from None
         bound = fn.keywords if isinstance(fn, partial) else {}
         return signature.replace(parameters=[p for p in signature.parameters.values() if p.name not in bound])
 
@@ -335,14 +304,15 @@ class _Reader:
         return self.evaluate(name, parameter.annotation, f"parameter {name!r}")
 
     def evaluate(self, name: str, annotation: Any, subject: str) -> Any:
-        """The annotation with every name in it looked up, also where it was written as text."""
+        """Return the annotation with every name in it looked up, also where it was written as text."""
         if annotation is _EMPTY or annotation is None:
             return annotation
         holder = types.SimpleNamespace(__annotations__={name: annotation})
         try:
             return get_type_hints(holder, self.globals, self.locals, include_extras=True)[name]
         except Exception as error:  # noqa: BLE001  # evaluating the user's text may raise anything
-            text = annotation if isinstance(annotation, str) else _text(annotation)
+            text = annotation.__forward_arg__ if isinstance(annotation, ForwardRef) else annotation
+            text = text if isinstance(text, str) else type_name(text)
             raise self.refuse(
                 f"the annotation {text!r} of {subject} cannot be evaluated.",
                 _IMPORT_IT if isinstance(error, NameError) else "correct the annotation.",
@@ -350,21 +320,126 @@ class _Reader:
             ) from None
 
 
-_IMPORT_IT = (
-    "import or define the name in the module itself, before the function; an import under `if TYPE_CHECKING:` "
-    "does not exist when the program runs."
-)
-
-
 def _is_injected(annotation: Any, classes: tuple[type, ...]) -> bool:
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        return _is_injected(get_args(annotation)[0], classes)
-    if origin in (Union, types.UnionType):
-        return any(_is_injected(part, classes) for part in get_args(annotation))
-    cls = origin or annotation
-    return isinstance(cls, type) and issubclass(cls, classes)
+    kinds = [get_origin(one) or one for one in members(annotation)]
+    return any(isinstance(kind, type) and issubclass(kind, classes) for kind in kinds)
 
 
-def _text(annotation: Any) -> str:
-    return annotation.__forward_arg__ if isinstance(annotation, ForwardRef) else type_name(annotation)
+class Docstring(msgspec.Struct, frozen=True):
+    """The description of a function, and that of each of its parameters."""
+
+    summary: str = ""  # Without the section of the parameters.
+    params: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+
+
+def parse_docstring(doc: str | None) -> Docstring:
+    """Split a docstring in the Google, NumPy or Sphinx style; text of no known form stays in the summary.
+
+    >>> parse_docstring('''Add two numbers.
+    ...
+    ... Args:
+    ...     a: The first.
+    ...     b: The second,
+    ...         on two lines.
+    ... ''')
+    Docstring(summary='Add two numbers.', params={'a': 'The first.', 'b': 'The second, on two lines.'})
+    """
+    if not doc:
+        return Docstring()
+    lines = inspect.cleandoc(doc).splitlines()
+    kept: list[str] = []
+    found: dict[str, list[str]] = {}
+    at = 0
+    while at < len(lines):
+        after = _sphinx(lines, at, found) or _numpy(lines, at, found) or _google(lines, at, found)
+        if after:
+            at = after
+            continue
+        kept.append(lines[at])
+        at += 1
+    params = {name: " ".join(text).strip() for name, text in found.items()}
+    return Docstring(_tidy(kept), {name: text for name, text in params.items() if text})
+
+
+def _sphinx(lines: list[str], at: int, found: dict[str, list[str]]) -> int | None:
+    """Read `:param name: text`; return the number of the line after it, or None if this line is none."""
+    entry = _SPHINX_ENTRY.match(lines[at].strip())
+    if not entry:
+        return None
+    words = entry[2].split()
+    text = [lines[at].strip()[entry.end() :].strip()]
+    margin = _indent(lines[at])
+    at += 1
+    while at < len(lines) and lines[at].strip() and _indent(lines[at]) > margin:
+        text.append(lines[at].strip())
+        at += 1
+    if entry[1] != "type" and words:
+        found[words[-1].lstrip("*")] = text
+    return at
+
+
+def _numpy(lines: list[str], at: int, found: dict[str, list[str]]) -> int | None:
+    """Read a `Parameters` section above dashes: entries start at its margin, their text is indented."""
+    if at + 1 >= len(lines) or not _is_header(lines[at], colon=False) or not _is_underline(lines, at + 1):
+        return None
+    margin = _indent(lines[at])
+    names: list[str] = []
+    at += 2
+    while at < len(lines) and not _is_underline(lines, at + 1):
+        line = lines[at]
+        if line.strip() and _indent(line) < margin:
+            break
+        if line.strip() and _indent(line) == margin:
+            names = [name.strip().lstrip("*") for name in line.partition(":")[0].split(",")]
+            found.update({name: [] for name in names})
+        elif line.strip():
+            for name in names:
+                found[name].append(line.strip())
+        at += 1
+    return at
+
+
+def _google(lines: list[str], at: int, found: dict[str, list[str]]) -> int | None:
+    """Read an `Args:` section: entries are indented, their further lines more."""
+    if not _is_header(lines[at], colon=True):
+        return None
+    margin = _indent(lines[at])
+    entry_margin: int | None = None
+    text: list[str] | None = None
+    at += 1
+    while at < len(lines) and (not lines[at].strip() or _indent(lines[at]) > margin):
+        line = lines[at].strip()
+        at += 1
+        if not line:
+            continue
+        if entry_margin is None:
+            entry_margin = _indent(lines[at - 1])
+        entry = _GOOGLE_ENTRY.match(line) if _indent(lines[at - 1]) <= entry_margin else None
+        if entry:
+            text = found.setdefault(entry[1], [])
+            line = line[entry.end() :].strip()
+        if text is not None:
+            text.append(line)
+    return at
+
+
+def _is_header(line: str, *, colon: bool) -> bool:
+    match = _HEADER.fullmatch(line.strip())
+    return match is not None and bool(match[1]) == colon
+
+
+def _is_underline(lines: list[str], at: int) -> bool:
+    return at < len(lines) and _UNDERLINE.fullmatch(lines[at].strip()) is not None
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _tidy(lines: list[str]) -> str:
+    """Join the lines, with no more than one empty line where a section was cut out."""
+    text: list[str] = []
+    for line in lines:
+        if line.strip() or (text and text[-1]):
+            text.append(line.rstrip())
+    return "\n".join(text).strip()
