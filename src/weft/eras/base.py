@@ -117,7 +117,7 @@ class ServerEra(Protocol):
     methods: frozenset[str]  # what its revisions have, extensions aside
     versions: Sequence[str]  # of its revisions, newest first
 
-    def speaks(self, frame: Frame, headers: Headers | None, peer: Peer | None) -> bool:
+    def speaks(self, frame: Frame, headers: Headers | None) -> bool:
         """Whether this message belongs to this era."""
         ...
 
@@ -254,18 +254,20 @@ class ClientEra(Protocol):
         ...
 
 
-def choose(eras: Sequence[ServerEra], frame: Frame, headers: Headers | None, peer: Peer | None = None) -> ServerEra:
-    """The era of a message: the first that speaks it, else the last, whose refusal names what is served."""
-    for era in eras:
-        if era.speaks(frame, headers, peer):
-            return era
-    return eras[-1]
+def choose(
+    eras: Sequence[ServerEra], frame: Frame, headers: Headers | None, offer: Offer | None = None
+) -> tuple[ServerEra, Envelope | None]:
+    """Return the era of a message: the first that speaks it, else the last, whose refusal names what is served.
 
-
-def recognise(eras: Sequence[ServerEra], frame: Frame, offer: Offer) -> tuple[ServerEra, Envelope | None]:
-    """The era of a request without headers; and the request, where telling the era meant to open it already."""
+    HTTP passes the headers. Pipes have none and pass the offer: a request that an era recognises is then opened at
+    once, so that it is read only once, and its envelope is returned as well.
+    """
+    if offer is not None:
+        for era in eras:
+            envelope = era.recognise(frame, offer)
+            if envelope is not None:
+                return era, envelope
     for era in eras:
-        envelope = era.recognise(frame, offer)
-        if envelope is not None:
-            return era, envelope
-    return choose(eras, frame, None), None
+        if era.speaks(frame, headers):
+            return era, None
+    return eras[-1], None

@@ -91,7 +91,7 @@ class SessionServer:
     methods = NEWEST.methods
     versions: Sequence[str] = tuple(REVISIONS)
 
-    def speaks(self, frame: Frame, headers: Headers | None, peer: Peer | None) -> bool:
+    def speaks(self, frame: Frame, headers: Headers | None) -> bool:
         """Whatever is not marked as of the other era is of this one."""
         return True
 

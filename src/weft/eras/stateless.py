@@ -67,7 +67,7 @@ class StatelessServer:
     methods = NEWEST.methods
     versions: Sequence[str] = tuple(REVISIONS)
 
-    def speaks(self, frame: Frame, headers: Headers | None, peer: Peer | None) -> bool:
+    def speaks(self, frame: Frame, headers: Headers | None) -> bool:
         """A request is of this era when it carries this era's `_meta`, or its version header does (ledger 0.2, 3)."""
         stated: str | None = None
         if headers is not None:

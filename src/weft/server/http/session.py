@@ -399,7 +399,7 @@ class SessionExchange:
         One that says all about itself is not the session's (COMPAT-02). Like one that comes alone it needs the headers
         that repeat it, or it is refused.
         """
-        era = choose(self._server.eras, frame, headers)
+        era, _ = choose(self._server.eras, frame, headers)
         if is_full(self._server, own=1):  # the HTTP request that they came in
             await self._refuse(busy(self._server.limits.in_flight), frame, reply, era)
         elif (task := await self._start(session, frame, headers, caller, reply, era)) is not None:
