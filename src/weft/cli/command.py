@@ -11,6 +11,7 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from weft import __version__
@@ -26,13 +27,6 @@ if TYPE_CHECKING:
 LEVELS = ("debug", "info", "warning", "error", "critical")
 CLIENTS = ("claude-code", "claude-desktop", "cursor", "vscode")
 MOST_PORT = 65535
-_OPTIONS = {  # how options of `HttpOptions` are typed, where that differs
-    "allowed_hosts": "allow-host",
-    "allowed_origins": "allow-origin",
-    "sessions": "no-sessions",
-    "sse_path": "sse",
-    "trusted_proxies": "trust-proxy",
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -108,25 +102,25 @@ def _parser() -> argparse.ArgumentParser:
 def _add_run(parser: argparse.ArgumentParser) -> None:
     _add_target(parser)
     parser.add_argument("--http", action="store_true", help="over HTTP instead of stdio")
-    parser.add_argument("--host", help="the address to listen on (127.0.0.1)")
-    parser.add_argument("--port", type=_port, help="the port to listen on (8000; 0 takes a free one)")
-    parser.add_argument("--path", help="the path of the endpoint (/mcp)")
-    parser.add_argument(
-        "--sse", dest="sse_path", nargs="?", const="/sse", metavar="PATH", help="also serve HTTP+SSE clients (/sse)"
-    )
-    parser.add_argument("--workers", type=_workers, metavar="N", help="how many processes serve (1)")
-    parser.add_argument("--no-sessions", action="store_true", help="keep no sessions: any process serves any request")
-    parser.add_argument("--allow-host", action="append", metavar="NAME", help="a Host that is served; repeatable")
-    parser.add_argument(
-        "--allow-origin", action="append", metavar="ORIGIN", help="an Origin that is served; repeatable"
-    )
-    parser.add_argument(
-        "--trust-proxy",
-        action="append",
-        metavar="ADDRESS",
-        help="a proxy whose forwarded headers are trusted; repeatable",
-    )
-    parser.add_argument("--cors", action="append", metavar="ORIGIN", help="web pages that may call; repeatable")
+    add = partial(parser.add_argument, default=None)
+    add_list = partial(add, action="append")
+    http_options = [  # each is an option of `HttpOptions`
+        add("--host", help="the address to listen on (127.0.0.1)"),
+        add("--port", type=_port, help="the port to listen on (8000; 0 takes a free one)"),
+        add("--path", help="the path of the endpoint (/mcp)"),
+        add(
+            "--sse", dest="sse_path", nargs="?", const="/sse", metavar="PATH", help="also serve HTTP+SSE clients (/sse)"
+        ),
+        add("--workers", type=_workers, metavar="N", help="how many processes serve (1)"),
+        add("--no-sessions", dest="sessions", action="store_const", const=False, help="keep no sessions"),
+        add_list("--allow-host", dest="allowed_hosts", metavar="NAME", help="a Host that is served; repeatable"),
+        add_list(
+            "--allow-origin", dest="allowed_origins", metavar="ORIGIN", help="an Origin that is served; repeatable"
+        ),
+        add_list("--trust-proxy", dest="trusted_proxies", metavar="ADDRESS", help="a proxy to trust; repeatable"),
+        add_list("--cors", metavar="ORIGIN", help="web pages that may call; repeatable"),
+    ]
+    parser.set_defaults(http_options=http_options)
     parser.add_argument("--reload", action="store_true", help="start again when a Python file changes")
     parser.add_argument("--listener", type=int, help=argparse.SUPPRESS)  # file descriptor of a socket
     parser.add_argument("--debug", action="store_true", help="send error details to clients, warn of blocking calls")
@@ -208,22 +202,12 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(parsed: argparse.Namespace) -> int:
-    given = {
-        "host": parsed.host,
-        "port": parsed.port,
-        "path": parsed.path,
-        "sse_path": parsed.sse_path,
-        "workers": parsed.workers,
-        "sessions": False if parsed.no_sessions else None,
-        "allowed_hosts": parsed.allow_host,
-        "allowed_origins": parsed.allow_origin,
-        "trusted_proxies": parsed.trust_proxy,
-        "cors": parsed.cors,
-    }
+    given = {action.dest: getattr(parsed, action.dest) for action in parsed.http_options}
     options = {name: value for name, value in given.items() if value is not None}
     if not parsed.http and (options or parsed.reload):
-        wrong = "reload" if parsed.reload else _OPTIONS.get(name := next(iter(options)), name)
-        raise WrongCommand(f"--{wrong} is for HTTP; add --http, or leave it out to serve on stdio.")
+        typed = (action.option_strings[0] for action in parsed.http_options if action.dest in options)
+        wrong = "--reload" if parsed.reload else next(typed)
+        raise WrongCommand(f"{wrong} is for HTTP; add --http, or leave it out to serve on stdio.")
     if parsed.reload and parsed.workers not in (None, 1):
         raise WrongCommand("--reload is for development with one process; leave --workers out.")
     from weft.cli import serving
