@@ -556,16 +556,11 @@ def _check_text(field: Mapping[str, Any], value: Any) -> str | None:
     return None
 
 
-def _check_integer(field: Mapping[str, Any], value: Any) -> str | None:
-    is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-    if isinstance(value, bool) or not is_whole:
-        return _other_than("an integer", value)
-    return _bounds(value, field.get("minimum"), field.get("maximum"))
-
-
 def _check_number(field: Mapping[str, Any], value: Any) -> str | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return _other_than("a number", value)
+    needs_integer = field["type"] == "integer"
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or (needs_integer and isinstance(value, float) and not value.is_integer()):
+        return _other_than("an integer" if needs_integer else "a number", value)
     return _bounds(value, field.get("minimum"), field.get("maximum"))
 
 
@@ -587,7 +582,7 @@ def _check_choices(field: Mapping[str, Any], value: Any) -> str | None:
 _CHECKS: Mapping[str, Callable[[Mapping[str, Any], Any], str | None]] = {
     "array": _check_choices,
     "boolean": _check_boolean,
-    "integer": _check_integer,
+    "integer": _check_number,
     "number": _check_number,
     "string": _check_text,
 }
@@ -613,23 +608,19 @@ def _is_email(text: str) -> bool:
 
 
 def _is_uri(text: str) -> bool:
-    try:
-        check_uri(text)
-    except ValueError:
-        return False
-    return True
+    return _accepts(check_uri, text)
 
 
 def _is_date(text: str) -> bool:
-    return _DATE.fullmatch(text) is not None and _exists(date.fromisoformat, text)
+    return _DATE.fullmatch(text) is not None and _accepts(date.fromisoformat, text)
 
 
 def _is_date_time(text: str) -> bool:
     parts = _DATE_TIME.fullmatch(text)
-    return parts is not None and _exists(datetime.fromisoformat, f"{parts[1]}T{parts[2]}")
+    return parts is not None and _accepts(datetime.fromisoformat, f"{parts[1]}T{parts[2]}")
 
 
-def _exists(parse: Callable[[str], Any], text: str) -> bool:
+def _accepts(parse: Callable[[str], Any], text: str) -> bool:
     try:
         parse(text)
     except ValueError:

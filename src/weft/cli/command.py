@@ -83,14 +83,14 @@ def _unknown(own: list[str], rest: list[str]) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="weft", description="Serve and call MCP servers.")
     parser.add_argument("--version", action="version", version=__version__, help="print the version")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="subcommand", required=True, metavar="COMMAND")
     for name, help, add_arguments, command in (
         ("run", "serve a server on stdio, or over HTTP", _add_run, _run),
         ("entry", "print what Claude, VS Code or Cursor need for a server", _add_entry, _entry),
-        ("call", "call a tool of a running server", _add_call, _call),
-        ("list", "list what a running server offers", _add_server, _list),
-        ("read", "read a resource of a running server", _add_read, _read),
-        ("prompt", "get a prompt of a running server", _add_prompt, _prompt),
+        ("call", "call a tool of a running server", _add_call, _request),
+        ("list", "list what a running server offers", _add_server, _request),
+        ("read", "read a resource of a running server", _add_read, _request),
+        ("prompt", "get a prompt of a running server", _add_prompt, _request),
     ):
         subparser = commands.add_parser(name, allow_abbrev=False, help=help)
         add_arguments(subparser)
@@ -240,28 +240,20 @@ def _named(parsed: argparse.Namespace) -> LoadTarget:
     return Target(parsed.target or parsed.module, is_module=parsed.target is None, arguments=tuple(parsed.its))
 
 
-def _call(parsed: argparse.Namespace) -> int:
+def _request(parsed: argparse.Namespace) -> int:
+    """Run `weft call`, `list`, `read` or `prompt`."""
     from weft.cli import calling
 
-    return calling.call(_peer(parsed), parsed.tool, parsed.arguments)
-
-
-def _list(parsed: argparse.Namespace) -> int:
-    from weft.cli import calling
-
-    return calling.list_all(_peer(parsed))
-
-
-def _read(parsed: argparse.Namespace) -> int:
-    from weft.cli import calling
-
-    return calling.read(_peer(parsed), parsed.uri)
-
-
-def _prompt(parsed: argparse.Namespace) -> int:
-    from weft.cli import calling
-
-    return calling.prompt(_peer(parsed), parsed.name, parsed.arguments)
+    peer = _peer(parsed)
+    match parsed.subcommand:
+        case "call":
+            return calling.call(peer, parsed.tool, parsed.arguments)
+        case "list":
+            return calling.list_all(peer)
+        case "read":
+            return calling.read(peer, parsed.uri)
+        case _:
+            return calling.prompt(peer, parsed.name, parsed.arguments)
 
 
 def _peer(parsed: argparse.Namespace) -> RemoteServer:

@@ -7,6 +7,7 @@ Two peers agree on a `Revision`; a `Method` says how its requests are read. What
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -31,6 +32,7 @@ class Revision(msgspec.Struct, frozen=True):
         return self.version
 
 
+@dataclass(frozen=True, eq=False)
 class Method:
     """One method: the type of its params, and when it is offered.
 
@@ -38,16 +40,10 @@ class Method:
     for the method to be offered; None if every server offers it.
     """
 
-    def __init__(
-        self, name: str, params: type[RequestParams], *, mirrored: str | None = None, capability: str | None = None
-    ) -> None:
-        self.name = name
-        self.params = params
-        self.mirrored = mirrored
-        self.capability = capability
-
-    def __repr__(self) -> str:
-        return f"Method({self.name!r})"
+    name: str
+    params: type[RequestParams]
+    mirrored: str | None = None
+    capability: str | None = None
 
     @cached_property
     def decode(self) -> Any:

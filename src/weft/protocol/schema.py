@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 from urllib.parse import unquote
@@ -36,6 +36,10 @@ DIALECTS: Mapping[str, str] = {
 """The supported values of `$schema`, with or without a final `#`, and their short names."""
 
 _TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
+_TYPE_WORDS: Sequence[tuple[Any, str]] = (
+    (bool, "a boolean"), (str, "a string"), (int, "an integer"), (float, "a number"), (Mapping, "an object"),
+    ((list, tuple), "an array"),
+)  # fmt: skip
 _SHOWN = 60
 _MAX_BYTES = 262_144
 _MAX_DEPTH = 64
@@ -152,16 +156,7 @@ def json_type(value: Any) -> str:
     """
     if value is None:
         return "null"
-    if isinstance(value, bool):
-        return "a boolean"
-    words: tuple[tuple[type | tuple[type, ...], str], ...] = (
-        (str, "a string"),
-        (int, "an integer"),
-        (float, "a number"),
-        (Mapping, "an object"),
-        ((list, tuple), "an array"),
-    )
-    return next((word for kind, word in words if isinstance(value, kind)), "something that is not JSON")
+    return next((word for kind, word in _TYPE_WORDS if isinstance(value, kind)), "something that is not JSON")
 
 
 def is_object(value: object) -> TypeGuard[dict[str, Any]]:
