@@ -239,6 +239,12 @@ def test_parts_with_an_id_are_bounded():
 
 
 @pytest.mark.security("D14")
+def test_tuples_count_like_arrays():
+    validator = compile_schema({"items": {"items": {"enum": [number + 0.5 for number in range(2000)]}}})
+    assert "too large" in str(validator.problems(((1999.5,) * 100,))[0])
+
+
+@pytest.mark.security("D14")
 def test_listing_what_is_wrong_is_bounded():
     schema = {"items": {"anyOf": [{"type": "string", "maxLength": 1}] * 50}}
     assert problems_in_child(schema, ["aa"] * 1000) == ["It does not fit its schema, and is too large to say where."]

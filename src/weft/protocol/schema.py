@@ -40,6 +40,7 @@ _TYPE_WORDS: Sequence[tuple[Any, str]] = (
     (bool, "a boolean"), (str, "a string"), (int, "an integer"), (float, "a number"), (Mapping, "an object"),
     ((list, tuple), "an array"),
 )  # fmt: skip
+_CONTAINERS: Any = (dict, list, tuple)
 _SHOWN = 60
 _MAX_BYTES = 262_144
 _MAX_DEPTH = 64
@@ -234,16 +235,16 @@ def _plain(value: Any) -> Any:
 def _depth(value: Any) -> int:
     """Return how many arrays and objects are inside of each other."""
     depth, level = 0, [value]
-    while level := [node for node in level if is_object(node) or is_array(node)]:
+    while level := [node for node in level if isinstance(node, _CONTAINERS)]:
         depth += 1
-        level = [child for node in level for child in _inside(node)]
+        level = [child for node in level for child in _members(node)]
     return depth
 
 
-def _inside(node: Any) -> Iterable[Any]:
+def _members(node: Any) -> Iterable[Any]:
     if is_object(node):
         return node.values()
-    return node if is_array(node) else ()
+    return cast("Iterable[Any]", node) if isinstance(node, _CONTAINERS) else ()
 
 
 def _walk(node: Any) -> Iterator[Any]:
@@ -252,7 +253,7 @@ def _walk(node: Any) -> Iterator[Any]:
     while pending:
         node = pending.pop()
         yield node
-        pending += _inside(node)
+        pending += _members(node)
 
 
 def _check_dialect(schema: Mapping[str, Any]) -> None:
@@ -298,10 +299,10 @@ def _shown(value: Any) -> str:
 
 
 class _Cost:
-    """How much work a schema is, at most, for each value inside of an instance.
+    """An upper bound of the engine's work for each value in an instance.
 
-    That depends on the schema and on how deep the instance nests, not on what else is in it: parts that look at the
-    same value add up, and so do those that look at every member; of parts for one member each, the dearest counts.
+    It depends on the schema and on how deep the instance nests, not on what else is in it: parts that look at the same
+    value add up, and so do parts that look at every member; of parts for one member each, the most expensive counts.
     """
 
     __slots__ = ("_anchors", "_costs", "_left", "_own", "_resources", "_together", "schema")
@@ -310,9 +311,9 @@ class _Cost:
         self.schema = schema
         self._resources: list[Any] = [schema]
         self._anchors: dict[str, list[Any]] = {}
-        self._own: dict[int, int] = {}  # the work of a part alone, by identity
-        self._together: dict[int, list[dict[str, Any]]] = {}  # the parts that look at one value, by that of the first
-        self._costs: dict[tuple[int, int], int] = {}  # by identity, and depth of the instance
+        self._own: dict[int, int] = {}  # work of a part alone, by its identity
+        self._together: dict[int, list[dict[str, Any]]] = {}  # parts that look at one value, by the first one's
+        self._costs: dict[tuple[int, int], int] = {}  # by identity of a part, and depth of the instance
         self._left = 0  # parts that may still be looked at
         id_keyword = "id" if "draft-04" in str(schema.get("$schema")) else "$id"
         for node in _walk(schema):
@@ -327,13 +328,14 @@ class _Cost:
             raise SchemaError(f"The schema has more than {_MAX_RESOURCES} parts with an {id_keyword!r}; use $defs.")
 
     def measure(self, value: Any) -> int:
-        """Return how much work it is to hold a value against the schema; some number above `_MAX_WORK` if too much."""
+        """Return the work to check a value, at most; any number above `_MAX_WORK` means too much."""
         self._left = _MAX_PARTS
         data = msgspec.json.encode(value)
         values = 1 + data.count(b",") + data.count(b"{") + data.count(b"[") + len(data) // _CHARACTERS_PER_VALUE
-        return values * self._at(self.schema, _depth(value))
+        return values * self._cost_at(self.schema, _depth(value))
 
-    def _at(self, part: Any, depth: int) -> int:
+    def _cost_at(self, part: Any, depth: int) -> int:
+        """Return the work of a part for each value in an instance that nests `depth` deep."""
         self._left -= 1
         if self._left < 0:
             return _MAX_WORK + 1
@@ -342,17 +344,17 @@ class _Cost:
         key = id(part), depth
         if (known := self._costs.get(key)) is not None:
             return known
-        parts = self._at_same_value(part)
+        parts = self._parts_at_same_value(part)
         costs = [sum(self._own[id(one)] for one in parts)]
         if depth:
-            costs += [self._inside(parts, keywords, depth - 1) for keywords in (_IN_ARRAY, _IN_OBJECT)]
+            costs += [self._cost_of_member(parts, keywords, depth - 1) for keywords in (_IN_ARRAY, _IN_OBJECT)]
         cost = min(max(costs), _MAX_WORK + 1)
         if self._left < 0:
             return _MAX_WORK + 1
         self._costs[key] = cost
         return cost
 
-    def _inside(self, parts: list[dict[str, Any]], keywords: frozenset[str], depth: int) -> int:
+    def _cost_of_member(self, parts: list[dict[str, Any]], keywords: frozenset[str], depth: int) -> int:
         """Return the work at one member of an array or an object."""
         everywhere, by_place = 0, Counter[str | int]()
         for part in parts:
@@ -360,17 +362,17 @@ class _Cost:
                 inner = part[keyword]
                 if keyword == "properties" and is_object(inner):
                     for name, child in inner.items():
-                        by_place[name] += self._at(child, depth)
+                        by_place[name] += self._cost_at(child, depth)
                 elif is_array(inner):
                     for place, child in enumerate(inner):
-                        by_place[place] += self._at(child, depth)
+                        by_place[place] += self._cost_at(child, depth)
                 elif keyword == "patternProperties":
-                    everywhere += sum(self._at(child, depth) for child in _inside(inner))
+                    everywhere += sum(self._cost_at(child, depth) for child in _members(inner))
                 else:
-                    everywhere += self._at(inner, depth)
+                    everywhere += self._cost_at(inner, depth)
         return everywhere + max(by_place.values(), default=0)
 
-    def _at_same_value(self, first: dict[str, Any]) -> list[dict[str, Any]]:
+    def _parts_at_same_value(self, first: dict[str, Any]) -> list[dict[str, Any]]:
         """Return a part and all that look at the same value because of it, each as often as the engine does."""
         if (known := self._together.get(id(first))) is not None:
             self._left -= len(known)
@@ -379,12 +381,12 @@ class _Cost:
         pending: list[tuple[Any, frozenset[int]]] = [(first, frozenset())]  # with the references followed on the way
         while pending and self._left >= 0:
             part, trail = pending.pop()
-            self._left -= 1 + len(trail)  # which is copied
+            self._left -= 1 + len(trail)  # the trail is copied
             if not is_object(part):
                 continue
             found.append(part)
             inner: list[Any] = [part[keyword] for keyword in _ONE_AT_SAME_VALUE if keyword in part]
-            inner += [child for keyword in _SEVERAL_AT_SAME_VALUE for child in _inside(part.get(keyword))]
+            inner += [child for keyword in _SEVERAL_AT_SAME_VALUE for child in _members(part.get(keyword))]
             children: list[tuple[Any, frozenset[int]]] = [(child, trail) for child in inner]
             for reference in (part[keyword] for keyword in _REFERENCES if isinstance(part.get(keyword), str)):
                 # A reference that leads back to itself without going deeper is not followed again by the engine either.
@@ -419,7 +421,7 @@ def _find(node: Any, steps: list[str]) -> Any:
 def _own_work(part: dict[str, Any]) -> int:
     """Return the work of what a part itself lists. Options that are all text are found by their hash."""
     listed = [part[keyword] for keyword in _LISTED if keyword in part]
-    listed += [option for option in _inside(part.get("enum")) if not isinstance(option, str)]
+    listed += [option for option in _members(part.get("enum")) if not isinstance(option, str)]
     return sum(_NUMBER_WORK if isinstance(node, float) else 1 for node in _walk(listed))
 
 
