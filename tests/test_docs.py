@@ -211,7 +211,7 @@ class Page:
             words = shlex.split(command.replace(URL, f"http://127.0.0.1:{live.port}/mcp"))
             assert words[0] == "weft", f"{self.path.name}:{block.line}: a console block runs `weft`, not {words[0]!r}"
             done = subprocess.run(
-                [sys.executable, "-m", "weft.cli", *words[1:]],
+                [sys.executable, "-m", "weft", *words[1:]],
                 check=False,
                 text=True,
                 stdout=subprocess.PIPE,

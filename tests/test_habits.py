@@ -144,7 +144,7 @@ def test_options_for_the_file_without_their_dashes(tmp_path: Path) -> None:
     code, said = weft_says(tmp_path, FACTORY, "run", "shop:make", "--shop", "berlin")
     assert code == 2
     assert said == (
-        "weft: weft run has no option --shop; see weft run --help. What is meant for the file goes behind `--`: "
+        "weft: weft run has no option --shop; see weft run --help. Arguments for the file come after `--`: "
         "weft run shop:make -- --shop berlin\n"
     )
     code, said = weft_says(tmp_path, FACTORY, "list", "http://127.0.0.1:9/mcp", "--shop")

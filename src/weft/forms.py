@@ -1,9 +1,8 @@
-"""Describe the forms of elicitation, and check what was filled in.
+"""Turn models and schemas into the forms of elicitation, and check the answers.
 
-The forms of elicitation: flat schemas of the few kinds of field that every client can show (ELI-06).
-
-A form is written as a flat model (a pydantic model, a dataclass, a TypedDict) or as a JSON Schema. `form_schema` says
-what is asked, `parse_form` checks what was answered.
+A form is a flat schema of the few kinds of field that every client can show. It is written as a flat model (a pydantic
+model, a dataclass, a TypedDict) or as a JSON Schema. `form_schema` returns the schema to send, `parse_form` checks an
+answer.
 
     str                                 text; `Field(min_length=, max_length=)`
     Annotated[str, EMAIL]               text of the format email
@@ -14,26 +13,19 @@ what is asked, `parse_form` checks what was answered.
     list[...] or set[...] of those      several of them; `Field(min_length=, max_length=)`
     T | None                            may be left out
 
-Options have titles by `Titles`; fields have theirs, and descriptions, by `Field(title=, description=)`. What a form
-cannot say of a field, such as a pattern, is left out of the schema, and checked in the answer all the same.
+`Titles` gives options titles; `Field(title=, description=)` gives fields theirs. Rules that a form cannot express, such
+as a pattern, are left out of the schema, and still checked in the answer.
 
-An answer is checked against the schema that was sent, strictly, and then by the model. Fields that were not
-asked for are left out, whatever the model would take; a model or schema that forbids them (`extra="forbid"`,
-`"additionalProperties": false`) has them refused.
+An answer is checked against the schema that was sent, then by the model. Fields that were not asked for are left out,
+or refused if the model or schema forbids them (`extra="forbid"`, `"additionalProperties": false`).
 
-Owns what a form may be. It asks nobody, and knows nothing of how questions travel.
+The check is strict, as JSON Schema is: the text "5" is no integer, 1 is not true, true is not 1, and 5.0 is the integer
+5. Formats are checked too, offline and in linear time:
 
-Whether the answer to a form fits the schema that was sent, field by field (ELI-26).
-
-Strict, as JSON Schema is: the text "5" is no integer, 1 is not true, true is not 1, and 5.0 is the integer 5. Formats
-count too; none of their checks looks anything up, and each is linear in its input (R7):
-
-    email       name@host in ASCII, as RFC 5321 has it, without quoted names and IP addresses
-    uri         with a scheme, as RFC 3986 has it
-    date        a day that the calendar has, `YYYY-MM-DD`
-    date-time   as RFC 3339 has it, with `Z` or an offset; without leap seconds, which Python has not
-
-Owns the check of one flat answer. What may be asked, and what becomes of the answer, is for `forms` to say.
+    email       name@host in ASCII, as in RFC 5321, without quoted names and IP addresses
+    uri         with a scheme, as in RFC 3986
+    date        an existing day, `YYYY-MM-DD`
+    date-time   as in RFC 3339, with `Z` or an offset; without leap seconds, which Python does not have
 """
 
 from __future__ import annotations
@@ -69,7 +61,7 @@ __all__ = [
 ]
 
 EMAIL = Field(json_schema_extra={"format": "email"})
-"""Marks text as an email address: `Annotated[str, EMAIL]`. Nothing else needs installing."""
+"""Marks text as an email address: `Annotated[str, EMAIL]`. It needs no other package."""
 
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+")  # between the words of a name
 _SECRET = re.compile(
@@ -87,7 +79,7 @@ _KEYWORDS: Mapping[str, set[str]] = {
 }
 _EVERYWHERE = {"type", "title", "description", "default"}
 _ROOT = ("$schema", "type", "properties", "required")
-_ROOT_LEFT_OUT = {"title", "description", "additionalProperties", "$defs"}  # a form has no place for them
+_ROOT_LEFT_OUT = {"title", "description", "additionalProperties", "$defs"}  # allowed, but not sent
 _UNSAID = (
     "deprecated", "examples", "exclusiveMaximum", "exclusiveMinimum", "multipleOf", "pattern", "readOnly",
     "uniqueItems", "writeOnly",
@@ -98,24 +90,29 @@ _ALLOWED = (
 )
 _MAX_ISSUES = 10
 _LINK = re.compile("https?://", re.IGNORECASE)
-_UNUSABLE = (PydanticUserError, NameError, ImportError, ValueError)  # what pydantic raises, and `Titles`
+_UNUSABLE = (
+    PydanticUserError,
+    NameError,
+    ImportError,
+    ValueError,
+)  # raised by pydantic and `Titles` for a model without a schema
 
 
 @dataclass(frozen=True, eq=False)  # by identity, and so hashable: `Annotated[..., Titles(...)] | None` needs it
 class Titles:
-    """What the options of a field are called, where their values say too little.
+    """Titles for the options of a field.
 
     @dataclass
     class Seat:
         place: Annotated[Literal["w", "a"], Titles({"w": "Window", "a": "Aisle"})]
 
-    An option that it does not name is called by its value.
+    The title of an option that is not listed is its value.
     """
 
     titles: Mapping[str, str]
 
     def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Put the titles into the schema of the options, wherever in it they are."""
+        """Add the titles to the schema of the options."""
         return self._entitle(handler(core_schema), handler)
 
     def _entitle(self, schema: dict[str, Any], handler: GetJsonSchemaHandler) -> dict[str, Any]:
@@ -127,16 +124,16 @@ class Titles:
             return {**schema, "anyOf": [self._entitle(option, handler) for option in schema["anyOf"]]}
         options = schema.pop("enum", None) or [schema.pop("const", None)]
         if options == [None]:
-            return schema  # not a choice: what it is, the check of the form will say
+            return schema  # no options: the check of the form reports it
         if unknown := sorted(set(self.titles) - set(options)):
             raise ValueError(f"Titles names {unknown[0]!r}, which is not among the options {_listed(options)}.")
         if "title" not in beside:
-            schema.pop("title", None)  # it is but the name of the Enum
+            schema.pop("title", None)  # it is only the name of the Enum
         return {**schema, "oneOf": [{"const": option, "title": self.titles.get(option, option)} for option in options]}
 
 
 def form_schema(model: type | Mapping[str, Any]) -> dict[str, Any]:
-    """The schema to send for a form; ValueError that names the field when no client could show it.
+    """Return the schema to send for a form. Raises ValueError if a client could not show one of the fields.
 
     >>> @dataclass
     ... class Seat:
@@ -147,11 +144,11 @@ def form_schema(model: type | Mapping[str, Any]) -> dict[str, Any]:
     """
     if isinstance(model, Mapping):
         return check_form(model)
-    return msgspec.json.decode(_form(model).encoded, type=dict[str, Any])  # a copy of its own, and cheap
+    return msgspec.json.decode(_form(model).encoded, type=dict[str, Any])  # a cheap copy
 
 
 def check_form(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema as it is sent; ValueError that names the property when it is not that of a form (ELI-06).
+    """Return a schema as it is sent. Raises ValueError that names the property if it is not the schema of a form.
 
     >>> check_form({"type": "object", "properties": {"age": {"type": "integer"}}, "additionalProperties": False})
     {'type': 'object', 'properties': {'age': {'type': 'integer'}}}
@@ -176,7 +173,7 @@ def check_form(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fields_with_links(form: Mapping[str, Any]) -> list[str]:
-    """The fields that show a web address, in whatever they say of themselves, and had better not (ELI-20).
+    """Return the fields whose texts have a web address, which forms should not have.
 
     >>> fields_with_links({"properties": {"ok": {"type": "boolean", "description": "See https://example.com/terms"}}})
     ['ok']
@@ -186,7 +183,7 @@ def fields_with_links(form: Mapping[str, Any]) -> list[str]:
 
 
 def fields_with_secrets(form: Mapping[str, Any]) -> list[str]:
-    """The text fields that by their names ask for what a form must not ask for (ELI-09).
+    """Return the text fields whose names suggest a secret, which forms must not ask for.
 
     >>> fields_with_secrets({"properties": {"apiKey": {"type": "string"}, "keyboard": {"type": "string"}}})
     ['apiKey']
@@ -198,15 +195,15 @@ def fields_with_secrets(form: Mapping[str, Any]) -> list[str]:
 
 
 def has_link(text: str) -> bool:
-    """Whether a web address is in it."""
+    """Return True if a text has a web address."""
     return _LINK.search(text) is not None
 
 
 def parse_form(model: type | Mapping[str, Any], content: Mapping[str, Any] | None) -> Any:
-    """The checked answer: an instance of the model, or a dict if the form was a schema; ValueError if it does not fit.
+    """Return the checked answer: an instance of the model, or a dict for a schema. Raises ValueError for a misfit.
 
-    Defaults of the model are filled in; fields that the form does not have are left out, or refused where the model or
-    schema forbids them. The text of the error names fields and never quotes what was answered.
+    Defaults of the model are filled in; fields that the form does not have are left out, or refused if the model or
+    schema forbids them. The error names fields and never quotes an answer.
 
     >>> @dataclass
     ... class Seat:
@@ -219,19 +216,19 @@ def parse_form(model: type | Mapping[str, Any], content: Mapping[str, Any] | Non
     if isinstance(model, Mapping):
         return _checked(check_form(model), given, forbids_others=model.get("additionalProperties") is False)
     form = _form(model)
-    empty = {name for name in form.may_be_none if given.get(name) is None}  # left out, or null: the same to the model
+    empty = {name for name in form.may_be_none if given.get(name) is None}  # left out, or null
     filled = {name: value for name, value in given.items() if name not in empty}
     answer = _checked(form.schema, filled, forbids_others=form.forbids_others)
     nulls = {name: None for name in empty if name in given or name in form.nullable}
     try:
-        # As JSON: there a date is text also to a model that is strict.
+        # As JSON: from JSON, also a strict model accepts text as a date.
         return form.adapter.validate_json(json.dumps({**answer, **nulls}))
     except ValidationError as error:
         raise _misfit([_issue(problem) for problem in error.errors(include_input=False, include_url=False)]) from None
 
 
 def _checked(form: Mapping[str, Any], given: Mapping[str, Any], *, forbids_others: bool) -> dict[str, Any]:
-    """What was asked for, of what was answered, with whole numbers as such; ValueError if it does not fit."""
+    """Return the fields of the form, integers as int. Raises ValueError if the answer does not fit."""
     fields = form["properties"]
     issues: list[Issue] = check_answer(form, given)
     if forbids_others:
@@ -254,7 +251,7 @@ class _Form:
     schema: dict[str, Any]
     encoded: bytes
     may_be_none: list[str]
-    nullable: list[str]  # those of them without a default: left out, they are None
+    nullable: list[str]  # optional fields without a default: None if left out
     forbids_others: bool
 
 
@@ -274,7 +271,7 @@ def _form(model: type) -> _Form:
         if wrong := _wrong(fields[name]):
             raise ValueError(_refusal(model, name, wrong))
         if _wrong_default(fields[name]):
-            del fields[name]["default"]  # as a mark of what was left out; nobody should be shown it, and send it back
+            del fields[name]["default"]  # a marker of the model's own, not an answer
         if is_optional:
             may_be_none.append(name)
     nullable = [name for name in schema.get("required", ()) if name in may_be_none]
@@ -285,7 +282,7 @@ def _form(model: type) -> _Form:
 
 
 def _described(model: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
-    """A model's validator and JSON Schema; when it has none, ValueError that names the field which is to blame."""
+    """Return a model's validator and JSON Schema. Raises ValueError that names the wrong field if there is none."""
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(model)
         return adapter, adapter.json_schema(schema_generator=_Generator)
@@ -299,7 +296,7 @@ def _described(model: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
 
 
 def _field(described: dict[str, Any], definitions: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """A field in the words of a form, as far as there are words for it; and whether it may be None."""
+    """Return a field as a form has it, and True if it may be None."""
     field, may_be_none = dict(described), False
     options = field.get("anyOf", [])
     values = [option for option in options if option != {"type": "null"}]
@@ -307,14 +304,16 @@ def _field(described: dict[str, Any], definitions: dict[str, Any]) -> tuple[dict
         del field["anyOf"]
         field, may_be_none = {**values[0], **field}, True
     field = _choice(_resolved(field, definitions))
-    step = 1 if field.get("type") == "integer" else 0  # the next whole number says the same; of others, the bound
+    step = (
+        1 if field.get("type") == "integer" else 0
+    )  # the next integer is the same bound; for other numbers, the bound itself
     if (above := field.get("exclusiveMinimum")) is not None:
         field.setdefault("minimum", above + step)
     if (below := field.get("exclusiveMaximum")) is not None:
         field.setdefault("maximum", below - step)
     if is_object(items := field.get("items")):
         field["items"] = items = _several(_choice(_resolved(items, definitions)))
-        if is_array(default := field.get("default")):  # of a set: in an order that every process agrees on
+        if is_array(default := field.get("default")):  # of a set: in the same order in every process
             order = _options(items)
             field["default"] = sorted(default, key=lambda option: order.index(option) if option in order else -1)
     left_out = [*_UNSAID, "default"] if field.get("default") is None else _UNSAID
@@ -322,7 +321,7 @@ def _field(described: dict[str, Any], definitions: dict[str, Any]) -> tuple[dict
 
 
 def _resolved(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """With what it refers to put in; the title there is but the name of a class."""
+    """Return a schema with its `$ref` replaced by the target, without the target's title, which is a class name."""
     reference = schema.get("$ref")
     if reference is None:
         return schema
@@ -331,27 +330,27 @@ def _resolved(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, 
 
 
 def _choice(schema: dict[str, Any]) -> dict[str, Any]:
-    """One option is a choice too."""
+    """Return a schema with `const` as an `enum` of one option."""
     if isinstance(schema.get("const"), str):
         return {**{key: value for key, value in schema.items() if key != "const"}, "enum": [schema["const"]]}
     return dict(schema)
 
 
 def _several(items: dict[str, Any]) -> dict[str, Any]:
-    """The options of a list: titled ones are under `anyOf`, without a type; what describes an Enum has no place."""
+    """Return the options of a list: titled ones under `anyOf`, without a type; without title and description."""
     if "oneOf" in items:
         return {"anyOf": items["oneOf"]}
     return {key: value for key, value in items.items() if key not in {"title", "description"}}
 
 
 class _Generator(GenerateJsonSchema):
-    """pydantic's generator without the titles it makes up from names, and without its warnings."""
+    """pydantic's generator without titles made from names, and without warnings."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 
     def emit_warning(self, kind: Any, detail: str) -> None:
-        """Say nothing: a default that JSON cannot show is left out of the schema, and still used."""
+        """Ignore warnings: a default that JSON cannot express is left out of the schema, and still used."""
 
 
 def _refusal(model: Any, name: str, wrong: str) -> str:
@@ -374,7 +373,7 @@ def _type_name(annotation: Any) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Why there is no schema, in words of the user's."""
+    """Return why there is no schema, and what to do."""
     if isinstance(error, ImportError):
         return "it needs the package email-validator; install it, or write Annotated[str, EMAIL]"
     code = error.code if isinstance(error, PydanticUserError) else None
@@ -391,7 +390,7 @@ def _reason(error: Exception) -> str:
 
 
 def _wrong(field: Any) -> str | None:
-    """Why this is not a field of a form, or None when it is."""
+    """Return why this is not a field of a form, or None if it is one."""
     kind = field.get("type") if is_object(field) else None
     if not is_object(field) or not isinstance(kind, str):
         return "it is not of one plain type"
@@ -403,7 +402,7 @@ def _wrong(field: Any) -> str | None:
         return _wrong_items(field.get("items"))
     format = field.get("format")
     if format == "password":
-        return "secrets are never asked by form; send the user to a page with `elicit_url`"  # ELI-09
+        return "secrets are never asked by form; send the user to a page with `elicit_url`"
     if format is not None and format not in _FORMATS:
         return f"its format is {str(format)[:40]!r}, and a form has {_listed(_FORMATS)}"
     return _wrong_options(field) if _SELECT & set(field) else None
@@ -446,18 +445,18 @@ def _options(field: dict[str, Any]) -> list[Any]:
 
 
 def _wrong_default(field: dict[str, Any]) -> str | None:
-    """Why the default of a field is no answer to it; None when it is, or there is none."""
+    """Return why the default of a field does not fit it; None if it fits, or there is none."""
     if "default" not in field:
         return None
     issues = check_answer({"properties": {"": field}}, {"": field["default"]})
     return issues[0][1] if issues else None
 
 
-# --- schemas as JSON, and what is told of an answer
+# --- schemas as JSON, and the errors about an answer
 
 
 def _plain(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of plain JSON types."""
+    """Return a copy of plain JSON types."""
     try:
         copy: dict[str, Any] = json.loads(json.dumps(dict(schema), allow_nan=False))
     except (TypeError, ValueError, RecursionError):
@@ -471,7 +470,7 @@ def _check_json_schema(schema: bytes) -> None:
 
 
 def _issue(problem: Mapping[str, Any]) -> tuple[str | None, str]:
-    """The field and what it should be, of what the model's check found."""
+    """Return the field and the sentence about a problem that the model's check found."""
     location = problem["loc"]
     name = str(location[0]) if location else None
     if problem["type"] == "missing":
@@ -485,12 +484,12 @@ def _issue(problem: Mapping[str, Any]) -> tuple[str | None, str]:
 
 
 def _misfit(issues: Sequence[tuple[str | None, str]]) -> ValueError:
-    """One sentence for each field, at most ten of them (default D4)."""
+    """Return an error with one sentence for each field, at most ten."""
     first: dict[str | None, str] = {}
     for name, message in issues:
         first.setdefault(name, message)
-    told = [message if name is None else f"{_clean(name)!r}: {message}" for name, message in first.items()]
-    return ValueError(f"The answer does not fit the form. {' '.join(told[:_MAX_ISSUES])}")
+    sentences = [message if name is None else f"{_clean(name)!r}: {message}" for name, message in first.items()]
+    return ValueError(f"The answer does not fit the form. {' '.join(sentences[:_MAX_ISSUES])}")
 
 
 def _clean(name: str) -> str:
@@ -515,7 +514,7 @@ _DATE_TIME = re.compile(
 
 
 def check_answer(form: Mapping[str, Any], answer: Mapping[str, Any]) -> list[Issue]:
-    """What is wrong with an answer, at most one issue for each field; empty when it fits. Values are never quoted.
+    """Return what is wrong with an answer, at most one issue for each field. Values are never quoted.
 
     >>> form = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
     >>> check_answer(form, {"age": "5"}), check_answer(form, {"age": 5.0})
@@ -534,16 +533,16 @@ def check_answer(form: Mapping[str, Any], answer: Mapping[str, Any]) -> list[Iss
 
 
 def options_of(field: Mapping[str, Any]) -> Sequence[Any]:
-    """The values that a field, or the items of a list, may have; empty where they are not given one by one."""
+    """Return the options of a field, or of the items of a list; empty if it has none."""
     titled: Sequence[Any] = field.get("oneOf", field.get("anyOf", ()))
     options: Sequence[Any] = field.get("enum", [option["const"] for option in titled])
     return options
 
 
-# --- kinds of field: each says what is wrong, or None
+# --- kinds of field: each check returns what is wrong, or None
 
 
-def _text(field: Mapping[str, Any], value: Any) -> str | None:
+def _check_text(field: Mapping[str, Any], value: Any) -> str | None:
     if not isinstance(value, str):
         return _other_than("text", value)
     options = options_of(field)
@@ -557,20 +556,15 @@ def _text(field: Mapping[str, Any], value: Any) -> str | None:
     return None
 
 
-def _integer(field: Mapping[str, Any], value: Any) -> str | None:
-    is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-    if isinstance(value, bool) or not is_whole:
-        return _other_than("an integer", value)
+def _check_number(field: Mapping[str, Any], value: Any) -> str | None:
+    needs_integer = field["type"] == "integer"
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or (needs_integer and isinstance(value, float) and not value.is_integer()):
+        return _other_than("an integer" if needs_integer else "a number", value)
     return _bounds(value, field.get("minimum"), field.get("maximum"))
 
 
-def _number(field: Mapping[str, Any], value: Any) -> str | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return _other_than("a number", value)
-    return _bounds(value, field.get("minimum"), field.get("maximum"))
-
-
-def _boolean(_: Mapping[str, Any], value: Any) -> str | None:
+def _check_boolean(_: Mapping[str, Any], value: Any) -> str | None:
     return None if isinstance(value, bool) else _other_than("true or false", value)
 
 
@@ -587,10 +581,10 @@ def _check_choices(field: Mapping[str, Any], value: Any) -> str | None:
 
 _CHECKS: Mapping[str, Callable[[Mapping[str, Any], Any], str | None]] = {
     "array": _check_choices,
-    "boolean": _boolean,
-    "integer": _integer,
-    "number": _number,
-    "string": _text,
+    "boolean": _check_boolean,
+    "integer": _check_number,
+    "number": _check_number,
+    "string": _check_text,
 }
 
 
@@ -614,23 +608,19 @@ def _is_email(text: str) -> bool:
 
 
 def _is_uri(text: str) -> bool:
-    try:
-        check_uri(text)
-    except ValueError:
-        return False
-    return True
+    return _accepts(check_uri, text)
 
 
 def _is_date(text: str) -> bool:
-    return _DATE.fullmatch(text) is not None and _exists(date.fromisoformat, text)
+    return _DATE.fullmatch(text) is not None and _accepts(date.fromisoformat, text)
 
 
 def _is_date_time(text: str) -> bool:
     parts = _DATE_TIME.fullmatch(text)
-    return parts is not None and _exists(datetime.fromisoformat, f"{parts[1]}T{parts[2]}")
+    return parts is not None and _accepts(datetime.fromisoformat, f"{parts[1]}T{parts[2]}")
 
 
-def _exists(parse: Callable[[str], Any], text: str) -> bool:
+def _accepts(parse: Callable[[str], Any], text: str) -> bool:
     try:
         parse(text)
     except ValueError:

@@ -1,9 +1,9 @@
-"""The frame: bytes to one JSON-RPC message and back. Decoded once, encoded once.
+"""Decode and encode JSON-RPC messages, and check the bounds of incoming JSON.
 
-`decode` is the only parser of incoming messages, on every transport. It reads the frame and leaves `params` raw, so
-that the method's own type reads them next. What passes `decode` is JSON within the documented bounds everywhere, also
-inside the parts left raw: nothing later meets a lone surrogate, a number too long to print, or nesting too deep to
-follow (msgspec checks strings also where it skips them; nesting and digits are ours to check).
+`decode` is the only parser of incoming messages, on every transport. It reads the frame and leaves `params` raw, for
+the method's own type to decode. A message that passes `decode` is within the documented bounds, also inside the raw
+parts: later code meets no lone surrogate, no number too long to print, and no nesting too deep to follow (msgspec
+checks all strings; nesting and digits are checked here).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SAFE_INTEGER = 2**53
 
 
 class Frame(msgspec.Struct):
-    """One message. Which of the three kinds it is, `is_request`, `is_notification` and `is_response` say."""
+    """One message: a request, a notification or a response."""
 
     jsonrpc: str = ""
     id: RequestId | UnsetType | None = UNSET
@@ -33,22 +33,22 @@ class Frame(msgspec.Struct):
 
     @property
     def is_request(self) -> bool:
-        """It has a method and an id: it will be answered."""
+        """Return True for a message with a method and an id."""
         return self.method is not UNSET and self.id is not UNSET
 
     @property
     def is_notification(self) -> bool:
-        """It has a method and no id: it is never answered (JRPC-23)."""
+        """Return True for a message with a method and no id; it is never answered."""
         return self.method is not UNSET and self.id is UNSET
 
     @property
     def is_response(self) -> bool:
-        """It answers a request of ours."""
+        """Return True for an answer to one of our requests."""
         return self.method is UNSET
 
     @property
     def reply_id(self) -> RequestId | None:
-        """The id an answer repeats; None when there is none to repeat."""
+        """Return the id for the answer; None if there is none."""
         return self.id if isinstance(self.id, int | str) else None
 
 
@@ -91,7 +91,7 @@ def decode(data: bytes, limits: Limits = DEFAULT_LIMITS) -> Frame:
     """Read one message.
 
     Raises `ParseError` for bytes that are not JSON within the bounds, `InvalidRequest` for JSON that is not a message.
-    The exception's `request_id` is the id to answer with, or None where none could be read.
+    The exception's `request_id` is the id for the answer, or None if none could be read.
 
     >>> decode(b'{"jsonrpc":"2.0","id":7,"method":"tools/list"}').method
     'tools/list'
@@ -117,14 +117,14 @@ def decode(data: bytes, limits: Limits = DEFAULT_LIMITS) -> Frame:
 
 
 def check_id(request_id: object, limits: Limits = DEFAULT_LIMITS) -> None:
-    """An id is a string or an integer, within bounds; never null (JRPC-03, JRPC-04)."""
+    """Raise InvalidRequest unless an id is a string or an integer within bounds."""
     fault = fault_of_id(request_id, limits.id_bytes)
     if fault is not None:
         raise _fault(fault, None)
 
 
 def fault_of_id(value: object, most_bytes: int, name: str = "id") -> str | None:
-    """What is wrong with a value that is repeated to its sender as a name: an id, or a progress token."""
+    """Return what is wrong with an id or a progress token, which are repeated to the sender; None if it is valid."""
     if type(value) is int:
         return None if -SAFE_INTEGER <= value <= SAFE_INTEGER else f"an integer `{name}` stays within 2**53."
     if type(value) is not str:
@@ -141,7 +141,7 @@ def _fault(reason: str, request_id: RequestId | None) -> InvalidRequest:
 
 
 def _invalid(data: bytes, limits: Limits) -> ProtocolError:
-    """Say why JSON is not a message. Slow: only ever reached by a message that is refused."""
+    """Return the error for JSON that is not a message. This is slow, and only for messages that are refused."""
     check_bounds(data, limits)
     try:
         value: Any = msgspec.json.decode(data)
@@ -158,19 +158,19 @@ def _invalid(data: bytes, limits: Limits) -> ProtocolError:
     return _fault("`jsonrpc` and `method` must be strings.", request_id)
 
 
-# Bounds that the parsers do not have. Each has a test that is nearly free and never misses; only what fails it is
-# looked at closely. Strings are cut out first there, for brackets, commas and digits inside them mean nothing.
+# Bounds that msgspec does not check. Each has a quick test that may report too much, but never too little. Only a
+# message that fails it is checked exactly, without its strings, whose brackets, commas and digits do not count.
 
 _NOT_MARKS = bytes(set(range(256)) - set(b"[]{}:,"))
 _NOT_BRACKETS = _NOT_MARKS + b":,"
 _ZEROS = bytes.maketrans(b"123456789", b"000000000")
 _STEPS = [(1 if byte in b"[{" else -1) for byte in range(256)]
 _CHUNK = 16 * 1024  # between two of these another thread may run
-_DEAR = 9  # how much more an array, an object or a named value costs whoever reads it than a plain value
+_DEAR = 9  # additional cost of decoding an array, an object or a named value, relative to a plain value
 
 
 def check_bounds(data: bytes, limits: Limits = DEFAULT_LIMITS) -> None:
-    """Refuse what is JSON but would hurt: too many values, deep nesting, endless numbers."""
+    """Raise ParseError for JSON with too many values, too deep nesting, or too long numbers."""
     opened = data.count(b"{") + data.count(b"[")
     many = len(data) * (_DEAR + 1) > limits.json_values and values_in(data) > limits.json_values
     deep = not many and opened > limits.json_depth and _depth(data) > limits.json_depth
@@ -187,7 +187,7 @@ def check_bounds(data: bytes, limits: Limits = DEFAULT_LIMITS) -> None:
 
 
 def values_in(data: bytes) -> int:
-    """How many values there are, the dear ones counted ten times; no fewer if there are strings with such marks."""
+    """Return how many values there are, costly ones counted ten times; more if strings have brackets or commas."""
     marks = data.translate(None, _NOT_MARKS)
     brackets = len(marks.translate(None, b":,"))
     return len(marks) - brackets // 2 + _DEAR * (brackets // 2 + marks.count(b":"))
@@ -196,7 +196,7 @@ def values_in(data: bytes) -> int:
 def _without_strings(data: bytes, limits: Limits) -> bytes:
     if b"\\" in data:
         data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    # Behind each string is a comma, a colon or a bracket. (A regular expression would take a second for a million.)
+    # A comma, a colon or a bracket follows each string. (A regular expression would take a second for a million.)
     if data.count(b'"') > 2 * limits.json_values:
         raise _too_many(limits)
     return b"".join(data.split(b'"')[::2])
@@ -210,7 +210,7 @@ def _too_many(limits: Limits) -> ParseError:
 
 
 def _depth(data: bytes) -> int:
-    """How deep brackets nest. Those in strings count here: where that is too deep, one looks again without strings."""
+    """Return how deep brackets nest, those in strings included."""
     brackets = data.translate(None, _NOT_BRACKETS)
     depth = deepest = 0
     for start in range(0, len(brackets), _CHUNK):
@@ -225,20 +225,20 @@ def _has_number(data: bytes, digits: int) -> bool:
 
 
 def encode_result(request_id: RequestId, result: Any) -> bytes:
-    """An answer. `result` is a struct, a plain value, or `msgspec.Raw` that was encoded before."""
+    """Return an encoded answer. `result` is a struct, a plain value, or encoded already (`msgspec.Raw`)."""
     return _encode(_Response("2.0", request_id, result))
 
 
 def encode_error(request_id: RequestId | None, code: int, message: str, data: Any = None) -> bytes:
-    """A refusal. Without an id the member is left out, not null (JRPC-11)."""
+    """Return an encoded error. Without an id the member is left out, not null."""
     return _encode(_ErrorResponse("2.0", UNSET if request_id is None else request_id, _Error(code, message, data)))
 
 
 def encode_notification(method: str, params: Any = UNSET) -> bytes:
-    """A message that wants no answer."""
+    """Return an encoded notification."""
     return _encode(_Notification("2.0", method, params))
 
 
 def encode_request(request_id: RequestId, method: str, params: Any = UNSET) -> bytes:
-    """A request."""
+    """Return an encoded request."""
     return _encode(_Request("2.0", request_id, method, params))

@@ -96,7 +96,7 @@ def test_a_command_that_nobody_approves_is_not_started(
 
 @pytest.mark.spec("SBP-04")
 def test_where_nobody_can_be_asked_it_is_not_started_unless_that_was_said_before(configured: Configured) -> None:
-    command = [sys.executable, "-m", "weft.cli", "call", "--config", str(configured.path), "here", "hello"]
+    command = [sys.executable, "-m", "weft", "call", "--config", str(configured.path), "here", "hello"]
     asked = subprocess.run(
         command, input="y\n", capture_output=True, text=True, timeout=30, check=False, env=os.environ
     )
@@ -133,7 +133,7 @@ def test_a_url_is_not_asked_about(configured: Configured, capsys: pytest.Capture
         assert configured.call() == 0
         assert capsys.readouterr().out == "from there\n"
         assert configured.call("--token", "y") == 2
-        assert "say the same" in capsys.readouterr().err
+        assert "use one of them" in capsys.readouterr().err
 
 
 @pytest.mark.spec("AUTH-32")
@@ -212,7 +212,7 @@ def test_variables_are_sent_to_a_url_out_of_a_file_when_somebody_says_yes(
         )
         monkeypatch.setattr(sys, "stdin", io.StringIO())
         assert configured.call() == 1
-        assert "Nothing was sent: there is nobody to ask. Read the above, and add --yes to send it." in (
+        assert "Nothing was sent: stdin is no terminal to ask at. Read the above, and add --yes to send it." in (
             capsys.readouterr().err
         )
         monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
@@ -270,7 +270,7 @@ def test_without_any_input_nobody_can_be_asked(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     assert configured.call() == 1
-    assert "there is nobody to ask" in capsys.readouterr().err
+    assert "stdin is no terminal to ask at" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_without_any_input_nobody_can_be_asked(
         (["--config", "{path}.none", "here", "hello"], "cannot be read"),
         (["--config", "{path}", "--stdio", "here", "hello"], "SERVER is then a name"),
         (["--yes", "here", "hello"], "--yes goes with --config"),
-        (["--config", "{path}", "--yes", "--token", "x", "here", "hello"], "a command gets no such thing"),
+        (["--config", "{path}", "--yes", "--token", "x", "here", "hello"], "a command takes neither"),
     ],
 )
 def test_a_wrong_command_line(

@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def weft(*arguments: str, cwd: Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "weft.cli", *arguments]
+    command = [sys.executable, "-m", "weft", *arguments]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False, **options)
 
 
@@ -102,8 +102,7 @@ def test_where_it_belongs_is_said_beside_it(folder: Path) -> None:
     said = weft("entry", "server.py", "--client", "cursor", cwd=folder).stderr
     assert said.splitlines()[0] == "printed while it is loaded"
     assert said.splitlines()[-1] == (
-        "For Cursor: put it into ~/.cursor/mcp.json, or .cursor/mcp.json in your project, beside what is there, and "
-        "restart it."
+        "For Cursor: add it to ~/.cursor/mcp.json, or .cursor/mcp.json in your project, and restart Cursor."
     )
 
 

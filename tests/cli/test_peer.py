@@ -107,7 +107,7 @@ def test_a_server_that_wants_another_token(url, capsys, given, said) -> None:
         (["--header", "Bad Name: s3cret"], "cannot be sent; write it like"),
         (["--header", "X: s3cret\r\nY: z"], "cannot be sent; write it like"),
         (["--token", "s3cret with spaces"], "The token cannot be sent"),
-        (["--token", "s3cret", "--header", "Authorization: s3cret"], "give one of them"),
+        (["--token", "s3cret", "--header", "Authorization: s3cret"], "use one of them"),
         (["--token", "s3cret", "--stdio"], "for servers at a URL"),
         (["--header", "X: s3cret", "--stdio"], "for servers at a URL"),
     ],

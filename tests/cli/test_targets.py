@@ -53,7 +53,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run_weft(*arguments: str, cwd: Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "weft.cli", *arguments]
+    command = [sys.executable, "-m", "weft", *arguments]
     return subprocess.run(
         command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False, **{"input": "", **options}
     )
@@ -61,7 +61,7 @@ def run_weft(*arguments: str, cwd: Path, **options: Any) -> subprocess.Completed
 
 def ask(folder: Path, tool: str, json: str = "{}", *target: str, cwd: Path | None = None) -> str:
     """What a tool of a target answers, served on stdio."""
-    command = f"{sys.executable} -m weft.cli run {' '.join(target)}"
+    command = f"{sys.executable} -m weft run {' '.join(target)}"
     done = run_weft("call", "--stdio", command, tool, json, cwd=cwd or folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -153,7 +153,7 @@ def test_a_file_beside_a_package_of_its_name(folder: Path) -> None:
 @contextlib.contextmanager
 def serving(folder: Path, *arguments: str) -> Iterator[tuple[str, list[str]]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "weft.cli", "run", "--http", "--port", "0", *arguments],
+        [sys.executable, "-m", "weft", "run", "--http", "--port", "0", *arguments],
         cwd=folder,
         stderr=subprocess.PIPE,
         text=True,
@@ -329,7 +329,7 @@ FORGOTTEN = "from weft import Server\nserver = Server('shop')\ndef price(item: s
 @pytest.mark.parametrize("how", ["weft run", "python"])
 def test_a_server_with_nothing_is_warned_of(tmp_path: Path, how: str) -> None:
     write(tmp_path, {"server.py": f"{FORGOTTEN}\nserver.run()\n"})
-    command = ["-m", "weft.cli", "run"] if how == "weft run" else []
+    command = ["-m", "weft", "run"] if how == "weft run" else []
     done = subprocess.run(
         [sys.executable, *command, "server.py"], cwd=tmp_path, input="", capture_output=True, text=True, check=False
     )

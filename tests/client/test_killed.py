@@ -54,7 +54,7 @@ class Process:
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "weft.cli", "run", str(self.program), "--http", "--port", str(self.port)]
+        command = [sys.executable, "-m", "weft", "run", str(self.program), "--http", "--port", str(self.port)]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         until_listening(self.process, self.port)
         assert self.process.poll() is None, "the server did not start"
@@ -266,7 +266,7 @@ def children() -> set[int]:
 @pytest.mark.parametrize("mode", ["stateless", "session"])
 async def test_a_child_killed_for_good_while_one_listens(program: Path, mode: Any) -> None:
     before = children()
-    command = [sys.executable, "-m", "weft.cli", "run", str(program)]
+    command = [sys.executable, "-m", "weft", "run", str(program)]
     async with Client(command, mode=mode, limits=IMPATIENT) as client, client.listen(tools=True) as changes:
         os.kill(client.transport.pid, signal.SIGKILL)  # type: ignore[attr-defined] - a child process has one
         with pytest.raises(ConnectionFailed, match=r"SIGKILL|signal|killed"):
@@ -278,7 +278,7 @@ async def test_a_child_killed_for_good_while_one_listens(program: Path, mode: An
 @pytest.mark.parametrize("mode", ["stateless", "session"])
 async def test_a_child_killed_during_a_call(program: Path, mode: Any) -> None:
     before = children()
-    async with Client([sys.executable, "-m", "weft.cli", "run", str(program)], mode=mode, limits=LIMITS) as client:
+    async with Client([sys.executable, "-m", "weft", "run", str(program)], mode=mode, limits=LIMITS) as client:
         call = asyncio.create_task(client.call_tool("wait"))
         await asyncio.sleep(0.2)
         os.kill(client.transport.pid, signal.SIGKILL)  # type: ignore[attr-defined] - a child process has one
@@ -295,7 +295,7 @@ async def test_a_child_killed_during_a_call(program: Path, mode: Any) -> None:
 @pytest.mark.spec("STDIO-13", "STDIO-14", "SUB-16")
 @pytest.mark.parametrize("mode", ["stateless", "session"])
 async def test_who_listens_to_a_child_goes_on_after_it_was_started_anew(program: Path, mode: Any) -> None:
-    command = [sys.executable, "-m", "weft.cli", "run", str(program)]
+    command = [sys.executable, "-m", "weft", "run", str(program)]
     async with Client(command, mode=mode, limits=LIMITS) as client, client.listen(tools=True) as changes:
         os.kill(client.transport.pid, signal.SIGKILL)  # type: ignore[attr-defined] - a child process has one
         await asyncio.sleep(0.1)

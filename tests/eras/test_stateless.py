@@ -194,11 +194,11 @@ def test_levels() -> None:
 def test_which_messages_are_of_this_era() -> None:
     body = message("tools/list")
     frame, old = decode(encode(body)), decode(b'{"jsonrpc":"2.0","id":1,"method":"tools/list"}')
-    assert STATELESS.speaks(frame, None, None)
-    assert STATELESS.speaks(old, http(body), None)
-    assert not STATELESS.speaks(old, None, None)
-    assert not STATELESS.speaks(old, http(body, {"MCP-Protocol-Version": "2025-11-25"}), None)
-    assert choose([STATELESS], old, None) is STATELESS
+    assert STATELESS.speaks(frame, None)
+    assert STATELESS.speaks(old, http(body))
+    assert not STATELESS.speaks(old, None)
+    assert not STATELESS.speaks(old, http(body, {"MCP-Protocol-Version": "2025-11-25"}))
+    assert choose([STATELESS], old, None) == (STATELESS, None)
 
 
 def test_either_of_its_keys_marks_a_request() -> None:
@@ -208,13 +208,13 @@ def test_either_of_its_keys_marks_a_request() -> None:
     for missing in both:
         body = message("tools/list", meta={missing: None})
         frame = decode(encode(body))
-        assert STATELESS.speaks(frame, None, None)
-        assert STATELESS.speaks(frame, http(body, {"MCP-Protocol-Version": None}), None)
-        assert STATELESS.speaks(frame, http(body, old), None) is (missing != PROTOCOL_VERSION_KEY)
+        assert STATELESS.speaks(frame, None)
+        assert STATELESS.speaks(frame, http(body, {"MCP-Protocol-Version": None}))
+        assert STATELESS.speaks(frame, http(body, old)) is (missing != PROTOCOL_VERSION_KEY)
     foreign = message(
         "tools/list", meta={**dict.fromkeys(both), CLIENT_INFO_KEY: None, "io.modelcontextprotocol/related-task": {}}
     )
-    assert not STATELESS.speaks(decode(encode(foreign)), None, None)
+    assert not STATELESS.speaks(decode(encode(foreign)), None)
 
 
 @pytest.mark.spec("META-01", "HDR-01", "HDR-02", "HDR-06", "HDR-07", "HDR-08")

@@ -185,15 +185,15 @@ def test_recursion_that_multiplies_with_the_depth_of_the_value_is_bounded():
     [
         ({"items": {"enum": [number + 0.5 for number in range(2000)]}}, [1999.5] * 100),
         ({"items": {"enum": [{"a": number} for number in range(4000)]}}, [{"a": 3999}] * 500),
-        ({"items": {"enum": [*map(str, range(10_000)), None]}}, ["9999"] * 2000),
+        ({"items": {"const": 5e-324}}, [5e-324] * 30_000),
         ({"items": {"dependentRequired": {f"p{name}": ["a"] for name in range(6000)}}}, [{}] * 4000),
         ({"items": {"allOf": [{"required": [f"p{name}" for name in range(100)]}] * 40}}, [{"p0": 1}] * 300),
         ({"patternProperties": {f"x{name}": True for name in range(2000)}, "additionalProperties": {"type": "integer"}},
-         {f"k{name}": 1 for name in range(600)}),
+         {f"k{name}": 1 for name in range(6000)}),
         ({"items": {"patternProperties": {f"x{name}": True for name in range(1000)}}}, [{}] * 2000),
         ({"allOf": [{"uniqueItems": True}] * 200}, list(range(20_000))),
         ({"patternProperties": {f"k{name}": {"uniqueItems": True} for name in range(200)}, "x": 1},
-         {f"k{name}": [] for name in range(300)}),
+         {f"k{name}": [] for name in range(6000)}),
         ({"allOf": [{"pattern": "^a*$"}] * 200}, "a" * 6_000_000),
         ({"items": {"$ref": "#/$defs/0"}, "$defs": {str(at): {"$ref": f"#/$defs/{at + 1}"} for at in range(3000)}
           | {"3000": {}}}, [1]),
@@ -203,39 +203,78 @@ def test_what_is_listed_multiplies_with_what_is_sent_and_is_bounded(schema, valu
     assert problems_in_child(schema, value) == [TOO_LARGE]
 
 
+@pytest.mark.spec("JSCH-09")
+@pytest.mark.security("D14")
+@pytest.mark.parametrize(("keyword", "value"), [("unevaluatedProperties", {"a": 1}), ("unevaluatedItems", [1])])
+def test_nested_unevaluated_is_bounded(keyword, value):
+    """The engine looks at everything below again at each level, so its time doubles with each."""
+    schema: dict = {"properties": {"a": True}, "prefixItems": [True]}
+    for _ in range(30):
+        schema = {"allOf": [schema], keyword: False}
+    assert problems_in_child(schema, value) == [TOO_LARGE]
+
+
+@pytest.mark.spec("JSCH-09")
+@pytest.mark.security("D14")
+@pytest.mark.parametrize(("dialect", "id"), [("2020-12", "$id"), ("draft-04", "id")])
+def test_references_within_a_part_that_has_an_id_are_bounded(dialect, id):
+    uri = next(uri for uri, name in DIALECTS.items() if name == dialect)
+    inner: dict = {"d0": {"type": "integer"}}
+    for i in range(1, 40):
+        below = {"$ref": f"#/$defs/d{i - 1}"}
+        inner[f"d{i}"] = {"anyOf": [{"allOf": [below]}, below]}
+    part = {id: "https://example.com/inner", "$defs": inner, "allOf": [{"$ref": "#/$defs/d39"}]}
+    harmless = {f"d{i}": {} for i in range(40)}
+    schema = {"$schema": uri, id: "https://example.com/", "$defs": harmless, "allOf": [part]}
+    assert problems_in_child(schema, "x") == [TOO_LARGE]
+
+
+@pytest.mark.security("D14")
+def test_parts_with_an_id_are_bounded():
+    def parts(count):
+        return {"items": {}, "$defs": {str(at): {"$id": f"https://example.com/{at}"} for at in range(count)}}
+
+    compile_schema(parts(31))
+    assert "more than 32 parts with an '$id'" in refused(parts(32))
+
+
+@pytest.mark.security("D14")
+def test_tuples_count_like_arrays():
+    validator = compile_schema({"items": {"items": {"enum": [number + 0.5 for number in range(2000)]}}})
+    assert "too large" in str(validator.problems(((1999.5,) * 100,))[0])
+
+
+@pytest.mark.security("D14")
+def test_listing_what_is_wrong_is_bounded():
+    schema = {"items": {"anyOf": [{"type": "string", "maxLength": 1}] * 50}}
+    assert problems_in_child(schema, ["aa"] * 1000) == ["It does not fit its schema, and is too large to say where."]
+
+
 @pytest.mark.security("D14")
 @pytest.mark.parametrize(
     ("schema", "value"),
     [
         ({"items": {"enum": [str(number) for number in range(250)]}}, ["249"] * 60_000),
         ({"items": {"enum": [*map(str, range(60)), None]}}, ["59", None] * 10_000),
+        ({"items": {"enum": [*map(str, range(10_000)), None]}}, ["9999"] * 2000),
+        ({"items": {"type": "object", "properties": {f"p{name}": {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+          for name in range(20)}}}, [{f"p{name}": name for name in range(20)}] * 10_000),
+        ({"type": "array", "items": {"type": "number", "minimum": 0.5, "maximum": 99.5}}, [7.25] * 5000),
         ({"items": {"type": "integer", "enum": [1, 2, 3]}}, [1, 2, 3] * 20_000),
         ({"items": {"type": "object", "required": ["a", "b"]}}, [{"a": 1, "b": 2}] * 30_000),
         ({"prefixItems": [{"type": "integer"}] * 300}, [1] * 300),
         ({"items": {"type": "string"}, "uniqueItems": True}, [str(number) for number in range(20_000)]),
         ({"anyOf": [{"type": "string", "pattern": "^a*$"}, {"type": "null"}], "items": {}}, "a" * 16_000_000),
     ],
-)
+)  # fmt: skip
 def test_much_of_what_is_usual_is_checked(schema, value):
     assert compile_schema(schema).problems(value) == []
 
 
 @pytest.mark.security("D14")
 def test_counting_takes_little_time_and_memory_itself():
-    class Sent(dict):
-        asked = 0
-
-        def __contains__(self, key):
-            self.asked += 1
-            return super().__contains__(key)
-
-    sent = Sent(zz=1)
-    wide = {"items": {"properties": {f"p{name}": {} for name in range(1000)}}}
-    assert compile_schema(wide).problems([sent]) == []
-    assert sent.asked <= 1
-
     validator = compile_schema({"patternProperties": {f"x{name}": {"not": {}} for name in range(1000)}})
-    value = {f"k{name}": 1 for name in range(1000)}
+    value = {f"k{name}": 1 for name in range(2000)}
     tracemalloc.start()
     try:
         assert "too large" in validator.problems(value)[0].message
@@ -314,7 +353,7 @@ def test_a_large_value_is_checked_without_listing():
     validator = compile_schema({"items": {"type": "integer"}})
     assert validator.problems([1] * 200_000) == []
     assert "too large to say where" in validator.problems([*range(200_000), "x"])[0].message
-    assert "too large to be checked" in validator.problems([1] * 1_100_000)[0].message
+    assert "too large to be checked" in validator.problems([1] * 2_000_000)[0].message
 
 
 def test_what_is_not_a_json_value_does_not_fit():

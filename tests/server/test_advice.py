@@ -212,7 +212,7 @@ def test_what_nobody_may_call_is_not_what_to_try() -> None:
     server = Server("x")
     server.add_tool(lambda: "", name="burn", scopes=["admin"])
     assert try_line(server.engine, "http://a/mcp") is None
-    assert str(try_line(scoped(), "http://a/mcp")).endswith(" call http://a/mcp open")
+    assert str(try_line(scoped().engine, "http://a/mcp")).endswith(" call http://a/mcp open")
 
 
 # ELI-20: links in forms.

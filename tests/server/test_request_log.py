@@ -345,7 +345,7 @@ def run(folder: Path, *arguments: str, script: str = SCRIPT) -> str:
 
 
 def test_on_stdio_it_is_asked_for(tmp_path: Path) -> None:
-    weft = ["-m", "weft.cli", "run", "shop.py"]
+    weft = ["-m", "weft", "run", "shop.py"]
     assert run(tmp_path, *weft) == ""
     said = MS.sub("# ms", run(tmp_path, *weft, "--log-level", "info")).splitlines()
     assert [line.split(" ", 1)[1] for line in said] == [
@@ -363,11 +363,11 @@ def test_on_stdio_it_is_asked_for(tmp_path: Path) -> None:
 
 def test_a_program_that_has_arranged_its_logging_is_left_alone(tmp_path: Path) -> None:
     script = "import logging\nlogging.basicConfig(format='mine %(message)s', level='INFO')\n" + SCRIPT
-    said = MS.sub("# ms", run(tmp_path, "-m", "weft.cli", "run", "shop.py", script=script))
+    said = MS.sub("# ms", run(tmp_path, "-m", "weft", "run", "shop.py", script=script))
     assert said == "mine looking up a price\nmine tools/call price stateless ok # ms\n"
     quiet = script.replace("INFO", "WARNING")
-    assert run(tmp_path, "-m", "weft.cli", "run", "shop.py", script=quiet) == ""
-    asked = run(tmp_path, "-m", "weft.cli", "run", "shop.py", "--log-level", "info", script=quiet)
+    assert run(tmp_path, "-m", "weft", "run", "shop.py", script=quiet) == ""
+    asked = run(tmp_path, "-m", "weft", "run", "shop.py", "--log-level", "info", script=quiet)
     assert MS.sub("# ms", asked) == "mine tools/call price stateless ok # ms\n"
 
 
@@ -375,7 +375,7 @@ def test_a_program_that_has_arranged_its_logging_is_left_alone(tmp_path: Path) -
 def test_over_http_there_is_a_line_for_each_call_by_default(tmp_path: Path, workers: str) -> None:
     (tmp_path / "shop.py").write_text(SCRIPT)
     process = subprocess.Popen(
-        [sys.executable, "-m", "weft.cli", "run", "shop.py", "--http", "--port", "0", "--workers", workers],
+        [sys.executable, "-m", "weft", "run", "shop.py", "--http", "--port", "0", "--workers", workers],
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,
@@ -393,7 +393,7 @@ def test_over_http_there_is_a_line_for_each_call_by_default(tmp_path: Path, work
         while not any(" at http" in line for line in said) and time.monotonic() < deadline:
             time.sleep(0.05)
         url = next(line for line in said if " at http" in line).split(" at ")[1].split()[0]
-        command = [sys.executable, "-m", "weft.cli", "call", url, "price", '{"item": "secret-tea"}']
+        command = [sys.executable, "-m", "weft", "call", url, "price", '{"item": "secret-tea"}']
         assert subprocess.run(command, capture_output=True, check=False).returncode == 0
     finally:
         process.send_signal(signal.SIGINT)

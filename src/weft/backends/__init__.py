@@ -1,1 +1,1 @@
-"""What outlives a process and is shared between workers: `base` says what that is, `memory` is one for one process."""
+"""Backends keep what workers share: `base` is the interface, `memory` the backend for one process."""

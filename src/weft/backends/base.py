@@ -1,9 +1,6 @@
-"""What a Backend is: a store, a log and a bus.
+"""Define the interface of a Backend: a store, a log and a bus, through which workers share everything.
 
-Whatever the workers of one deployment have to know of each other goes through these three. Values are bytes; what they
-mean is known to whoever keeps them. Every entry has an end: nothing is kept for ever because somebody forgot it.
-
-Nothing here knows of the protocol.
+Values are bytes, whose meaning only the caller knows. Every entry expires, so nothing forgotten is kept for ever.
 """
 
 from __future__ import annotations
@@ -13,63 +10,63 @@ from typing import Protocol, TypeAlias
 
 __all__ = ["Backend", "Bus", "Hear", "Log", "Store", "Unsubscribe"]
 
-Hear: TypeAlias = Callable[[bytes], None]  # called on the loop of whoever subscribed; must not block
+Hear: TypeAlias = Callable[[bytes], None]  # called with each message on the subscriber's loop; must not block
 Unsubscribe: TypeAlias = Callable[[], Awaitable[None]]
 
 
 class Store(Protocol):
-    """Values by key, each until its time is over."""
+    """Values by key, each with a time to live."""
 
     async def get(self, key: str) -> bytes | None:
-        """What is kept under `key`."""
+        """Return the value of `key`, or None."""
         ...
 
     async def put(self, key: str, value: bytes, *, ttl: float) -> None:
-        """Keep a value for `ttl` seconds, in place of what was there."""
+        """Set a value for `ttl` seconds, and replace the old one."""
         ...
 
     async def swap(self, key: str, expected: bytes | None, value: bytes, *, ttl: float) -> bool:
-        """Keep a value if what is there is `expected` (None: nothing). False if it is not."""
+        """Set a value if the present one is `expected` (None: no value); return False if it is another."""
         ...
 
     async def touch(self, key: str, *, ttl: float) -> bool:
-        """Keep what is there for `ttl` seconds from now. False if nothing is there."""
+        """Keep the present value for `ttl` seconds from now; return False if there is none."""
         ...
 
     async def delete(self, key: str) -> bool:
-        """Forget a value. False if there was none."""
+        """Delete a value; return False if there was none."""
         ...
 
 
 class Log(Protocol):
-    """Entries by key, with numbers above 1 that only grow, also when all entries before are forgotten."""
+    """Numbered entries by key. Numbers are above 1 and always grow, also after all earlier entries have expired."""
 
     async def append(self, key: str, entry: bytes, *, ttl: float, most: int) -> int:
-        """Add an entry and keep the last `most`, for `ttl` seconds from now. Its number."""
+        """Add an entry, keep the last `most` entries for `ttl` seconds from now, and return the entry's number."""
         ...
 
     async def read(self, key: str, after: int) -> Sequence[tuple[int, bytes]] | None:
-        """The entries after number `after`; None if some of them were given up for newer ones. After 0: all kept."""
+        """Return the entries after number `after` (0: all); None if some of them were dropped for newer ones."""
         ...
 
     async def last(self, key: str) -> int:
-        """The number of the newest entry; 0 if there is none."""
+        """Return the number of the newest entry; 0 if there is none."""
         ...
 
     async def delete(self, key: str) -> None:
-        """Forget a log."""
+        """Delete a log."""
         ...
 
 
 class Bus(Protocol):
-    """Messages to whoever listens at the moment. Nothing is kept."""
+    """Messages to the present subscribers of a topic. Nothing is kept."""
 
     async def publish(self, topic: str, message: bytes) -> None:
-        """Tell everybody who listens to `topic`."""
+        """Send a message to all subscribers of `topic`."""
         ...
 
     async def subscribe(self, topic: str, hear: Hear) -> Unsubscribe:
-        """Have `hear` called with every message from now on, until what is returned is called."""
+        """Call `hear` with every message from now on; return the function that ends this."""
         ...
 
 
@@ -81,5 +78,5 @@ class Backend(Protocol):
     bus: Bus
 
     async def close(self) -> None:
-        """Let go of connections, if there are any."""
+        """Close connections, if there are any."""
         ...

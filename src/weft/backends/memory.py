@@ -1,7 +1,6 @@
-"""A Backend in the memory of one process: for one worker, and the default.
+"""Keep a Backend in the memory of one process: the default, for one worker and one event loop.
 
-Entries whose time is over are not found any more, and are forgotten within a second, by a timer. Used from one event
-loop.
+Expired entries are not found any more, and a timer deletes them within a second.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ Clock = Callable[[], float]
 
 
 class _Expiring:
-    """Until when each key is kept, and what to do when that is over."""
+    """The expiry of keys; calls `forget` with each key that has expired."""
 
     def __init__(self, clock: Clock, forget: Callable[[str], object]) -> None:
         self._clock = clock
         self._forget = forget
         self._until: dict[str, float] = {}
-        self._due: dict[float, set[str]] = {}  # by the second in which their time is over
-        self._seconds: list[float] = []  # those seconds, a heap
+        self._due: dict[float, set[str]] = {}  # keys by the second in which they expire
+        self._seconds: list[float] = []  # heap of those seconds
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_second = math.inf  # when it goes off, by the clock
-        self._loop: asyncio.AbstractEventLoop | None = None  # whose timer it is
+        self._timer_second = math.inf  # when the timer runs, by the clock
+        self._loop: asyncio.AbstractEventLoop | None = None  # loop of the timer
 
     def keep(self, key: str, ttl: float) -> None:
         self._leave_second(key)
@@ -62,7 +61,7 @@ class _Expiring:
             due.discard(key)
 
     def _sweep(self) -> None:
-        """Forget the keys whose second is over."""
+        """Forget the keys of past seconds."""
         now = self._clock()
         while self._seconds and (self._seconds[0] <= now or not self._due[self._seconds[0]]):
             for key in self._due.pop(heapq.heappop(self._seconds)):
@@ -70,7 +69,7 @@ class _Expiring:
                 self._forget(key)
 
     def _set_timer(self) -> None:
-        """Have somebody look when the next second is over, also if nothing is written any more."""
+        """Set the timer for the next second in which keys expire."""
         loop = asyncio.get_running_loop()
         if not self._seconds or math.isinf(self._seconds[0]):
             return
@@ -112,19 +111,19 @@ class _MemoryStore:
         return True
 
     async def delete(self, key: str) -> bool:
-        there = self._expiring.is_kept(key)
+        existed = self._expiring.is_kept(key)
         self._expiring.end(key)
-        return there
+        return existed
 
 
 class _Entries:
-    """One log."""
+    """The entries of one log."""
 
-    __slots__ = ("given_up", "kept")
+    __slots__ = ("dropped", "kept")
 
     def __init__(self) -> None:
         self.kept: list[tuple[int, bytes]] = []  # a deque takes 600 bytes, and most logs are short
-        self.given_up = 0  # the newest number that is not kept any more
+        self.dropped = 0  # newest number that was dropped
 
 
 class _MemoryLog:
@@ -134,12 +133,12 @@ class _MemoryLog:
         self._expiring = _Expiring(clock, lambda key: self._logs.pop(key, None))
 
     async def append(self, key: str, entry: bytes, *, ttl: float, most: int) -> int:
-        # Numbers come from the clock, so that they grow also where nothing is left to count on from.
+        # Numbers come from the clock, so that they grow also after all entries have expired.
         number = max(await self.last(key) + 1, int(self._clock() * 1000), 2)
         entries = self._logs.setdefault(key, _Entries())
         entries.kept.append((number, entry))
         while len(entries.kept) > most:
-            entries.given_up = entries.kept.pop(0)[0]
+            entries.dropped = entries.kept.pop(0)[0]
         self._expiring.keep(key, ttl)
         return number
 
@@ -147,7 +146,7 @@ class _MemoryLog:
         if not self._expiring.is_kept(key):
             return ()
         entries = self._logs[key]
-        return None if 0 < after < entries.given_up else [entry for entry in entries.kept if entry[0] > after]
+        return None if 0 < after < entries.dropped else [entry for entry in entries.kept if entry[0] > after]
 
     async def last(self, key: str) -> int:
         return self._logs[key].kept[-1][0] if self._expiring.is_kept(key) else 0
@@ -165,7 +164,7 @@ class _MemoryBus:
             hear(message)
 
     async def subscribe(self, topic: str, hear: Hear) -> Unsubscribe:
-        mark = object()  # one function may listen twice
+        mark = object()  # one function may subscribe twice
         self._topics.setdefault(topic, {})[mark] = hear
 
         async def unsubscribe() -> None:
@@ -192,4 +191,4 @@ class MemoryBackend:
         self.bus: Bus = _MemoryBus()
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there are no connections."""

@@ -1,4 +1,4 @@
-"""The `weft` command. What it can do is in `command`; each subcommand has a module."""
+"""The `weft` command."""
 
 from weft.cli.command import main
 

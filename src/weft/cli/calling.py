@@ -1,7 +1,4 @@
-"""`weft call`, `weft list`, `weft read` and `weft prompt`: enough to try a server, one request and its answer printed.
-
-Owns what is printed, and how. How a server is reached is `peer`'s business.
-"""
+"""Run `weft call`, `weft list`, `weft read` and `weft prompt`: send a request to a server and print the answer."""
 
 from __future__ import annotations
 
@@ -16,11 +13,11 @@ from weft.cli.peer import CallFailed, RemoteServer
 from weft.cli.printing import WrongCommand, show, show_failure, show_json, show_line, to_line, to_text
 from weft.protocol.schema import is_array, is_object
 
-NESTING = 4  # of types that are written out
+NESTING = 4  # levels of a type that are written out
 
 
 def call(peer: RemoteServer, tool: str, arguments: str) -> int:
-    """Call a tool and print what it answers. 1 if that is an error."""
+    """Call a tool and print its result; return 1 if that is an error."""
     result = peer.call_tool(tool, _read_arguments(arguments))
     failed = bool(result.get("isError"))
     stream = sys.stderr if failed else sys.stdout
@@ -33,12 +30,12 @@ def call(peer: RemoteServer, tool: str, arguments: str) -> int:
 
 
 def read(peer: RemoteServer, uri: str) -> int:
-    """Read a resource and print it: text as text, anything else as the bytes it is."""
+    """Read a resource and print it: text as text, anything else as bytes."""
     result = peer.request("resources/read", {"uri": uri})
     for part in _objects(result.get("contents")):
         if "blob" not in part:
             show(str(part.get("text", "")))
-        elif sys.stdout.isatty():  # bytes would upset a terminal
+        elif sys.stdout.isatty():  # a terminal cannot show bytes
             show_line(f"[{part.get('mimeType', 'bytes')}, {len(_bytes(peer, part['blob']))} bytes; > FILE keeps them]")
         else:
             sys.stdout.flush()
@@ -58,7 +55,7 @@ def prompt(peer: RemoteServer, name: str, arguments: str) -> int:
 
 
 def list_all(peer: RemoteServer) -> int:
-    """Print what a server offers. 1 if one of its lists could not be had; the others are printed all the same."""
+    """Print what a server offers; return 1 if it refused one of the lists. The others are printed nevertheless."""
     found = peer.lists([(capability, method, key) for _, capability, method, key, _ in _LISTS])
     for (title, _, _, _, describe), items in zip(_LISTS, found, strict=False):
         if isinstance(items, CallFailed):
@@ -70,7 +67,7 @@ def list_all(peer: RemoteServer) -> int:
             name = item.get("uriTemplate") or item.get("uri") or item.get("name")
             about = str(item.get("description") or item.get("title") or "").strip().partition("\n")[0]
             show_line(f"  {name}" + (f"  {about}" if about else ""))
-            if arguments := describe(item):
+            if describe is not None and (arguments := describe(item)):
                 show_line(f"    {arguments}")
     if not any(found):
         show_line(f"{peer.where} has no tools, resources or prompts.", sys.stderr)
@@ -85,7 +82,7 @@ def _bytes(peer: RemoteServer, blob: Any) -> bytes:
 
 
 def _tool_arguments(tool: Mapping[str, Any]) -> str:
-    """The arguments of a tool in a line: `tea: string, grams: integer = 100`."""
+    """Return the arguments of a tool as one line: `tea: string, grams: integer = 100`."""
     schema = _object(tool.get("inputSchema"))
     required = schema.get("required")
     required = required if is_array(required) else ()
@@ -97,26 +94,23 @@ def _tool_arguments(tool: Mapping[str, Any]) -> str:
 
 
 def _prompt_arguments(item: Mapping[str, Any]) -> str:
-    """The arguments of a prompt in a line: `mood, tea?`."""
+    """Return the arguments of a prompt as one line: `mood, tea?`."""
     return ", ".join(
         f"{one.get('name')}{'' if one.get('required') else '?'}" for one in _objects(item.get("arguments"))
     )
 
 
-def _no_arguments(_item: Mapping[str, Any]) -> str:
-    return ""
-
-
-_LISTS: tuple[tuple[str, str, str, str, Callable[[Mapping[str, Any]], str]], ...] = (
+# Title, capability, method, key of the items, and what describes the arguments of an item.
+_LISTS: tuple[tuple[str, str, str, str, Callable[[Mapping[str, Any]], str] | None], ...] = (
     ("tools", "tools", "tools/list", "tools", _tool_arguments),
-    ("resources", "resources", "resources/list", "resources", _no_arguments),
-    ("resource templates", "resources", "resources/templates/list", "resourceTemplates", _no_arguments),
+    ("resources", "resources", "resources/list", "resources", None),
+    ("resource templates", "resources", "resources/templates/list", "resourceTemplates", None),
     ("prompts", "prompts", "prompts/list", "prompts", _prompt_arguments),
 )
 
 
 def _type(about: Any, root: Mapping[str, Any], depth: int = 0) -> str:
-    """The type that a schema describes, in a few words; a schema may refer to itself, hence the depth."""
+    """Return the type that a schema describes in a few words, down to a depth: a schema may refer to itself."""
     facts = _object(about) if depth < NESTING else {}
     if "$ref" in facts:
         return _type(_object(root.get("$defs")).get(str(facts["$ref"]).rpartition("/")[2]), root, depth + 1)
@@ -133,7 +127,7 @@ def _type(about: Any, root: Mapping[str, Any], depth: int = 0) -> str:
 
 
 def _object(value: Any) -> dict[str, Any]:
-    """What a server sent where an object belongs; an empty one if it is something else."""
+    """Return what a server sent if it is an object, else an empty one."""
     return value if is_object(value) else {}
 
 
@@ -153,7 +147,7 @@ def _read_arguments(text: str) -> dict[str, Any]:
 
 
 def _as_text(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a prompt, which are text on the wire: numbers and the like as JSON has them; null is not given."""
+    """Return the arguments of a prompt as text: other values as JSON, and none for null."""
     return {
         name: value if isinstance(value, str) else _json(value)
         for name, value in arguments.items()

@@ -1,7 +1,7 @@
-"""What can be typed after `weft`, and the exit codes.
+"""Read the command line of `weft`, run the subcommand, and return the exit code.
 
-0: it went well, also when a server was stopped by Ctrl-C. 1: the server failed, could not be reached, or answered the
-call with an error. 2: the command line is wrong.
+0: success, also when a server was stopped by Ctrl-C. 1: the server failed, could not be reached, or answered the call
+with an error. 2: the command line is wrong.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from weft import __version__
@@ -29,7 +30,7 @@ MOST_PORT = 65535
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     parser = _parser()
     if not given:
@@ -43,9 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed.given, parsed.its = own, its
     try:
         code: int = parsed.command(parsed)
-        print(end="", flush=True)  # later it would be too late to notice that nobody reads it
+        print(end="", flush=True)  # here, so that a closed stdout is noticed below
     except WeftError as error:
-        if isinstance(error, StartError):  # it has lines of the user's own file, and no peer
+        if isinstance(error, StartError):  # its lines are the user's, not a peer's
             print(f"weft: {to_text(str(error))}", file=sys.stderr)
         else:
             show_failure(str(error))
@@ -53,13 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # `weft list URL | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python tries to write once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout once more at exit
         return 1
     return code
 
 
 def _split(given: list[str]) -> tuple[list[str], list[str]]:
-    """What is for `weft`, and what comes after `--` for the file that `weft run` serves."""
+    """Split the words at `--`: those for `weft`, and those for the file that `weft run` serves."""
     if given[0] not in ("run", "entry") or "--" not in given:
         return given, []
     end = given.index("--")
@@ -67,14 +68,14 @@ def _split(given: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _unknown(own: list[str], rest: list[str]) -> str:
-    """What is said of words that no command takes."""
+    """Return the message about a word that the subcommand does not take."""
     command, word = f"weft {own[0]}", rest[0].partition("=")[0]
     kind = "option" if word.startswith("-") else "argument"
     if own[0] not in ("run", "entry"):
         return f"{command} has no {kind} {word}; see {command} --help."
     ours = " ".join(own[: own.index(rest[0])])
     return (
-        f"{command} has no {kind} {word}; see {command} --help. What is meant for the file goes behind `--`: "
+        f"{command} has no {kind} {word}; see {command} --help. Arguments for the file come after `--`: "
         f"weft {ours} -- {' '.join(own[own.index(rest[0]) :])}"
     )
 
@@ -82,15 +83,18 @@ def _unknown(own: list[str], rest: list[str]) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="weft", description="Serve and call MCP servers.")
     parser.add_argument("--version", action="version", version=__version__, help="print the version")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_run(commands.add_parser("run", allow_abbrev=False, help="serve a server on stdio, or over HTTP"))
-    _add_entry(
-        commands.add_parser("entry", allow_abbrev=False, help="print what Claude, VS Code or Cursor need for a server")
-    )
-    _add_call(commands.add_parser("call", allow_abbrev=False, help="call a tool of a running server"))
-    _add_list(commands.add_parser("list", allow_abbrev=False, help="list what a running server offers"))
-    _add_read(commands.add_parser("read", allow_abbrev=False, help="read a resource of a running server"))
-    _add_prompt(commands.add_parser("prompt", allow_abbrev=False, help="get a prompt of a running server"))
+    commands = parser.add_subparsers(dest="subcommand", required=True, metavar="COMMAND")
+    for name, help, add_arguments, command in (
+        ("run", "serve a server on stdio, or over HTTP", _add_run, _run),
+        ("entry", "print what Claude, VS Code or Cursor need for a server", _add_entry, _entry),
+        ("call", "call a tool of a running server", _add_call, _request),
+        ("list", "list what a running server offers", _add_server, _request),
+        ("read", "read a resource of a running server", _add_read, _request),
+        ("prompt", "get a prompt of a running server", _add_prompt, _request),
+    ):
+        subparser = commands.add_parser(name, allow_abbrev=False, help=help)
+        add_arguments(subparser)
+        subparser.set_defaults(command=command)
     commands.add_parser("version", help="print the version").set_defaults(command=_version)
     return parser
 
@@ -98,35 +102,34 @@ def _parser() -> argparse.ArgumentParser:
 def _add_run(parser: argparse.ArgumentParser) -> None:
     _add_target(parser)
     parser.add_argument("--http", action="store_true", help="over HTTP instead of stdio")
-    parser.add_argument("--host", help="the address to listen on (127.0.0.1)")
-    parser.add_argument("--port", type=_port, help="the port to listen on (8000; 0 takes a free one)")
-    parser.add_argument("--path", help="the path of the endpoint (/mcp)")
-    parser.add_argument(
-        "--sse", dest="sse_path", nargs="?", const="/sse", metavar="PATH", help="also serve HTTP+SSE clients (/sse)"
-    )
-    parser.add_argument("--workers", type=_workers, metavar="N", help="how many processes serve (1)")
-    parser.add_argument("--no-sessions", action="store_true", help="remember no client: any process serves all")
-    parser.add_argument("--allow-host", action="append", metavar="NAME", help="a Host that is served; repeatable")
-    parser.add_argument(
-        "--allow-origin", action="append", metavar="ORIGIN", help="an Origin that is served; repeatable"
-    )
-    parser.add_argument(
-        "--trust-proxy",
-        action="append",
-        metavar="ADDRESS",
-        help="a proxy whose word on senders counts; repeatable",
-    )
-    parser.add_argument("--cors", action="append", metavar="ORIGIN", help="web pages that may call; repeatable")
+    add = partial(parser.add_argument, default=None)
+    add_list = partial(add, action="append")
+    http_options = [  # each is an option of `HttpOptions`
+        add("--host", help="the address to listen on (127.0.0.1)"),
+        add("--port", type=_port, help="the port to listen on (8000; 0 takes a free one)"),
+        add("--path", help="the path of the endpoint (/mcp)"),
+        add(
+            "--sse", dest="sse_path", nargs="?", const="/sse", metavar="PATH", help="also serve HTTP+SSE clients (/sse)"
+        ),
+        add("--workers", type=_workers, metavar="N", help="how many processes serve (1)"),
+        add("--no-sessions", dest="sessions", action="store_const", const=False, help="keep no sessions"),
+        add_list("--allow-host", dest="allowed_hosts", metavar="NAME", help="a Host that is served; repeatable"),
+        add_list(
+            "--allow-origin", dest="allowed_origins", metavar="ORIGIN", help="an Origin that is served; repeatable"
+        ),
+        add_list("--trust-proxy", dest="trusted_proxies", metavar="ADDRESS", help="a proxy to trust; repeatable"),
+        add_list("--cors", metavar="ORIGIN", help="web pages that may call; repeatable"),
+    ]
+    parser.set_defaults(http_options=http_options)
     parser.add_argument("--reload", action="store_true", help="start again when a Python file changes")
-    parser.add_argument("--listener", type=int, help=argparse.SUPPRESS)  # the socket that --reload keeps open
-    parser.add_argument("--debug", action="store_true", help="tell clients what goes wrong, warn of blocking calls")
+    parser.add_argument("--listener", type=int, help=argparse.SUPPRESS)  # file descriptor of a socket
+    parser.add_argument("--debug", action="store_true", help="send error details to clients, warn of blocking calls")
     parser.add_argument(
         "--log-level",
         choices=LEVELS,
         metavar="LEVEL",
         help=f"{', '.join(LEVELS)} (info over HTTP: a line for each call; warning on stdio)",
     )
-    parser.set_defaults(command=_run)
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:
@@ -145,7 +148,6 @@ def _add_entry(parser: argparse.ArgumentParser) -> None:
     _add_target(parser)
     parser.add_argument("--client", required=True, choices=CLIENTS, metavar="CLIENT", help=", ".join(CLIENTS))
     parser.add_argument("--name", help="what the client calls the server (the server's own name)")
-    parser.set_defaults(command=_entry)
 
 
 def _port(text: str) -> int:
@@ -174,25 +176,17 @@ def _add_call(parser: argparse.ArgumentParser) -> None:
     _add_server(parser)
     parser.add_argument("tool", metavar="TOOL")
     parser.add_argument("arguments", metavar="JSON", nargs="?", default="{}", help="""such as '{"a": 1}'""")
-    parser.set_defaults(command=_call)
-
-
-def _add_list(parser: argparse.ArgumentParser) -> None:
-    _add_server(parser)
-    parser.set_defaults(command=_list)
 
 
 def _add_read(parser: argparse.ArgumentParser) -> None:
     _add_server(parser)
     parser.add_argument("uri", metavar="URI", help="of the resource, as `weft list` has it; templates filled in")
-    parser.set_defaults(command=_read)
 
 
 def _add_prompt(parser: argparse.ArgumentParser) -> None:
     _add_server(parser)
     parser.add_argument("name", metavar="NAME")
     parser.add_argument("arguments", metavar="JSON", nargs="?", default="{}", help="""such as '{"mood": "glad"}'""")
-    parser.set_defaults(command=_prompt)
 
 
 def _add_server(parser: argparse.ArgumentParser) -> None:
@@ -208,22 +202,12 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(parsed: argparse.Namespace) -> int:
-    given = {
-        "host": parsed.host,
-        "port": parsed.port,
-        "path": parsed.path,
-        "sse_path": parsed.sse_path,
-        "workers": parsed.workers,
-        "sessions": False if parsed.no_sessions else None,
-        "allowed_hosts": parsed.allow_host,
-        "allowed_origins": parsed.allow_origin,
-        "trusted_proxies": parsed.trust_proxy,
-        "cors": parsed.cors,
-    }
+    given = {action.dest: getattr(parsed, action.dest) for action in parsed.http_options}
     options = {name: value for name, value in given.items() if value is not None}
     if not parsed.http and (options or parsed.reload):
-        wrong = "reload" if parsed.reload else _spelled(next(iter(options)))
-        raise WrongCommand(f"--{wrong} is for HTTP; add --http, or leave it out to serve on stdio.")
+        typed = (action.option_strings[0] for action in parsed.http_options if action.dest in options)
+        wrong = "--reload" if parsed.reload else next(typed)
+        raise WrongCommand(f"{wrong} is for HTTP; add --http, or leave it out to serve on stdio.")
     if parsed.reload and parsed.workers not in (None, 1):
         raise WrongCommand("--reload is for development with one process; leave --workers out.")
     from weft.cli import serving
@@ -242,13 +226,13 @@ def _run(parsed: argparse.Namespace) -> int:
 
 
 def _entry(parsed: argparse.Namespace) -> int:
-    from weft.cli import entry
+    from weft.cli import serving
 
-    return entry.print_entry(_named(parsed), parsed.client, parsed.name)
+    return serving.print_entry(_named(parsed), parsed.client, parsed.name)
 
 
 def _named(parsed: argparse.Namespace) -> LoadTarget:
-    """The file or module that was named."""
+    """Return the file or module that the command line names."""
     from weft.server.run.loading import Target
 
     if (parsed.target is None) == (parsed.module is None):
@@ -256,36 +240,20 @@ def _named(parsed: argparse.Namespace) -> LoadTarget:
     return Target(parsed.target or parsed.module, is_module=parsed.target is None, arguments=tuple(parsed.its))
 
 
-def _spelled(option: str) -> str:
-    """How an option is typed."""
-    if option.startswith("allowed_"):
-        return option.replace("allowed_", "allow-").removesuffix("s")
-    spelled = {"sessions": "no-sessions", "trusted_proxies": "trust-proxy"}
-    return spelled.get(option, option.removesuffix("_path"))
-
-
-def _call(parsed: argparse.Namespace) -> int:
+def _request(parsed: argparse.Namespace) -> int:
+    """Run `weft call`, `list`, `read` or `prompt`."""
     from weft.cli import calling
 
-    return calling.call(_peer(parsed), parsed.tool, parsed.arguments)
-
-
-def _list(parsed: argparse.Namespace) -> int:
-    from weft.cli import calling
-
-    return calling.list_all(_peer(parsed))
-
-
-def _read(parsed: argparse.Namespace) -> int:
-    from weft.cli import calling
-
-    return calling.read(_peer(parsed), parsed.uri)
-
-
-def _prompt(parsed: argparse.Namespace) -> int:
-    from weft.cli import calling
-
-    return calling.prompt(_peer(parsed), parsed.name, parsed.arguments)
+    peer = _peer(parsed)
+    match parsed.subcommand:
+        case "call":
+            return calling.call(peer, parsed.tool, parsed.arguments)
+        case "list":
+            return calling.list_all(peer)
+        case "read":
+            return calling.read(peer, parsed.uri)
+        case _:
+            return calling.prompt(peer, parsed.name, parsed.arguments)
 
 
 def _peer(parsed: argparse.Namespace) -> RemoteServer:
@@ -296,33 +264,33 @@ def _peer(parsed: argparse.Namespace) -> RemoteServer:
     is_command = parsed.stdio or isinstance(target, CommandTarget)
     headers = dict(_header(text) for text in parsed.header)
     given = target.headers if isinstance(target, UrlTarget) else ()
-    is_told = "authorization" in {name.lower() for name in (*headers, *given)}
+    has_authorization = "authorization" in {name.lower() for name in (*headers, *given)}
     if is_command and (headers or parsed.token is not None):
-        raise WrongCommand("--token and --header are for servers at a URL; a command gets no such thing.")
-    if is_told and parsed.token is not None:
-        raise WrongCommand("--token and --header 'Authorization: …' say the same; give one of them.")
-    # The variable is for a URL that was typed: one out of a file is somebody else's choice (AUTH-32).
-    kept = os.environ.get("WEFT_TOKEN") if target is None else None
-    token = None if is_command or is_told else parsed.token or kept or None
+        raise WrongCommand("--token and --header are for servers at a URL; a command takes neither.")
+    if has_authorization and parsed.token is not None:
+        raise WrongCommand("--token and --header 'Authorization: …' are two ways to give a token; use one of them.")
+    # The variable is for a URL that the user typed: the author of a configuration file must not get the token.
+    stored = os.environ.get("WEFT_TOKEN") if target is None else None
+    token = None if is_command or has_authorization else parsed.token or stored or None
     return RemoteServer(target or parsed.server, parsed.timeout, is_command=is_command, token=token, headers=headers)
 
 
 def _target(parsed: argparse.Namespace) -> Target | None:
-    """What --config names, approved if it is to be started; None where SERVER says it itself."""
+    """Return the server that --config names, approved by the user; None without --config."""
     if parsed.config is None and not parsed.yes:
         return None
     if parsed.config is None or parsed.stdio:
         raise WrongCommand("--yes goes with --config FILE, and --stdio does not: SERVER is then a name in that file.")
-    from weft.cli import peer as configured
+    from weft.cli import peer
 
-    target = configured.find(parsed.config, parsed.server)
+    target = peer.find(parsed.config, parsed.server)
     if not parsed.yes:
-        configured.approve(target, parsed.config)
+        peer.approve(target, parsed.config)
     return target
 
 
 def _header(text: str) -> tuple[str, str]:
-    """A header as it was typed. What is wrong with it is told without it: it may be a secret."""
+    """Return the name and value of a typed header. An error does not show the header: it may be a secret."""
     from weft.client.config import is_sendable
 
     name, colon, value = (part.strip() for part in text.partition(":"))

@@ -1,15 +1,7 @@
-"""Connect the commands to a server, given by URL, command or configuration.
+"""Connect the commands to a server, given by URL, command or configuration, and explain failures.
 
-A server as the commands see it: requests out, plain results in, a sentence for everything that goes wrong.
-
-`weft.Client` does the work, so that the commands reach whatever it reaches, in either era. Owns only what is said of a
-failure in words of the command line. It prints nothing but what a server says before it answers.
-
-Servers that a configuration names: found by name, and shown before they are started, or told of the environment.
-
-A command out of a file is somebody's wish to run a program here. So the whole of it is shown, with what it may do, and
-it is started only after somebody has said yes (SBP-04). In the same way a URL with variables of the environment is
-somebody's wish to be sent them. Owns the finding and the question; it starts and sends nothing.
+`weft.Client` does the work. A configuration file may name any program, and ask for variables of the environment: so a
+command from a file is shown in full and started only after the user has agreed, and variables are sent only then, too.
 """
 
 from __future__ import annotations
@@ -48,18 +40,18 @@ from weft.protocol.schema import is_array, is_object
 
 T = TypeVar("T")
 
-_COMMANDS = {"prompts/get": "prompt", "resources/read": "read"}  # by what they ask for
-_ANSWERING = {"elicitation": "elicit", "sampling": "sample", "roots": "roots"}  # what answers, by what is declared
+_COMMANDS = {"prompts/get": "prompt", "resources/read": "read"}  # subcommand by method
+_ANSWERING = {"elicitation": "elicit", "sampling": "sample", "roots": "roots"}  # argument of `Client` by capability
 
 
 class CallFailed(WeftError):
-    """The server could not be reached, or refused."""
+    """The server could not be reached, or refused the request."""
 
 
 class RemoteServer:
-    """A server at a URL, or, with `is_command`, one to be started; or what a configuration says of one.
+    """A server at a URL, at the other end of a command (`is_command`), or of a configuration.
 
-    Every method connects, and ends the connection.
+    Every method opens a connection and closes it.
     """
 
     def __init__(
@@ -76,9 +68,9 @@ class RemoteServer:
         self._token = token
         self._headers = headers or {}
         self._target = server
-        self.where = server if isinstance(server, str) else server.where  # for messages
+        self.where = server if isinstance(server, str) else server.where  # the server's name in messages
         self._timeout = timeout
-        self._asking = "the first request"  # what the server is being asked for, should it refuse
+        self._asking = "the first request"  # the pending request, for messages
         self._limits = ClientLimits(request_seconds=timeout, total_seconds=timeout)
         try:
             self._client()
@@ -108,14 +100,14 @@ class RemoteServer:
         return result
 
     def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """Send one request; returns its result."""
+        """Send one request and return its result."""
         result: dict[str, Any] = self._run(method, lambda client: client.request(method, params))
         return result
 
     def lists(self, wanted: Sequence[tuple[str, str, str]]) -> list[list[dict[str, Any]] | CallFailed]:
-        """All items of some lists, each named by its capability, its method, and where its items are.
+        """Return the items of lists, each given by its capability, its method, and the key of its items.
 
-        In the place of a list that could not be had is why; after a lost connection there are no more lists.
+        For a list that the server refused, the error is returned; after a lost connection no further lists follow.
         """
         found: list[list[dict[str, Any]] | CallFailed] = []
 
@@ -155,7 +147,7 @@ class RemoteServer:
         return items
 
     def _run(self, asking: str, work: Callable[[Client], Awaitable[T]]) -> Any:
-        """Connect, do something, and end the connection; the result in plain JSON types."""
+        """Connect, run `work`, close the connection, and return the result in plain JSON types."""
         try:
             return msgspec.to_builtins(asyncio.run(self._within(asking, work)))
         except UsageError as error:
@@ -164,7 +156,7 @@ class RemoteServer:
             raise self._failure(error) from None
 
     def _failure(self, error: WeftError | TimeoutError) -> CallFailed:
-        """What is said of a failure."""
+        """Return the error to print for a failure."""
         if isinstance(error, RequestTimeout | TimeoutError):
             return CallFailed(
                 f"{self.where} did not answer within {self._timeout:g} s. Is it busy? --timeout waits longer."
@@ -205,7 +197,7 @@ class RemoteServer:
         said = f" ({refused.reason.rstrip('.')})" if refused.reason else ""
         if _has_authorization(self._headers):
             return f"{self.where} refused the Authorization that --header gave (HTTP 401){said}; check it."
-        if isinstance(self._target, UrlTarget):  # the variable is not for servers out of a file
+        if isinstance(self._target, UrlTarget):  # WEFT_TOKEN is not sent to servers from a file
             if _has_authorization(self._target.headers):
                 return f"{self.where} refused the Authorization that the file gives (HTTP 401){said}; check it."
             remedy = "Give a token by --token TOKEN, or what it wants in the 'headers' of its entry in the file."
@@ -222,7 +214,7 @@ def _has_authorization(headers: Mapping[str, str]) -> bool:
 
 
 def _unanswered(asking: str, data: Any = None) -> str:
-    """What to do about a server that asks back; `data` may say for what (-32021)."""
+    """Return what to do about a server that asks back; `data` of the error may name the capability it needs."""
     wanted: Any = data.get("requiredCapabilities") if is_object(data) else None
     option = next((_ANSWERING[name] for name in _ANSWERING if is_object(wanted) and name in wanted), "elicit")
     return f" `weft {_COMMANDS.get(asking, 'call')}` answers no questions; use Client({option}=...)."
@@ -237,7 +229,7 @@ def _show_stderr(line: str) -> None:
 
 
 def _check_command(command: str) -> None:
-    """A Python file is no program by itself, unless somebody has made it one."""
+    """Raise WrongCommand for a Python file that is not executable."""
     path = Path(command.strip())
     if path.suffix == ".py" and path.is_file() and not (os.sep in command and os.access(path, os.X_OK)):
         raise WrongCommand(
@@ -246,7 +238,7 @@ def _check_command(command: str) -> None:
 
 
 def _check(url: str) -> None:
-    """https, or http to this machine: anything else could be read by others on its way (R11)."""
+    """Raise WrongCommand unless a URL is https, or http to this machine: others could read anything else."""
     try:
         parts = urlsplit(url)
         _ = parts.port
@@ -262,11 +254,11 @@ def _check(url: str) -> None:
 
 
 class NotApproved(WeftError):
-    """Nobody said that the command may be started, or the variables be sent."""
+    """The user has not agreed to start the command, or to send the variables."""
 
 
 def find(path: str, name: str) -> Target:
-    """The server of this name in a configuration."""
+    """Return the server of this name in a configuration."""
     try:
         return read_server(path, name)
     except UsageError as error:
@@ -274,7 +266,7 @@ def find(path: str, name: str) -> Target:
 
 
 def approve(target: Target, path: str) -> None:
-    """Ask about what needs a yes: a command, or variables to be sent; `NotApproved` unless somebody says so."""
+    """Ask the user to start a command or to send variables. Raises `NotApproved` unless the user agrees."""
     if isinstance(target, CommandTarget):
         _ask(_describe(target, path), "start", "started")
     elif target.taken:
@@ -290,7 +282,9 @@ def approve(target: Target, path: str) -> None:
 def _ask(shown: str, do: str, done: str) -> None:
     print(shown, file=sys.stderr)
     if sys.stdin is None or not sys.stdin.isatty():  # pyright: ignore[reportUnnecessaryComparison] - closed, it is None
-        raise NotApproved(f"Nothing was {done}: there is nobody to ask. Read the above, and add --yes to {do} it.")
+        raise NotApproved(
+            f"Nothing was {done}: stdin is no terminal to ask at. Read the above, and add --yes to {do} it."
+        )
     print(f"{do.capitalize()} it? [y/N] ", end="", file=sys.stderr, flush=True)
     try:
         answer = sys.stdin.readline()
@@ -301,7 +295,7 @@ def _ask(shown: str, do: str, done: str) -> None:
 
 
 def _describe(target: CommandTarget, path: str) -> str:
-    """A command as it will be started, all of it, with nothing in it that a terminal would hide."""
+    """Return the whole command as it will be started, with nothing in it that a terminal would hide."""
     question = command_question(target)
     lines = [f"{visible(path)} wants to start a program:", f"  command:      {question.command}"]
     if target.cwd is not None:

@@ -1,8 +1,8 @@
-"""What a peer says, on its way to a person: the one place where the commands print it.
+"""Print what a server sent, with everything escaped that a terminal would act on.
 
-A server may send anything. A terminal acts on control characters, a line break in a name starts a line that looks like
-one of ours, and marks that turn the direction of text around show another text than there is. So all of them are
-written as escapes, whether a terminal reads them or a file. They are the escapes of JSON: what was valid JSON still is.
+A terminal acts on control characters, a line break in a name starts a line that looks like one of ours, and marks of
+text direction make a text look like another. So all of them are written as escapes, also to a file. They are the
+escapes of JSON: what was valid JSON stays valid.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 from weft.errors import UsageError
 
-# Control characters, line separators, marks of direction, and what is never seen: tags, the byte order mark.
+# Control characters, line separators, marks of direction, and invisible characters: tags, the byte order mark.
 _ACTED_ON = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff"
     "\U000e0000-\U000e007f]"
@@ -50,7 +50,7 @@ def to_text(text: str) -> str:
 
 
 def show_failure(text: str) -> None:
-    """Print what went wrong, on stderr. Further lines, which may be the peer's, are marked: none looks like ours."""
+    """Print an error on stderr. Further lines, which may be the server's, are marked, so that none looks like ours."""
     print("\n  | ".join(f"weft: {to_text(text)}".splitlines()), file=sys.stderr)
 
 
@@ -63,15 +63,15 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def show(text: str, stream: TextIO | None = None) -> None:
-    """Print a text of the peer's that may have several lines."""
+    """Print a text from the server that may have several lines."""
     print(to_text(text), file=stream or sys.stdout)
 
 
 def show_line(text: str, stream: TextIO | None = None) -> None:
-    """Print a line that has something of the peer's in it."""
+    """Print one line that contains text from the server."""
     print(to_line(text), file=stream or sys.stdout)
 
 
 def show_json(value: Any, stream: TextIO | None = None) -> None:
-    """Print a value of the peer's as JSON."""
+    """Print a value from the server as JSON."""
     show(msgspec.json.format(msgspec.json.encode(value)).decode(), stream)

@@ -1,4 +1,9 @@
-"""`weft run`: load a file, serve the server in it; and do so again when the code changes."""
+"""Run `weft run` and `weft entry`: both load a file and use the server in it.
+
+`weft run` serves it, and with --reload serves it again when the code changes. `weft entry` prints the configuration
+that a host such as Claude Desktop, VS Code or Cursor needs to start it, in the format that the host documents; it
+changes no file.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +17,19 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
 
 from weft.cli.printing import WrongCommand
 from weft.errors import StartError
 from weft.server.run.engine import Servable
 from weft.server.run.listening import HttpOptions, bind, check_exposure
-from weft.server.run.loading import Target, folder_of, load
+from weft.server.run.loading import Target, folder_of, load, movable
 from weft.server.run.running import say, start
 
-_Changes = set[tuple[Any, str]]  # what happened, and to which file
-STOP_SECONDS = 7.0  # a child that is asked to end has its own limit; this is a little more
+_Changes = set[tuple[Any, str]]  # the kind of a change, and the file that changed
+STOP_SECONDS = 7.0  # deadline of a child process that was asked to end; a little more than its own
 
 
 def run(
@@ -33,8 +41,8 @@ def run(
     options: Mapping[str, Any],
     listener: int | None = None,
 ) -> int:
-    """Serve until stopped; on a socket that the parent keeps open, if there is one."""
-    with contextlib.redirect_stdout(sys.stderr):  # what the file prints must not get into the protocol (STDIO-02)
+    """Serve until stopped. `listener` is the file descriptor of a socket that the parent process keeps open."""
+    with contextlib.redirect_stdout(sys.stderr):  # what the file prints must not get into the protocol
         server = find(target)
     server.engine.debug = server.engine.debug or debug
     given = HttpOptions(log_level=log_level, **options)
@@ -46,16 +54,16 @@ def run(
 
 
 def run_with_reload(target: Target, arguments: Sequence[str], options: Mapping[str, Any]) -> int:
-    """Run the same command without `--reload` in a child, and start it anew whenever a Python file changes.
+    """Run the same command without `--reload` in a child process, and restart it whenever a Python file changes.
 
-    The socket stays open meanwhile, where a system can pass it on: requests wait instead of being refused.
+    Where the system can pass a socket on, it stays open during a restart: requests wait instead of being refused.
     """
     watch = _watcher()
     folder = folder_of(target)
     if folder is None:
-        find(target)  # says what is wrong with it
+        find(target)  # raises an error that says what is wrong
         return 1
-    command = [sys.executable, "-m", "weft.cli", *(one for one in arguments if one != "--reload")]
+    command = [sys.executable, "-m", "weft", *(one for one in arguments if one != "--reload")]
     with _kept_open(HttpOptions(**options)) as passed:
         listening = [f"--listener={fd}" for fd in passed]
         _keep_running([*command, *listening, "--", *target.arguments], passed, folder, watch(folder))
@@ -64,7 +72,7 @@ def run_with_reload(target: Target, arguments: Sequence[str], options: Mapping[s
 
 @contextlib.contextmanager
 def _kept_open(options: HttpOptions) -> Generator[list[int]]:
-    """A socket that listens for children, by its number; none where children cannot inherit one."""
+    """Open a socket that child processes inherit; yield its file descriptor, or nothing where that is impossible."""
     if os.name != "posix":
         yield []
         return
@@ -74,7 +82,7 @@ def _kept_open(options: HttpOptions) -> Generator[list[int]]:
 
 
 def _watcher() -> Callable[[Path], Iterable[_Changes]]:
-    """Looks at a folder: yields what changed, and nothing five times a second."""
+    """Return a function that watches a folder: it yields the changes, and an empty set five times a second."""
     try:
         from watchfiles import PythonFilter, watch
     except ImportError:
@@ -85,12 +93,12 @@ def _watcher() -> Callable[[Path], Iterable[_Changes]]:
 
 
 def _keep_running(command: Sequence[str], passed: Sequence[int], folder: Path, watched: Iterable[_Changes]) -> None:
-    """Run a command, again whenever a Python file changes, until interrupted."""
+    """Run a command until interrupted, and restart it whenever a Python file changes."""
 
     def begin() -> subprocess.Popen[bytes]:
-        # Compiled code is kept by the second of the change and the size: a quick change could be missed.
+        # Python finds outdated bytecode by size and time in seconds, so it could miss a quick change.
         environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
-        return subprocess.Popen(command, pass_fds=passed, env=environment)  # noqa: S603 - ourselves, no shell (R11)
+        return subprocess.Popen(command, pass_fds=passed, env=environment)  # noqa: S603 - our own command, no shell
 
     interrupted = False
 
@@ -100,7 +108,7 @@ def _keep_running(command: Sequence[str], passed: Sequence[int], folder: Path, w
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    child = begin()  # not before: whoever ends this process then ends the child with it
+    child = begin()  # after the handlers are set, so that a signal ends the child too
     try:
         say(f"Watching {folder} for changes.")
         for changes in watched:
@@ -115,11 +123,11 @@ def _keep_running(command: Sequence[str], passed: Sequence[int], folder: Path, w
 
 
 def find(target: Target) -> Servable:
-    """Return the server that was named. A wrong name is the command's mistake; a file that fails is the file's."""
+    """Return the server that was named. Raises WrongCommand for a wrong name, StartError for a file that fails."""
     try:
         return load(target)
     except StartError as error:
-        if error.__context__ is None:  # it tells of no exception in the file, so nothing ran that could have failed
+        if error.__context__ is None:  # no exception in the file caused it
             raise WrongCommand(str(error)) from None
         raise
 
@@ -139,3 +147,68 @@ def _end(child: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
+
+
+# --- weft entry
+
+
+class Host(msgspec.Struct, frozen=True):
+    """The format of one host's configuration."""
+
+    title: str
+    file: str  # place of the configuration file
+    key: str = "mcpServers"  # key of the object that has the servers
+    command_type: str | None = "stdio"  # `type` of an entry with a command
+    url_type: str | None = "http"  # `type` of an entry with a URL
+    takes_url: bool = True
+
+
+HOSTS = {
+    "claude-code": Host("Claude Code", ".mcp.json in your project"),
+    "claude-desktop": Host(
+        "Claude Desktop",
+        "claude_desktop_config.json (Settings, Developer, Edit Config)",
+        command_type=None,
+        takes_url=False,
+    ),
+    "cursor": Host("Cursor", "~/.cursor/mcp.json, or .cursor/mcp.json in your project", url_type=None),
+    "vscode": Host("VS Code", ".vscode/mcp.json in your workspace", key="servers"),
+}
+
+
+def print_entry(target: Target, client: str, name: str | None) -> int:
+    """Print the entry of a server for a host as JSON, and on stderr in which file it belongs."""
+    host = HOSTS[client]
+    if target.text.startswith(("http://", "https://")):
+        entry, default_name = _of_url(target.text, host), urlsplit(target.text).hostname or "server"
+    else:
+        entry, default_name = _of_command(target, host)
+    configuration = {host.key: {name or default_name: entry}}
+    print(msgspec.json.format(msgspec.json.encode(configuration), indent=2).decode())
+    print(f"For {host.title}: add it to {host.file}, and restart {host.title}.", file=sys.stderr)
+    return 0
+
+
+def _of_url(url: str, host: Host) -> dict[str, Any]:
+    if not host.takes_url:
+        raise WrongCommand(
+            f"{host.title} takes no URLs in its configuration file; add {url} under Settings, Connectors, or name the "
+            "file of the server, to have it started."
+        )
+    return {**({"type": host.url_type} if host.url_type else {}), "url": url}
+
+
+def _of_command(target: Target, host: Host) -> tuple[dict[str, Any], str]:
+    """Return the entry that starts a server from any directory, and the server's name."""
+    with contextlib.redirect_stdout(sys.stderr):  # stdout is for the entry alone
+        server = find(target)
+    moved, is_found = movable(target)
+    words = ["-m", "weft", "run", *(["-m"] if moved.is_module else []), moved.text]
+    entry: dict[str, Any] = {"command": sys.executable, "args": words}
+    if moved.arguments:
+        entry["args"] += ["--", *moved.arguments]
+    if host.command_type:
+        entry = {"type": host.command_type, **entry}
+    if not is_found:
+        entry["env"] = {"PYTHONPATH": str(Path.cwd())}
+    return entry, server.engine.name

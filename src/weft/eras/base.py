@@ -1,12 +1,12 @@
-"""What an era is asked, and the one chooser.
+"""Define the questions that servers and clients ask an era, and choose the era of a message.
 
-The protocol has two families of revisions. In the *session era* a peer introduces itself once and the connection
-remembers; in the *stateless era* every request introduces itself. All that follows from this difference is answered by
-an era object: it never awaits, does no I/O, and is chosen once per message. Its callers ask and do as told; none of
-them compares versions.
+The protocol has two families of revisions. In the *session era* a client introduces itself once, in a handshake, and
+the connection remembers it; in the *stateless era* every request introduces itself. An era object answers every
+question that follows from this difference. It never awaits, does no I/O, and is chosen once per message. No other code
+compares versions.
 
-A request is opened into an `Envelope`: what it says about itself, checked. Where those facts come from — the request's
-own `_meta`, or the handshake that came before it — is the era's secret.
+An era opens a request into an `Envelope`: the checked facts about it, whether they come from the request's `_meta` or
+from the handshake.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from weft.types.interaction import SubscriptionFilter
 from weft.types.lifecycle import ClientCapabilities, RequestParams, ServerCapabilities
 
 NO_PARAMS: Mapping[str, Any] = {}
-CORE_TYPES = frozenset({"complete", "input_required"})  # of results; extensions have others (JRPC-10)
+CORE_TYPES = frozenset({"complete", "input_required"})  # types of results in the core protocol; extensions add others
 
 _LEVELS = {
     level: rank
@@ -35,7 +35,7 @@ _LEVELS = {
 
 
 def log_level_reached(level: LogLevel, minimum: LogLevel) -> bool:
-    """Whether `level` is at least as severe as `minimum`, in the order of RFC 5424.
+    """Return True if `level` is at least as severe as `minimum`, in the order of RFC 5424.
 
     >>> log_level_reached("error", "warning")
     True
@@ -44,13 +44,13 @@ def log_level_reached(level: LogLevel, minimum: LogLevel) -> bool:
 
 
 def fault_of_params(error: Exception | None) -> str:
-    """Why params could not be read, without the value that was there: what a peer sent is not sent back (D4)."""
+    """Return why params could not be read, without the wrong value: what a peer sent is not sent back."""
     text, at, place = str(error).rpartition(" - at ")
     return f"Invalid value{at}{place}" if text.startswith("Invalid") else str(error)
 
 
 class Envelope(msgspec.Struct, gc=False):
-    """What one request says about itself, or its session about it, checked by its era."""
+    """The facts about one request, from the request itself or from its session, checked by its era."""
 
     revision: Revision
     method: Method
@@ -62,7 +62,7 @@ class Envelope(msgspec.Struct, gc=False):
 
 
 class WireError(msgspec.Struct):
-    """An error as a peer gets it; `status` is for HTTP."""
+    """An error as it is sent to a peer; `status` is for HTTP."""
 
     code: int
     message: str
@@ -71,158 +71,158 @@ class WireError(msgspec.Struct):
 
 
 class Peer(Protocol):
-    """What an era may know of the other side from before: facts of a handshake. Absent in the stateless era."""
+    """The facts about a client from its handshake. The stateless era has none."""
 
-    protocol_version: str  # agreed on
+    protocol_version: str  # version agreed on
     client_capabilities: ClientCapabilities
     client_info: Implementation | None
     log_level: LogLevel | None
 
     @property
     def handshake_done(self) -> bool:
-        """Whether the handshake was answered; a second one is refused."""
+        """Return True if the handshake was answered; a second one is refused."""
         ...
 
     @property
     def is_ready(self) -> bool:
-        """Whether the client has said that the handshake is over for it too."""
+        """Return True if the client has confirmed the handshake."""
         ...
 
 
 class Offer(msgspec.Struct):
-    """What a server offers, as far as reading and sealing messages needs to know."""
+    """The part of what a server offers that eras need to read and write messages."""
 
-    methods: Mapping[str, Mapping[str, Method]]  # by era: those whose capability is declared, and those of extensions
-    result_meta: Meta  # goes on every result of the stateless era
+    methods: Mapping[str, Mapping[str, Method]]  # by era: methods of declared capabilities and of extensions
+    result_meta: Meta  # `_meta` of every result in the stateless era
     versions: Sequence[str]  # all versions served, newest first
-    require_initialized: bool = False  # a session is served only from when the client has confirmed the handshake
-    id_bytes: int = DEFAULT_LIMITS.id_bytes
+    require_initialized: bool = False  # refuse requests of a session until the client has confirmed the handshake
+    id_bytes: int = DEFAULT_LIMITS.id_bytes  # longest progress token
 
 
 def check_token(token: ProgressToken, offer: Offer) -> None:
-    """Refuse a progress token that no id could be: each message about the progress repeats it."""
+    """Raise InvalidParams for a progress token that is not a valid id: every progress message repeats it."""
     fault = fault_of_id(token, offer.id_bytes, "progressToken")
     if fault is not None:
         raise InvalidParams(f"Invalid params: {fault}")
 
 
 class ServerEra(Protocol):
-    """The questions a server asks about a message."""
+    """The questions that a server asks an era."""
 
     name: str
     is_stateless: bool
-    remembers: bool  # a peer introduces itself once, and what it said then holds for what follows
-    asks_by_rounds: bool  # a question ends the call and is answered with the next; else it is sent and awaited
-    mirrors_params: bool  # over HTTP, headers repeat annotated arguments
-    methods: frozenset[str]  # what its revisions have, extensions aside
-    versions: Sequence[str]  # of its revisions, newest first
+    remembers: bool  # is there a handshake whose facts hold for all later requests?
+    asks_by_rounds: bool  # does a question to the client end the call, to be answered with the next one?
+    mirrors_params: bool  # do HTTP headers repeat annotated arguments?
+    methods: frozenset[str]  # methods of its revisions, without extensions
+    versions: Sequence[str]  # versions of its revisions, newest first
 
-    def speaks(self, frame: Frame, headers: Headers | None, peer: Peer | None) -> bool:
-        """Whether this message belongs to this era."""
+    def speaks(self, frame: Frame, headers: Headers | None) -> bool:
+        """Return True if this message belongs to this era."""
         ...
 
     def recognise(self, frame: Frame, offer: Offer) -> Envelope | None:
-        """Open a request without headers that is plainly of this era. None says nothing: then `speaks` is asked."""
+        """Open a request without headers that is certainly of this era; None if that is not certain."""
         ...
 
     def open(self, frame: Frame, headers: Headers | None, offer: Offer, peer: Peer | None) -> Envelope:
-        """Check a request and read it. Raises the `ProtocolError` the ledger names."""
+        """Read and check a request. Raises the `ProtocolError` that the specification names."""
         ...
 
     def seal(self, result: Result, offer: Offer, revision: Revision) -> Result:
-        """Complete a fresh result for the wire, or take out what the revision does not have."""
+        """Return a result as the revision has it: completed, or without fields that came later."""
         ...
 
     def notice(self, params: NotificationParams, revision: Revision) -> NotificationParams:
-        """The params of a notification as the revision has them."""
+        """Return the params of a notification as the revision has them."""
         ...
 
     def question(self, method: str, params: Any, revision: Revision) -> Any:
-        """The params of a question as the revision has them. Raises `ProtocolError` where it cannot be put so."""
+        """Return the params of a request to the client. Raises `ProtocolError` if the revision has no such request."""
         ...
 
     def may_log(self, level: LogLevel, minimum: LogLevel | None) -> bool:
-        """Whether a message of this level goes out, given what the client asked for."""
+        """Return True if a log message of this level is sent, given the level that the client asked for."""
         ...
 
     def tells_model(self, error: ProtocolError) -> bool:
-        """Whether a tool that ends with this error answers with a result, for the model to read; else it is refused."""
+        """Return True if a tool's error becomes a result that the model reads, not a JSON-RPC error."""
         ...
 
     def refuse(self, error: ProtocolError, *, opened: bool) -> WireError:
-        """The error as this era's peers get it. `opened`: it came from a handler, not from reading the request."""
+        """Return the error with its code and HTTP status. `opened`: the request was read, and a handler failed."""
         ...
 
 
 class ServerHello(msgspec.Struct):
-    """What a server says of itself when a client comes."""
+    """What a server says about itself in its first answer."""
 
-    versions: Sequence[str]  # those it speaks; after a handshake the one agreed on
+    versions: Sequence[str]  # versions that it speaks; after a handshake, the one agreed on
     capabilities: ServerCapabilities
     server_info: Implementation | None = None
     instructions: str | None = None
 
 
 class RefusalVerdict(msgspec.Struct):
-    """What a refused greeting tells about the server."""
+    """What the refusal of a client's first request says about the server."""
 
-    is_ours: bool  # it speaks this era, and meant what it said
-    supported: list[str] | None = None  # the versions it named, of whatever era
+    is_ours: bool  # the server speaks this era, so no other is tried
+    supported: list[str] | None = None  # versions that the error names, of any era
 
 
 class ListenPlan(msgspec.Struct):
-    """How changes are heard: by a request that stays open, or by requests before and after."""
+    """The requests that subscribe to changes."""
 
-    stream: tuple[str, dict[str, Any]] | None = None
-    begin: list[tuple[str, dict[str, Any]]] = []
-    end: list[tuple[str, dict[str, Any]]] = []
+    stream: tuple[str, dict[str, Any]] | None = None  # request that stays open
+    begin: list[tuple[str, dict[str, Any]]] = []  # requests that subscribe
+    end: list[tuple[str, dict[str, Any]]] = []  # requests that unsubscribe
 
 
 class ClientEra(Protocol):
-    """The questions a client asks about a message. A value: what is agreed on makes a new one."""
+    """The questions that a client asks an era. An era is immutable: an agreement with a server makes a new one."""
 
     name: str
-    versions: Sequence[str]  # all that it may speak, newest first
-    version: str  # that of its requests
-    methods: frozenset[str]  # the requests that its revisions have, extensions aside
-    confirmation: str | None  # the notification that ends the greeting
-    answers_requests: bool  # a server may send requests of its own; else it asks by rounds
-    closing_cancels: bool  # where a request has a stream of its own, closing it cancels the request
-    resumes: bool  # a stream that broke off can be taken up again
-    mirrors_params: bool  # over HTTP, headers repeat annotated arguments
-    keeps_stream: bool  # over HTTP, the server speaks up on a stream of its own
-    greets_again: bool  # what the server said of itself may be asked again at any time, and may have changed
+    versions: Sequence[str]  # versions that may be agreed on, newest first
+    version: str  # version of the requests
+    methods: frozenset[str]  # methods of its revisions, without extensions
+    confirmation: str | None  # notification that ends the handshake
+    answers_requests: bool  # may the server send requests? Else it asks by rounds.
+    closing_cancels: bool  # does closing the stream of a request cancel the request?
+    resumes: bool  # can a broken stream be resumed?
+    mirrors_params: bool  # do HTTP headers repeat annotated arguments?
+    keeps_stream: bool  # does the server have a stream for messages that belong to no request?
+    greets_again: bool  # may the first request be repeated at any time, with a new answer?
 
     def pinned(self, version: str) -> ClientEra | None:
-        """This era, with one version only; None when it is not one of its own."""
+        """Return this era with one version only; None if it does not have that version."""
         ...
 
     def greeting(self, info: Implementation, capabilities: ClientCapabilities) -> tuple[str, dict[str, Any]]:
-        """The request by which one finds out whether a server speaks this era, not yet stamped."""
+        """Return the first request, which shows if a server speaks this era; it is not stamped yet."""
         ...
 
     def read_welcome(self, result: bytes) -> ServerHello:
-        """The answer to it. InvalidAnswer when it is none."""
+        """Read the answer to the first request. Raises InvalidAnswer if it cannot be read."""
         ...
 
-    def agreed(self, welcome: ServerHello, headers: Mapping[str, str]) -> ClientEra | None:
-        """The era to go on with; None when there is no common version."""
+    def agreed(self, hello: ServerHello, headers: Mapping[str, str]) -> ClientEra | None:
+        """Return the era to continue with; None if there is no common version."""
         ...
 
     def judge(self, code: int | None, data: Any) -> RefusalVerdict:
-        """What a refusal of the greeting means: its JSON-RPC code, None where there was none, and its data."""
+        """Return what a refusal of the first request means; `code` is None if it was no JSON-RPC error."""
         ...
 
     def is_over(self, status: int, code: int | None, data: Any) -> bool:
-        """Whether an HTTP refusal of a later request means that what was agreed on is not so any more."""
+        """Return True if an HTTP refusal of a later request means that the agreement has ended."""
         ...
 
     def is_missing(self, code: int, data: Any) -> bool:
-        """Whether an error means that there is no such resource."""
+        """Return True if an error means that there is no such resource."""
         ...
 
     def pages(self, code: int | None, data: Any) -> list[Any] | None:
-        """The pages that the user has to visit before the request is served; None where an error says no such thing."""
+        """Return the pages that the user must visit before the request is served; None for any other error."""
         ...
 
     def stamp(
@@ -234,38 +234,40 @@ class ClientEra(Protocol):
         capabilities: ClientCapabilities,
         log_level: LogLevel | None = None,
     ) -> Mapping[str, Any]:
-        """The params of a request, with what it says about itself."""
+        """Return the params of a request, with the facts that introduce the client."""
         ...
 
     def headers(self, method: str | None = None, params: Mapping[str, Any] = NO_PARAMS) -> dict[str, str]:
-        """The HTTP headers of a request or notification; of what is neither, without a method."""
+        """Return the HTTP headers of a request or notification; without a method, those of GET and responses."""
         ...
 
     def farewell(self) -> dict[str, str] | None:
-        """The headers with which a session is ended; None when there is none to end."""
+        """Return the headers of the request that ends the session; None if there is no session."""
         ...
 
     def log_request(self, level: LogLevel) -> tuple[str, dict[str, Any]] | None:
-        """The request that sets the log level; None where every request says it."""
+        """Return the request that sets the log level; None if every request carries it."""
         ...
 
-    def listen(self, wish: SubscriptionFilter) -> ListenPlan:
-        """How such changes are heard."""
+    def listen(self, changes: SubscriptionFilter) -> ListenPlan:
+        """Return the requests that subscribe to changes."""
         ...
 
 
-def choose(eras: Sequence[ServerEra], frame: Frame, headers: Headers | None, peer: Peer | None = None) -> ServerEra:
-    """The era of a message: the first that speaks it, else the last, whose refusal names what is served."""
-    for era in eras:
-        if era.speaks(frame, headers, peer):
-            return era
-    return eras[-1]
+def choose(
+    eras: Sequence[ServerEra], frame: Frame, headers: Headers | None, offer: Offer | None = None
+) -> tuple[ServerEra, Envelope | None]:
+    """Return the era of a message: the first that speaks it, else the last, whose refusal names what is served.
 
-
-def recognise(eras: Sequence[ServerEra], frame: Frame, offer: Offer) -> tuple[ServerEra, Envelope | None]:
-    """The era of a request without headers; and the request, where telling the era meant to open it already."""
+    HTTP passes the headers. Pipes have none and pass the offer: a request that an era recognises is then opened at
+    once, so that it is read only once, and its envelope is returned as well.
+    """
+    if offer is not None:
+        for era in eras:
+            envelope = era.recognise(frame, offer)
+            if envelope is not None:
+                return era, envelope
     for era in eras:
-        envelope = era.recognise(frame, offer)
-        if envelope is not None:
-            return era, envelope
-    return choose(eras, frame, None), None
+        if era.speaks(frame, headers):
+            return era, None
+    return eras[-1], None

@@ -1,12 +1,12 @@
-"""The session era: revisions 2024-11-05, 2025-03-26, 2025-06-18 and 2025-11-25.
+"""Answer a server's questions about the session era: revisions 2024-11-05, 2025-03-26, 2025-06-18 and 2025-11-25.
 
 A client introduces itself once. Its `initialize` names a version and its capabilities; the answer names the version
-both will speak, and from then on neither is said again: what a request may do follows from what its session remembers.
-The server may ask while it serves (sampling, elicitation, roots): it sends a request of its own and waits.
+that both will speak. Later requests repeat neither: their session remembers both. While it serves a call, the server
+may send requests to the client (sampling, elicitation, roots) and wait for the answer.
 
-The four revisions differ in what their messages have (`session_fields`), hardly in how they run; what differs there is
-a fact of the `Revision`. Unlike the stateless era, a refusal is a JSON-RPC error in an HTTP response that succeeded:
-status 400 is for what was not a request at all.
+The four revisions differ mostly in the fields of their messages (`session_fields`); the few other differences are
+fields of `Revision`. Unlike in the stateless era, a JSON-RPC error has HTTP status 200; status 400 is for a body that
+is no request.
 """
 
 from __future__ import annotations
@@ -49,26 +49,26 @@ REVISIONS: Mapping[str, Revision] = {
     for revision in (SESSION_2025_11_25, SESSION_2025_06_18, SESSION_2025_03_26, SESSION_2024_11_05)
 }
 NEWEST = SESSION_2025_11_25
-ASSUMED = SESSION_2025_03_26  # where nothing says which (L11-28): the last revision without a version header
+ASSUMED = SESSION_2025_03_26  # revision of a request without a version header: the last one that has no such header
 
-DEFAULT_LEVEL: LogLevel = "info"  # of log messages, until the client has said which it wants
+DEFAULT_LEVEL: LogLevel = "info"  # level of log messages until the client sets one
 
 _VERSION_HEADER = b"mcp-protocol-version"
-_ALWAYS = frozenset({HANDSHAKE, "ping"})  # answered also before the handshake is over (L11-05)
+_ALWAYS = frozenset({HANDSHAKE, "ping"})  # methods that are served before the handshake, too
 _NOT_A_REQUEST = frozenset({-32700, -32600})
-_NO_RESOURCE = -32002  # L11-35
+_NO_RESOURCE = -32002
 _NO_CAPABILITIES = ClientCapabilities()
 
 
 class AlreadyInitialized(InvalidRequest):
-    """A handshake in a session that has had one (L11-01)."""
+    """A second handshake in one session."""
 
     def __init__(self) -> None:
         super().__init__("Invalid request: this session has been initialized already.")
 
 
 class HeaderPeer:
-    """A peer whose handshake is not remembered: all that is known is what the request's headers say."""
+    """A client of a server without sessions: only the headers of its request are known."""
 
     client_info: Implementation | None = None
     log_level: LogLevel | None = None
@@ -81,26 +81,26 @@ class HeaderPeer:
 
 
 class SessionServer:
-    """The server's side of the era."""
+    """The session era for a server."""
 
     name = "session"
     is_stateless = False
     remembers = True
     asks_by_rounds = False
-    mirrors_params = False  # L11-53
+    mirrors_params = False
     methods = NEWEST.methods
     versions: Sequence[str] = tuple(REVISIONS)
 
-    def speaks(self, frame: Frame, headers: Headers | None, peer: Peer | None) -> bool:
-        """Whatever is not marked as of the other era is of this one."""
+    def speaks(self, frame: Frame, headers: Headers | None) -> bool:
+        """Return True: every message that the stateless era does not claim is of this era."""
         return True
 
     def recognise(self, frame: Frame, offer: Offer) -> Envelope | None:
-        """Requests of this era have no mark."""
+        """Return None: no mark shows that a request is of this era."""
         return None
 
     def open(self, frame: Frame, headers: Headers | None, offer: Offer, peer: Peer | None) -> Envelope:
-        """Check one request against what its session remembers."""
+        """Read one request and check it against the facts of its session."""
         name = frame.method
         assert isinstance(name, str)
         if headers is not None:
@@ -127,7 +127,7 @@ class SessionServer:
         )
 
     def check_version(self, headers: Headers) -> None:
-        """A version header, where there is one, names a revision of this era (L11-29)."""
+        """Raise InvalidRequest for a version header that names no revision of this era."""
         stated = headers.get(_VERSION_HEADER)
         if stated is not None and stated not in REVISIONS:
             raise InvalidRequest(
@@ -135,15 +135,15 @@ class SessionServer:
             )
 
     def takes_batches(self, peer: Peer) -> bool:
-        """Whether messages of this peer may come in arrays (L03-01)."""
+        """Return True if this client may send several messages in one array."""
         return peer.handshake_done and REVISIONS.get(peer.protocol_version, ASSUMED).batches
 
     def may_close_early(self, peer: Peer) -> bool:
-        """Whether a stream to this peer may end before the answer, to be asked for again (L11-15, L06-02)."""
+        """Return True if the server may close a stream before the answer, for this client to resume it later."""
         return REVISIONS.get(peer.protocol_version, ASSUMED).polling
 
     def seal(self, result: Result, offer: Offer, revision: Revision) -> Result:
-        """Only what the revision has (COMPAT-23). A result type of an extension stays: its client declared it."""
+        """Return a result without fields that came later. The result type of an extension stays."""
         kind = result.result_type
         fitting = fit(result, revision)
         if kind is not None and kind not in CORE_TYPES:
@@ -151,23 +151,23 @@ class SessionServer:
         return fitting
 
     def notice(self, params: NotificationParams, revision: Revision) -> NotificationParams:
-        """Only what the revision has."""
+        """Return the params of a notification without fields that came later."""
         return fit(params, revision)
 
     def question(self, method: str, params: Any, revision: Revision) -> Any:
-        """Only what the revision has."""
+        """Return the params of a request to the client without fields that came later."""
         return fit_question(method, params, revision)
 
     def may_log(self, level: LogLevel, minimum: LogLevel | None) -> bool:
-        """From the level on that the session asked for (L11-33)."""
+        """Return True from the level on that the session asked for."""
         return log_level_reached(level, minimum or DEFAULT_LEVEL)
 
     def tells_model(self, error: ProtocolError) -> bool:
-        """What a client did not declare has no code here, and hosts end their run at an error: the model can go on."""
+        """Return True for a missing capability: this era has no code for it, and a result lets the model continue."""
         return isinstance(error, MissingCapability)
 
     def refuse(self, error: ProtocolError, *, opened: bool) -> WireError:
-        """Codes that later revisions gave a meaning are not used here."""
+        """Return the error with a code of this era: later codes are replaced."""
         code = error.code
         if isinstance(error, ResourceNotFound):
             code = _NO_RESOURCE
@@ -179,7 +179,7 @@ class SessionServer:
         return WireError(code, error.message, error.data, status)
 
     def _open_first(self, frame: Frame, offer: Offer, peer: Peer | None) -> Envelope:
-        """What may come before the handshake is done: the handshake, and a ping."""
+        """Read a request before the handshake is done: the handshake itself, or a ping."""
         name = frame.method
         assert isinstance(name, str)
         if name == HANDSHAKE:
@@ -194,7 +194,7 @@ class SessionServer:
         params = _decode(method, frame)
         if not isinstance(params, InitializeParams):
             return Envelope(ASSUMED, method, params, _NO_CAPABILITIES)
-        # COMPAT-22, L11-02: the version asked for if it is of this era, else the newest that is.
+        # The version asked for if it is of this era, else the newest of this era.
         revision = REVISIONS.get(params.protocol_version, NEWEST)
         return Envelope(revision, method, params, fit_capabilities(params.capabilities, revision), params.client_info)
 

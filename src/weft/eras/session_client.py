@@ -1,13 +1,11 @@
-"""The session era, from the client's side: revisions 2024-11-05 to 2025-11-25.
+"""Answer a client's questions about the session era: revisions 2024-11-05 to 2025-11-25.
 
-A handshake comes first: `initialize` with the newest version this client may speak, the server's choice, and
-`notifications/initialized` (L11-01, L11-04). What was agreed on holds until the connection ends; over HTTP the server
-may name a session, which then goes along with everything (L11-22), and is gone when a request is answered 404
-(L11-25).
+A handshake comes first: `initialize` with the newest version that this client may speak, the server's choice, and
+`notifications/initialized`. The agreement holds until the connection ends. Over HTTP the server may name a session,
+whose id is then sent with everything; a request that is answered with 404 shows that the session is gone.
 
-A disconnect means nothing here: a request goes on, and its stream can be taken up again by `Last-Event-ID` (L11-17). So
-only `notifications/cancelled` cancels (L11-13). The server may send requests of its own, on the stream of a request or
-on the standing one.
+A disconnect does not cancel a request: its stream can be resumed with `Last-Event-ID`. Only `notifications/cancelled`
+cancels. The server may send requests to the client, on the stream of a request or on the standalone one.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from weft.types.lifecycle import ClientCapabilities, ServerCapabilities
 
 _REVISIONS = (SESSION_2025_11_25, SESSION_2025_06_18, SESSION_2025_03_26, SESSION_2024_11_05)
 _VERSIONS = tuple(revision.version for revision in _REVISIONS)
-# In the others no header names the version (L03-04).
+# The revisions in which a header names the version.
 _WITH_HEADER = frozenset({SESSION_2025_11_25.version, SESSION_2025_06_18.version})
 _SESSION_HEADER = "Mcp-Session-Id"
 _PAGES_REQUIRED = -32042
@@ -41,7 +39,7 @@ class _InitializeResult(msgspec.Struct, rename="camel"):
 
 
 class SessionClient:
-    """The client's side of the era; after the handshake with its version and its session."""
+    """The session era for a client; after the handshake, with its version and its session."""
 
     name = "session"
     methods = SESSION_2025_11_25.methods
@@ -60,21 +58,21 @@ class SessionClient:
         self.version = versions[0]
         self._session = session
         self._headers: dict[str, str] = {}
-        if is_agreed and self.version in _WITH_HEADER:  # L11-27: from now on, not on the handshake itself
+        if is_agreed and self.version in _WITH_HEADER:  # the handshake itself has no such header
             self._headers["MCP-Protocol-Version"] = self.version
         if session is not None:
             self._headers[_SESSION_HEADER] = session
 
     def pinned(self, version: str) -> SessionClient | None:
-        """This era with one version."""
+        """Return this era with one version."""
         return SessionClient((version,)) if version in self.versions else None
 
     def greeting(self, info: Implementation, capabilities: ClientCapabilities) -> tuple[str, dict[str, Any]]:
-        """The handshake (L11-01)."""
+        """Return the `initialize` request."""
         return "initialize", {"protocolVersion": self.version, "capabilities": capabilities, "clientInfo": info}
 
     def read_welcome(self, result: bytes) -> ServerHello:
-        """Read the server's part of it."""
+        """Read the answer to `initialize`."""
         try:
             found = msgspec.json.decode(result, type=_InitializeResult)
         except msgspec.DecodeError as error:
@@ -85,30 +83,30 @@ class SessionClient:
             info = None
         return ServerHello([found.protocol_version], found.capabilities, info, found.instructions)
 
-    def agreed(self, welcome: ServerHello, headers: Mapping[str, str]) -> SessionClient | None:
-        """Take the server's choice, unless it is none of ours (L11-03); and the session, if it names one."""
-        version = welcome.versions[0]
+    def agreed(self, hello: ServerHello, headers: Mapping[str, str]) -> SessionClient | None:
+        """Return the era with the server's choice of version, and its session; None if it is none of ours."""
+        version = hello.versions[0]
         if version not in self.versions:
             return None
         session = headers.get(_SESSION_HEADER)
         if session is not None and not (session.isascii() and session.isprintable() and " " not in session):
-            raise InvalidAnswer("The server's session id has characters that none may have (L11-21).")
+            raise InvalidAnswer("The server's session id has characters that are not allowed in one.")
         return SessionClient((version,), is_agreed=True, session=session)
 
     def judge(self, code: int | None, data: Any) -> RefusalVerdict:
-        """A server that cannot do it may name the versions that it can (COMPAT-03)."""
+        """Return the versions that the error names; no code is this era's alone."""
         return RefusalVerdict(is_ours=False, supported=named_versions(data))
 
     def is_over(self, status: int, code: int | None, data: Any) -> bool:
-        """The session is gone, and with it all that was agreed on (L11-25)."""
+        """Return True if the session is gone, and the agreement with it."""
         return status == 404 and self._session is not None
 
     def is_missing(self, code: int, data: Any) -> bool:
-        """This era has a code of its own for it (L11-35); some servers use that of wrong params."""
+        """Return True for this era's own code, and for that of wrong params, which some servers use."""
         return code in (-32002, -32602)
 
     def pages(self, code: int | None, data: Any) -> list[Any] | None:
-        """There is an error that lists them (L11-41)."""
+        """Return the pages that the error -32042 lists."""
         if code != _PAGES_REQUIRED or not isinstance(data, dict):
             return None
         listed = cast("dict[str, Any]", data).get("elicitations")
@@ -123,24 +121,24 @@ class SessionClient:
         capabilities: ClientCapabilities,
         log_level: LogLevel | None = None,
     ) -> Mapping[str, Any]:
-        """Nothing is added to a request: the handshake has said it all."""
+        """Return the params unchanged: the handshake has introduced the client."""
         return params
 
     def headers(self, method: str | None = None, params: Mapping[str, Any] = NO_PARAMS) -> dict[str, str]:
-        """The version and the session go along with everything (L11-22, L11-27)."""
+        """Return the version and the session, which are sent with everything."""
         return dict(self._headers)
 
     def farewell(self) -> dict[str, str] | None:
-        """A session is ended by whom it was made for (L11-26)."""
+        """Return the headers that end the session; None without a session."""
         return None if self._session is None else dict(self._headers)
 
     def log_request(self, level: LogLevel) -> tuple[str, dict[str, Any]] | None:
-        """The level is set for the session (L11-33)."""
+        """Return the request that sets the level for the session."""
         return "logging/setLevel", {"level": level}
 
-    def listen(self, wish: SubscriptionFilter) -> ListenPlan:
-        """Lists tell of their changes unasked (L11-36); resources are subscribed to one by one (L11-34)."""
-        uris = wish.resource_subscriptions or []
+    def listen(self, changes: SubscriptionFilter) -> ListenPlan:
+        """Return a request for each resource; changes of lists are sent without a subscription."""
+        uris = changes.resource_subscriptions or []
         return ListenPlan(
             begin=[("resources/subscribe", {"uri": uri}) for uri in uris],
             end=[("resources/unsubscribe", {"uri": uri}) for uri in uris],

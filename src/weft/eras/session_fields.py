@@ -1,24 +1,22 @@
-"""What a revision of the session era does not have is not sent to it (COMPAT-23).
+"""Fit messages to a revision of the session era: leave out or replace what it does not have.
 
 Weft has one set of types for all revisions. Two tables here say how the older ones differ: `_SINCE` names the first
-revision that has a field; before it, the field is left out. `_STAND_INS` names what takes the place of a whole object
-that a revision cannot say as it is, so that nothing a handler returned is lost:
+revision that has a field; before it, the field is left out. `_STAND_INS` names what replaces a whole object that a
+revision does not have, so that nothing a handler returned is lost:
 
     resource_link    before 2025-06-18: a text block with its name and URI
     audio            in 2024-11-05: an embedded resource with the same data and MIME type. An embedded resource is the
                      one block of that revision that holds any data, so a client that knows the MIME type can play it
-    structured       before 2025-06-18, and later where it is no object (L11-50): left out; it is in the text beside it,
-    content          and where a handler put nothing beside it, it becomes that text
-    output schema    where its root is no object (L11-50): left out, for what it describes is left out too
+    structured       before 2025-06-18, and later if it is no object: left out; the text content has it too, and if a
+    content          handler returned no content, it becomes text content
+    output schema    if its root is no object: left out, since the structured content is left out too
 
-Both are compiled into one plan for each type and revision, when it is first met. A type that has nothing to lose in a
-revision, itself or in its parts, has no plan: it is not walked. What is handed in is never changed, for lists are
-cached and shared; where nothing has to change, the same object comes back.
+Both tables are compiled into one plan for each type and revision, when it is first needed. A type that is the same in a
+revision, with all its parts, has no plan and is not walked. Messages are never changed in place, since lists are cached
+and shared; if nothing has to change, the same object is returned.
 
-Questions to the client are fitted likewise. What a revision cannot ask at all is refused with the same error as what
-the client did not declare, so a handler has one thing to catch.
-
-Pure: no I/O, no state but the plans.
+Requests to the client are fitted in the same way. A request that a revision does not have raises the same error as one
+that the client has no capability for, so a handler has one error to catch.
 """
 
 from __future__ import annotations
@@ -73,7 +71,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 _MARCH = SESSION_2025_03_26.version
 _JUNE = SESSION_2025_06_18.version
 _NOVEMBER = SESSION_2025_11_25.version
-_LATER = STATELESS_2026_07_28.version  # no revision of this era has it
+_LATER = STATELESS_2026_07_28.version  # for fields that no revision of this era has
 
 _CACHEABLE = (
     DiscoverResult,
@@ -85,14 +83,14 @@ _CACHEABLE = (
 )
 
 _SINCE: Mapping[type[msgspec.Struct], Mapping[str, str]] = {
-    Result: {"result_type": _LATER},  # L11-52; of every kind of result
+    Result: {"result_type": _LATER},  # of every kind of result
     **{kind: {"ttl_ms": _LATER, "cache_scope": _LATER} for kind in _CACHEABLE},  # extensions may have such fields, too
-    EmptyResult: {"meta": _LATER},  # allowed, but strict parsers of `{}` exist (L11-52)
+    EmptyResult: {"meta": _LATER},  # allowed, but some clients accept only `{}`
     Implementation: {"title": _JUNE, "description": _NOVEMBER, "website_url": _NOVEMBER, "icons": _NOVEMBER},
-    # Not `extensions`: SEP-2133 has them in the handshake, and capabilities are open objects in every revision.
+    # Not `extensions`: they are part of the handshake, and capabilities are open objects in every revision.
     ServerCapabilities: {"completions": _MARCH},
     ClientCapabilities: {"elicitation": _JUNE},
-    ElicitationCapability: {"form": _NOVEMBER, "url": _NOVEMBER},  # before, `{}` says: by form (L06-04)
+    ElicitationCapability: {"form": _NOVEMBER, "url": _NOVEMBER},  # before, `{}` means forms
     SamplingCapability: {"context": _NOVEMBER, "tools": _NOVEMBER},
     Tool: {"annotations": _MARCH, "title": _JUNE, "output_schema": _JUNE, "meta": _JUNE, "icons": _NOVEMBER},
     Prompt: {"title": _JUNE, "meta": _JUNE, "icons": _NOVEMBER},
@@ -112,7 +110,7 @@ _SINCE: Mapping[type[msgspec.Struct], Mapping[str, str]] = {
 
 
 def fit(message: S, revision: Revision) -> S:
-    """A result, or the params of a notification, as a peer of this revision of the session era gets it.
+    """Return a result, or the params of a notification, as this revision of the session era has it.
 
     >>> fit(EmptyResult(result_type="complete"), SESSION_2025_11_25)
     EmptyResult(result_type=None, meta=None)
@@ -122,12 +120,12 @@ def fit(message: S, revision: Revision) -> S:
 
 
 def fit_capabilities(client: ClientCapabilities, revision: Revision) -> ClientCapabilities:
-    """What a client declared, as far as the revision agreed on has it: nothing else may be used (L11-06)."""
+    """Return the capabilities of a client that the revision has: no others may be used."""
     return fit(client, revision)
 
 
 def fit_question(method: str, params: dict[str, Any] | None, revision: Revision) -> dict[str, Any] | None:
-    """The params of a request to the client as the revision has them; `MissingCapability` where it cannot ask that.
+    """Return the params of a request to the client. Raises `MissingCapability` if the revision has no such request.
 
     >>> form = {"message": "Which seat?", "mode": "form", "requestedSchema": {"type": "object", "properties": {}}}
     >>> fit_question("elicitation/create", form, SESSION_2025_06_18)
@@ -142,7 +140,7 @@ def fit_question(method: str, params: dict[str, Any] | None, revision: Revision)
     return params
 
 
-# --- what takes the place of what a revision cannot say
+# --- replacements for objects that a revision does not have
 
 
 def _link_as_text(link: ResourceLink) -> TextContent:
@@ -150,7 +148,7 @@ def _link_as_text(link: ResourceLink) -> TextContent:
 
 
 def _audio_as_resource(audio: AudioContent) -> EmbeddedResource:
-    # A resource needs a URI. This one is the same for the same sound, and leads nowhere: there is nothing to read.
+    # A resource needs a URI. This one is the same for the same sound, and cannot be read.
     name = uuid.uuid5(uuid.NAMESPACE_URL, f"data:{audio.mime_type};base64,{audio.data}")
     return EmbeddedResource(ResourceContents(name.urn, audio.mime_type, blob=audio.data), audio.annotations)
 
@@ -174,7 +172,7 @@ def _structure_if_object(result: _Structured) -> _Structured:
 
 
 def _object_schemas(tool: Tool) -> Tool:
-    """L11-50; and the schemas of properties are objects too, so `true` is said as `{}`."""
+    """Return the tool with schemas that are objects: also those of properties, so `true` becomes `{}`."""
     changes: dict[str, Any] = {}
     if tool.output_schema is not None and tool.output_schema.get("type") != "object":
         changes["output_schema"] = None
@@ -189,7 +187,7 @@ def _object_schemas(tool: Tool) -> Tool:
 
 _SPELLED: Mapping[bool, dict[str, Any]] = {True: {}, False: {"not": {}}}
 
-# The revision that has no need of it any more, and what is done before; the first that applies.
+# The first revision that needs no replacement, and the replacement before it; the first that applies is used.
 _STAND_INS: Mapping[type[msgspec.Struct], tuple[tuple[str, Callable[[Any], Any]], ...]] = {
     ResourceLink: ((_JUNE, _link_as_text),),
     AudioContent: ((_MARCH, _audio_as_resource),),
@@ -203,11 +201,11 @@ _STAND_INS: Mapping[type[msgspec.Struct], tuple[tuple[str, Callable[[Any], Any]]
 
 
 class _Plan(msgspec.Struct, frozen=True):
-    """What has to be looked at in objects of one type."""
+    """The changes to objects of one type."""
 
     stand_in: Callable[[Any], Any] | None
-    absent: tuple[tuple[str, Any], ...]  # fields that the revision does not have, and what says that one is not there
-    nested: tuple[str, ...]  # fields in which something may have to change
+    absent: tuple[tuple[str, Any], ...]  # fields that the revision does not have, with the value that leaves them out
+    nested: tuple[str, ...]  # fields whose values may have to change
 
 
 class _Fitting:
@@ -242,7 +240,7 @@ class _Fitting:
         return values if all(map(_is, fitted, values)) else fitted
 
     def _make_plan(self, kind: type[Any], within: frozenset[type[Any]]) -> _Plan | None:
-        """None where nothing of the kind can have to change. `within` are the types it is a part of."""
+        """Return the plan of a type, None if nothing can change. `within` are the types that contain it."""
         if not issubclass(kind, msgspec.Struct):
             return None
         since = {name: first for base in reversed(kind.__mro__) for name, first in _SINCE.get(base, {}).items()}
@@ -294,7 +292,7 @@ def _elicitation(params: dict[str, Any], version: str) -> dict[str, Any]:
         raise _cannot_ask("The user cannot be asked", _JUNE, version, {"elicitation": {}})
     if version >= _NOVEMBER:
         if is_url and "elicitationId" not in params:
-            raise ValueError("A question by URL needs an `elicitationId` in this revision; give it one (L11-39).")
+            raise ValueError("A question by URL needs an `elicitationId` in this revision; give it one.")
         return params
     if is_url:
         raise _cannot_ask("The user cannot be sent to a page", _NOVEMBER, version, {"elicitation": {"url": {}}})
@@ -305,7 +303,7 @@ def _elicitation(params: dict[str, Any], version: str) -> dict[str, Any]:
 
 
 def _plain_field(name: str, field: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """A field without what came later: titled options, several at once, defaults but of booleans (L06-04)."""
+    """Return a field without what came later: titled options, lists of options, defaults other than booleans."""
     if field["type"] == "array":
         raise _cannot_ask(
             f"Several options at once (field {name!r} of a form) cannot be asked for",
@@ -336,7 +334,7 @@ def _sampling(params: dict[str, Any], version: str) -> dict[str, Any]:
 
 
 def _single_blocks(message: SamplingMessage, version: str) -> Iterator[SamplingMessage]:
-    """A message for each block, in order: in these revisions a message is one block (L06-05)."""
+    """Yield a message for each block: in these revisions a message has one block."""
     for block in message.content if isinstance(message.content, list) else [message.content]:
         if isinstance(block, AudioContent) and version < _MARCH:
             raise _cannot_ask("The model cannot be sent audio", _MARCH, version, {"sampling": {}})

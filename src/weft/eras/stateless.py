@@ -1,14 +1,13 @@
-"""The stateless era: revision 2026-07-28.
+"""Answer a server's questions about the stateless era: revision 2026-07-28.
 
 There is no handshake and no session. Every request carries its version and the client's capabilities in
 `params._meta`, and may carry the client's name and the log level it wants. Nothing is inferred from an earlier request,
-not even from one on the same pipe (STATE-01). Over HTTP, headers repeat parts of the body so that a proxy can route
-without reading it; they must agree with the body, for what a proxy let through is what must run (HDR-09).
+not even from one on the same pipe. Over HTTP, headers repeat parts of the body so that a proxy can route without
+reading it; they must agree with the body, so that the server runs the request that the proxy accepted.
 
-Three different refusals guard one family of headers, and their order is fixed (ledger 0.2): a missing version header is
--32020; then a missing `_meta` is -32602; then a header that differs from the body is -32020, also when the body's
-version is not served; only then is a version that is not served -32022. After that come the method's header, the method
-itself, and the name's header.
+The order of the checks is fixed: a missing version header is -32020; then a missing `_meta` is -32602; then a header
+that differs from the body is -32020, also when the body's version is not served; only then is a version that is not
+served -32022. After that come the method's header, the method itself, and the name's header.
 """
 
 from __future__ import annotations
@@ -38,18 +37,18 @@ REVISIONS: Mapping[str, Revision] = {STATELESS_2026_07_28.version: STATELESS_202
 NEWEST = STATELESS_2026_07_28
 OLDEST = min(REVISIONS)
 
-_OWN = frozenset(version.encode() for version in REVISIONS)  # as a header has them
+_VERSIONS = frozenset(version.encode() for version in REVISIONS)  # as headers spell them
 
-_HANDSHAKE = "initialize"  # what a client of the session era says first
+_HANDSHAKE = "initialize"  # first request of a client of the session era
 _VERSION_HEADER = b"mcp-protocol-version"
 _METHOD_HEADER = b"mcp-method"
 _NAME_HEADER = b"mcp-name"
-_SESSION_HEADER = b"mcp-session-id"  # not of this era
-_NOTIFICATIONS = frozenset({"notifications/cancelled"})  # that a client may send
-_MARK = b"io.modelcontextprotocol"  # in every request of this era, and hardly ever in another's
+_SESSION_HEADER = b"mcp-session-id"  # a header of the session era
+_NOTIFICATIONS = frozenset({"notifications/cancelled"})  # notifications that a client may send
+_MARK = b"io.modelcontextprotocol"  # part of every request of this era, and rarely of another's
 
-# The codes of this revision, and the HTTP status each demands wherever it arises. The rest is 400 while the request is
-# being read and 200 once a handler has it (C5).
+# The codes of this revision that have a fixed HTTP status. The status of others is 400 while the request is being read,
+# and 200 once a handler has it.
 _STATUS = {-32700: 400, -32600: 400, -32601: 404, -32020: 400, -32021: 400, -32022: 400}
 _CODES = frozenset({-32700, -32600, -32601, -32602, -32603, -32020, -32021, -32022})
 
@@ -57,7 +56,7 @@ _envelope_only = Method("", RequestParams)
 
 
 class StatelessServer:
-    """The server's side of the era."""
+    """The stateless era for a server."""
 
     name = "stateless"
     is_stateless = True
@@ -67,27 +66,27 @@ class StatelessServer:
     methods = NEWEST.methods
     versions: Sequence[str] = tuple(REVISIONS)
 
-    def speaks(self, frame: Frame, headers: Headers | None, peer: Peer | None) -> bool:
-        """A request is of this era when it carries this era's `_meta`, or its version header does (ledger 0.2, 3)."""
+    def speaks(self, frame: Frame, headers: Headers | None) -> bool:
+        """Return True if `_meta` or the version header names this era."""
         stated: str | None = None
         if headers is not None:
-            if headers.known.get(_VERSION_HEADER) in _OWN:  # nearly always
+            if headers.known.get(_VERSION_HEADER) in _VERSIONS:  # the usual case
                 return True
             stated = headers.get(_VERSION_HEADER)
             if stated is not None and stated >= OLDEST and stated.isascii() and stated[0].isdigit():
                 return True
-            if frame.method in _NOTIFICATIONS and frame.id is UNSET and stated is None:  # C2: with or without headers
+            if frame.method in _NOTIFICATIONS and frame.id is UNSET and stated is None:
                 return _SESSION_HEADER not in headers.known
         if not _may_be_marked(frame):  # most of the other era's end here
             return False
         marks = _read_marks(frame)
         if marks is None:
             return False
-        # Where no header says otherwise, either of its keys is enough: that the other is missing is then what to say.
+        # Without a version header, one of the two keys is enough: the error then names the other, which is missing.
         return marks.version is not None or (stated is None and marks.capabilities is not None)
 
     def recognise(self, frame: Frame, offer: Offer) -> Envelope | None:
-        """A request that can be opened has all the marks of this era."""
+        """Open a request; None if it cannot be opened, since it may then be of the session era."""
         if not _may_be_marked(frame):
             return None
         try:
@@ -96,7 +95,7 @@ class StatelessServer:
             return None
 
     def open(self, frame: Frame, headers: Headers | None, offer: Offer, peer: Peer | None = None) -> Envelope:
-        """Check one request, in the order of the ledger (0.2, steps 4 to 10)."""
+        """Read and check one request, in the order that the module's docstring gives."""
         name = frame.method
         assert isinstance(name, str)
         method = offer.methods[self.name].get(name)
@@ -129,32 +128,32 @@ class StatelessServer:
         )
 
     def seal(self, result: Result, offer: Offer, revision: Revision) -> Result:
-        """Every result says what it is and who made it (JRPC-07, META-07)."""
+        """Add the result type and the server's metadata to a result."""
         if result.result_type is None:
             result.result_type = "complete"
         result.meta = offer.result_meta if result.meta is None else {**offer.result_meta, **result.meta}
         return result
 
     def notice(self, params: NotificationParams, revision: Revision) -> NotificationParams:
-        """Notifications are written as the newest revision has them."""
+        """Return the params unchanged: notifications are written as the newest revision has them."""
         return params
 
     def question(self, method: str, params: Any, revision: Revision) -> Any:
-        """As the newest revision has them: a page has no id, for nobody is told when its visitor is done (ELI-08)."""
+        """Return the params without `elicitationId`, which this revision does not have."""
         if params is None or "elicitationId" not in params:
             return params
         return {name: value for name, value in params.items() if name != "elicitationId"}
 
     def may_log(self, level: LogLevel, minimum: LogLevel | None) -> bool:
-        """Only what the request itself asked for (LOG-02, LOG-03)."""
+        """Return True only for levels that the request itself asked for."""
         return minimum is not None and log_level_reached(level, minimum)
 
     def tells_model(self, error: ProtocolError) -> bool:
-        """Never: what a client did not declare has a code, also where a tool needs it (META-06)."""
+        """Return False: a missing capability has a code in this era."""
         return False
 
     def refuse(self, error: ProtocolError, *, opened: bool) -> WireError:
-        """Codes the protocol reserves are used with their meaning or not at all (JRPC-14…19)."""
+        """Return the error with its HTTP status. Reserved codes without a meaning become -32603."""
         if -32768 <= error.code <= -32000 and error.code not in _CODES:
             error = InternalError("Internal error")
         status = _STATUS.get(error.code, 200 if opened else 400)
@@ -162,7 +161,7 @@ class StatelessServer:
 
     def _check_version(self, version: str, headers: Headers | None, offer: Offer) -> Revision:
         if headers is not None and headers.known.get(_VERSION_HEADER) != version.encode():
-            stated = headers.get(_VERSION_HEADER)  # without blanks around it
+            stated = headers.get(_VERSION_HEADER)  # without surrounding blanks
             if stated is None:
                 raise HeaderMismatch("The MCP-Protocol-Version header is missing.")
             if stated != version:
@@ -173,10 +172,10 @@ class StatelessServer:
         return revision
 
     def _explain(self, frame: Frame, headers: Headers | None, offer: Offer, error: Exception | None) -> NoReturn:
-        """Refuse a request that could not be read, with the first fault in the ledger's order.
+        """Raise the error for a request that could not be read: its first fault in the order of the checks.
 
-        The version is read by itself, whatever else is wrong: a request of another revision may well have a `_meta` of
-        another shape, and what it needs to be told is the version.
+        The version is read separately: a request of another revision may have a `_meta` of another shape, and the
+        error must then be about the version.
         """
         stated = headers.get(_VERSION_HEADER) if headers is not None else None
         marks = _read_marks(frame)
@@ -221,7 +220,7 @@ def _may_be_marked(frame: Frame) -> bool:
 
 
 def _read_marks(frame: Frame) -> _Marks | None:
-    """What marks a request as of this era; None when its `_meta` is no object, or is not there."""
+    """Return the keys that mark a request as of this era; None if its `_meta` is missing or no object."""
     if frame.params is UNSET:
         return None
     try:
@@ -231,16 +230,16 @@ def _read_marks(frame: Frame) -> _Marks | None:
 
 
 def _is_of_session_era(frame: Frame, stated: str | None) -> bool:
-    """Whether a request whose `_meta` names no version is another era's (ledger 0.2, 3), to be told what is served.
+    """Return True if a request whose `_meta` names no version is of the session era.
 
-    The version header decides: one that names this era's first revision or a later one makes the request modern, and
-    then the `_meta` is what is missing. Without the header only a handshake is known for what it is (COMPAT-03).
+    The version header decides: if it names this era's first revision or a later one, the fault is the missing `_meta`.
+    Without the header, only a handshake is known to be of the session era.
     """
     return frame.method == _HANDSHAKE if stated is None else stated < OLDEST
 
 
 def _required_version(marks: _Marks | None) -> str:
-    """The version that a request names, once all that `_meta` must have is there (ledger 0.2, 5)."""
+    """Return the version that a request names. Raises InvalidParams if `_meta` lacks a required key."""
     if marks is None:
         raise InvalidParams("Invalid params: `params._meta` must be an object that names the protocol version.")
     for key, value in ((PROTOCOL_VERSION_KEY, marks.version), (CLIENT_CAPABILITIES_KEY, marks.capabilities)):

@@ -1,13 +1,12 @@
-"""The stateless era, from the client's side: revision 2026-07-28.
+"""Answer a client's questions about the stateless era: revision 2026-07-28.
 
-Every request introduces itself: its `_meta` names the version, the client and what the client can do, and over HTTP
-headers repeat parts of it. So there is nothing to agree on before the first request. `server/discover` is sent first
-all the same, because it tells what the server is, and because only a server of this era knows it: how it is refused
-says which era the server speaks (ledger 0.5). Three codes belong to this era alone; any error that names the versions
-it supports is understood too, whatever its code, for earlier drafts used others (A1).
+Every request introduces itself: its `_meta` names the version, the client and its capabilities, and over HTTP headers
+repeat parts of it. So there is nothing to agree on before the first request. The client still sends `server/discover`
+first: the answer describes the server, and a refusal shows which era the server speaks. Three codes belong to this era
+alone; an error with any code that names the supported versions is understood too, since drafts used other codes.
 
-Closing the stream of a request cancels it (HTTP-24). A stream that broke is not taken up again: the request is lost,
-and made anew under another id (HTTP-22, HTTP-23).
+Closing the stream of a request cancels it. A broken stream is not resumed: the request is lost, and is sent again
+under another id.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ from weft.types.lifecycle import (
 )
 
 _VERSIONS = (STATELESS_2026_07_28.version,)
-_OWN_CODES = frozenset({-32020, -32021, -32022})  # no other era has these (COMPAT-12)
-# Which param Mcp-Name repeats (HDR-07); the last three are of the tasks extension.
+_OWN_CODES = frozenset({-32020, -32021, -32022})  # codes that no other era has
+# The param that Mcp-Name repeats, by method; the last three methods are those of the tasks extension.
 _NAMED_BY = {
     method.name: method.mirrored for method in METHODS.values() if method.mirrored is not None
 } | dict.fromkeys(("tasks/get", "tasks/update", "tasks/cancel"), "taskId")
 
 
 def named_versions(data: Any) -> list[str] | None:
-    """The versions that the data of an error names as supported; None when it does not.
+    """Return the versions that the data of an error names as supported; None if it names none.
 
     >>> named_versions({"supported": ["2026-07-28"], "requested": "1"})
     ['2026-07-28']
@@ -57,7 +56,7 @@ def named_versions(data: Any) -> list[str] | None:
 
 
 class StatelessClient:
-    """The client's side of the era."""
+    """The stateless era for a client."""
 
     name = "stateless"
     methods = STATELESS_2026_07_28.methods
@@ -74,15 +73,15 @@ class StatelessClient:
         self.version = versions[0]
 
     def pinned(self, version: str) -> StatelessClient | None:
-        """This era with one version."""
+        """Return this era with one version."""
         return StatelessClient((version,)) if version in self.versions else None
 
     def greeting(self, info: Implementation, capabilities: ClientCapabilities) -> tuple[str, dict[str, Any]]:
-        """Ask what the server is (COMPAT-05)."""
+        """Return the `server/discover` request."""
         return "server/discover", {}
 
     def read_welcome(self, result: bytes) -> ServerHello:
-        """Read what it says. The name is in `_meta`, and in the servers of a draft beside it (A5)."""
+        """Read the answer to `server/discover`. The server's name is in `_meta`, or, by a draft, beside it."""
         try:
             found = msgspec.json.decode(result, type=DiscoverResult)
             named = (found.meta or {}).get(SERVER_INFO_KEY) or msgspec.json.decode(result, type=_Named).server_info
@@ -91,31 +90,31 @@ class StatelessClient:
         try:
             info = None if named is None else msgspec.convert(named, Implementation)
         except msgspec.ValidationError:
-            info = None  # it steers nothing (DISC-04), so it spoils nothing
+            info = None  # nothing depends on it
         return ServerHello(found.supported_versions, found.capabilities, info, found.instructions)
 
-    def agreed(self, welcome: ServerHello, headers: Mapping[str, str]) -> StatelessClient | None:
-        """Speak the newest version that both have (COMPAT-06)."""
-        common = [version for version in self.versions if version in welcome.versions]
+    def agreed(self, hello: ServerHello, headers: Mapping[str, str]) -> StatelessClient | None:
+        """Return the era with the newest version that both have; None if there is none."""
+        common = [version for version in self.versions if version in hello.versions]
         return StatelessClient(common) if common else None
 
     def judge(self, code: int | None, data: Any) -> RefusalVerdict:
-        """Only what this era alone has shows that it is spoken; all else means another (COMPAT-07, -09, -12, -13)."""
+        """Return that the server speaks this era if the code is this era's alone, and the versions it names."""
         return RefusalVerdict(code in _OWN_CODES, named_versions(data))
 
     def is_over(self, status: int, code: int | None, data: Any) -> bool:
-        """A server that no longer speaks this version says so, or does not even know the error to say it with."""
+        """Return True if the server does not speak this version any more, or does not even know the error for that."""
         supported = named_versions(data)
         if supported is not None:
             return self.version not in supported
         return code is None and status in (400, 404, 405)
 
     def is_missing(self, code: int, data: Any) -> bool:
-        """Params of a read are wrong only where its URI is; the code of the other era is understood too (RES-08)."""
+        """Return True for wrong params, of which a read has only its URI, and for the code of the session era."""
         return code in (-32602, -32002)
 
     def pages(self, code: int | None, data: Any) -> list[Any] | None:
-        """This era asks by rounds."""
+        """Return None: this era asks by rounds."""
         return None
 
     def stamp(
@@ -127,9 +126,9 @@ class StatelessClient:
         capabilities: ClientCapabilities,
         log_level: LogLevel | None = None,
     ) -> dict[str, Any]:
-        """Give a request its envelope (META-01)."""
+        """Return the params with the version, the client and its capabilities in `_meta`."""
         if capabilities.roots is not None and capabilities.roots.list_changed is not None:
-            capabilities = msgspec.structs.replace(capabilities, roots=RootsCapability())  # ROOT-01
+            capabilities = msgspec.structs.replace(capabilities, roots=RootsCapability())  # not in this era
         meta: dict[str, Any] = {
             PROTOCOL_VERSION_KEY: self.version,
             CLIENT_INFO_KEY: info,
@@ -142,7 +141,7 @@ class StatelessClient:
         return {**params, "_meta": meta}
 
     def headers(self, method: str | None = None, params: Mapping[str, Any] = NO_PARAMS) -> dict[str, str]:
-        """Headers repeat what the body says (HDR-01, HDR-06, HDR-07), that of a notification as well (C2)."""
+        """Return the headers that repeat the body, of requests and notifications."""
         headers = {"MCP-Protocol-Version": self.version}
         if method is not None:
             headers["Mcp-Method"] = method
@@ -152,16 +151,16 @@ class StatelessClient:
         return headers
 
     def farewell(self) -> dict[str, str] | None:
-        """There is no session to end."""
+        """Return None: there is no session to end."""
         return None
 
     def log_request(self, level: LogLevel) -> tuple[str, dict[str, Any]] | None:
-        """Every request says its own (LOG-02)."""
+        """Return None: every request carries its log level."""
         return None
 
-    def listen(self, wish: SubscriptionFilter) -> ListenPlan:
-        """By one request that stays open (SUB-01)."""
-        return ListenPlan(stream=("subscriptions/listen", {"notifications": wish}))
+    def listen(self, changes: SubscriptionFilter) -> ListenPlan:
+        """Return one request that stays open."""
+        return ListenPlan(stream=("subscriptions/listen", {"notifications": changes}))
 
 
 class _Named(msgspec.Struct, rename="camel"):

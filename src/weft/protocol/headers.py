@@ -1,9 +1,7 @@
-"""The HTTP headers that mirror a request: reading them, the base64 sentinel, `x-mcp-header` maps, checks.
+"""Read HTTP headers, encode values in them, and compare those that repeat a request with its body.
 
-Owns how a header list becomes facts (`read`), how a value travels in a header (`encode_value`,
-`decode_value`), which tool arguments are mirrored (`find_mirrors`) and whether header and body agree
-(`check_mirrors`, `check_name`). It does no I/O, knows no revision, and no status except those of headers
-that cannot be read at all.
+`read` turns a header list into `Headers`; `encode_value` and `decode_value` write and read values, in base64 if needed;
+`find_mirrors` finds the tool arguments that headers repeat; `check_mirrors` and `check_name` compare header and body.
 """
 
 from __future__ import annotations
@@ -23,12 +21,12 @@ from weft.errors import HeaderMismatch, InvalidRequest, WeftError
 _UNIQUE = frozenset({b"authorization", b"content-length", b"content-type", b"host", b"origin"})  # and all of mcp-*
 _LISTS = frozenset({b"accept", b"content-encoding", b"tracestate"})
 _SECRET = frozenset({b"authorization", b"cookie", b"proxy-authorization"})
-_MIRRORING = re.compile(rb"mcp-(?:protocol-version|method|name)\Z|mcp-param-")  # what repeats a part of the body
+_MIRRORING = re.compile(rb"mcp-(?:protocol-version|method|name)\Z|mcp-param-")  # headers that repeat parts of the body
 _OWS = b" \t"  # RFC 9110 optional whitespace
 
 
 class HeaderFault(WeftError):
-    """The header section cannot be accepted at all; `status` is the HTTP status that says so, `code` JSON-RPC's."""
+    """The header section cannot be accepted; `status` is the HTTP status of the refusal, `code` that of JSON-RPC."""
 
     def __init__(self, message: str, *, status: int, code: int = InvalidRequest.code) -> None:
         super().__init__(message)
@@ -40,7 +38,7 @@ class HeaderFault(WeftError):
 class Headers:
     """The headers of one request.
 
-    `known` holds the fields by lower-case name, each with its value as it arrived; `raw` is the list itself.
+    `known` has the fields by lower-case name, each with its value as it arrived; `raw` is the list itself.
     """
 
     __slots__ = ("known", "raw")
@@ -50,7 +48,7 @@ class Headers:
         self.raw = raw
 
     def get(self, name: bytes) -> str | None:
-        """The value of a field without surrounding blanks (HDR-12), or None.
+        """Return the value of a field without surrounding blanks, or None.
 
         >>> read([(b"mcp-method", b" tools/list ")]).get(b"mcp-method")
         'tools/list'
@@ -59,10 +57,9 @@ class Headers:
         return None if value is None else value.strip(_OWS).decode("latin-1")
 
     def mapping(self) -> Mapping[str, str]:
-        """All fields as a read-only mapping, repeated ones joined, without credentials.
+        """Return all fields as a read-only mapping, repeated ones joined, without credentials.
 
-        Authorization and cookies are left out so that a secret does not reach a handler, and then a log,
-        by accident.
+        Authorization and cookies are left out so that no secret reaches a handler, and then a log, by accident.
         """
         fields: dict[str, str] = {}
         for name, value in self.raw:
@@ -74,9 +71,9 @@ class Headers:
 
 
 def read(raw: Iterable[tuple[bytes, bytes]], *, max_fields: int = 128, max_bytes: int = 65536) -> Headers:
-    """Read an ASGI header list, whose names are in lower case (HDR-11).
+    """Read an ASGI header list, whose names are in lower case.
 
-    HeaderFault when it is too large, or repeats what must be unique.
+    Raises HeaderFault if it is too large, or repeats a field that must be unique.
 
     >>> read([(b"host", b"localhost"), (b"mcp-param-region", b"eu")]).known[b"mcp-param-region"]
     b'eu'
@@ -86,7 +83,7 @@ def read(raw: Iterable[tuple[bytes, bytes]], *, max_fields: int = 128, max_bytes
         raise HeaderFault(f"The request has more than {max_fields} header fields; send fewer.", status=431)
     known = dict(fields)
     if len(known) == len(fields):
-        size = len(b"".join(known)) + len(b"".join(known.values()))  # quicker than to add up their lengths
+        size = len(b"".join(known)) + len(b"".join(known.values()))  # faster than adding up the lengths
     else:
         size = sum(len(name) + len(value) for name, value in fields)
         known = _joined(fields)
@@ -96,7 +93,7 @@ def read(raw: Iterable[tuple[bytes, bytes]], *, max_fields: int = 128, max_bytes
 
 
 def _joined(fields: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """The fields where some name is there twice: joined if that is allowed, refused if it must be unique (R14)."""
+    """Return the fields of a list that repeats a name: joined if that is allowed, refused if it must be unique."""
     known: dict[bytes, bytes] = {}
     for name, value in fields:
         if name not in known:
@@ -109,9 +106,9 @@ def _joined(fields: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
 
 
 def _repeated(name: bytes) -> HeaderFault:
-    # Two parties that read different copies would decide on different requests (R14).
+    # Two parties that read different copies would decide about different requests.
     shown = "".join(char if char.isprintable() else "?" for char in name[:100].decode("ascii", "replace"))
-    code = HeaderMismatch.code if _MIRRORING.match(name) else InvalidRequest.code  # HDR-10
+    code = HeaderMismatch.code if _MIRRORING.match(name) else InvalidRequest.code
     return HeaderFault(f"The header {shown!r} appears more than once; send it exactly once.", status=400, code=code)
 
 
@@ -124,12 +121,12 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,39})(?:\.[0-9]{1,40})?(?:[eE][+-]?[0-
 
 
 def encode_value(text: str) -> str:
-    """Put text into a header value: as it is when that is safe, else in the base64 sentinel (HDR-27, HDR-28).
+    """Return text as a header value: as it is if that is safe, else in the base64 form.
 
     >>> encode_value("us-west1"), encode_value(" padded ")
     ('us-west1', '=?base64?IHBhZGRlZCA=?=')
     """
-    # A tab is legal inside a value, yet encoded: some peers refuse it plain (C8).
+    # A tab is legal inside a value, but some peers refuse it, so it is encoded.
     plain = text.isascii() and text.isprintable() and text[:1] != " " and text[-1:] != " "
     if plain and not (text.startswith(_PREFIX) and text.endswith(_SUFFIX)):
         return text
@@ -137,7 +134,7 @@ def encode_value(text: str) -> str:
 
 
 def decode_value(value: str) -> str:
-    """Read a header value, in the base64 sentinel or plain; ValueError when malformed (HDR-29, HDR-31).
+    """Read a header value, plain or in the base64 form. Raises ValueError if it is malformed.
 
     >>> decode_value("=?base64?SGVsbG8=?="), decode_value("=?BASE64?SGVsbG8=?=")
     ('Hello', '=?BASE64?SGVsbG8=?=')
@@ -154,13 +151,13 @@ def decode_value(value: str) -> str:
 
 
 def render(value: object) -> str:
-    """The text that stands for a string, integer or boolean in a header, not yet encoded (HDR-26, HDR-20).
+    """Return the text for a string, integer or boolean in a header, not yet encoded.
 
     >>> render(42), render(True), render("eu")
     ('42', 'true', 'eu')
     """
-    # An argument of a type that the schema does not allow is rendered as JSON: header and body then agree,
-    # and the tool's own validation gets to say what is wrong with it.
+    # An argument of a type that the schema does not allow is rendered as JSON: header and body then agree, and the
+    # tool's own validation reports what is wrong with it.
     if isinstance(value, str):
         return value
     if isinstance(value, float) and value.is_integer():
@@ -171,9 +168,9 @@ def render(value: object) -> str:
 
 
 def matches(header: str, value: object) -> bool:
-    """Whether a header value says the same as an argument; numbers compare as numbers (HDR-30, HDR-36).
+    """Return True if a header value equals an argument; numbers are compared as numbers.
 
-    ValueError when the header is malformed or the argument cannot be mirrored.
+    Raises ValueError if the header is malformed or the argument cannot be put into a header.
 
     >>> matches("42.0", 42), matches("TRUE", True)
     (True, False)
@@ -212,10 +209,10 @@ class Mirror(msgspec.Struct, frozen=True):
 
 
 def find_mirrors(schema: Mapping[str, Any]) -> tuple[Mirror, ...]:
-    """The arguments that an inputSchema annotates with `x-mcp-header`; ValueError when one may not be so.
+    """Return the arguments that an inputSchema annotates with `x-mcp-header`. Raises ValueError for a wrong annotation.
 
-    The type must be stated on the property itself, as one of the primitive types: neither a list of types, nor an
-    `anyOf`, nor one behind a `$ref` counts, since clients leave out a tool that has them.
+    The property itself must have one primitive type as its `type`, not a list of types, an `anyOf` or a `$ref`: clients
+    ignore tools that have these.
 
     >>> find_mirrors({"properties": {"region": {"type": "string", "x-mcp-header": "Region"}}})[0].field
     b'mcp-param-region'
@@ -223,21 +220,21 @@ def find_mirrors(schema: Mapping[str, Any]) -> tuple[Mirror, ...]:
     found: dict[bytes, Mirror] = {}
     for node, place, path in _annotated(schema):
         where = f"The {_ANNOTATION} at {place!r}"
-        if not path:  # HDR-21
+        if not path:
             raise ValueError(
                 f"{where} is not on a property that is reached from the root through 'properties' alone; "
                 "annotate a parameter itself, or a property of a nested object written in place."
             )
         name = node[_ANNOTATION]
-        if not isinstance(name, str) or not _TOKEN.fullmatch(name):  # HDR-15, HDR-16, HDR-17
+        if not isinstance(name, str) or not _TOKEN.fullmatch(name):
             raise ValueError(f"{where} must be a non-empty HTTP token, such as 'Region'; it is {str(name)[:100]!r}.")
-        if node.get("type") not in _MIRRORED_TYPES:  # HDR-19
+        if node.get("type") not in _MIRRORED_TYPES:
             raise ValueError(
                 f"{where} is on a property whose type is not integer, string or boolean; give it one of "
                 "these as its 'type', alone (an optional argument is left out, not null), or remove the annotation."
             )
         mirror = Mirror(f"Mcp-Param-{name}", b"mcp-param-" + name.lower().encode("ascii"), path)
-        if mirror.field in found:  # HDR-18
+        if mirror.field in found:
             other = ".".join(found[mirror.field].path)
             raise ValueError(f"{where} repeats the header name {name!r} of {other!r} (case is ignored); rename one.")
         found[mirror.field] = mirror
@@ -245,7 +242,7 @@ def find_mirrors(schema: Mapping[str, Any]) -> tuple[Mirror, ...]:
 
 
 def _annotated(schema: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str, tuple[str, ...] | None]]:
-    """Every annotated subschema, its place and, if reached by `properties` alone, its property path."""
+    """Yield every annotated subschema, its place and, if reached by `properties` alone, its property path."""
     pending: list[tuple[object, str, tuple[str, ...] | None]] = [(schema, "#", ())]
     while pending:  # a loop, not recursion: a foreign schema may be deep
         node, place, path = pending.pop()
@@ -276,7 +273,7 @@ def _is_array(value: object) -> TypeGuard[Sequence[Any]]:
 
 
 def _value_at(arguments: Mapping[str, Any], path: tuple[str, ...]) -> object:
-    """The value at exactly this path; None when nothing, or null, is there (HDR-22)."""
+    """Return the value at exactly this path; None if it is null or missing."""
     value: object = arguments
     for name in path:
         if not _is_object(value):
@@ -286,14 +283,14 @@ def _value_at(arguments: Mapping[str, Any], path: tuple[str, ...]) -> object:
 
 
 def check_mirrors(mirrors: Iterable[Mirror], headers: Headers, arguments: Mapping[str, Any]) -> None:
-    """Compare each mirrored argument with its header; HeaderMismatch when they differ (HDR-32 … HDR-35)."""
+    """Compare each mirrored argument with its header. Raises HeaderMismatch if they differ."""
     for mirror in mirrors:
         value = _value_at(arguments, mirror.path)
         header = headers.get(mirror.field)
         if value is None and header is None:
             continue
         argument = ".".join(mirror.path)
-        if value is None:  # C7
+        if value is None:
             raise HeaderMismatch(
                 f"Header mismatch: {mirror.header} was sent, but the body has no argument {argument!r}; "
                 "omit the header, or send the argument."
@@ -313,10 +310,10 @@ def check_mirrors(mirrors: Iterable[Mirror], headers: Headers, arguments: Mappin
 
 
 def check_name(header: str | None, expected: str) -> None:
-    """Compare `Mcp-Name` with the name or URI in the body; HeaderMismatch unless they are the same."""
+    """Compare `Mcp-Name` with the name or URI in the body. Raises HeaderMismatch unless they are the same."""
     if header is None:
         raise HeaderMismatch("Header mismatch: Mcp-Name is missing; repeat the name or URI of the body in it.")
-    # The quick way is for plain values only: a sentinel stands for something other than itself (HDR-28).
+    # The fast path is for plain values only: a value in the base64 form stands for another one.
     if header == expected and header.isascii() and header.isprintable() and header[:2] != "=?":
         return
     try:
@@ -330,9 +327,9 @@ def check_name(header: str | None, expected: str) -> None:
 
 
 def mirror_values(mirrors: Iterable[Mirror], arguments: Mapping[str, Any]) -> dict[str, str]:
-    """The headers to send with a call: each mirrored argument, encoded; null or absent gives none (HDR-34).
+    """Return the headers to send with a call: each mirrored argument, encoded, unless it is null or missing.
 
-    An empty string yields an empty header, which is not the same as none (HDR-42).
+    An empty string yields an empty header, which is not the same as none.
 
     >>> mirror_values(find_mirrors({"properties": {"n": {"type": "integer", "x-mcp-header": "N"}}}), {"n": 7})
     {'Mcp-Param-N': '7'}

@@ -1,11 +1,10 @@
-"""The journal of a call that is run again from the top: the answers it got, and the results it must not make twice.
+"""Record the answers and once-results of a call whose handler runs again in each round.
 
-A handler asks; the call ends with the questions and this journal, sealed; the retry runs the handler again, on any
-worker, and finds here what was answered before. A question is found by its key *and* its digest: a changed question is
-asked again, never answered by an old answer.
+A handler asks; the call ends with the questions and this journal, sealed. The retry runs the handler again from the
+top, on any worker, and finds the earlier answers here. A question is found by its key *and* its digest: a changed
+question is asked again, never answered by an old answer.
 
-Owns the record and the names in it. It asks nobody, runs nothing, and does not know how it is sealed. It is not
-compressed, for a client chooses part of what is in it and sees the length, which would then tell it about the rest.
+A journal is not compressed: a client chooses part of its content and sees its length, which would then reveal the rest.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-_MAX_RESPONSES = 64  # D13
+_MAX_RESPONSES = 64
 _DIGEST_BYTES = 16
 _NOTHING = Raw(b"null")
 
 
 def digest(method: str, params: Any) -> str:
-    """What tells one question from another: the same for the same method and params, in whatever order of keys.
+    """Return a digest of a question: the same for the same method and params, in any order of keys.
 
     >>> digest("elicitation/create", {"a": 1, "b": 2}) == digest("elicitation/create", {"b": 2, "a": 1})
     True
@@ -35,14 +34,14 @@ def digest(method: str, params: Any) -> str:
 
 
 class RecordedAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """What the client answered, and the digest of the question that it was asked."""
+    """An answer of the client, and the digest of its question."""
 
     question: str
     value: Raw
 
 
 class _Record(msgspec.Struct, frozen=True, array_like=True):
-    """A journal as bytes. The state is a list of none or one, for JSON's null is a state as well."""
+    """The wire format of a journal. The state is a list of none or one, since JSON's null is a state too."""
 
     answers: dict[str, RecordedAnswer]
     once: dict[str, Raw]
@@ -75,20 +74,20 @@ class Journal:
     ) -> None:
         self.answers = answers
         self.once = once  # results of `ctx.once`, by key
-        self.pending = pending  # what the last round asked: key to digest of the question
-        self.state = state  # the user's own, of the explicit form; None when there is none
+        self.pending = pending  # questions of the last round: digest by key
+        self.state = state  # state of the explicit form (`InputRequired`), or None
         self.by_hand: set[str] = set()  # keys of questions of the explicit form, which a run does not ask again
-        self.id = ""  # tells one logical call from all others, once it has a second round
-        self.before: dict[str, str] = {}  # what the last round asked and was not answered
+        self.id = ""  # id of the logical call, from its second round on
+        self.before: dict[str, str] = {}  # questions of the last round without an answer
 
     @classmethod
     def empty(cls) -> Journal:
-        """The journal of a call that comes for the first time."""
+        """Return the journal of a new call."""
         return cls({}, {}, {}, None)
 
     @classmethod
     def decode(cls, data: bytes) -> Journal:
-        """The journal that `encode` wrote; ValueError when these bytes are none."""
+        """Return the journal that `encode` wrote. Raises ValueError for other bytes."""
         try:
             record = _read(data)
         except (msgspec.DecodeError, RecursionError):
@@ -101,22 +100,24 @@ class Journal:
         return journal
 
     def encode(self) -> bytes:
-        """The journal as bytes."""
+        """Return the journal as bytes."""
         return self._encode(self.answers)
 
     def encode_own(self) -> bytes:
-        """The same without what the client answered: what this side has put into it."""
+        """Return the journal as bytes, without the client's answers."""
         return self._encode({key: RecordedAnswer(answer.question, _NOTHING) for key, answer in self.answers.items()})
 
     def _encode(self, answers: dict[str, RecordedAnswer]) -> bytes:
         fields = (answers, self.once, self.pending, [] if self.state is None else [self.state], self.id)
-        return _write((*fields, sorted(self.by_hand)) if self.by_hand else fields)  # a `_Record`, none of it in vain
+        return _write(
+            (*fields, sorted(self.by_hand)) if self.by_hand else fields
+        )  # a `_Record`, without an empty last field
 
     def accept(self, responses: Mapping[str, Raw], *, limit: int = _MAX_RESPONSES) -> None:
-        """Record the answers to what the last round asked; nothing is pending afterwards.
+        """Record the answers to the questions of the last round; nothing is pending afterwards.
 
-        Answers to what was not asked are ignored (MRTR-25); what was not answered is for the run to ask again
-        (MRTR-26). ValueError when there are more than `limit` responses.
+        Answers without a question are ignored; a question without an answer is asked again by the run. Raises
+        ValueError for more than `limit` responses.
         """
         if len(responses) > limit:
             raise ValueError(
@@ -130,12 +131,12 @@ class Journal:
         self.pending = {}
 
     def answer(self, key: str, question: str) -> Raw | None:
-        """The recorded answer to this very question, by its digest; None when it has to be asked."""
+        """Return the recorded answer to the question with this key and digest; None if it must be asked."""
         recorded = self.answers.get(key)
         return recorded.value if recorded is not None and recorded.question == question else None
 
     def unasked(self, asked: Mapping[str, str]) -> list[str]:
-        """The keys of questions of earlier rounds that were not asked in this run, and should have been.
+        """Return the keys of questions of earlier rounds that this run should have asked, and did not.
 
         `asked` are digests by key. Questions of the explicit form are asked once by design.
         """
@@ -144,10 +145,10 @@ class Journal:
 
 
 class Keys:
-    """Names the questions of one run, so that the next run gives the same ones the same names.
+    """Keys of the questions of one run; the next run gives the same questions the same keys.
 
-    An explicit key is used as it is; without one the name is made of the question, not of its place, so that questions
-    asked concurrently may come in any order. What comes again gets a number.
+    An explicit key is used as it is. Other keys are made from the question, not from its position, so that concurrent
+    questions may come in any order. A repeated key gets a number.
 
     >>> keys = Keys()
     >>> keys.name("seat", "d1"), keys.name("seat", "d2"), keys.name(None, "0123456789abcdef"), keys.name(None, "d4")
@@ -161,7 +162,7 @@ class Keys:
         self._uses: Counter[str] = Counter()
 
     def name(self, explicit: str | None, question_digest: str) -> str:
-        """The key of the next question; no key is given twice in a run (MRTR-05)."""
+        """Return the key of the next question; no key is used twice in a run."""
         base = explicit if explicit is not None else f"ask-{question_digest[:10]}"
         while True:
             self._uses[base] += 1

@@ -1,8 +1,4 @@
-"""The grammars of names: tools, `_meta` keys, extensions, URIs; and the nearest name to a mistyped one.
-
-Owns what a well-formed name is, as checks that raise ValueError with the remedy. It knows no registry and no
-particular name.
-"""
+"""Check the syntax of names (tools, `_meta` keys, extensions, URIs), and find the name closest to a mistyped one."""
 
 from __future__ import annotations
 
@@ -20,12 +16,12 @@ _NOT_URI = re.compile(r"[^A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=%]|%(?![0-9A-Fa-f]{2
 _IP_LITERAL = re.compile(r"\[[0-9A-Za-z:.\-_~!$&'()*+,;=]+\]")
 _MAX_CANDIDATES = 1000
 _MAX_COMPARED = 30
-_MAX_WORK = 20_000  # characters of the name times those of all names it is compared with
+_MAX_WORK = 20_000  # characters of the name, times those of all names it is compared with
 _MAX_NAME = 128
 
 
 def check_tool_name(name: str) -> None:
-    """ValueError unless this is a tool name (TOOL-07).
+    """Raise ValueError unless this is a tool name.
 
     >>> check_tool_name("get weather")
     Traceback (most recent call last):
@@ -45,7 +41,7 @@ def check_tool_name(name: str) -> None:
 
 
 def check_meta_key(key: str) -> None:
-    """ValueError unless this is a `_meta` key: an optional prefix of labels, and a name (META-11, META-13).
+    """Raise ValueError unless this is a `_meta` key: an optional prefix of labels, and a name.
 
     >>> check_meta_key("com.example/trace-id")
     """
@@ -63,7 +59,7 @@ def check_meta_key(key: str) -> None:
 
 
 def is_reserved_meta_key(key: str) -> bool:
-    """Whether the key's prefix is reserved for MCP: its second label says so (META-14).
+    """Return True if the second label of the key's prefix reserves it for MCP.
 
     >>> is_reserved_meta_key("dev.mcp/x"), is_reserved_meta_key("com.example.mcp/x")
     (True, False)
@@ -73,7 +69,7 @@ def is_reserved_meta_key(key: str) -> bool:
 
 
 def check_extension_id(id: str) -> None:
-    """ValueError unless this is an extension identifier: a `_meta` key that has a prefix (VER-05).
+    """Raise ValueError unless this is an extension identifier: a `_meta` key with a prefix.
 
     >>> check_extension_id("com.example/search")
     """
@@ -86,7 +82,7 @@ def check_extension_id(id: str) -> None:
 
 
 def check_uri(uri: str, max_bytes: int = 8192) -> None:
-    """ValueError unless this is a URI with a scheme, as RFC 3986 writes it (RES-11, RES-12).
+    """Raise ValueError unless this is a URI with a scheme, as RFC 3986 defines it.
 
     >>> check_uri("notes/1")
     Traceback (most recent call last):
@@ -111,7 +107,7 @@ def check_uri(uri: str, max_bytes: int = 8192) -> None:
 
 
 def _check_delimiters(shown: str, rest: str) -> None:
-    """The two characters that are legal in one place only: `#` before the fragment, `[]` around an IP address."""
+    """Raise ValueError for `#` that does not start the fragment, and `[]` that are not around an IP address."""
     if rest.count("#") > 1:
         raise ValueError(f"The URI {shown} has more than one '#'; percent-encode those inside the fragment as %23.")
     path = rest
@@ -125,10 +121,10 @@ def _check_delimiters(shown: str, rest: str) -> None:
 
 
 def closest(name: str, candidates: Iterable[str]) -> str | None:
-    """The candidate that was probably meant, or None.
+    """Return the candidate that was probably meant, or None.
 
-    Looks at no more than 1,000 candidates and at no name over 128 characters, and compares the name in full with no
-    more than 30 of them, fewer if they are long: the question comes from a peer.
+    The name may come from a peer, so the work is bounded: at most 1,000 candidates of at most 128 characters are looked
+    at, and at most 30 of them, fewer if they are long, are compared in full.
 
     >>> closest("serach", ["search", "fetch"])
     'search'
@@ -146,20 +142,19 @@ def closest(name: str, candidates: Iterable[str]) -> str | None:
 
 
 def _is_as_long(name: str, candidate: str) -> bool:
-    """Whether two names are close enough in length to be 60 % alike, as `difflib` counts."""
+    """Return True if two names are close enough in length to be 60 % alike, as `difflib` counts."""
     both = len(name) + len(candidate)
     return len(candidate) <= _MAX_NAME and 2 * min(len(name), len(candidate)) >= 0.6 * both
 
 
 def _shared_ends(name: str, candidate: str) -> int:
-    """How many characters two names have in common at their beginnings and ends: cheap, and mistakes are short."""
+    """Return how many characters two names have in common at their beginnings and ends."""
     return _shared_beginning(name, candidate) + _shared_beginning(name[::-1], candidate[::-1])
 
 
 def _shared_beginning(one: str, other: str) -> int:
-    """Halve the interval in which it ends: a name has a hundred characters, and there are a thousand names."""
     least, most = 0, min(len(one), len(other))
-    while least < most:
+    while least < most:  # by halves, since up to 1,000 names of 128 characters are compared
         middle = (least + most + 1) // 2
         if one.startswith(other[least:middle], least):
             least = middle

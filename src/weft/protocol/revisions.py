@@ -1,12 +1,13 @@
-"""The revisions of the protocol as values, and the methods each has.
+"""List the revisions of the protocol as values, and the methods of each.
 
-A `Revision` is what two peers agree on; a `Method` is how one request is read. Neither decides anything: which
-revision a request speaks, and what follows from that, is the era's business (`weft.eras`).
+Two peers agree on a `Revision`; a `Method` says how its requests are read. What follows from a revision is decided in
+`weft.eras`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -23,35 +24,30 @@ class Revision(msgspec.Struct, frozen=True):
     """A protocol version as a value."""
 
     version: str
-    methods: frozenset[str]  # requests a client may send, extensions aside
-    batches: bool = False  # messages may come in arrays (L03-01)
-    polling: bool = False  # the server may end a stream early and be asked for the rest (L11-15)
+    methods: frozenset[str]  # requests that a client may send, without extensions
+    batches: bool = False  # messages may come in arrays
+    polling: bool = False  # the server may close a stream early, and the client resumes it
 
     def __str__(self) -> str:
         return self.version
 
 
+@dataclass(frozen=True, eq=False)
 class Method:
-    """How the requests of one method are read.
+    """One method: the type of its params, and when it is offered.
 
-    `mirrored` names the param that `Mcp-Name` repeats (HDR-07); `capability` the server capability that has to be
-    declared for the method to be offered (DISC-06); None where every server offers it.
+    `mirrored` names the param that `Mcp-Name` repeats. `capability` names the server capability that has to be declared
+    for the method to be offered; None if every server offers it.
     """
 
-    def __init__(
-        self, name: str, params: type[RequestParams], *, mirrored: str | None = None, capability: str | None = None
-    ) -> None:
-        self.name = name
-        self.params = params
-        self.mirrored = mirrored
-        self.capability = capability
-
-    def __repr__(self) -> str:
-        return f"Method({self.name!r})"
+    name: str
+    params: type[RequestParams]
+    mirrored: str | None = None
+    capability: str | None = None
 
     @cached_property
     def decode(self) -> Any:
-        """Bytes to params."""
+        """Return the decoder from bytes to params."""
         return msgspec.json.Decoder(self.params).decode
 
 

@@ -1,7 +1,6 @@
-"""The rules of a talk with a model that may use tools, as both sides hold them.
+"""Check the messages of a conversation with a model that may use tools; both sides use these rules.
 
-Each function says what is wrong, in words that name what to do instead; who is told, and by what error, is for the
-side that asks.
+Each function returns a sentence about the first fault, or None; the caller chooses the error.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ _BLOCKS = get_args(SamplingContent)
 
 
 def fault_of_messages(messages: Sequence[SamplingMessage]) -> str | None:
-    """Every use of a tool is answered by the very next message, and results stand alone (SAM-05, SAM-06, L11-38)."""
+    """Return the fault of a conversation: each tool use needs its result in the next message, with nothing else."""
     open_uses: set[str] = set()
     for message in messages:
-        if message.role not in ROLES:  # a struct takes whatever it is given (SAM-07)
+        if message.role not in ROLES:  # a struct does not check its arguments
             return "a message has the role `user` or `assistant`."
         blocks = message.content if isinstance(message.content, list) else [message.content]
         if not all(isinstance(block, _BLOCKS) for block in blocks):
@@ -44,7 +43,7 @@ def fault_of_messages(messages: Sequence[SamplingMessage]) -> str | None:
 
 
 def fault_of_answer(asked: CreateMessageParams, answer: CreateMessageResult) -> str | None:
-    """An answer is the model's: it uses the tools it was given, none where it must not, with no results (SAM-12)."""
+    """Return the fault of an answer: it is the assistant's, uses only offered tools, and has no tool results."""
     if answer.role != "assistant":
         return "an answer has the role `assistant`."
     is_forbidden = asked.tool_choice is not None and asked.tool_choice.mode == "none"

@@ -1,20 +1,22 @@
-"""JSON Schemas that others wrote: checks, reference policy, bounds, and validation against them.
+"""Compile JSON Schemas that others wrote, and check values against them.
 
 Supported dialects: 2020-12 (the default when `$schema` is absent, and the one to use), 2019-09, draft-07, draft-06 and
 draft-04. Nothing is ever fetched: a `$ref` must lead to something within the schema itself.
 
-The engine cannot be interrupted, so its work is bounded beforehand (default D14: 250 ms): size and depth of a schema
-are limited, its regular expressions run on a linear engine (R7), and what comes of each part of the schema that meets
-a part of the value is counted, with a limit, before the engine is started: references that lead back to themselves may
-otherwise multiply without end, and many options with many values.
+The engine cannot be interrupted, so its work is bounded beforehand, to some 250 ms: size and depth of a schema are
+limited, its regular expressions run in linear time, and how much work each value inside of an instance can be is found
+from the schema. That, times the size of the instance, has a limit: references that lead back to themselves could
+otherwise multiply without end, and so could many options with many values.
 
-Owns foreign schemas only; those that Weft makes from signatures need no check. No I/O.
+Schemas that Weft makes from signatures need none of this.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 from urllib.parse import unquote
 
@@ -31,51 +33,49 @@ DIALECTS: Mapping[str, str] = {
     "http://json-schema.org/draft-06/schema": "draft-06",
     "http://json-schema.org/draft-04/schema": "draft-04",
 }
-"""The supported values of `$schema`, with or without a final `#`, and what they are called (JSCH-04)."""
+"""The supported values of `$schema`, with or without a final `#`, and their short names."""
 
 _TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
+_TYPE_WORDS: Sequence[tuple[Any, str]] = (
+    (bool, "a boolean"), (str, "a string"), (int, "an integer"), (float, "a number"), (Mapping, "an object"),
+    ((list, tuple), "an array"),
+)  # fmt: skip
+_CONTAINERS: Any = (dict, list, tuple)
 _SHOWN = 60
 _MAX_BYTES = 262_144
 _MAX_DEPTH = 64
 _REGEX_BYTES = 1 << 20
 
-# Work is counted in steps: a step is one part of the schema that meets one part of the value.
-_MAX_WORK = 50_000
-_MAX_LISTED_WORK = 5_000
-_LOOKS_PER_STEP = 20  # a look is what takes a fraction of a microsecond: at a name, an option, a part without others
-_LOOKS_PER_PATTERN = 4  # for each name that it is held against
-_LOOKS_PER_FLOAT = 40  # among the options: the engine compares those digit by digit
-_WORDS_PER_LOOK = 10  # text among other options
-_CHARACTERS_PER_LOOK = 1000
-_MOST_FLAT = 20  # parts without others inside that are counted in looks
-_IN_PLACE = ("allOf", "anyOf", "oneOf")
-_IN_PLACE_ONE = ("not", "if", "then", "else")
+# Work is counted in parts of the schema that look at one value, each at most 0.1 µs for the engine.
+_MAX_WORK = 2_000_000
+_MAX_LISTED_WORK = 20_000  # listing the problems takes a hundred times as long
+_MAX_PARTS = 100_000  # parts of a schema that are looked at to find out how much work it is, references followed
+_MAX_RESOURCES = 32  # parts of a schema with an `$id` of their own
+_SMALL = 500  # parts of a schema that need not be measured if none of them looks at every part of a value
+_NUMBER_WORK = 100  # of a float, which the engine compares digit by digit
+_CHARACTERS_PER_VALUE = 64
+_ONE_AT_SAME_VALUE = ("not", "if", "then", "else")
+_SEVERAL_AT_SAME_VALUE = ("allOf", "anyOf", "oneOf", "dependentSchemas", "dependencies")
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
-_CHILDREN = (
-    "additionalProperties",
-    "items",
-    "additionalItems",
-    "contains",
-    "unevaluatedItems",
-    "unevaluatedProperties",
-)
-
-_MULTIPLYING = (*_CHILDREN, "patternProperties", "propertyNames")  # looks at every part of a value
-_SMALL = 500  # parts of a schema that is never worth counting
-_FEW_PATTERNS = 20
-
-_APPLICATORS = frozenset({
-    *_IN_PLACE, *_IN_PLACE_ONE, *_REFERENCES, *_CHILDREN, "dependencies", "dependentSchemas", "patternProperties",
-    "prefixItems", "properties", "propertyNames",
+_UNEVALUATED = frozenset({"unevaluatedItems", "unevaluatedProperties"})
+_UNEVALUATED_TIMES = 3  # how often the engine then looks at the parts that look at the same value
+_IN_ARRAY = frozenset({"additionalItems", "contains", "items", "prefixItems", "unevaluatedItems", "uniqueItems"})
+_IN_OBJECT = frozenset({
+    "additionalProperties", "patternProperties", "properties", "propertyNames", "unevaluatedProperties",
 })  # fmt: skip
+_MULTIPLYING = (_IN_ARRAY | _IN_OBJECT | {*_REFERENCES, "pattern"}) - {"properties", "prefixItems"}
+_LISTED = (
+    "const", "dependentRequired", "exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf",
+    "required",
+)  # fmt: skip
 
 
 class SchemaError(ValueError):
-    """A schema cannot be used; the text says why, and what would do."""
+    """A schema cannot be used; the text says why, and what to do."""
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One way in which a value does not fit: the path to the part that is wrong, and a sentence about it."""
+    """One way in which a value does not fit its schema: the path to the wrong part, and a sentence about it."""
 
     path: tuple[str | int, ...]
     message: str
@@ -88,18 +88,18 @@ class Problem(msgspec.Struct, frozen=True):
 class Validator:
     """A compiled schema; make one with `compile_schema`."""
 
-    __slots__ = ("_engine", "_parts")
+    __slots__ = ("_cost", "_engine")
 
     def __init__(self, schema: dict[str, Any], engine: jsonschema_rs.Validator) -> None:
         self._engine = engine
-        self._parts = None if _is_small(schema) else _Parts(schema)
+        self._cost = None if _is_small(schema) else _Cost(schema)
 
     def problems(self, value: Any, limit: int = 10) -> list[Problem]:
-        """What is wrong with a value of plain JSON types; empty when it fits. The value itself is never quoted."""
-        work = 0 if self._parts is None else _work(self._parts, value)
-        if work > _MAX_WORK:
-            return [Problem((), "It is too large to be checked against this schema; send less.")]
+        """Return what is wrong with a value of plain JSON types; the value itself is never quoted."""
         try:
+            work = 0 if self._cost is None else self._cost.measure(value)
+            if work > _MAX_WORK:
+                return [Problem((), "It is too large to be checked against this schema; send less.")]
             if self._engine.is_valid(value):
                 return []
             if work > _MAX_LISTED_WORK:
@@ -111,13 +111,13 @@ class Validator:
                 found.append(Problem(path, message))
                 if len(found) == limit:
                     break
-        except (ValueError, TypeError, OverflowError):
+        except (ValueError, TypeError, OverflowError, RecursionError):
             return [Problem((), "It is nested too deeply, or is not made of JSON values.")]
         return found
 
 
 def compile_schema(schema: Mapping[str, Any]) -> Validator:
-    """Compile a foreign schema; SchemaError when it is invalid, too large, or refers to something outside itself.
+    """Compile a foreign schema. Raises SchemaError if it is invalid, too large, or refers to something outside itself.
 
     >>> compile_schema({"type": "object", "required": ["city"]}).problems({})
     [Problem(path=(), message='"city" is a required property.')]
@@ -141,7 +141,7 @@ def compile_schema(schema: Mapping[str, Any]) -> Validator:
 
 
 def check_object_schema(schema: Mapping[str, Any]) -> None:
-    """SchemaError unless the schema's root is of type "object", as a tool's inputSchema must be (TOOL-06)."""
+    """Raise SchemaError unless the schema's root is of type "object", as a tool's inputSchema must be."""
     if schema.get("type") != "object":
         raise SchemaError(
             'The root of an input schema must have "type": "object", because arguments come by name; '
@@ -150,37 +150,28 @@ def check_object_schema(schema: Mapping[str, Any]) -> None:
 
 
 def json_type(value: Any) -> str:
-    """What a JSON value is, in words.
+    """Return the type of a JSON value in words.
 
     >>> json_type("3"), json_type(None), json_type([])
     ('a string', 'null', 'an array')
     """
     if value is None:
         return "null"
-    if isinstance(value, bool):
-        return "a boolean"
-    words: tuple[tuple[type | tuple[type, ...], str], ...] = (
-        (str, "a string"),
-        (int, "an integer"),
-        (float, "a number"),
-        (Mapping, "an object"),
-        ((list, tuple), "an array"),
-    )
-    return next((word for kind, word in words if isinstance(value, kind)), "something that is not JSON")
+    return next((word for kind, word in _TYPE_WORDS if isinstance(value, kind)), "something that is not JSON")
 
 
 def is_object(value: object) -> TypeGuard[dict[str, Any]]:
-    """Whether a JSON value is an object."""
+    """Return True if a JSON value is an object."""
     return isinstance(value, dict)
 
 
 def is_array(value: object) -> TypeGuard[list[Any]]:
-    """Whether a JSON value is an array."""
+    """Return True if a JSON value is an array."""
     return isinstance(value, list)
 
 
 def referred(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A part of a schema that Weft made, or what it refers to under `$defs` of the root.
+    """Return a part of a schema that Weft made; if it is a `$ref`, its target under `$defs` of the root.
 
     >>> referred({"$ref": "#/$defs/Color"}, {"$defs": {"Color": {"enum": ["red"]}}})
     {'enum': ['red']}
@@ -192,7 +183,7 @@ def referred(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str,
 
 
 def alternatives(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """What a value may be by a part of a schema that Weft made: the members of a union, else the part alone.
+    """Yield the members of a union in a schema that Weft made, or the part itself if it is no union.
 
     >>> list(alternatives({"anyOf": [{"type": "null"}, {"$ref": "#/$defs/A"}]}, {"$defs": {"A": {"type": "string"}}}))
     [{'type': 'null'}, {'type': 'string'}]
@@ -215,7 +206,7 @@ def alternatives(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator
 
 
 def _bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of plain JSON types, within the bounds (JSCH-09)."""
+    """Return a copy of plain JSON types; raise SchemaError if it is beyond the bounds."""
     try:
         text = json.dumps(schema, allow_nan=False, default=_plain)
     except RecursionError:
@@ -227,7 +218,7 @@ def _bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
     plain = json.loads(text)
     if not is_object(plain):
         raise SchemaError(f"A schema must be a JSON object; it is {json_type(plain)}.")
-    if _is_too_deep(plain):
+    if _depth(plain) - 1 > _MAX_DEPTH:
         raise SchemaError(_TOO_DEEP)
     return plain
 
@@ -241,20 +232,28 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
-def _is_too_deep(schema: Any) -> bool:
-    level: list[Any] = [schema]
-    for _ in range(_MAX_DEPTH + 1):
-        level = [child for node in level for child in _inside(node)]
-        if not level:
-            return False
-    return True
+def _depth(value: Any) -> int:
+    """Return how many arrays and objects are inside of each other."""
+    depth, level = 0, [value]
+    while level := [node for node in level if isinstance(node, _CONTAINERS)]:
+        depth += 1
+        level = [child for node in level for child in _members(node)]
+    return depth
 
 
-def _inside(node: Any) -> Iterator[Any]:
+def _members(node: Any) -> Iterable[Any]:
     if is_object(node):
-        yield from node.values()
-    elif is_array(node):
-        yield from node
+        return node.values()
+    return cast("Iterable[Any]", node) if isinstance(node, _CONTAINERS) else ()
+
+
+def _walk(node: Any) -> Iterator[Any]:
+    """Yield a JSON value and everything inside."""
+    pending = [node]
+    while pending:
+        node = pending.pop()
+        yield node
+        pending += _members(node)
 
 
 def _check_dialect(schema: Mapping[str, Any]) -> None:
@@ -292,172 +291,147 @@ def _refusal(error: jsonschema_rs.ValidationError) -> SchemaError:
 
 
 def _shown(value: Any) -> str:
-    """A part of a schema, bounded."""
     text = json.dumps(value)
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
 
 
-# --- while validating
+# --- how much work a value is
 
 
-class _Parts:
-    """The parts of a schema: those that a reference may name, and what each costs by itself."""
+class _Cost:
+    """An upper bound of the engine's work for each value in an instance.
 
-    __slots__ = ("_anchors", "_ids", "_looks", "root")
+    It depends on the schema and on how deep the instance nests, not on what else is in it: parts that look at the same
+    value add up, and so do parts that look at every member; of parts for one member each, the most expensive counts.
+    """
 
-    def __init__(self, root: dict[str, Any]) -> None:
-        self.root = root
-        self._anchors: dict[str, Any] = {}
-        self._ids: dict[str, Any] = {}
-        self._looks: dict[int, int] = {}  # by identity; where there are any
-        pending: list[Any] = [root]
-        while pending:
-            node = pending.pop()
-            pending += _inside(node)
+    __slots__ = ("_anchors", "_costs", "_left", "_own", "_resources", "_together", "schema")
+
+    def __init__(self, schema: dict[str, Any]) -> None:
+        self.schema = schema
+        self._resources: list[Any] = [schema]
+        self._anchors: dict[str, list[Any]] = {}
+        self._own: dict[int, int] = {}  # work of a part alone, by its identity
+        self._together: dict[int, list[dict[str, Any]]] = {}  # parts that look at one value, by the first one's
+        self._costs: dict[tuple[int, int], int] = {}  # by identity of a part, and depth of the instance
+        self._left = 0  # parts that may still be looked at
+        id_keyword = "id" if "draft-04" in str(schema.get("$schema")) else "$id"
+        for node in _walk(schema):
             if is_object(node):
+                self._own[id(node)] = _own_work(node)
                 for keyword in ("$anchor", "$dynamicAnchor"):
                     if isinstance(name := node.get(keyword), str):
-                        self._anchors[name] = node
-                if isinstance(name := node.get("$id"), str):
-                    self._ids[name.rstrip("#").rpartition("/")[2]] = node
-                if looks := _looks_of(node):
-                    self._looks[id(node)] = looks
+                        self._anchors.setdefault(name, []).append(node)
+                if isinstance(node.get(id_keyword), str) and node is not schema:
+                    self._resources.append(node)
+        if len(self._resources) > _MAX_RESOURCES:
+            raise SchemaError(f"The schema has more than {_MAX_RESOURCES} parts with an {id_keyword!r}; use $defs.")
 
-    def resolve(self, reference: str) -> Any:
-        """What a reference leads to; the root when that is not plain, which counts too much rather than too little."""
-        base, _, fragment = reference.partition("#")
-        node = self._ids.get(base.rpartition("/")[2], self.root) if base else self.root
+    def measure(self, value: Any) -> int:
+        """Return the work to check a value, at most; any number above `_MAX_WORK` means too much."""
+        self._left = _MAX_PARTS
+        data = msgspec.json.encode(value)
+        values = 1 + data.count(b",") + data.count(b"{") + data.count(b"[") + len(data) // _CHARACTERS_PER_VALUE
+        return values * self._cost_at(self.schema, _depth(value))
+
+    def _cost_at(self, part: Any, depth: int) -> int:
+        """Return the work of a part for each value in an instance that nests `depth` deep."""
+        self._left -= 1
+        if self._left < 0:
+            return _MAX_WORK + 1
+        if not is_object(part):
+            return 1
+        key = id(part), depth
+        if (known := self._costs.get(key)) is not None:
+            return known
+        parts = self._parts_at_same_value(part)
+        costs = [sum(self._own[id(one)] for one in parts)]
+        if depth:
+            costs += [self._cost_of_member(parts, keywords, depth - 1) for keywords in (_IN_ARRAY, _IN_OBJECT)]
+        cost = min(max(costs), _MAX_WORK + 1)
+        if self._left < 0:
+            return _MAX_WORK + 1
+        self._costs[key] = cost
+        return cost
+
+    def _cost_of_member(self, parts: list[dict[str, Any]], keywords: frozenset[str], depth: int) -> int:
+        """Return the work at one member of an array or an object."""
+        everywhere, by_place = 0, Counter[str | int]()
+        for part in parts:
+            for keyword in keywords & part.keys():
+                inner = part[keyword]
+                if keyword == "properties" and is_object(inner):
+                    for name, child in inner.items():
+                        by_place[name] += self._cost_at(child, depth)
+                elif is_array(inner):
+                    for place, child in enumerate(inner):
+                        by_place[place] += self._cost_at(child, depth)
+                elif keyword == "patternProperties":
+                    everywhere += sum(self._cost_at(child, depth) for child in _members(inner))
+                else:
+                    everywhere += self._cost_at(inner, depth)
+        return everywhere + max(by_place.values(), default=0)
+
+    def _parts_at_same_value(self, first: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return a part and all that look at the same value because of it, each as often as the engine does."""
+        if (known := self._together.get(id(first))) is not None:
+            self._left -= len(known)
+            return known
+        found: list[dict[str, Any]] = []
+        pending: list[tuple[Any, frozenset[int]]] = [(first, frozenset())]  # with the references followed on the way
+        while pending and self._left >= 0:
+            part, trail = pending.pop()
+            self._left -= 1 + len(trail)  # the trail is copied
+            if not is_object(part):
+                continue
+            found.append(part)
+            inner: list[Any] = [part[keyword] for keyword in _ONE_AT_SAME_VALUE if keyword in part]
+            inner += [child for keyword in _SEVERAL_AT_SAME_VALUE for child in _members(part.get(keyword))]
+            children: list[tuple[Any, frozenset[int]]] = [(child, trail) for child in inner]
+            for reference in (part[keyword] for keyword in _REFERENCES if isinstance(part.get(keyword), str)):
+                # A reference that leads back to itself without going deeper is not followed again by the engine either.
+                targets = [target for target in self._resolve(reference) if id(target) not in trail]
+                children += [(target, trail | {id(target)}) for target in targets]
+            pending += children * (1 if _UNEVALUATED.isdisjoint(part) else _UNEVALUATED_TIMES)
+        if self._left >= 0:
+            self._together[id(first)] = found
+        return found
+
+    def _resolve(self, reference: str) -> list[Any]:
+        """Return all parts that a reference may lead to, whatever it is relative to."""
+        fragment = unquote(reference.partition("#")[2])
+        if not fragment:
+            return self._resources
         if not fragment.startswith("/"):
-            return self._anchors.get(fragment, node)
-        for step in unquote(fragment[1:]).split("/"):
-            step = step.replace("~1", "/").replace("~0", "~")
-            if is_array(node):
-                node = node[int(step)] if step.isdecimal() and int(step) < len(node) else None
-            else:
-                node = node.get(step) if is_object(node) else None
-        return self.root if node is None else node
-
-    def looks(self, part: dict[str, Any]) -> int:
-        """The looks of a part at each value that it meets, whatever the value."""
-        return self._looks.get(id(part), 0)
+            return self._anchors.get(fragment, self._resources)
+        steps = [step.replace("~1", "/").replace("~0", "~") for step in fragment[1:].split("/")]
+        self._left -= len(steps) * len(self._resources)
+        return [target for target in (_find(resource, steps) for resource in self._resources) if target is not None]
 
 
-def _looks_of(part: dict[str, Any]) -> int:
-    """For the options and the names that a part lists. Options that are all text are found without a look at each."""
-    options, looks = part.get("enum"), 0
-    pending = [part[keyword] for keyword in ("required", "dependentRequired") if keyword in part]
-    if is_array(options) and not all(isinstance(option, str) for option in options):
-        looks += len(options) // _WORDS_PER_LOOK
-        pending += [option for option in options if option is not None and not isinstance(option, bool | str)]
-    while pending:
-        node = pending.pop()
-        looks += _LOOKS_PER_FLOAT if isinstance(node, float) else 1
-        pending += _inside(node)
-    return looks
+def _find(node: Any, steps: list[str]) -> Any:
+    for step in steps:
+        if is_array(node):
+            node = node[int(step)] if step.isdecimal() and int(step) < len(node) else None
+        else:
+            node = node.get(step) if is_object(node) else None
+    return node
+
+
+def _own_work(part: dict[str, Any]) -> int:
+    """Return the work of what a part itself lists. Options that are all text are found by their hash."""
+    listed = [part[keyword] for keyword in _LISTED if keyword in part]
+    listed += [option for option in _members(part.get("enum")) if not isinstance(option, str)]
+    return sum(_NUMBER_WORK if isinstance(node, float) else 1 for node in _walk(listed))
 
 
 def _is_small(schema: dict[str, Any]) -> bool:
-    """Whether little is to be done whatever the value: no part of the schema is met more than once."""
-    pending: list[Any] = [schema]
-    patterns = 0
-    for _ in range(_SMALL):
-        if not pending:
-            return patterns <= _FEW_PATTERNS
-        node = pending.pop()
-        pending += _inside(node)
-        if not is_object(node):
-            continue
-        if any(is_object(node.get(word)) or is_array(node.get(word)) for word in _MULTIPLYING):
-            return False
-        if node.get("uniqueItems") is True or not node.keys().isdisjoint(_REFERENCES):
-            return False
-        patterns += "pattern" in node
-    return False
+    """Return True if checking any value is little work: there are few parts, and each looks at one value."""
+    nodes = [*islice(_walk(schema), _SMALL)]
+    return len(nodes) < _SMALL and all(_MULTIPLYING.isdisjoint(node) for node in nodes if is_object(node))
 
 
-_Meeting = tuple[Any, Any, frozenset[str]]  # a part of the schema, a part of the value, references followed here
-
-
-def _work(parts: _Parts, value: Any) -> int:
-    """The steps that it takes to hold a value against a schema, counted up to just above the limit."""
-    met, looks = 0, 0
-    pending: list[_Meeting] = [(parts.root, value, frozenset())]
-    while pending:
-        part, instance, trail = pending.pop()
-        met += 1
-        if is_object(part):
-            looks += parts.looks(part) + _looks_at(part, instance) + len(trail)  # which is copied, if only here
-            if not _APPLICATORS.isdisjoint(part):
-                pending += _same_place(parts, part, instance, trail)
-                named, deep, flat = _below(parts, part, instance)
-                looks += flat
-                if deep and len(deep) * len(instance) > _MAX_WORK:  # a list of them would take the memory
-                    return _MAX_WORK + 1
-                pending += [(child, inner, frozenset[str]()) for child, inner in named]
-                pending += [(child, inner, frozenset[str]()) for child in deep for inner in _inside(instance)]
-        if met + len(pending) + looks // _LOOKS_PER_STEP > _MAX_WORK:
-            return _MAX_WORK + 1
-    return met + looks // _LOOKS_PER_STEP
-
-
-def _looks_at(part: dict[str, Any], instance: Any) -> int:
-    """What a part costs at one value, by the size of that."""
-    if isinstance(instance, str):
-        return len(instance) // _CHARACTERS_PER_LOOK
-    if is_array(instance):
-        return len(instance) if part.get("uniqueItems") is True else 0
-    if is_object(instance):
-        patterns = len(part.get("patternProperties", ())) * _LOOKS_PER_PATTERN
-        return min(len(part.get("properties", ())), len(instance)) + patterns * (len(instance) + 1)
-    return 0
-
-
-def _same_place(parts: _Parts, part: dict[str, Any], instance: Any, trail: frozenset[str]) -> Iterator[_Meeting]:
-    """The subschemas that look at the same value."""
-    for keyword in _IN_PLACE:
-        for child in part.get(keyword, ()):
-            yield child, instance, trail
-    for keyword in _IN_PLACE_ONE:
-        if keyword in part:
-            yield part[keyword], instance, trail
-    for keyword in ("dependentSchemas", "dependencies"):
-        for child in part.get(keyword, {}).values():
-            yield child, instance, trail
-    for keyword in _REFERENCES:
-        reference = part.get(keyword)
-        # A reference that leads back to itself without going deeper is not followed again by the engine either.
-        if isinstance(reference, str) and reference not in trail:
-            yield parts.resolve(reference), instance, trail | {reference}
-
-
-def _below(
-    parts: _Parts, part: dict[str, Any], instance: Any
-) -> tuple[list[tuple[Any, Any]], list[dict[str, Any]], int]:
-    """The subschemas that look at what is inside the value: those at one place, each with what is there; those that
-    look everywhere; and the looks of more such, which look no further.
-    """
-    if not (is_object(instance) or is_array(instance)) or not instance:
-        return [], [], 0
-    named: list[tuple[Any, Any]] = []
-    if is_object(instance):
-        properties: dict[str, Any] = part.get("properties", {})
-        fewer = properties if len(properties) < len(instance) else instance
-        named = [(properties[name], instance[name]) for name in fewer if name in properties and name in instance]
-    else:
-        for keyword in ("prefixItems", "items"):  # the latter in older dialects
-            if is_array(children := part.get(keyword)):
-                named += zip(children, instance, strict=False)
-    everywhere = [part.get(keyword) for keyword in (*_CHILDREN, "propertyNames")]
-    deep = [child for child in (*everywhere, *part.get("patternProperties", {}).values()) if is_object(child)]
-    flat = [child for child in deep if _is_flat(child)]
-    if len(flat) > _MOST_FLAT:
-        return named, deep, 0
-    deep = [child for child in deep if not _is_flat(child)]
-    return named, deep, sum(1 + parts.looks(child) for child in flat) * len(instance)
-
-
-def _is_flat(part: dict[str, Any]) -> bool:
-    return _APPLICATORS.isdisjoint(part) and "uniqueItems" not in part
+# --- words for problems
 
 
 def _follow(path: tuple[str | int, ...], value: Any) -> Any:
@@ -467,7 +441,7 @@ def _follow(path: tuple[str | int, ...], value: Any) -> Any:
 
 
 def _sentence(message: str, value: Any) -> str:
-    """The engine's message as a bounded sentence that says what was got in terms of types."""
+    """Return the engine's message as a bounded sentence that names the type of the value."""
     text = "".join(char if char.isprintable() else "?" for char in message[:300]).rstrip(".")
     if not text.startswith("the value"):
         return f"{text}."

@@ -1,15 +1,14 @@
-"""`requestState`: sealed so that a peer can neither read nor change it, nor use it for anything else.
+"""Seal `requestState`, so that a client can neither read nor change it, nor use it for another request.
 
-The state of a call travels through its client, which is not trusted with it (MRTR-08). It is encrypted and
-authenticated with AES-256-GCM (MRTR-09); the seal covers when it expires (MRTR-12), and the principal (MRTR-11) and
-request (MRTR-13) it was made for. Whatever is wrong with a state, its bearer reads the same sentence (R5).
+The state of a call travels through its client, which is not trusted with it. It is encrypted and authenticated with
+AES-256-GCM; the seal also covers the expiry, and the principal and request it was made for. Every state that is refused
+is refused with the same sentence.
 
 A token is base64url without padding of
 
     version (1 byte) | key id (4) | expiry in Unix seconds (8) | nonce (12) | ciphertext and tag
 
-Owns the token and the keys. What is inside, how long it lasts and what time it is, others say. `cryptography` is
-imported at the first seal, not before.
+`cryptography` is imported at the first seal, not before.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 
-_MAX_BYTES = 16_384  # D13
+_MAX_BYTES = 16_384
 _LEAST_SECRET = 16
 _VERSION = 1
 _HEAD = struct.Struct(">B4sQ12s")  # its bytes are authenticated together with the binding
@@ -40,7 +39,7 @@ _REMEDY = 'Make one with: python -c "import secrets; print(secrets.token_urlsafe
 
 
 class StateRefused(InvalidParams):
-    """A `requestState` that is not honoured. One text for every reason: a bearer learns nothing by trying (R5)."""
+    """A `requestState` is refused. The text is the same for every reason: a client learns nothing by trying."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -50,10 +49,10 @@ class StateRefused(InvalidParams):
 
 
 class KeyRing:
-    """The secrets that seal state: the first seals, all of them open. Servers that share one serve each other's calls.
+    """The secrets that seal state: the first one seals, all of them open. Servers that share one share their calls.
 
-    To rotate, put the new secret first everywhere, and remove the old one when what it sealed has expired. Nonces are
-    random, so a secret is good for some 2**32 states.
+    To rotate, put the new secret first everywhere, and remove the old one when all states that it sealed have expired.
+    Nonces are random, so a secret is good for some 2**32 states.
 
     >>> ring = KeyRing(["a secret of at least 16 bytes"])
     >>> token = ring.seal(b"journal", binding=b"request", expires=1000)
@@ -64,7 +63,7 @@ class KeyRing:
     def __init__(self, secrets: Sequence[str | bytes]) -> None:
         if isinstance(secrets, str | bytes):
             raise UsageError("The secrets of a KeyRing come as a list, also when there is one: KeyRing([secret]).")
-        if not all(isinstance(secret, str | bytes) for secret in cast("Sequence[object]", secrets)):  # bytes(32): zeros
+        if not all(isinstance(secret, str | bytes) for secret in cast("Sequence[object]", secrets)):
             raise UsageError(f"The secrets of a KeyRing are text or bytes. {_REMEDY}")
         self._secrets = [secret.encode() if isinstance(secret, str) else secret for secret in secrets]
         if not self._secrets:
@@ -81,12 +80,12 @@ class KeyRing:
 
     @classmethod
     def ephemeral(cls) -> KeyRing:
-        """A ring of one random secret, for one process: what it seals, nobody else can open."""
+        """Return a ring of one random secret: only this process can open what it seals."""
         return cls([os.urandom(32)])
 
     @classmethod
     def from_environment(cls, value: str) -> KeyRing:
-        """A ring from the text of an environment variable: secrets separated by commas, the one that seals first.
+        """Return a ring from the text of an environment variable: secrets separated by commas, the sealing one first.
 
         >>> KeyRing.from_environment("the newer secret of two, the older secret of two")
         <KeyRing of 2>
@@ -98,9 +97,9 @@ class KeyRing:
         return [_derive(secret) for secret in self._secrets]
 
     def seal(self, payload: bytes, *, binding: bytes, expires: int, max_bytes: int = _MAX_BYTES) -> str:
-        """A token for the payload that opens with the same binding only, before `expires` (Unix seconds) only.
+        """Return a token for the payload that opens only with the same binding, and before `expires` (Unix seconds).
 
-        UsageError when the token would be longer than `max_bytes`, for it could not come back.
+        Raises UsageError if the token would be longer than `max_bytes`, since it would be refused when it comes back.
         """
         key_id, cipher = self._keys[0]
         nonce = os.urandom(12)
@@ -108,14 +107,14 @@ class KeyRing:
         token = _encode(head + cipher.encrypt(nonce, payload, head + binding))
         if len(token) > max_bytes:
             raise UsageError(
-                f"The sealed state of this call has {len(token)} bytes, more than the {max_bytes} allowed: it holds "
-                "every answer, every result of `once` and the explicit state so far. Keep what is large in a store "
-                "of yours and only its key here, ask for less at a time, or raise `Limits(state_bytes=...)`."
+                f"The sealed state of this call has {len(token)} bytes, more than the {max_bytes} allowed: it has "
+                "every answer, every result of `once` and the explicit state so far. Keep large values in your own "
+                "store and only their keys here, ask for less at a time, or raise `Limits(state_bytes=...)`."
             )
         return token
 
     def open(self, token: str, *, binding: bytes, now: int, max_bytes: int = _MAX_BYTES) -> bytes:
-        """The payload of a token; StateRefused unless one of these secrets sealed it for this binding, for now."""
+        """Return the payload of a token. Raises StateRefused unless a secret of the ring sealed it for this binding."""
         if len(token) > max_bytes:
             raise StateRefused
         data = _decode(token)
@@ -124,15 +123,15 @@ class KeyRing:
         head, sealed = data[: _HEAD.size], data[_HEAD.size :]
         version, key_id, expires, nonce = _HEAD.unpack(head)
         payload = self._decrypt(key_id, nonce, sealed, head + binding)
-        # Looked at last: neither what is said of the version nor of the time can be believed before.
+        # Checked last: version and expiry cannot be trusted before the token is authenticated.
         if payload is None or version != _VERSION or now >= expires:
             raise StateRefused
         return payload
 
     def is_foreign(self, token: str) -> bool:
-        """Whether a token looks like one that was sealed with a key that is not in this ring.
+        """Return True if a token looks as if it was sealed with a key that is not in this ring.
 
-        Anybody can make up such a token: this is for the log of who runs the server, and decides nothing.
+        Any client can make up such a token, so this is only for the log.
         """
         try:
             data = _decode(token)
@@ -151,12 +150,12 @@ class KeyRing:
                 try:
                     return cipher.decrypt(nonce, sealed, associated)
                 except InvalidTag:
-                    continue  # two secrets may have the same id, if rarely
+                    continue  # two secrets can have the same id
         return None
 
 
 def binding(principal: str | None, method: str, name: str, arguments: bytes | None, *, server: str = "") -> bytes:
-    """What a state is bound to: who calls (None: nobody known), what, and whom. Arguments equal as JSON are equal.
+    """Return a digest of the caller (None: unknown), the request and the server. Arguments are compared as JSON.
 
     >>> first = binding("ann", "tools/call", "book", b'{"seat":1,"row":2}')
     >>> first == binding("ann", "tools/call", "book", b'{"row": 2, "seat": 1}')
@@ -165,7 +164,7 @@ def binding(principal: str | None, method: str, name: str, arguments: bytes | No
     whole = hashlib.sha256()
     for piece in (server, principal, method, name, None if arguments is None else _canonical(arguments)):
         data = piece.encode(errors="surrogatepass") if isinstance(piece, str) else piece
-        # Absent is not empty, and lengths come first: no two lists of pieces give the same bytes.
+        # None differs from empty, and lengths come first: no two lists of pieces give the same bytes.
         whole.update(b"\0" if data is None else b"\1" + len(data).to_bytes(8, "big") + data)
     return whole.digest()
 
@@ -174,11 +173,11 @@ def _canonical(arguments: bytes) -> bytes:
     try:
         return msgspec.json.encode(msgspec.json.decode(arguments), order="sorted")
     except (msgspec.DecodeError, RecursionError):
-        return arguments  # such as a number out of range: equal to the very same bytes only
+        return arguments  # such as a number out of range: only the same bytes are equal
 
 
 def _derive(secret: bytes) -> tuple[bytes, AESGCM]:
-    """The id and the cipher of a secret; the id is derived beside the key, and so tells nothing of it."""
+    """Return the id and the cipher of a secret; both are derived from it, so the id reveals nothing of the key."""
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -192,7 +191,7 @@ def _encode(data: bytes) -> str:
 
 
 def _decode(token: str) -> bytes:
-    """The bytes of a token in its one spelling; others of the same bytes (spare bits, padding) are refused."""
+    """Return the bytes of a token. Raises StateRefused for other spellings of the same bytes (spare bits, padding)."""
     try:
         data = base64.urlsafe_b64decode(token.encode("ascii") + b"=" * (-len(token) % 4))
     except (UnicodeEncodeError, binascii.Error):

@@ -1,8 +1,4 @@
-"""Server-sent events: an encoder, and an incremental decoder.
-
-Owns the text/event-stream format as the HTML standard writes it. It does no I/O and does not know what the data
-means; reconnecting and event ids in use are the business of others.
-"""
+"""Encode server-sent events, and decode them incrementally, as the HTML standard defines text/event-stream."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 COMMENT = b":\n\n"
-"""The shortest comment, which a reader ignores: it keeps the connection from looking idle."""
+"""The shortest comment, which readers ignore: it shows that the connection is alive."""
 
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _MAX_RETRY_DIGITS = 15
@@ -18,10 +14,10 @@ _MAX_RETRY_DIGITS = 15
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event as it arrived.
+    """One decoded event.
 
-    `id` is the last event id in force, so also one that an earlier event set; `retry` is what this event asked for,
-    in milliseconds.
+    `id` is the last event id, which an earlier event may have set; `retry` is the wait in milliseconds that this event
+    asked for.
     """
 
     data: str
@@ -31,7 +27,7 @@ class Event:
 
 
 def encode(data: bytes, *, event: str | None = None, id: str | None = None, retry: int | None = None) -> bytes:
-    r"""One event. ValueError when `event` or `id` has a line break, or `id` a NUL: they would end or void the field.
+    r"""Return one encoded event. Raises ValueError for a line break in `event` or `id`, or a NUL in `id`.
 
     >>> encode(b'{"a":1}', id="7")
     b'id: 7\ndata: {"a":1}\n\n'
@@ -59,10 +55,10 @@ def _one_line(field: str, text: str) -> bytes:
 
 
 class Decoder:
-    r"""Turns the chunks of an event stream into events, wherever the chunks are cut.
+    r"""An incremental decoder of an event stream.
 
     `last_event_id` is the id to resume after, and `retry` the wait in milliseconds that the peer asked for last;
-    both may have come without an event. ValueError when one event exceeds `max_event_bytes`: close the stream then.
+    both may come without an event. `feed` raises ValueError if an event exceeds `max_event_bytes`: close the stream.
 
     >>> decoder = Decoder()
     >>> decoder.feed(b"data: on"), decoder.feed(b"e\n\n")
@@ -87,17 +83,17 @@ class Decoder:
         self.last_event_id: str | None = None
         self.retry: int | None = None
         self._max = max_event_bytes
-        self._line = bytearray()  # a line that is not complete yet
-        self._size = 0  # of the event so far, the incomplete line included
+        self._line = bytearray()  # the incomplete line
+        self._size = 0  # bytes of the event so far, with the incomplete line
         self._after_cr = False  # the last chunk ended in CR: an LF at the start of the next belongs to it
         self._at_start = True  # no line was complete yet: the first may begin with a byte-order mark
-        self._data: bytes | bytearray | None = None  # several lines are one text at once: each alone takes more
+        self._data: bytes | bytearray | None = None  # joined at once: a list of lines would take more memory
         self._event = b""
-        self._id: bytes | None = None  # counts once its event is complete
+        self._id: bytes | None = None  # takes effect when its event is complete
         self._retry: int | None = None
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """Read a chunk; returns the events that it completes."""
+        """Read a chunk and return the events that it completes."""
         if not chunk:
             return []
         if self._after_cr:
@@ -149,7 +145,7 @@ class Decoder:
         elif name == b"retry":
             if value.isdigit() and len(value) <= _MAX_RETRY_DIGITS:
                 self._retry = self.retry = int(value)
-        else:  # a comment (its name is empty) or an unknown field: nothing of it is kept
+        else:  # a comment (its name is empty) or an unknown field: ignored
             self._size -= size
 
     def _dispatch(self) -> Event | None:

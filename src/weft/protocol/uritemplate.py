@@ -1,20 +1,19 @@
-"""URI templates (RFC 6570): all four levels expanded, and URIs matched against them.
+"""Expand URI templates (RFC 6570, all four levels), and match URIs against them.
 
-Owns the template grammar, expansion and matching. It does no I/O and knows nothing of resources. Matching is what
-the RFC leaves open, so these are its rules (RES-16):
+The RFC does not define matching; these are Weft's rules:
 
 - A variable takes at least one character, and from left to right the most that still lets the rest match.
 - `{var}` takes unreserved and percent-encoded characters only, so never `/`. `{+var}` takes reserved ones too; it
   leaves alone `?`, `&`, `;` and `#` where a later expression of the template begins with them.
-- `{.var}` and `{/var}` must be there, with every variable of theirs. `{var*}` after them, or alone, gives a list.
-- `{?a,b}`, `{&a,b}` and `{;a,b}` match by name, in any order; each is optional, none but these may occur, and only
-  `{?a*}` may occur repeatedly (a list). `{#var}` is optional as well. What is absent is absent in the result.
-- `{var:3}` takes at most three characters. A variable used twice must have one value.
-- Values are percent-decoded exactly once, as UTF-8, then checked (R9): see `UriTemplate.match`.
+- `{.var}` and `{/var}` are required, with all their variables. `{var*}` after them, or alone, gives a list.
+- `{?a,b}`, `{&a,b}` and `{;a,b}` match by name, in any order; each name is optional, other names do not match, and only
+  `{?a*}` may be repeated (a list). `{#var}` is optional too. The result leaves out variables without a value.
+- `{var:3}` takes at most three characters. A variable used twice must have the same value.
+- Values are percent-decoded exactly once, as UTF-8, then checked: see `UriTemplate.match`.
 
-Matching costs time linear in the URI whatever the URI is (R7): one backward sweep per expression finds where each
-may end, one forward pass picks; nothing is tried twice. A pattern that never goes back is tried first: it tells most
-URIs of other templates, in a fraction of that time.
+Matching takes time linear in the length of any URI: one backward pass per expression finds where each may end, one
+forward pass picks; nothing is tried twice. A regular expression without backtracking is tried first: it rejects most
+URIs of other templates in a fraction of that time.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ _NOT_LITERAL = re.compile(r"[\x00-\x20\x7f\"<>\\^`{|}]|%(?![0-9A-Fa-f]{2})")
 _ELSEWHERE = re.compile(r"/|(?:[A-Za-z][A-Za-z0-9+.\-]*:)+(?:/|\Z)")  # an absolute path, a drive, a URL
 _MOST_DECODED = 8
 _STEERING = frozenset({"Cc", "Cf", "Zl", "Zp"})
-_JOINERS = "\u200c\u200d"  # words of Persian and of Indian languages have them, and emoji
+_JOINERS = "\u200c\u200d"  # part of words in Persian and Indian languages, and of emoji
 
 
 class _Operator(NamedTuple):
-    """How one operator expands (RFC 6570, appendix A), and what it takes when matching."""
+    """How one operator expands (RFC 6570, appendix A), and which characters it matches."""
 
     first: str
     separator: str
@@ -58,7 +57,7 @@ _OPERATORS = {
     ".": _Operator(".", ".", False, "", False, _UNRESERVED + "%"),
     "/": _Operator("/", "/", False, "", False, _UNRESERVED + "%"),
     ";": _Operator(";", ";", True, "", False, _UNRESERVED + "%;="),
-    # A query may be written by hand: whatever a query may contain is taken, not only what expansion leaves plain.
+    # A query may be written by hand, so all characters of a query match, not only those that expansion writes.
     "?": _Operator("?", "&", True, "=", False, _UNRESERVED + _RESERVED.replace("#", "") + "%"),
     "&": _Operator("&", "&", True, "=", False, _UNRESERVED + _RESERVED.replace("#", "") + "%"),
 }
@@ -77,19 +76,19 @@ class _Expression(msgspec.Struct, frozen=True):
 
 
 class _Taker(msgspec.Struct, frozen=True):
-    """What one expression takes from a URI: `first`, then one or more characters of `chars`."""
+    """What one expression matches: `first` of its operator, then one or more characters of `chars`."""
 
     operator: str
     variables: tuple[_Variable, ...]
     chars: frozenset[str]
-    runs: Callable[[str], Iterable[re.Match[str]]]  # of these characters
+    runs: Callable[[str], Iterable[re.Match[str]]]  # finds the runs of these characters
 
 
 class UriTemplate:
     """A URI template.
 
-    ValueError when `text` is not one, or when two of its expressions meet in a way that no match could tell apart;
-    the latter is let pass with `matching=False`, for a template that is only expanded.
+    Raises ValueError if `text` is none, or if no match could tell where one of two adjacent expressions ends; with
+    `matching=False`, for a template that is only expanded, the latter is allowed.
 
     >>> template = UriTemplate("repo://{owner}/{+path}{?rev}")
     >>> template.expand({"owner": "ann", "path": "src/a b.py"})
@@ -114,7 +113,7 @@ class UriTemplate:
 
     @property
     def shape(self) -> str:
-        """The template without the names that no URI shows: two of one shape match the same URIs.
+        """Return the template without names that URIs do not show: templates of one shape match the same URIs.
 
         >>> UriTemplate("a://{x}/{y}{?q}").shape == UriTemplate("a://{k}/{v}{?q}").shape
         True
@@ -125,12 +124,12 @@ class UriTemplate:
 
     @property
     def lists(self) -> frozenset[str]:
-        """The variables that give a list when they are matched: `{name*}`."""
+        """Return the variables whose match is a list: `{name*}`."""
         variables = (var for part in self._parts if isinstance(part, _Expression) for var in part.variables)
         return frozenset(var.name for var in variables if var.explode)
 
     def expand(self, values: Mapping[str, object]) -> str:
-        """The URI that these values give; a value is text, a number, a list or a mapping, and None is no value.
+        """Return the URI for these values; a value is text, a number, a list or a mapping, and None is no value.
 
         >>> UriTemplate("search{?q,tags*}").expand({"q": "a&b", "tags": ["x", "y"]})
         'search?q=a%26b&tags=x&tags=y'
@@ -138,9 +137,9 @@ class UriTemplate:
         return "".join(part if isinstance(part, str) else _expand_expression(part, values) for part in self._parts)
 
     def match(self, uri: str, *, safe: bool = True) -> dict[str, str | list[str]] | None:
-        """The values that this URI has, or None when it does not match.
+        """Return the values in this URI, or None if it does not match.
 
-        With `safe`, a URI is refused when a value could leave the place it is put into (`is_safe`).
+        With `safe`, a URI does not match if one of its values is not safe (`is_safe`).
         """
         if not self._matching:
             raise ValueError(f"{self!r} was built with matching=False; build it without to match URIs.")
@@ -164,14 +163,14 @@ class UriTemplate:
         return _reconcile(found)
 
     def is_safe(self, name: str, value: str) -> bool:
-        """Whether a decoded value stays in the place of this variable; True for a name that the template has not.
+        """Return True if a decoded value cannot leave the place of this variable; also if there is no such variable.
 
-        What is looked at is the value as whoever uses it might read it in the end: percent-decoded until nothing is
-        left to decode, and with look-alikes such as full-width dots made plain (R9). Then nowhere may there be a NUL or
-        a segment `..`, also with `;` and more behind it, or with something invisible in it; outside query and fragment
-        neither a backslash nor a character that controls: to end a line, to turn the direction, to be invisible (but
-        joiners, which words may have). `{+var}` must not begin like an absolute path or a URL, unless it is the whole
-        URI; the others there have no `/`, and are not `.` alone.
+        Another program may decode the value again, so it is checked percent-decoded until nothing is left to decode,
+        and with look-alikes such as full-width dots replaced. It must not have a NUL or a segment `..`, nor `..` before
+        a `;`, or with an invisible character in it. Outside query and fragment it must not have a backslash, nor a
+        character that ends a line, turns the text direction or is invisible (except joiners, which are part of words).
+        `{+var}` must not begin like an absolute path or a URL, unless it is the whole URI; other variables there must
+        not have a `/`, nor be `.`.
 
         >>> template = UriTemplate("docs://{+path}")
         >>> template.is_safe("path", "100%.txt"), template.is_safe("path", "a/%2e%2e")
@@ -246,7 +245,7 @@ def _shape(expression: _Expression, names: Mapping[str, str]) -> str:
 def _encode(text: str, *, reserved: bool) -> str:
     if not reserved:
         return quote(text, safe="~")
-    # What is percent-encoded already stays as it is.
+    # Percent-encoded characters stay as they are.
     return "".join(
         piece if index % 2 else quote(piece, safe="~" + _RESERVED) for index, piece in enumerate(_TRIPLET.split(text))
     )
@@ -259,7 +258,7 @@ def _expand_expression(expression: _Expression, values: Mapping[str, object]) ->
 
 
 def _expand_variable(operator: _Operator, var: _Variable, value: object) -> list[str]:
-    """The pieces that a variable contributes; none when it has no value."""
+    """Return the pieces that a variable contributes; none if it has no value."""
 
     def encode(text: str) -> str:
         return _encode(text, reserved=operator.reserved)
@@ -327,14 +326,14 @@ def _scalar(name: str, value: object) -> str:
 
 
 def _takers(text: str, parts: tuple[str | _Expression, ...]) -> tuple[str, list[str | _Taker]]:
-    """The leading literal, and what follows it in matchable form."""
+    """Return the leading literal, and the parts after it in a form for matching."""
     takers: list[str | _Taker] = []
     for index, part in enumerate(parts):
         previous = takers[-1] if takers else None
         if isinstance(part, str):
             takers.append(part)
         elif isinstance(previous, _Taker) and previous.operator + part.operator in ("?&", "&&", ";;"):
-            # One list of parameters: names are found in any order across both.
+            # Both are one list of parameters, whose names may come in any order.
             takers[-1] = _Taker(previous.operator, previous.variables + part.variables, previous.chars, previous.runs)
         elif isinstance(previous, _Taker) and part.operator in ("", "+"):
             raise ValueError(
@@ -359,10 +358,10 @@ def _chars(expression: _Expression, later: tuple[str | _Expression, ...]) -> fro
 
 
 def _outline(takers: list[str | _Taker]) -> str:
-    """A pattern that every URI of a template matches behind its head, and few others; it takes nothing back.
+    """Return a regular expression without backtracking that the rest of every URI of a template matches.
 
-    It is exact as long as an expression ends where its characters do. From the first that may end before, only the
-    literals are looked for, in their order.
+    It is exact up to the first expression that may end before its characters do; from there on it only looks for the
+    literals in their order.
     """
     pattern, exact = "", True
     for index, part in enumerate(takers):
@@ -378,7 +377,7 @@ def _outline(takers: list[str | _Taker]) -> str:
 
 
 def _followers(takers: list[str | _Taker]) -> frozenset[str]:
-    """The characters that may come first in what these take; none when there is nothing to take."""
+    """Return the characters that a match of these parts may begin with."""
     firsts: set[str] = set()
     for part in takers:
         if isinstance(part, str):
@@ -395,15 +394,15 @@ def _class(chars: Iterable[str]) -> str:
 
 
 class _Ends(NamedTuple):
-    """Where a part of a template ends, for each place where it may begin: -1 for those where it may not."""
+    """Where a part of a template can begin and end in a URI."""
 
-    ends: list[int]
-    begins: bytearray  # whether it may begin there
+    ends: list[int]  # by position where it begins; -1 if it cannot begin there
+    begins: bytearray  # by position: 1 if it can begin there
 
 
 def _spans(takers: list[str | _Taker], uri: str) -> list[tuple[_Taker, str]] | None:
-    """What each expression takes of `uri`; an optional one that takes nothing is left out."""
-    can_end = bytearray(len(uri) + 1)  # where the parts so far, seen from the right, can begin
+    """Return what each expression matches in `uri`, without optional ones that match nothing; None without a match."""
+    can_end = bytearray(len(uri) + 1)  # by position: 1 if the parts to the right can begin there
     can_end[-1] = 1
     ends_by_part: list[list[int]] = []
     for part in reversed(takers):
@@ -422,7 +421,7 @@ def _spans(takers: list[str | _Taker], uri: str) -> list[tuple[_Taker, str]] | N
 
 
 def _literal_ends(literal: str, uri: str, can_end: bytearray) -> _Ends:
-    """For each position, where the literal ends if it begins there and the rest can match."""
+    """Return where the literal ends, by position where it begins, if the rest can match."""
     ends, begins = [-1] * len(can_end), bytearray(len(can_end))
     position = uri.find(literal)
     while position >= 0:
@@ -434,7 +433,7 @@ def _literal_ends(literal: str, uri: str, can_end: bytearray) -> _Ends:
 
 
 def _taker_ends(taker: _Taker, uri: str, can_end: bytearray) -> _Ends:
-    """For each position, the last place where the expression can end if it begins there."""
+    """Return the last position where the expression can end, by position where it begins."""
     first = _OPERATORS[taker.operator].first
     if taker.operator in _OPTIONAL:
         ends = [place if can else -1 for place, can in enumerate(can_end)]
@@ -459,7 +458,7 @@ def _taker_ends(taker: _Taker, uri: str, can_end: bytearray) -> _Ends:
 
 
 def _last_end(uri: str, can_end: bytearray, start: int, stop: int) -> int:
-    """The last place in a run of characters where an expression can end, and not inside a percent-encoded triplet."""
+    """Return the last position in a run of characters where an expression can end, outside of percent-encoding."""
     end = can_end.rfind(1, start + 1, stop + 1)
     while end >= 0 and "%" in uri[max(0, end - 2) : end]:
         end = can_end.rfind(1, start + 1, end)
@@ -470,7 +469,7 @@ _Pairs = list[tuple[_Variable, list[str]]]
 
 
 def _by_place(taker: _Taker, text: str) -> _Pairs | None:
-    """Give the variables of an expression their values by position; None when the count does not fit."""
+    """Return the values of an expression's variables by position; None if the count does not fit."""
     variables = taker.variables
     if len(variables) == 1 and not variables[0].explode:
         return [(variables[0], [text])]
@@ -484,7 +483,7 @@ def _by_place(taker: _Taker, text: str) -> _Pairs | None:
             if len(items) == len(variables)
             else None
         )
-    # The first exploded variable takes what the others leave.
+    # The first exploded variable takes what the others leave over.
     at, spare = exploded[0], len(items) - len(variables) + 1
     if spare < 1:
         return None
@@ -493,7 +492,7 @@ def _by_place(taker: _Taker, text: str) -> _Pairs | None:
 
 
 def _by_name(taker: _Taker, text: str) -> _Pairs | None:
-    """Give the variables of a parameter expression their values by name; None for a name unknown or repeated."""
+    """Return the values of a parameter expression's variables by name; None for an unknown or repeated name."""
     variables = {var.name: var for var in taker.variables}
     found: dict[str, list[str]] = {}
     for piece in text.split(_OPERATORS[taker.operator].separator):
@@ -524,26 +523,26 @@ def _is_safe(operator: str, value: str, *, is_whole: bool) -> bool:
 
 
 def _without_invisible(text: str) -> str:
-    """Without what is not seen, and what some drop: `.`, a zero width space and `.` are `..` to them."""
+    """Return the text without invisible characters: some programs ignore them, and read `..` then."""
     return text if text.isascii() else "".join(char for char in text if unicodedata.category(char) != "Cf")
 
 
 def _steers(char: str) -> bool:
-    """Whether a character ends a line, turns the direction, or does something else than to be shown."""
+    """Return True if a character ends a line, turns the text direction, or controls in another way."""
     return unicodedata.category(char) in _STEERING and char not in _JOINERS
 
 
 def _plain(value: str) -> str:
-    """A value as whoever uses it might read it in the end."""
+    """Return a value as a program that decodes it again might read it."""
     for _ in range(_MOST_DECODED):
         if not _TRIPLET.search(value):
             return value if value.isascii() else unicodedata.normalize("NFKC", value)
         value = unquote_to_bytes(value).decode("utf-8", "replace")
-    return ".."  # whoever encodes so often means no good
+    return ".."  # encoded so often only to deceive
 
 
 def _reconcile(found: list[tuple[_Variable, str | list[str]]]) -> dict[str, str | list[str]] | None:
-    """One value per variable; None when two uses of one disagree, or a value is longer than its prefix."""
+    """Return one value per variable; None if two uses of one differ, or a value is longer than its prefix."""
     values: dict[str, str | list[str]] = {}
     for var, value in found:
         if var.prefix is None and values.setdefault(var.name, value) != value:

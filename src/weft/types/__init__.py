@@ -1,7 +1,7 @@
-"""The protocol's data: one superset of structs for all revisions, without behaviour.
+"""Define the protocol's messages as structs, one set for all revisions.
 
-Names are the specification's, in snake_case; the wire has them in camelCase. A field that a revision does not have is
-left out by the era that serves it.
+Names are the specification's, in snake_case; on the wire they are in camelCase. The era leaves out fields that a
+revision does not have.
 """
 
 from weft.types.base import (

@@ -1,4 +1,4 @@
-"""What all messages share: metadata, icons, annotations, results, params."""
+"""Define what all messages share: the base struct, metadata, icons, annotations, results, params."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ SUBSCRIPTION_ID_KEY = "io.modelcontextprotocol/subscriptionId"
 
 
 class _WireMeta(msgspec.StructMeta):
-    """Have every default written but None and UNSET: those two say that a field is absent, all others are values.
+    """A metaclass that makes msgspec write all defaults except None and UNSET, which mean that a field is absent.
 
-    msgspec leaves out whatever is its default. `strength: int = 0` would then never be sent, although the peer may
-    require it. A class that says `omit_defaults=True` itself gets what msgspec does.
+    msgspec leaves out every value that equals its default. `strength: int = 0` would then never be sent, although the
+    peer may require it. A class with its own `omit_defaults=True` has the behaviour of msgspec.
     """
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
@@ -38,7 +38,7 @@ class _WireMeta(msgspec.StructMeta):
 
 
 def _annotated(namespace: Mapping[str, Any]) -> set[str]:
-    """The names that a class body annotates: since Python 3.14 a function returns them."""
+    """Return the names that a class body annotates; since Python 3.14 a function returns them."""
     if sys.version_info >= (3, 14):
         import annotationlib
 
@@ -49,7 +49,7 @@ def _annotated(namespace: Mapping[str, Any]) -> set[str]:
 
 
 def _written(default: Any) -> Any:
-    """The same default, made by a function: what such a function returns is not left out."""
+    """Return the default as a factory: msgspec does not leave out what a factory returns."""
     spec: Any = default if type(default) is _Field else field(default=default)
     value, made_by = spec.default, spec.default_factory
     if value is None or value is UNSET or (value is NODEFAULT and made_by is NODEFAULT):
@@ -59,7 +59,7 @@ def _written(default: Any) -> Any:
         return value
 
     def make() -> Any:
-        return made_by() if value is NODEFAULT else copy(value)  # of a list, each object has its own
+        return made_by() if value is NODEFAULT else copy(value)  # each object gets its own list
 
     return field(default_factory=hand_out if isinstance(value, (str, int)) else make, name=spec.name)
 
@@ -72,7 +72,7 @@ class Struct(msgspec.Struct, metaclass=_WireMeta, rename="camel", omit_defaults=
 
 
 class Annotations(Struct):
-    """Hints for whoever shows or ranks the annotated object."""
+    """Hints for showing and ranking the annotated object."""
 
     audience: list[Role] | None = None
     priority: float | None = None
@@ -100,7 +100,7 @@ class Implementation(Struct):
 
     @property
     def display_name(self) -> str:
-        """What to call it where people read."""
+        """Return the name to show to people."""
         return self.title or self.name
 
 
@@ -112,10 +112,10 @@ class Result(Struct, kw_only=True):
 
 
 class EmptyResult(Result):
-    """A result that says only: done."""
+    """A result without content."""
 
 
 class NotificationParams(Struct, kw_only=True):
-    """The params every notification may have."""
+    """The params that every notification may have."""
 
     meta: Meta | None = field(name="_meta", default=None)

@@ -1,4 +1,4 @@
-"""Content blocks: what tools return and prompts are made of."""
+"""Define content blocks, which tool results and prompts consist of."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ResourceLink(Struct, tag="resource_link", tag_field="type"):
 
 
 class ResourceContents(Struct):
-    """What is in a resource: `text`, or `blob` in base64; never both."""
+    """The contents of a resource: `text`, or `blob` in base64; never both."""
 
     uri: str
     mime_type: str | None = None

@@ -1,9 +1,4 @@
-"""Define what a server asks of a client, and what a client wants to be told of.
-
-What a server asks of a client: elicitation, sampling, roots; and the result that carries the questions.
-
-Subscriptions: what a client wants to hear of.
-"""
+"""Define the server's requests to a client (elicitation, sampling, roots), and a client's subscriptions."""
 
 from __future__ import annotations
 
@@ -18,7 +13,7 @@ from weft.types.tools import Tool
 
 
 class ToolUseContent(Struct, tag="tool_use", tag_field="type"):
-    """The model wants a tool called."""
+    """A model's request to call a tool."""
 
     id: str
     name: str
@@ -27,7 +22,7 @@ class ToolUseContent(Struct, tag="tool_use", tag_field="type"):
 
 
 class ToolResultContent(Struct, tag="tool_result", tag_field="type", omit_defaults=True):
-    """What the tool answered the model."""
+    """A tool's result for the model."""
 
     tool_use_id: str
     content: list[ContentBlock]
@@ -48,13 +43,13 @@ class SamplingMessage(Struct):
 
 
 class ModelHint(Struct):
-    """Part of the name of a model one would like."""
+    """Part of the name of a preferred model."""
 
     name: str | None = None
 
 
 class ModelPreferences(Struct):
-    """What matters in the choice of a model, each from 0 to 1."""
+    """Preferences for the choice of a model; priorities are from 0 to 1."""
 
     hints: list[ModelHint] | None = None
     cost_priority: float | None = None
@@ -84,7 +79,7 @@ class CreateMessageParams(Struct):
 
 
 class CreateMessageResult(Struct):
-    """What the client's model said."""
+    """The answer of the client's model."""
 
     role: Role
     content: SamplingContent | list[SamplingContent]
@@ -104,14 +99,14 @@ class ElicitParams(Struct):
 
 
 class ElicitResult(Struct):
-    """What the user did."""
+    """The user's answer to a question."""
 
     action: Literal["accept", "decline", "cancel"]
     content: dict[str, str | int | float | bool | list[str] | None] | None = None
 
 
 class Root(Struct):
-    """A folder or file the client lets the server work in."""
+    """A folder or file in which the server may work."""
 
     uri: str
     name: str | None = None
@@ -132,14 +127,14 @@ class InputRequest(Struct):
 
 
 class InputRequiredResult(Result, kw_only=True):
-    """Not done yet: these answers are needed first."""
+    """A result that asks for answers, which the client sends with the next call."""
 
     input_requests: dict[str, InputRequest] | None = None
     request_state: str | None = None
 
 
 class SubscriptionFilter(Struct):
-    """Which changes: of lists, and of single resources by their URIs. What is left out is not sent."""
+    """The changes to notify of: those of lists, and of single resources by their URIs."""
 
     tools_list_changed: bool | None = None
     prompts_list_changed: bool | None = None
@@ -148,12 +143,12 @@ class SubscriptionFilter(Struct):
 
 
 class ListenParams(RequestParams, kw_only=True):
-    """A wish to hear of changes."""
+    """A subscription to changes."""
 
     notifications: SubscriptionFilter
 
 
 class AcknowledgedParams(NotificationParams, kw_only=True):
-    """The part of the wish that is honoured."""
+    """The part of a subscription that the server accepted."""
 
     notifications: SubscriptionFilter

@@ -1,11 +1,4 @@
-"""Define what every request carries, the capabilities of both sides, discovery and the handshake.
-
-What every request carries, whatever its method.
-
-What a client and a server declare that they can do.
-
-Discovery, the handshake, and the notifications that accompany any request.
-"""
+"""Define the params of every request, capabilities, discovery, the handshake, and notifications about a request."""
 
 from __future__ import annotations
 
@@ -33,7 +26,7 @@ LOG_LEVEL_KEY = "io.modelcontextprotocol/logLevel"
 
 
 class RequestMeta(Struct):
-    """`params._meta` of a request, as far as the protocol gives its keys a meaning."""
+    """The keys of a request's `params._meta` that the protocol defines."""
 
     protocol_version: str | None = field(name=PROTOCOL_VERSION_KEY, default=None)
     client_capabilities: ClientCapabilities | None = field(name=CLIENT_CAPABILITIES_KEY, default=None)
@@ -46,20 +39,20 @@ class RequestMeta(Struct):
 
 
 class RequestParams(Struct, kw_only=True):
-    """The params every request has."""
+    """The params of every request."""
 
     meta: RequestMeta | None = field(name="_meta", default=None)
 
 
 class InputParams(RequestParams, kw_only=True):
-    """The params of a method that may be answered with questions (MRTR-02), and then is called again."""
+    """The params of a method whose result may ask for answers; it is then called again with them."""
 
     input_responses: dict[str, msgspec.Raw] | None = None
     request_state: str | None = None
 
 
 class PaginatedParams(RequestParams, kw_only=True):
-    """The params of a list method. Any string is a cursor, the empty one too (PAG-02)."""
+    """The params of a list method. Any string is a cursor, also the empty one."""
 
     cursor: str | None = None
 
@@ -71,7 +64,7 @@ class RootsCapability(Struct):
 
 
 class SamplingCapability(Struct):
-    """The client can sample; with tools, with context, if these are there."""
+    """The client can sample; with tools or context, if these are set."""
 
     context: JsonObject | None = None
     tools: JsonObject | None = None
@@ -85,7 +78,7 @@ class ElicitationCapability(Struct):
 
 
 class ClientCapabilities(Struct):
-    """What a client declared."""
+    """The capabilities of a client."""
 
     experimental: dict[str, JsonObject] | None = None
     roots: RootsCapability | None = None
@@ -95,20 +88,20 @@ class ClientCapabilities(Struct):
 
 
 class ListChangedCapability(Struct):
-    """A list that tells of its changes."""
+    """The server notifies of changes of a list, if set."""
 
     list_changed: bool | None = None
 
 
 class ResourcesCapability(Struct):
-    """Resources: whether one can subscribe to one, and whether the list tells of its changes."""
+    """The server has resources; clients can subscribe to one, and are notified of changes of the list, if set."""
 
     subscribe: bool | None = None
     list_changed: bool | None = None
 
 
 class ServerCapabilities(Struct):
-    """What a server declares."""
+    """The capabilities of a server."""
 
     experimental: dict[str, JsonObject] | None = None
     logging: JsonObject | None = None
@@ -120,7 +113,7 @@ class ServerCapabilities(Struct):
 
 
 class DiscoverResult(Result, kw_only=True):
-    """What a server is and can do."""
+    """The server's description of itself."""
 
     supported_versions: list[str]
     capabilities: ServerCapabilities
@@ -130,7 +123,7 @@ class DiscoverResult(Result, kw_only=True):
 
 
 class InitializeParams(RequestParams, kw_only=True):
-    """What a client says of itself in the handshake."""
+    """The client's description of itself in the handshake."""
 
     protocol_version: str
     capabilities: ClientCapabilities
@@ -138,7 +131,7 @@ class InitializeParams(RequestParams, kw_only=True):
 
 
 class InitializeResult(Result, kw_only=True):
-    """What a server says of itself in the handshake, and the version it settles on."""
+    """The server's description of itself in the handshake, with the version it chose."""
 
     protocol_version: str
     capabilities: ServerCapabilities
@@ -147,20 +140,20 @@ class InitializeResult(Result, kw_only=True):
 
 
 class SetLevelParams(RequestParams, kw_only=True):
-    """From which level on log messages are wanted."""
+    """The lowest level of log messages to send."""
 
     level: LogLevel
 
 
 class CancelledParams(NotificationParams, kw_only=True):
-    """Which request is given up, and why."""
+    """The request that is cancelled, and why."""
 
     request_id: RequestId
     reason: str | None = None
 
 
 class ProgressParams(NotificationParams, kw_only=True):
-    """How far a request has come."""
+    """The progress of a request."""
 
     progress_token: ProgressToken
     progress: float | int

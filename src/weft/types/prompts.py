@@ -1,4 +1,4 @@
-"""Prompts, and completion of their arguments."""
+"""Define prompts, and completion of arguments."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Prompt(Struct):
 
     @property
     def display_name(self) -> str:
-        """What to call it where people read."""
+        """Return the name to show to people."""
         return self.title or self.name
 
 
@@ -65,27 +65,27 @@ class GetPromptResult(Result, kw_only=True):
 
 
 class PromptReference(Struct, tag="ref/prompt", tag_field="type"):
-    """Points at a prompt."""
+    """A reference to a prompt."""
 
     name: str
     title: str | None = None
 
 
 class ResourceTemplateReference(Struct, tag="ref/resource", tag_field="type"):
-    """Points at a resource template by its text."""
+    """A reference to a resource template."""
 
     uri: str
 
 
 class CompleteArgument(Struct):
-    """The argument being typed, and what is there of it."""
+    """The argument being typed, and its beginning."""
 
     name: str
     value: str
 
 
 class CompleteContext(Struct):
-    """The arguments already filled in."""
+    """The arguments that are filled in already."""
 
     arguments: dict[str, str] | None = None
 

@@ -1,4 +1,4 @@
-"""Resources and resource templates."""
+"""Define resources and resource templates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Resource(Struct):
 
     @property
     def display_name(self) -> str:
-        """What to call it where people read."""
+        """Return the name to show to people."""
         return self.title or self.name
 
 
@@ -42,7 +42,7 @@ class ResourceTemplate(Struct):
 
     @property
     def display_name(self) -> str:
-        """What to call it where people read."""
+        """Return the name to show to people."""
         return self.title or self.name
 
 
@@ -65,13 +65,13 @@ class ListResourceTemplatesResult(Result, kw_only=True):
 
 
 class ReadResourceParams(InputParams, kw_only=True):
-    """A read."""
+    """A request to read a resource."""
 
     uri: str
 
 
 class ReadResourceResult(Result, kw_only=True):
-    """What was read."""
+    """The contents of a resource that was read."""
 
     contents: list[ResourceContents]
     ttl_ms: int | None = None
@@ -85,6 +85,6 @@ class ResourceUpdatedParams(NotificationParams, kw_only=True):
 
 
 class SubscribeParams(RequestParams, kw_only=True):
-    """The resource that a session wants to hear of, or no more."""
+    """The resource that a session subscribes to, or unsubscribes from."""
 
     uri: str

@@ -1,4 +1,4 @@
-"""Tools: their definition, the call, the result."""
+"""Define tools, their calls and their results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.types.lifecycle import InputParams
 
 
 class ToolAnnotations(Struct):
-    """Hints about what a tool does; a client trusts them only as far as it trusts the server."""
+    """Hints about what a tool does; a client trusts them only if it trusts the server."""
 
     title: str | None = None
     read_only_hint: bool | None = None
@@ -38,7 +38,7 @@ class Tool(Struct):
 
     @property
     def display_name(self) -> str:
-        """What to call it where people read (TOOL-21)."""
+        """Return the name to show to people."""
         return self.title or (self.annotations and self.annotations.title) or self.name
 
 
@@ -52,14 +52,14 @@ class ListToolsResult(Result, kw_only=True):
 
 
 class CallToolParams(InputParams, kw_only=True, dict=True):
-    """A call. Its arguments stay raw until `arguments` is read or set: the tool's own validator reads the bytes."""
+    """A call of a tool. The tool's validator reads the raw arguments; `arguments` decodes them when first read."""
 
     name: str
     raw_arguments: msgspec.Raw | UnsetType = field(name="arguments", default=UNSET)
 
     @cached_property
     def arguments(self) -> dict[str, Any]:
-        """The arguments, decoded. What is changed in them, or assigned, is what the tool gets, validated."""
+        """Return the decoded arguments. The tool gets them validated, with all changes made here."""
         if self.raw_arguments is UNSET:
             return {}
         try:
@@ -67,16 +67,16 @@ class CallToolParams(InputParams, kw_only=True, dict=True):
         except msgspec.DecodeError:  # a number that no float can hold
             raise InvalidParams("Invalid params: a number in `arguments` is too large.") from None
         if not isinstance(value, dict):
-            raise InvalidParams("Invalid params: `arguments` must be an object.")  # TOOL-14
+            raise InvalidParams("Invalid params: `arguments` must be an object.")
         return cast("dict[str, Any]", value)
 
     def forget_arguments(self) -> None:
-        """Go back to what the client sent, whatever was changed."""
+        """Discard changes: return to the arguments that the client sent."""
         cast("dict[str, Any]", self.__dict__).pop("arguments", None)
 
 
 class CallToolResult(Result, kw_only=True, omit_defaults=True):
-    """What a tool answered. `structured_content` may be any JSON value, null included."""
+    """The result of a tool. `structured_content` may be any JSON value, also null."""
 
     content: list[ContentBlock]
     structured_content: Any = UNSET

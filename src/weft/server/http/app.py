@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from weft.eras.base import choose
 from weft.errors import InternalError, ProtocolError, UsageError
 from weft.jsonrpc import Frame, decode, encode_error
 from weft.limits import DEFAULT_LIMITS
@@ -89,13 +90,12 @@ class HttpApp:
         self._gate = None if auth is None else Gate(auth, runtime)
         self._is_plain = self._proxies is None and self._gate is None
         self._session: SessionExchange | None = None
-        self._exchanges: list[StatelessExchange | SessionExchange] = []
+        self._stateless: StatelessExchange | None = None
         for era in runtime.eras:
             if era.remembers:
                 self._session = SessionExchange(runtime, sessions, keeps_sessions=keeps_sessions)
-                self._exchanges.append(self._session)
             else:
-                self._exchanges.append(StatelessExchange(runtime, era))
+                self._stateless = StatelessExchange(runtime, era)
         self._sse = None if sse_path is None else self._old_transport(sse_path, keeps_sessions=keeps_sessions)
         self._verbs = ("POST",) if self._session is None else self._session.verbs
         self.follows_host = True  # hear of the end of the process by its signals; our own runner says it another way
@@ -207,7 +207,10 @@ class HttpApp:
             frame = decode(body, runtime.limits)
             if runtime.lifespan.started or await self._start(frame.reply_id, reply):
                 try:
-                    await self._choose(frame, headers).serve(frame, headers, scope, receive, reply)
+                    era, _ = choose(runtime.eras, frame, headers)
+                    exchange = self._session if era.remembers else self._stateless
+                    assert exchange is not None
+                    await exchange.serve(frame, headers, scope, receive, reply)
                 except (Refusal, ProtocolError):
                     raise
                 except Exception as error:  # noqa: BLE001 - see `_blame`
@@ -217,14 +220,8 @@ class HttpApp:
 
     def _takes_arrays(self, headers: Headers) -> bool:
         """Whether an array of messages may be of the era that has them; what is not is told so (ledger 0.2, 2)."""
-        return self._choose(Frame(), headers) is self._session
-
-    def _choose(self, frame: Frame, headers: Headers) -> StatelessExchange | SessionExchange:
-        """The exchange of a message: the first whose era it speaks, else the last, which refuses it."""
-        for exchange in self._exchanges:
-            if exchange.era.speaks(frame, headers, None):
-                return exchange
-        return self._exchanges[-1]
+        era, _ = choose(self.runtime.eras, Frame(), headers)
+        return era.remembers
 
     async def _blame(self, error: Exception, request_id: RequestId | None, reply: HttpReply) -> None:
         """Nothing can be served: the app around this one says of its caller what makes no sense; or the Backend fails.

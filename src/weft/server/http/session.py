@@ -378,7 +378,7 @@ class SessionExchange:
         One that says all about itself is not the session's (COMPAT-02). Like one that comes alone it needs the headers
         that repeat it, or it is refused.
         """
-        era = choose(self._runtime.eras, frame, headers)
+        era, _ = choose(self._runtime.eras, frame, headers)
         if self._runtime.is_full(own=1):  # the HTTP request that they came in
             await self._refuse(busy(self._runtime.limits.in_flight), frame, reply, era)
         elif (task := await self._start(session, frame, headers, caller, reply, era)) is not None:

@@ -14,8 +14,7 @@ import shlex
 import shutil
 import socket
 import sys
-from collections.abc import Mapping, Sequence
-from datetime import date
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -23,9 +22,7 @@ import msgspec
 
 from weft.errors import StartError
 from weft.net.hosts import is_loopback
-from weft.protocol.schema import compile_schema, is_array, is_object
 from weft.server.http.request import shared_limits
-from weft.server.run.loading import typed_command
 
 if TYPE_CHECKING:
     from weft.server.features.tools import RegisteredTool
@@ -37,17 +34,6 @@ log = logging.getLogger("weft.advice")
 BACKLOG = 2048
 MOST_DESCRIPTORS = 65_536  # that are asked for: more would cost memory on some systems
 MOST_NAMED = 5  # features in a warning
-MOST_DEPTH = 16  # schemas refer to themselves
-DAY = date(2030, 1, 31).isoformat()
-FORMATS = {
-    "date": DAY,
-    "date-time": f"{DAY}T12:00:00Z",
-    "duration": "PT1H",
-    "email": "someone@example.com",
-    "time": "12:00:00Z",
-    "uri": "https://example.com/",
-    "uuid": "00000000-0000-4000-8000-000000000000",
-}
 
 
 class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,111 +197,25 @@ def url_of(options: HttpOptions, listener: socket.socket) -> str:
 
 
 def try_line(engine: Engine, url: str) -> str | None:
-    """A command that calls a tool of this server and succeeds as it stands, if there is one; but for a token if needed.
-
-    One that destroys something is named only where there is no other. One that any token will do for is preferred, one
-    that needs no arguments, and one that does not take a Context: it cannot ask back.
-    """
+    """Return a command to try a server: a call of a tool that needs nothing, else the list; None without tools."""
     token = [] if engine.auth is None else ["--token", "TOKEN"]
     tools = [tool for tool in engine.tools if engine.auth is not None or not tool.scopes]  # else it is refused
-    harmless = [tool for tool in tools if not _is_risky(tool)]
-    for tool in sorted(harmless or tools, key=_hurdles):
-        arguments = example_of(tool.definition.input_schema)
-        if not _needs(tool) or _fits(tool, arguments):
-            words = ["call", url, tool.name, *([msgspec.json.encode(arguments).decode()] if arguments else [])]
-            return f"{_command()} {shlex.join(words + token)}"
-    return f"{_command()} {shlex.join(['list', url, *token])}" if tools else None
+    if not tools:
+        return None
+    name = next((tool.name for tool in tools if _is_easy(tool)), None)
+    words = ["list", url] if name is None else ["call", url, name]
+    return f"{_command()} {shlex.join(words + token)}"
 
 
-def _is_risky(tool: RegisteredTool) -> bool:
+def _is_easy(tool: RegisteredTool) -> bool:
+    """Return True for a tool that needs no arguments and no scopes, and destroys nothing."""
     hints = tool.definition.annotations
-    return hints is not None and bool(hints.destructive_hint)
-
-
-def _hurdles(tool: RegisteredTool) -> tuple[bool, ...]:
-    """What stands between a newcomer and a result of this tool, the worst first."""
-    return bool(tool.scopes), _needs(tool), tool.signature.injected is not None
-
-
-def _needs(tool: RegisteredTool) -> bool:
-    return bool(tool.definition.input_schema.get("required"))
-
-
-def _fits(tool: RegisteredTool, arguments: Any) -> bool:
-    return not compile_schema(tool.definition.input_schema).problems(arguments)
+    is_risky = hints is not None and hints.destructive_hint
+    return not (is_risky or tool.scopes or tool.definition.input_schema.get("required"))
 
 
 def _command() -> str:
-    """The `weft` of this environment as it can be typed here."""
-    own = Path(typed_command())
-    if own.stem != "weft":  # `python server.py`, or a child of `weft run --reload`
-        own = Path(sys.executable).with_name("weft")
-    found = shutil.which("weft")
-    if found and own.exists() and Path(found).samefile(own):
-        return "weft"
-    return shlex.quote(str(own)) if own.is_file() else f"{shlex.quote(sys.executable)} -m weft"
-
-
-# Example values: the common keywords only; `_fits` makes sure.
-
-
-def example_of(schema: Any, root: Mapping[str, Any] | None = None, depth: int = 0) -> Any:
-    """A value that fits a schema, required properties only.
-
-    >>> example_of({"required": ["n"], "properties": {"n": {"type": "integer", "minimum": 5}, "m": {}}})
-    {'n': 5}
-    """
-    if not is_object(schema) or depth > MOST_DEPTH:
-        return None
-    root = schema if root is None else root
-    for known in ("default", "const"):
-        if known in schema:
-            return schema[known]
-    for several in ("examples", "enum"):
-        if is_array(schema.get(several)) and schema[several]:
-            return schema[several][0]
-    if "$ref" in schema:
-        return example_of(_referred(str(schema["$ref"]), root), root, depth + 1)
-    for several in ("anyOf", "oneOf", "allOf"):
-        if is_array(schema.get(several)) and schema[several]:
-            return example_of(schema[several][0], root, depth + 1)
-    return _of_type(schema, root, depth)
-
-
-def _of_type(schema: dict[str, Any], root: Mapping[str, Any], depth: int) -> Any:
-    kind = schema.get("type", "object" if "properties" in schema else "string")
-    kind = kind[0] if is_array(kind) else kind
-    if kind == "object":
-        properties: dict[str, Any] = schema.get("properties", {})
-        return {name: example_of(properties.get(name, {}), root, depth + 1) for name in schema.get("required", ())}
-    if kind == "array":
-        first: list[Any] = [example_of(one, root, depth + 1) for one in schema.get("prefixItems", ())]
-        more = range(len(first), int(schema.get("minItems", 0)))
-        return first + [example_of(schema.get("items"), root, depth + 1) for _ in more]
-    if kind in ("integer", "number"):
-        return _number(schema, whole=kind == "integer")
-    if kind == "string":
-        text = FORMATS.get(str(schema.get("format")), "text")
-        return text.ljust(int(schema.get("minLength", 0)), "x")[: schema.get("maxLength")]
-    return True if kind == "boolean" else None
-
-
-def _number(schema: dict[str, Any], *, whole: bool) -> float:
-    """A number at a bound, or a step within a bound that is itself left out; else one step."""
-    step: float = schema.get("multipleOf", 1 if whole else 0.5)
-    bounds: dict[str, float] = schema
-    if "minimum" in bounds:
-        return bounds["minimum"]
-    if "exclusiveMinimum" in bounds:
-        return bounds["exclusiveMinimum"] + step
-    if "maximum" in bounds:
-        return bounds["maximum"]
-    return bounds["exclusiveMaximum"] - step if "exclusiveMaximum" in bounds else step
-
-
-def _referred(reference: str, root: Mapping[str, Any]) -> Any:
-    """What a `$ref` within the schema names."""
-    found: Any = root
-    for part in reference.removeprefix("#").split("/")[1:]:
-        found = found.get(part.replace("~1", "/").replace("~0", "~")) if is_object(found) else None
-    return found
+    """Return how the `weft` of this environment is typed."""
+    own, found = Path(sys.executable).with_name("weft"), shutil.which("weft")
+    is_found = found is not None and own.exists() and own.samefile(found)
+    return "weft" if is_found else f"{shlex.quote(sys.executable)} -m weft"

@@ -42,7 +42,6 @@ MOST_NAMES = 12
 _WRONG_ARGUMENTS = 2  # the exit code of a program that cannot read its command line
 
 _loading = False
-_command: str | None = None  # what `sys.argv` began with, before a file got arguments of its own
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -79,11 +78,6 @@ def _split(target: str) -> tuple[str, str | None]:
 def is_loading() -> bool:
     """Whether a file is being loaded right now."""
     return _loading
-
-
-def typed_command() -> str:
-    """The program as it was typed. `sys.argv` says it, until a file that is loaded gets its own arguments there."""
-    return sys.argv[0] if _command is None else _command
 
 
 def load(target: Target) -> Servable:
@@ -228,9 +222,7 @@ def _put_first(folder: Path) -> None:
 @contextmanager
 def _at_load(shown: str, file: str, arguments: Sequence[str]) -> Generator[None]:
     """Run code of the user's: with arguments of its own, and told in a sentence if it fails."""
-    global _loading, _command  # noqa: PLW0603 - there is one interpreter, and it loads one file at a time
-    if _command is None:
-        _command = sys.argv[0]
+    global _loading  # noqa: PLW0603 - there is one interpreter, and it loads one file at a time
     sys.argv = [file, *arguments]  # from now on: a handler may look there as well
     _loading = True
     try:

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import UNSET
 
-from weft.eras.base import recognise
+from weft.eras.base import choose
 from weft.eras.session import SESSION
 from weft.errors import InternalError, ParseError, ProtocolError
 from weft.jsonrpc import Frame, decode, encode_error, encode_notification
@@ -203,7 +203,7 @@ class Pipe:
         request_id = frame.id
         assert request_id is not None  # `decode` has checked it
         assert request_id is not UNSET
-        era, envelope = recognise(self._eras, frame, self._runtime.offer)
+        era, envelope = choose(self._eras, frame, None, self._runtime.offer)
         session = self._session if era.remembers else None
         connection = None if session is None else session.connection
         try:
