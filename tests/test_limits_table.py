@@ -31,7 +31,7 @@ NO_BOUNDS = {
     "server.run.loading._WRONG_ARGUMENTS": "an exit code",
     "cli.calling.NESTING": "how a type is shown",
     "cli.command.MOST_PORT": "what a port is",
-    "client.auth.registration._LATEST": "what a time is",
+    "client.auth.discovery._LATEST": "what a time is",
     "client.callbacks.TURN_SECONDS": "how often others have their turn",
     "client.handlers.handlers.USER_REJECTED": "an error code",
     "client.connection.connection._STAND_AGAIN": "which pause of the list",

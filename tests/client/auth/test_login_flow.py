@@ -7,10 +7,9 @@ import json
 import pytest
 from auth_world import AS, ISSUER, NOW, PRM, REDIRECT, SERVER, World, json_response, metadata, prm
 
-from weft.client.auth.credentials import Token, token_key
-from weft.client.auth.grants import CodeFlow, TokenRequest, read_redirect, recall_token
-from weft.client.auth.metadata import Challenge, Issuer
-from weft.client.auth.registration import Registration
+from weft.client.auth.discovery import Challenge, Registration
+from weft.client.auth.grants import CodeFlow, TokenRequest, read_redirect, recall_token, token_key
+from weft.client.auth.tokens import Issuer, Token
 from weft.errors import AuthorizationFailed
 
 TOKEN = f"{ISSUER}/token"
@@ -22,7 +21,7 @@ def flow(**options) -> CodeFlow:
 
 
 def log_in(world: World, situation: TokenRequest | None = None, **options) -> Token:
-    return world.run(flow(**options).login(situation or TokenRequest(SERVER, Challenge("bearer"))))
+    return world.run(flow(**options).login, situation or TokenRequest(SERVER, Challenge("bearer")))
 
 
 def old_token(**changes) -> Token:
@@ -324,8 +323,8 @@ def test_what_the_token_endpoint_says_is_told_with_a_remedy():
 def test_a_token_is_found_again_by_the_server_it_is_for():
     world = World()
     token = log_in(world)
-    assert world.run(recall_token(SERVER)) == token
-    assert world.run(recall_token("https://mcp.example/other")) is None
+    assert world.run(recall_token, SERVER) == token
+    assert world.run(recall_token, "https://mcp.example/other") is None
 
 
 @pytest.mark.spec("AUTH-35")
@@ -353,7 +352,7 @@ def test_a_refused_token_is_refreshed_and_the_refresh_token_rotates():
     form = world.forms()[0]
     assert (form["grant_type"], form["refresh_token"], form["resource"]) == ("refresh_token", "refresh-0", SERVER)
     assert (token.access_token, token.refresh_token, token.granted) == ("new", "refresh-1", ["a"])
-    assert world.run(recall_token(SERVER)) == token
+    assert world.run(recall_token, SERVER) == token
 
 
 @pytest.mark.spec("ASEC-11", "AUTH-21")
@@ -400,7 +399,7 @@ def test_a_kept_token_of_another_issuer_or_resource_is_not_taken():
         key = token_key(ISSUER, SERVER)
         record = {**json.loads(world.kept[key]), **changes}
         world.kept[key] = json.dumps(record).encode()
-        assert world.run(recall_token(SERVER)) is None
+        assert world.run(recall_token, SERVER) is None
 
 
 def test_a_refresh_names_the_scope_that_was_granted():
@@ -462,9 +461,9 @@ def test_an_issuer_in_trouble_does_not_cost_the_refresh_token(status):
     world = with_registration(World())
     world.answers[TOKEN] = json_response({"error": "temporarily_unavailable"}, status)
     token, kept = old_token(), dict(world.kept)
-    for steps in (flow().login, flow().renewal):
+    for steps in (flow().login, flow().renew):
         with pytest.raises(AuthorizationFailed, match="temporarily_unavailable"):
-            world.run(steps(TokenRequest(SERVER, Challenge("bearer"), token)))
+            world.run(steps, TokenRequest(SERVER, Challenge("bearer"), token))
     assert token.refresh_token == "refresh-0"
     assert world.kept == kept
     assert world.visits == []
@@ -480,19 +479,18 @@ def test_a_token_that_is_refused_at_once_is_not_asked_for_again():
 
 def test_a_renewal_needs_nobody():
     world = with_registration(World())
-    renewal = flow().renewal(TokenRequest(SERVER, Challenge(), old_token()))
-    assert world.run(renewal).access_token == "access-2"
+    request = TokenRequest(SERVER, Challenge(), old_token())
+    assert flow().can_renew(request)
+    assert world.run(flow().renew, request).access_token == "access-2"
     assert world.visits == []
-    assert flow().renewal(TokenRequest(SERVER, Challenge(), old_token(refresh_token=None))) is None
+    assert not flow().can_renew(TokenRequest(SERVER, Challenge(), old_token(refresh_token=None)))
 
 
 def test_the_token_of_a_server_that_publishes_nothing_is_renewed_there():
     world = World()
     world.documents.clear()
     old = Token("old", "https://mcp.example", SERVER, "client", refresh_token="refresh-0", obtained_at=NOW - 900)
-    assert (
-        world.run(flow(client_id="client").renewal(TokenRequest(SERVER, Challenge(), old))).access_token == "access-1"
-    )
+    assert world.run(flow(client_id="client").renew, TokenRequest(SERVER, Challenge(), old)).access_token == "access-1"
     assert [request.url for request in world.requests if request.method == "POST"] == ["https://mcp.example/token"]
 
 
