@@ -1,11 +1,10 @@
-"""What goes into a log: one line for each call, the wire with its secrets masked, and warnings that do not flood it.
+"""Format log lines: one for each call, messages with their secrets masked, and warnings that do not flood the log.
 
-Used by the server and by the client, so that both write the same. A caller asks `isEnabledFor` first: nothing here is
-cheap enough for a log that is off. Nothing here raises, whatever it is given.
+Callers check `isEnabledFor` first: nothing here is cheap enough for a log that is off. Nothing here raises.
 
 Masking works by names. A header is shown if it is known to be harmless; every other header is masked. In a body, the
-value of a name that says "password", "token" and the like is masked, and so is the text after `Bearer`. A URI,
-wherever it stands, is shown without its query and its credentials.
+value of a name that contains "password", "token" and the like is masked, and so is the text after `Bearer`. A URI is
+shown without its query and its credentials.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from urllib.parse import parse_qsl, urlencode
 import msgspec
 
 from weft.protocol.headers import decode_value
+from weft.protocol.names import printable
 
 MASK = "***"
 
@@ -32,12 +32,6 @@ _PLAIN_HEADERS = frozenset(
     [
         "accept",
         "accept-encoding",
-        "access-control-allow-headers",
-        "access-control-allow-methods",
-        "access-control-allow-origin",
-        "access-control-expose-headers",
-        "access-control-request-headers",
-        "access-control-request-method",
         "allow",
         "cache-control",
         "connection",
@@ -73,15 +67,6 @@ _ANSWERED = "inputResponses"
 _BEARER = re.compile(r"(?i)\b(bearer|basic|dpop)(\s+)[A-Za-z0-9._~+/=-]{8,}")
 # The same for a text that cannot be read as JSON: `"token": "…"`, cut off or not.
 _SECRET_MEMBER = re.compile(r'"([^"\\]{1,64})"(\s*:\s*)("(?:[^"\\]|\\.)*(?:"|\Z)|[^\s,}\]"]+)')
-
-
-def printable(text: str, instead: str = " ") -> str:
-    r"""Return a foreign text as one line, without anything that a terminal would act on.
-
-    >>> printable("a\nb\x1b[2J", "?")
-    'a?b?[2J'
-    """
-    return "".join(char if char.isprintable() else instead for char in text)
 
 
 def marked_lines(text: str) -> str:
@@ -127,7 +112,7 @@ def masked_headers(headers: Mapping[str, str] | Iterable[tuple[bytes | str, byte
         name, value = _text(name), _text(value)
         if name.lower() == "mcp-name":
             value = _masked_name_header(value)
-        is_plain = name.lower() in _PLAIN_HEADERS or name.lower().startswith("mcp-param-")
+        is_plain = name.lower() in _PLAIN_HEADERS or name.lower().startswith(("access-control-", "mcp-param-"))
         shown.append(f"{printable(name, '?')}: {printable(value[:500], '?') if is_plain else MASK}")
     return ", ".join(shown)
 
@@ -258,7 +243,7 @@ def _masked_text(text: str) -> str:
 
 
 class Seldom:
-    """A log for what a peer can cause as often as it likes: the first is written, then the 10th, the 100th, …
+    """A log for events that a peer can cause: the first is written, then the 10th, the 100th, and so on.
 
     After a minute the count begins again. `about` tells peers apart, so that one does not hide another.
 

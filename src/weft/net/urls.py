@@ -8,7 +8,7 @@ from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from weft.errors import UsageError, WeftError
 from weft.net.hosts import is_loopback
-from weft.net.logs import printable
+from weft.protocol.names import printable
 
 _LONGEST = 8 * 1024
 _LONGEST_SAFE = 2048

@@ -1,4 +1,4 @@
-"""The grammars of names: tools, `_meta` keys, extensions, URIs; and the nearest name to a mistyped one.
+"""The grammars of names: tools, `_meta` keys, extensions, URIs; the nearest name to a mistyped one; printable text.
 
 Owns what a well-formed name is, as checks that raise ValueError with the remedy. It knows no registry and no
 particular name.
@@ -22,6 +22,15 @@ _MAX_CANDIDATES = 1000
 _MAX_COMPARED = 30
 _MAX_WORK = 20_000  # characters of the name times those of all names it is compared with
 _MAX_NAME = 128
+
+
+def printable(text: str, instead: str = " ") -> str:
+    r"""Return a foreign text as one line, without anything that a terminal would act on.
+
+    >>> printable("a\nb\x1b[2J", "?")
+    'a?b?[2J'
+    """
+    return "".join(char if char.isprintable() else instead for char in text)
 
 
 def check_tool_name(name: str) -> None:

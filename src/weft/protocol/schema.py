@@ -20,6 +20,8 @@ from urllib.parse import unquote
 
 import msgspec
 
+from weft.protocol.names import printable
+
 if TYPE_CHECKING:
     import jsonschema_rs
 
@@ -468,7 +470,7 @@ def _follow(path: tuple[str | int, ...], value: Any) -> Any:
 
 def _sentence(message: str, value: Any) -> str:
     """The engine's message as a bounded sentence that says what was got in terms of types."""
-    text = "".join(char if char.isprintable() else "?" for char in message[:300]).rstrip(".")
+    text = printable(message[:300], "?").rstrip(".")
     if not text.startswith("the value"):
         return f"{text}."
     return f"{text[0].upper()}{text[1:]}; it is {json_type(value)}."

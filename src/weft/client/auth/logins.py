@@ -29,7 +29,7 @@ from weft.client.auth.ports import AuthPorts, Fetching, LoopbackRedirect, Redire
 from weft.client.auth.storage import MemoryStorage, Storage
 from weft.client.auth.tokens import PrivateKey, is_sendable, readable, without
 from weft.errors import AuthorizationFailed, UsageError
-from weft.net.logs import printable
+from weft.protocol.names import printable
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes

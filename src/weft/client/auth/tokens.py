@@ -20,8 +20,8 @@ import msgspec
 
 from weft.errors import AuthorizationFailed, UsageError
 from weft.net.fetch import FetchFailed, HttpAnswer, HttpRequest, post_form
-from weft.net.logs import printable
 from weft.net.urls import shown_url
+from weft.protocol.names import printable
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes

@@ -17,7 +17,8 @@ from types import CoroutineType, TracebackType
 from typing import Any, cast
 
 from weft.errors import ProtocolError, UnsupportedVersion, UsageError
-from weft.net.logs import marked_lines, printable
+from weft.net.logs import marked_lines
+from weft.protocol.names import printable
 from weft.server.diagnostics.source_location import is_users, user_frames
 from weft.server.features.content import Unserialisable
 

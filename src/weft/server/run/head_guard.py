@@ -32,7 +32,7 @@ from urllib.parse import quote
 
 from weft.limits import DEFAULT_LIMITS, Limits
 from weft.net.hosts import target_host
-from weft.net.logs import printable
+from weft.protocol.names import printable
 from weft.server.http.request import Send
 
 
