@@ -44,7 +44,7 @@ class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     """A client.
 
     Without a secret or a key it is public, and only PKCE proves that it began the login that it ends. `scopes` is what
-    it may have at most (default: all). A program, which nobody logs in to, has the grant `CLIENT_CREDENTIALS`:
+    it may have at most (default: all). A program, which acts for no user, has the grant `CLIENT_CREDENTIALS`:
 
     >>> program = RegisteredClient(client_id="reporter", grant_types=(CLIENT_CREDENTIALS,)).with_secret("…")
 

@@ -1,8 +1,8 @@
 """Serve the endpoints of the authorization server: authorization (with its login page), token and introspection.
 
 What a user consents to is bound to the browser that showed the page: the request is sealed into the page for the cookie
-of that browser. So nobody can have another browser consent, or show the page in a frame. Only an authenticated client
-may ask about tokens, and only about tokens of its own resources.
+of that browser. No other site can have that browser consent, or show the page in a frame. Only an authenticated client
+may ask about tokens, and only about those of its resources.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def marked_lines(text: str) -> str:
 
 
 def call_line(method: str, name: object, era: str, status: object, seconds: float, principal: str = "") -> str:
-    """Return the line of one call. It has no arguments, which may be anything.
+    """Return the log line of one call, without its arguments, which may be secrets.
 
     `status` is the HTTP status, or "ok" where there is none; of a JSON-RPC error its code; of a call that was not
     answered a word such as "timeout".
@@ -94,14 +94,14 @@ def call_line(method: str, name: object, era: str, status: object, seconds: floa
 
 
 def _word(text: str) -> str:
-    """Return a name as one word: a peer must not be able to write other fields with it."""
+    """Return a name as one word, so that a peer cannot fake other fields of the line."""
     if not text:
         return "-"
     return printable(text[:_MOST_NAME], "?").replace(" ", "_")
 
 
 def masked_headers(headers: Mapping[str, str] | Iterable[tuple[bytes | str, bytes | str]]) -> str:
-    """Return headers as one line, with every value masked that may be a secret.
+    """Return headers as one line, with the values masked that may be secrets.
 
     >>> masked_headers({"Content-Type": "application/json", "Authorization": "Bearer abc", "X-Api-Key": "123"})
     'Content-Type: application/json, Authorization: ***, X-Api-Key: ***'
@@ -122,7 +122,7 @@ def _text(value: bytes | str) -> str:
 
 
 def masked_url(url: str) -> str:
-    """Return a URL without its query and its credentials, either of which may be a key.
+    """Return a URL without its query and its credentials, which may be secrets.
 
     >>> masked_url("https://me:pass@a.example/mcp?key=1")
     'https://***@a.example/mcp?***'
@@ -133,9 +133,9 @@ def masked_url(url: str) -> str:
 
 
 def masked_name(name: object) -> str:
-    """Return what a request is about: the name of a tool or a prompt, or a URI without what may be a secret in it.
+    """Return the name of a tool or a prompt for the log, or a URI without its secrets.
 
-    An extension may have a number there, or anything else that JSON has.
+    The name in a request of an extension may be any JSON value.
 
     >>> masked_name("add"), masked_name("db://users?token=1"), masked_name(7), masked_name(None)
     ('add', 'db://users?***', '7', '')
@@ -155,8 +155,8 @@ def _masked_name_header(value: str) -> str:
 def masked_body(body: bytes | str, *, from_client: bool = False) -> str:
     """Return a body as one line, bounded, with the values of secret names masked.
 
-    What a user or a model is asked, and answers, is masked as a whole (SAM-13). A result that a client sends is such an
-    answer: `from_client` says that it is one.
+    Questions to a user or a model and their answers are masked as a whole. A result that a client sends is such an
+    answer: `from_client` says that the body comes from a client.
 
     >>> masked_body(b'{"a": 1, "refresh_token": "r", "b": [{"password": 7}]}')
     '{"a":1,"refresh_token":"***","b":[{"password":"***"}]}'

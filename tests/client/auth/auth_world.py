@@ -63,11 +63,11 @@ class World:
 
     # --- the ports of a login
 
-    def run(self, function: Any, *args: Any) -> Any:
+    def run(self, function: Any, *args: Any, server: str = SERVER) -> Any:
         """What comes of an async function that is given these and a context: nothing here ever waits."""
 
         async def go() -> Any:
-            async with LoginContext(AuthPorts(self, self, self), SERVER) as context:
+            async with LoginContext(AuthPorts(self, self, self), server) as context:
                 return await function(*args, context)
 
         try:

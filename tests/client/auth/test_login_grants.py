@@ -39,7 +39,7 @@ JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 
 
 def situation(scheme: str = "bearer", **params: str) -> TokenRequest:
-    return TokenRequest(SERVER, Challenge(scheme, params))
+    return TokenRequest(Challenge(scheme, params))
 
 
 def key() -> tuple[str, ec.EllipticCurvePublicKey]:
@@ -65,7 +65,7 @@ def test_a_secret(offered, in_header):
     assert (form.get("client_secret") == "s3cret") is not in_header
     assert world.posted == [TOKEN]
     assert token.granted == ["a", "b"]
-    assert world.run(recall_token, SERVER) == token
+    assert world.run(recall_token) == token
 
 
 @pytest.mark.spec("XAUTH-02")
@@ -159,16 +159,19 @@ def test_an_algorithm_of_ones_own():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("reporter-s3cret.pem", "no PEM"),
-        (b"\x00s3cret", "no PEM"),
-        ("", "no PEM"),
-        ("\udce9s3cret", "no PEM"),
+        ("reporter-s3cret.pem", "is no PEM of a private key"),
+        (b"\x00s3cret", "is no PEM of a private key"),
+        ("", "is no PEM of a private key"),
+        ("\udce9s3cret", "is no PEM of a private key"),
         (Path("s3cret.pem"), "of the type 'PosixPath'"),
         (17, "of the type 'int'"),
         (KEYS["ES256"].public_key(), "of the type '.*PublicKey'"),
-        (KEYS["ES256"].public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), "is a public key"),
-        ("-----BEGIN PRIVATE KEY-----\ns3cret\n-----END PRIVATE KEY-----", "a PEM that cannot be read"),
-        (pem_of(KEYS["ES256"], PASSWORD), "is encrypted"),
+        (
+            KEYS["ES256"].public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo),
+            "is no PEM of a private key",
+        ),
+        ("-----BEGIN PRIVATE KEY-----\ns3cret\n-----END PRIVATE KEY-----", "is no PEM of a private key"),
+        (pem_of(KEYS["ES256"], PASSWORD), "or it is encrypted"),
         (pem_of(x25519.X25519PrivateKey.generate()), "of the type '.*X25519PrivateKey'"),
         (ec.generate_private_key(ec.SECP224R1()), "of the type '.*PrivateKey'"),
     ],
@@ -292,7 +295,7 @@ def test_a_function_that_returns_nothing():
 def test_a_machine_renews_by_asking_again():
     world = World()
     flow = ClientCredentialsFlow("robot", "s3cret", clock=lambda: NOW)
-    assert not flow.can_renew(TokenRequest(SERVER))
+    assert not flow.can_renew(TokenRequest())
     assert flow.can_renew(situation())
     assert world.run(flow.renew, situation()).access_token == "access-1"
 

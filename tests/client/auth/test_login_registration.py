@@ -3,7 +3,7 @@
 import base64
 
 import pytest
-from auth_world import AS, ISSUER, NOW, PRM, REDIRECT, SERVER, World, json_response, metadata, prm
+from auth_world import AS, ISSUER, NOW, PRM, REDIRECT, World, json_response, metadata, prm
 
 from weft.client.auth import OAuth
 from weft.client.auth.discovery import Challenge, Registration, application_type
@@ -16,7 +16,7 @@ DOCUMENT = "https://app.example/client.json"
 
 
 def log_in(world: World, **given):
-    situation = TokenRequest(SERVER, Challenge("bearer", {"scope": "a"} if given.pop("scoped", False) else {}))
+    situation = TokenRequest(Challenge("bearer", {"scope": "a"} if given.pop("scoped", False) else {}))
     return world.run(CodeFlow(Registration(**given), clock=lambda: NOW).login, situation)
 
 

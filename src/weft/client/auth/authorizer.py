@@ -143,23 +143,24 @@ class Authorizer:
         is_step_up = is_lacking and state.token is not None
         if is_step_up:
             self._count_step_up(state, challenge, request)
+        tried: list[str] = []
+        state.done.append(tried)
         wanted = self._token_request(state, is_step_up=is_step_up)
-        state.done.append(wanted.tried)
-        await self._wait(state, self._begin(state, wanted))
+        await self._wait(state, self._begin(state, wanted, tried))
         return True
 
     # --- inside
 
-    def _context(self, state: _ServerState) -> LoginContext:
+    def _context(self, state: _ServerState, tried: list[str]) -> LoginContext:
         fetcher = self._ports.fetcher or self._fetchers.get(origin_of(state.url))
-        return LoginContext(replace(self._ports, fetcher=fetcher), state.url)
+        return LoginContext(replace(self._ports, fetcher=fetcher), state.url, tried)
 
     def _token_request(self, state: _ServerState, *, is_step_up: bool = False) -> TokenRequest:
-        return TokenRequest(state.url, state.challenge, state.token, is_step_up, state.nonces, found=state.found)
+        return TokenRequest(state.challenge, state.token, is_step_up, state.nonces, state.found)
 
     async def _recall(self, state: _ServerState) -> None:
-        async with self._context(state) as context:
-            token = await recall_token(state.url, context)
+        async with self._context(state, []) as context:
+            token = await recall_token(context)
         if not state.is_recalled:
             state.is_recalled = True
             if token is not None and state.token is None:
@@ -192,17 +193,19 @@ class Authorizer:
             wanted = self._token_request(state)
             if now < state.renew_after or not self._grant.can_renew(wanted):
                 return
-            login = self._begin(state, wanted, is_renewal=True)
+            login = self._begin(state, wanted, [], is_renewal=True)
         try:
             await self._wait(state, login)
         except AuthorizationFailed as failure:
             state.renew_after = now + _PAUSE_SECONDS
             log.debug("The token for %s was not replaced: %s", shown_url(state.url), failure)
 
-    def _begin(self, state: _ServerState, wanted: TokenRequest, *, is_renewal: bool = False) -> asyncio.Task[Token]:
+    def _begin(
+        self, state: _ServerState, wanted: TokenRequest, tried: list[str], *, is_renewal: bool = False
+    ) -> asyncio.Task[Token]:
         """Start a login, for all requests that need one until it ends."""
         state.is_refresh = is_renewal and state.token is not None and state.token.refresh_token is not None
-        state.login = asyncio.create_task(self._log_in(state, wanted, is_renewal=is_renewal))
+        state.login = asyncio.create_task(self._log_in(state, wanted, tried, is_renewal=is_renewal))
         state.login.add_done_callback(_retrieve_exception)
         return state.login
 
@@ -228,11 +231,11 @@ class Authorizer:
         if failure is not None:
             raise failure
 
-    async def _log_in(self, state: _ServerState, wanted: TokenRequest, *, is_renewal: bool) -> Token:
+    async def _log_in(self, state: _ServerState, wanted: TokenRequest, tried: list[str], *, is_renewal: bool) -> Token:
         this = asyncio.current_task()
         obtain = self._grant.renew if is_renewal else self._grant.login
         try:
-            async with self._context(state) as context:
+            async with self._context(state, tried) as context:
                 token = await obtain(wanted, context)
             state.take(token)
         except AuthorizationFailed as failure:

@@ -51,13 +51,13 @@ class Challenge:
 
     @property
     def scopes(self) -> tuple[str, ...] | None:
-        """The demanded scopes; None when the challenge has none."""
+        """The demanded scopes; None when the challenge names no scopes."""
         scope = self.params.get("scope")
         return tuple(dict.fromkeys(scope.split())) if scope and scope.strip() else None
 
     @property
     def error(self) -> str | None:
-        """The error code: `invalid_token`, `insufficient_scope`, `use_dpop_nonce` …"""
+        """The error code, such as `insufficient_scope`."""
         return self.params.get("error")
 
     @property
@@ -130,16 +130,8 @@ class Discovery:
 D = TypeVar("D", ProtectedResource, Issuer)
 
 
-@dataclass(slots=True)
-class _Looked:
-    """The documents that were asked for."""
-
-    tried: list[str]
-    is_broken: bool = False  # one of them exists, or may exist, and cannot be read
-
-
 def discover(
-    server_url: str, challenge: Challenge, tried: list[str], *, only: str | None = None, client_id: str | None = None
+    server_url: str, challenge: Challenge, tried: list[str], only: str | None = None, client_id: str | None = None
 ) -> Steps[Discovery]:
     """Find the first usable authorization server of a server.
 
@@ -201,10 +193,11 @@ def issuer_urls(issuer: str) -> Iterator[str]:
 
 def _discover_resource(server_url: str, challenge: Challenge, tried: list[str]) -> Steps[ProtectedResource | None]:
     """Return the metadata of a server; None when it publishes none."""
-    looked = _Looked(tried)
+    has_broken = False
     named = challenge.params.get("resource_metadata")
     for url in _resource_urls(server_url, named):
-        found = yield from _document(url, ProtectedResource, looked)
+        found, is_broken = yield from _document(url, ProtectedResource, tried)
+        has_broken = has_broken or is_broken
         if found is None:
             continue
         if not resource_fits(found.resource, server_url):
@@ -219,7 +212,7 @@ def _discover_resource(server_url: str, challenge: Challenge, tried: list[str]) 
                 f"{shown_url(server_url)} names no authorization server in its metadata; its operator has to.", tried
             )
         return found
-    if looked.is_broken or named is not None:
+    if has_broken or named is not None:
         raise AuthorizationFailed(
             f"The metadata of {shown_url(server_url)} cannot be read; try again later, or tell its operator.", tried
         )
@@ -237,7 +230,7 @@ def discover_issuer(issuer: str, tried: list[str], also: str | None = None) -> S
         tried.append(f"{shown_url(issuer)} is no URL")
         return None
     for url in places:
-        found = yield from _document(url, Issuer, _Looked(tried))
+        found, _ = yield from _document(url, Issuer, tried)
         if found is None:
             continue
         if found.issuer not in (issuer, also):  # compared as written: nothing is normalised
@@ -263,8 +256,8 @@ def legacy_issuer(server_url: str) -> Issuer:
     )
 
 
-def _document(url: str, kind: type[D], looked: _Looked) -> Steps[D | None]:
-    """Return a document, or None when it does not exist or cannot be read."""
+def _document(url: str, kind: type[D], tried: list[str]) -> Steps[tuple[D | None, bool]]:
+    """Return a document, or None; and whether it exists, or may exist, and cannot be read."""
     found, fault, is_broken = None, "found", False
     try:
         response = yield get(url)
@@ -276,9 +269,8 @@ def _document(url: str, kind: type[D], looked: _Looked) -> Steps[D | None]:
         fault, is_broken = str(failure), True
     except (msgspec.DecodeError, RecursionError):
         fault, is_broken = "a document that cannot be read", True
-    looked.tried.append(f"{shown_url(url)}: {fault}")
-    looked.is_broken = looked.is_broken or is_broken
-    return found
+    tried.append(f"{shown_url(url)}: {fault}")
+    return found, is_broken
 
 
 def canonical(url: str) -> str:
@@ -355,11 +347,6 @@ class Registration:
         if self.document_url is not None:
             _check_document_url(self.document_url)
 
-    @property
-    def only_issuer(self) -> str | None:
-        """The issuer that the client is registered with beforehand."""
-        return None if self.client_id is None else self.issuer
-
     async def known(self, issuer: Issuer, context: LoginContext) -> Identity | None:
         """Return the identity that was registered with an issuer earlier, if any."""
         kept = await context.load_record(identity_key(issuer.issuer), Identity)
@@ -379,19 +366,11 @@ class Registration:
         if kept is not None and kept.client_id == identity.client_id:
             await context.keep(key, None)
 
-    async def obtain(
-        self,
-        issuer: Issuer,
-        server_url: str,
-        redirect_uri: str,
-        scopes: list[str],
-        tried: list[str],
-        context: LoginContext,
-    ) -> Identity:
+    async def obtain(self, issuer: Issuer, redirect_uri: str, scopes: list[str], context: LoginContext) -> Identity:
         """Return an identity for this issuer, by the first way that is open."""
         if self.client_id is not None:
             if self.issuer is None:
-                await bind_issuer(self.client_id, issuer, server_url, tried, context)
+                await bind_issuer(self.client_id, issuer, context)
             return self._given(self.client_id, issuer)
         if self.document_url is not None and issuer.client_id_metadata_document_supported:
             return self._given(self.document_url, issuer)
@@ -404,9 +383,9 @@ class Registration:
                 f"redirect URI {redirect_uri}, and give OAuth(client_id=..., client_secret=..., issuer="
                 f"{issuer.issuer!r})"
                 + (", or a client_metadata_url." if issuer.client_id_metadata_document_supported else "."),
-                tried,
+                context.tried,
             )
-        steps = self._register(issuer, issuer.registration_endpoint, redirect_uri, scopes, tried)
+        steps = self._register(issuer, issuer.registration_endpoint, redirect_uri, scopes, context.tried)
         identity = await context.run(steps)
         await context.keep_record(identity_key(issuer.issuer), identity)
         return identity
@@ -452,16 +431,16 @@ def identity_key(issuer: str) -> str:
     return f"client {issuer}"
 
 
-async def bind_issuer(client_id: str, issuer: Issuer, server_url: str, tried: list[str], context: LoginContext) -> None:
+async def bind_issuer(client_id: str, issuer: Issuer, context: LoginContext) -> None:
     """Bind credentials to the issuer that a server first named for them; AuthorizationFailed at another."""
-    key = f"bound {client_id} {server_url}"
+    key = f"bound {client_id} {context.server_url}"
     first = await context.load(key)
     if first is not None and first.decode() != issuer.issuer:
         raise AuthorizationFailed(
             f"The client {client_id!r} was used with {shown_url(first.decode())}, and now the server is guarded by "
             f"{shown_url(issuer.issuer)}: nothing was sent there. If that is as it should be, register the client "
             f"there and give the new client_id=..., issuer={issuer.issuer!r}.",
-            tried,
+            context.tried,
         )
     await context.keep(key, issuer.issuer.encode())
 

@@ -80,12 +80,10 @@ class DiscoveryCache:
 class TokenRequest:
     """What is known when a token is needed."""
 
-    server_url: str
     challenge: Challenge = field(default_factory=Challenge)
     token: Token | None = None  # the one that is not sufficient any more
     is_step_up: bool = False  # that token is valid, but lacks scopes
     nonces: Nonces = field(default_factory=Nonces)
-    tried: list[str] = field(default_factory=list[str])  # for error messages
     found: DiscoveryCache = field(default_factory=DiscoveryCache)
 
     def previous(self, discovery: Discovery) -> Token | None:
@@ -110,6 +108,10 @@ class Grant(Protocol):
     async def renew(self, request: TokenRequest, context: LoginContext) -> Token:
         """Return a token that replaces the old one before it expires."""
         ...
+
+
+async def _discover(request: TokenRequest, context: LoginContext, only: str | None, client_id: str | None) -> Discovery:
+    return await context.run(discover(context.server_url, request.challenge, context.tried, only, client_id))
 
 
 def select_scopes(request: TokenRequest, discovery: Discovery, wished: Sequence[str]) -> list[str]:
@@ -148,15 +150,15 @@ def server_key(server_url: str) -> str:
     return f"server {server_url}"
 
 
-async def keep_token(server_url: str, token: Token, context: LoginContext) -> None:
-    """Store a token by its issuer and resource, and that this server takes it."""
+async def _keep_token(token: Token, context: LoginContext) -> None:
+    """Store a token by its issuer and resource, and that the server takes it."""
     await context.keep_record(token_key(token.issuer, token.resource), token)
-    await context.keep_record(server_key(server_url), [token.issuer, token.resource])
+    await context.keep_record(server_key(context.server_url), [token.issuer, token.resource])
 
 
-async def recall_token(server_url: str, context: LoginContext) -> Token | None:
-    """Return the token that is stored for a server."""
-    pair = await context.load_record(server_key(server_url), tuple[str, str])
+async def recall_token(context: LoginContext) -> Token | None:
+    """Return the token that is stored for the server."""
+    pair = await context.load_record(server_key(context.server_url), tuple[str, str])
     if pair is None:
         return None
     token = await context.load_record(token_key(*pair), Token)
@@ -198,10 +200,7 @@ class _MachineFlow:
 
     async def login(self, request: TokenRequest, context: LoginContext) -> Token:
         """Return a new token."""
-        steps = discover(
-            request.server_url, request.challenge, request.tried, only=self.issuer, client_id=self.client_id
-        )
-        discovery = await context.run(steps)
+        discovery = await _discover(request, context, self.issuer, self.client_id)
         request.found.keep(discovery, self.clock())
         return await self._obtain(request, discovery, context)
 
@@ -223,15 +222,15 @@ class _MachineFlow:
     async def _obtain(self, request: TokenRequest, discovery: Discovery, context: LoginContext) -> Token:
         issuer, resource = discovery.issuer, discovery.resource
         if self.issuer is None:
-            await bind_issuer(self.client_id, issuer, request.server_url, request.tried, context)
+            await bind_issuer(self.client_id, issuer, context)
         scopes = select_scopes(request, discovery, self.scopes)
-        form = await self._form(request, discovery, scopes, context)
+        form = await self._form(discovery, scopes, context)
         if scopes:
             form["scope"] = " ".join(scopes)
         client = TokenClient(
             issuer,
             Identity(self.client_id, issuer.issuer, self.client_secret, self.auth_method),
-            request.tried,
+            context.tried,
             key=self.key,
             dpop=new_dpop_key(self.dpop, request, discovery),
             must_bind=bool(self.dpop),
@@ -239,12 +238,10 @@ class _MachineFlow:
             clock=self.clock,
         )
         token = await context.run(client.ask({**form, "resource": resource}, resource=resource, asked=scopes))
-        await keep_token(request.server_url, token, context)
+        await _keep_token(token, context)
         return token
 
-    async def _form(
-        self, request: TokenRequest, discovery: Discovery, scopes: list[str], context: LoginContext
-    ) -> dict[str, str]:
+    async def _form(self, discovery: Discovery, scopes: list[str], context: LoginContext) -> dict[str, str]:
         raise NotImplementedError
 
 
@@ -252,9 +249,7 @@ class _MachineFlow:
 class ClientCredentialsFlow(_MachineFlow):
     """The program's own secret, or its own key."""
 
-    async def _form(
-        self, request: TokenRequest, discovery: Discovery, scopes: list[str], context: LoginContext
-    ) -> dict[str, str]:
+    async def _form(self, discovery: Discovery, scopes: list[str], context: LoginContext) -> dict[str, str]:
         return {"grant_type": "client_credentials"}
 
 
@@ -264,10 +259,8 @@ class WorkloadFlow(_MachineFlow):
 
     assertion: Secret = field(kw_only=True, repr=False)
 
-    async def _form(
-        self, request: TokenRequest, discovery: Discovery, scopes: list[str], context: LoginContext
-    ) -> dict[str, str]:
-        assertion = await _secret(self.assertion, "assertion", request, context)
+    async def _form(self, discovery: Discovery, scopes: list[str], context: LoginContext) -> dict[str, str]:
+        assertion = await _secret(self.assertion, "assertion", context)
         return {"grant_type": _JWT_BEARER, "assertion": assertion}
 
 
@@ -288,19 +281,17 @@ class EnterpriseFlow(_MachineFlow):
 
     provider: IdentityProvider = field(kw_only=True)
 
-    async def _form(
-        self, request: TokenRequest, discovery: Discovery, scopes: list[str], context: LoginContext
-    ) -> dict[str, str]:
+    async def _form(self, discovery: Discovery, scopes: list[str], context: LoginContext) -> dict[str, str]:
         issuer, provider = discovery.issuer, self.provider
         profiles = issuer.authorization_grant_profiles_supported
         if profiles is not None and _ID_JAG_PROFILE not in profiles:
             raise AuthorizationFailed(
                 f"{shown_url(issuer.issuer)} does not take what a company's identity provider says; log in "
                 "with OAuth() instead.",
-                request.tried,
+                context.tried,
             )
-        id_token = await _secret(provider.id_token, "id_token", request, context)
-        idp = await self._identity_provider(request, context)
+        id_token = await _secret(provider.id_token, "id_token", context)
+        idp = await self._identity_provider(context)
         form = {
             "grant_type": _TOKEN_EXCHANGE,
             "requested_token_type": _ID_JAG,
@@ -312,34 +303,34 @@ class EnterpriseFlow(_MachineFlow):
         if scopes:
             form["scope"] = " ".join(scopes)
         identity = Identity(provider.client_id, idp.issuer, provider.client_secret)
-        client = TokenClient(idp, identity, request.tried, clock=self.clock)
+        client = TokenClient(idp, identity, context.tried, clock=self.clock)
         document = await context.run(client.exchange(form))
         assertion, kind = document.get("access_token"), document.get("issued_token_type")
         if not isinstance(assertion, str) or not assertion or kind != _ID_JAG:
             raise AuthorizationFailed(
-                "The identity provider did not answer with an ID-JAG; have it set up for this server.", request.tried
+                "The identity provider did not answer with an ID-JAG; have it set up for this server.", context.tried
             )
         return {"grant_type": _JWT_BEARER, "assertion": assertion}
 
-    async def _identity_provider(self, request: TokenRequest, context: LoginContext) -> Issuer:
+    async def _identity_provider(self, context: LoginContext) -> Issuer:
         provider = self.provider
         if provider.token_endpoint is not None:
             return Issuer(provider.issuer or provider.token_endpoint, token_endpoint=provider.token_endpoint)
         assert provider.issuer is not None
-        found = await context.run(discover_issuer(provider.issuer, request.tried))
+        found = await context.run(discover_issuer(provider.issuer, context.tried))
         if found is None:
             raise AuthorizationFailed(
                 f"The identity provider {shown_url(provider.issuer)} publishes no metadata; give its token_endpoint.",
-                request.tried,
+                context.tried,
             )
         return found
 
 
-async def _secret(given: Secret, name: str, request: TokenRequest, context: LoginContext) -> str:
+async def _secret(given: Secret, name: str, context: LoginContext) -> str:
     value: Any = given if isinstance(given, str) else await context.call(given, name)
     if not isinstance(value, str) or not value:
         raise AuthorizationFailed(
-            f"The function given as `{name}` returned no text; let it return a JWT.", request.tried
+            f"The function given as `{name}` returned no text; let it return a JWT.", context.tried
         )
     return value
 
@@ -359,15 +350,8 @@ class CodeFlow:
 
     async def login(self, request: TokenRequest, context: LoginContext) -> Token:
         """Return a token: by refreshing if that is enough, else by sending the person to the authorization server."""
-        registration = self.registration
-        steps = discover(
-            request.server_url,
-            request.challenge,
-            request.tried,
-            only=registration.only_issuer,
-            client_id=registration.client_id,
-        )
-        discovery = await context.run(steps)
+        known = self.registration
+        discovery = await _discover(request, context, known.issuer if known.client_id else None, known.client_id)
         request.found.keep(discovery, self.clock())
         previous = request.previous(discovery)
         if previous is not None and not request.is_step_up:
@@ -375,7 +359,7 @@ class CodeFlow:
             if token is not None:
                 return token
         token = await self._authorize(request, discovery, context)
-        await keep_token(request.server_url, token, context)
+        await _keep_token(token, context)
         return token
 
     def can_renew(self, request: TokenRequest) -> bool:
@@ -395,7 +379,7 @@ class CodeFlow:
             if renewed is None:
                 request.found.keep(None)
         if renewed is None:
-            raise AuthorizationFailed("The token could not be refreshed.", request.tried)
+            raise AuthorizationFailed("The token could not be refreshed.", context.tried)
         return renewed
 
     # --- refreshing
@@ -404,9 +388,9 @@ class CodeFlow:
         known = request.found.recall(self.clock())
         if known is not None and known.issuer.issuer == token.issuer:
             return known.issuer
-        issuer = await context.run(discover_issuer(token.issuer, request.tried))
-        if issuer is None and token.issuer == origin_of(request.server_url):
-            issuer = legacy_issuer(request.server_url)
+        issuer = await context.run(discover_issuer(token.issuer, context.tried))
+        if issuer is None and token.issuer == origin_of(context.server_url):
+            issuer = legacy_issuer(context.server_url)
         if issuer is not None:
             request.found.keep(Discovery(token.resource, issuer, None), self.clock())
         return issuer
@@ -423,11 +407,11 @@ class CodeFlow:
             newer = await _newer_token(token, context)
             now = self.clock()
             if newer is not None and not newer.is_due(now):
-                request.tried.append("the token that another program has kept")
+                context.tried.append("the token that another program has kept")
                 return newer
             is_fresh = now - token.obtained_at < _FRESH_SECONDS and not token.is_expired(now)
             if newer is None and is_refused and is_fresh:
-                self._check_lacking(request, token)  # refreshing would not give it more scopes
+                self._check_lacking(request, token, context)  # refreshing would not give it more scopes
                 return None
             return await self._refresh(request, issuer, newer or token, context)
 
@@ -441,7 +425,7 @@ class CodeFlow:
         if identity is None:
             return None
         dpop = None if token.dpop_key is None else DpopKey.from_pem(token.dpop_key)
-        client = self._token_client(request, issuer, identity, dpop)
+        client = self._token_client(request, issuer, identity, dpop, context)
         form = {"grant_type": "refresh_token", "refresh_token": token.refresh_token, "resource": token.resource}
         try:
             renewed = await self._ask_refresh(client, form, token, context)
@@ -454,7 +438,7 @@ class CodeFlow:
             return newer
         renewed.asked = token.asked
         renewed.refresh_token = renewed.refresh_token or token.refresh_token  # some issuers send a new one each time
-        await keep_token(request.server_url, renewed, context)
+        await _keep_token(renewed, context)
         return renewed
 
     async def _ask_refresh(
@@ -473,26 +457,26 @@ class CodeFlow:
                     raise
         return await self._ask(client, form, token.resource, token.granted, context)
 
-    def _check_lacking(self, request: TokenRequest, token: Token) -> None:
+    def _check_lacking(self, request: TokenRequest, token: Token, context: LoginContext) -> None:
         """Raise AuthorizationFailed unless scopes are demanded that were never asked for."""
         if set(request.challenge.scopes or ()) <= set(token.scopes):
             raise AuthorizationFailed(
-                f"{shown_url(request.server_url)} refuses the token that {shown_url(token.issuer)} has just given "
+                f"{shown_url(context.server_url)} refuses the token that {shown_url(token.issuer)} has just given "
                 "for it. Logging in again would not help: tell the operator, the two do not agree on audience, issuer "
                 "or keys.",
-                request.tried,
+                context.tried,
             )
 
     # --- the browser
 
     async def _authorize(self, request: TokenRequest, discovery: Discovery, context: LoginContext) -> Token:
-        issuer, tried, resource = discovery.issuer, request.tried, discovery.resource
+        issuer, tried, resource = discovery.issuer, context.tried, discovery.resource
         page = self._authorization_endpoint(issuer, tried)
         scopes = self._with_offline(select_scopes(request, discovery, self.scopes), issuer)
         known = await self.registration.known(issuer, context)
         redirect_uri = await context.listen([] if known is None else known.redirect_uris)
         _check_url(redirect_uri, "The redirect URI cannot be used", tried)
-        identity = await self.registration.obtain(issuer, request.server_url, redirect_uri, scopes, tried, context)
+        identity = await self.registration.obtain(issuer, redirect_uri, scopes, context)
         verifier, state = secrets.token_urlsafe(48), secrets.token_urlsafe(32)
         asked = {
             "response_type": "code",
@@ -514,7 +498,7 @@ class CodeFlow:
             "code_verifier": verifier,
             "resource": resource,
         }
-        client = self._token_client(request, issuer, identity, new_dpop_key(self.dpop, request, discovery))
+        client = self._token_client(request, issuer, identity, new_dpop_key(self.dpop, request, discovery), context)
         return await self._ask(client, form, resource, scopes, context)
 
     def _authorization_endpoint(self, issuer: Issuer, tried: list[str]) -> str:
@@ -550,12 +534,12 @@ class CodeFlow:
             raise
 
     def _token_client(
-        self, request: TokenRequest, issuer: Issuer, identity: Identity, dpop: DpopKey | None
+        self, request: TokenRequest, issuer: Issuer, identity: Identity, dpop: DpopKey | None, context: LoginContext
     ) -> TokenClient:
         return TokenClient(
             issuer,
             identity,
-            request.tried,
+            context.tried,
             dpop=dpop,
             must_bind=bool(self.dpop),
             nonces=request.nonces,

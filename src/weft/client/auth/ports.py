@@ -94,9 +94,10 @@ class AuthPorts:
 class LoginContext:
     """What one login uses: HTTP exchanges, the browser, the storage. It closes what it opened when it is left."""
 
-    def __init__(self, ports: AuthPorts, server_url: str) -> None:
+    def __init__(self, ports: AuthPorts, server_url: str, tried: list[str] | None = None) -> None:
+        self.server_url = server_url
+        self.tried = [] if tried is None else tried  # what was done so far, for error messages
         self._ports = ports
-        self._server_url = server_url
         self._stack = AsyncExitStack()
         self._fetch: Fetch | None = None
         self._listener: RedirectListener | None = None
@@ -128,7 +129,7 @@ class LoginContext:
     async def _send(self, request: HttpRequest) -> HttpAnswer:
         if self._fetch is None:
             fetcher = self._ports.fetcher or Fetcher()
-            self._fetch = await self._stack.enter_async_context(fetcher.open(self._server_url))
+            self._fetch = await self._stack.enter_async_context(fetcher.open(self.server_url))
         return await self._fetch(request)
 
     async def listen(self, known: Sequence[str]) -> str:

@@ -250,19 +250,10 @@ def _load_key(pem: str | bytes) -> Any:
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    raw = pem.encode("utf-8", "replace") if isinstance(pem, str) else pem
-    if b"-----BEGIN" not in raw:
-        raise UsageError(f"The private key is no PEM; {_WANTED}.")
-    if b"PRIVATE KEY" not in raw:
-        raise UsageError(f"The private key is a public key or a certificate; {_WANTED}.")
     try:
-        return load_pem_private_key(raw, None)
-    except TypeError:
-        raise UsageError(
-            f"The private key is encrypted, and there is no password for it here; decrypt it, then {_WANTED}."
-        ) from None
-    except (ValueError, UnsupportedAlgorithm):
-        raise UsageError(f"The private key is a PEM that cannot be read; {_WANTED}.") from None
+        return load_pem_private_key(pem.encode("utf-8", "replace") if isinstance(pem, str) else pem, None)
+    except (TypeError, ValueError, UnsupportedAlgorithm):
+        raise UsageError(f"The private key is no PEM of a private key, or it is encrypted; {_WANTED}.") from None
 
 
 _BY_CURVE = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "ES512", "secp256k1": "ES256K"}
