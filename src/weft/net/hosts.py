@@ -145,16 +145,6 @@ class HostPolicy:
     (True, False)
     """
 
-    __slots__ = (
-        "_any_host",
-        "_cors",
-        "_host_rules",
-        "_is_local",
-        "_origins",
-        "_served_hosts",
-        "_served_origins",
-    )
-
     def __init__(
         self,
         allowed_hosts: Sequence[str] | None,
@@ -240,8 +230,6 @@ def _host_rule(entry: str) -> _Rule:
 
 class _Origins:
     """The origins of a setting."""
-
-    __slots__ = ("_any", "_null", "_rules")
 
     def __init__(self, setting: str, entries: Sequence[str]) -> None:
         self._any = "*" in entries

@@ -137,6 +137,11 @@ def new_dpop_key(setting: bool | None, request: TokenRequest, discovery: Discove
     return DpopKey.new() if setting else None
 
 
+def _check_bound(token: Token, setting: bool | None, context: LoginContext) -> None:  # noqa: FBT001 - a tristate
+    if setting and token.kind != "DPoP":
+        raise AuthorizationFailed("The token is not bound to our key, which `dpop=True` demands.", context.tried)
+
+
 # --- stored tokens
 
 
@@ -220,24 +225,18 @@ class _MachineFlow:
             raise
 
     async def _obtain(self, request: TokenRequest, discovery: Discovery, context: LoginContext) -> Token:
-        issuer, resource = discovery.issuer, discovery.resource
+        issuer = discovery.issuer
         if self.issuer is None:
             await bind_issuer(self.client_id, issuer, context)
         scopes = select_scopes(request, discovery, self.scopes)
         form = await self._form(discovery, scopes, context)
         if scopes:
             form["scope"] = " ".join(scopes)
-        client = TokenClient(
-            issuer,
-            Identity(self.client_id, issuer.issuer, self.client_secret, self.auth_method),
-            context.tried,
-            key=self.key,
-            dpop=new_dpop_key(self.dpop, request, discovery),
-            must_bind=bool(self.dpop),
-            nonces=request.nonces,
-            clock=self.clock,
-        )
-        token = await context.run(client.ask({**form, "resource": resource}, resource=resource, asked=scopes))
+        identity = Identity(self.client_id, issuer.issuer, self.client_secret, self.auth_method)
+        dpop = new_dpop_key(self.dpop, request, discovery)
+        client = TokenClient(issuer, identity, context.tried, dpop, request.nonces, self.clock, self.key)
+        token = await context.run(client.ask({**form, "resource": discovery.resource}, scopes))
+        _check_bound(token, self.dpop, context)
         await _keep_token(token, context)
         return token
 
@@ -425,7 +424,7 @@ class CodeFlow:
         if identity is None:
             return None
         dpop = None if token.dpop_key is None else DpopKey.from_pem(token.dpop_key)
-        client = self._token_client(request, issuer, identity, dpop, context)
+        client = TokenClient(issuer, identity, context.tried, dpop, request.nonces, self.clock)
         form = {"grant_type": "refresh_token", "refresh_token": token.refresh_token, "resource": token.resource}
         try:
             renewed = await self._ask_refresh(client, form, token, context)
@@ -451,11 +450,11 @@ class CodeFlow:
         if token.granted:
             try:
                 scoped = {**form, "scope": " ".join(token.granted)}
-                return await self._ask(client, scoped, token.resource, token.granted, context)
+                return await self._ask(client, scoped, token.granted, context)
             except TokenRefusal as refusal:
                 if refusal.code != "invalid_scope":
                     raise
-        return await self._ask(client, form, token.resource, token.granted, context)
+        return await self._ask(client, form, token.granted, context)
 
     def _check_lacking(self, request: TokenRequest, token: Token, context: LoginContext) -> None:
         """Raise AuthorizationFailed unless scopes are demanded that were never asked for."""
@@ -498,8 +497,9 @@ class CodeFlow:
             "code_verifier": verifier,
             "resource": resource,
         }
-        client = self._token_client(request, issuer, identity, new_dpop_key(self.dpop, request, discovery), context)
-        return await self._ask(client, form, resource, scopes, context)
+        dpop = new_dpop_key(self.dpop, request, discovery)
+        client = TokenClient(issuer, identity, context.tried, dpop, request.nonces, self.clock)
+        return await self._ask(client, form, scopes, context)
 
     def _authorization_endpoint(self, issuer: Issuer, tried: list[str]) -> str:
         endpoint = issuer.authorization_endpoint
@@ -522,29 +522,16 @@ class CodeFlow:
             return scopes
         return [*scopes, _OFFLINE]
 
-    async def _ask(
-        self, client: TokenClient, form: dict[str, str], resource: str, asked: list[str], context: LoginContext
-    ) -> Token:
+    async def _ask(self, client: TokenClient, form: dict[str, str], asked: list[str], context: LoginContext) -> Token:
         """Ask for a token. If the issuer has forgotten this client, the next login registers it again."""
         try:
-            return await context.run(client.ask(form, resource=resource, asked=asked))
+            token = await context.run(client.ask(form, asked))
         except TokenRefusal as refusal:
             if refusal.code == "invalid_client":
                 await self.registration.forget(client.identity, context)
             raise
-
-    def _token_client(
-        self, request: TokenRequest, issuer: Issuer, identity: Identity, dpop: DpopKey | None, context: LoginContext
-    ) -> TokenClient:
-        return TokenClient(
-            issuer,
-            identity,
-            context.tried,
-            dpop=dpop,
-            must_bind=bool(self.dpop),
-            nonces=request.nonces,
-            clock=self.clock,
-        )
+        _check_bound(token, self.dpop, context)
+        return token
 
 
 def read_redirect(url: str, state: str, issuer: Issuer, tried: list[str]) -> str:

@@ -445,22 +445,22 @@ class LoopbackRedirect:
         if not path.startswith("/"):
             raise UsageError(f"path={path!r} is not possible: a path begins with a slash, like '/callback'.")
         self._port = port
-        self._path = path
-        self._seconds = seconds
-        self._open_browser = open_browser
-        self._tell = tell or _tell
+        self.path = path
+        self.seconds = seconds
+        self.open_browser = open_browser
+        self.tell = tell or _tell
 
     @asynccontextmanager
     async def listening(self, known: Sequence[str]) -> AsyncGenerator[RedirectListener]:
         """Listen for as long as the login takes."""
-        visitor = _BrowserListener(self._path, self._seconds, self._open_browser, self._tell)
-        server = await self._bind(visitor, self._choose_port(known))
-        visitor.uri = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}{self._path}"
+        listener = _BrowserListener(self)
+        server = await self._bind(listener, self._choose_port(known))
+        listener.uri = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}{self.path}"
         try:
-            yield visitor
+            yield listener
         finally:
             server.close()
-            await visitor.finished()
+            await listener.finished()
             await server.wait_closed()
 
     def _choose_port(self, known: Sequence[str]) -> int:
@@ -469,33 +469,28 @@ class LoopbackRedirect:
             return self._port
         for uri in known:
             parts = urlsplit(uri)
-            if parts.hostname == "127.0.0.1" and parts.path == self._path and parts.port:
+            if parts.hostname == "127.0.0.1" and parts.path == self.path and parts.port:
                 return parts.port
         return 0
 
-    async def _bind(self, visitor: _BrowserListener, port: int) -> asyncio.Server:
+    async def _bind(self, listener: _BrowserListener, port: int) -> asyncio.Server:
         try:
-            return await asyncio.start_server(visitor.connected, "127.0.0.1", port, limit=_HEAD_BYTES)
+            return await asyncio.start_server(listener.connected, "127.0.0.1", port, limit=_HEAD_BYTES)
         except OSError as error:
             if self._port or not port:
                 raise AuthorizationFailed(
                     f"Nothing can listen for the browser on port {port}: {error.strerror}. Free it, or give another "
                     "with LoopbackRedirect(port=...)."
                 ) from None
-        return await self._bind(visitor, 0)
+        return await self._bind(listener, 0)
 
 
 class _BrowserListener:
     """The listener of one login."""
 
-    def __init__(
-        self, path: str, seconds: float, open_browser: Callable[[str], Any], tell: Callable[[str], Any]
-    ) -> None:
+    def __init__(self, redirect: LoopbackRedirect) -> None:
         self.uri = ""
-        self._path = path
-        self._seconds = seconds
-        self._open_browser = open_browser
-        self._tell = tell
+        self._redirect = redirect
         self._state = ""
         self._answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._connections: set[asyncio.Task[Any]] = set()
@@ -505,7 +500,7 @@ class _BrowserListener:
         self._state = state
         opening = asyncio.create_task(self._open(url))
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout(self._redirect.seconds):
                 # Some browsers block until they are closed: the answer comes before that.
                 either: list[asyncio.Future[Any]] = [opening, self._answer]
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -513,8 +508,9 @@ class _BrowserListener:
                     opening.result()
                 return await self._answer
         except TimeoutError:
+            seconds = f"{self._redirect.seconds:g} s"
             raise AuthorizationFailed(
-                f"Nobody logged in within {self._seconds:g} s; try again, or give LoopbackRedirect(seconds=...) more."
+                f"Nobody logged in within {seconds}; try again, or give LoopbackRedirect(seconds=...) more."
             ) from None
         finally:
             opening.cancel()
@@ -522,9 +518,9 @@ class _BrowserListener:
     async def _open(self, url: str) -> None:
         opened = False
         with suppress(OSError, webbrowser.Error):
-            opened = await Functions().call(self._open_browser, url)
+            opened = await Functions().call(self._redirect.open_browser, url)
         if opened is False:
-            self._tell(url)
+            self._redirect.tell(url)
 
     async def finished(self) -> None:
         """Wait until the browser has its page, but not for one that does not read."""
@@ -563,7 +559,7 @@ class _BrowserListener:
             query = parse_qs(parts.query, keep_blank_values=True, max_num_fields=50)
         except ValueError:
             return _response(400, "Not understood", "This address cannot be read.")
-        if method != "GET" or parts.path != self._path:
+        if method != "GET" or parts.path != self._redirect.path:
             return _response(404, "Nothing here", "This address is only for the end of a login.")
         given = query.get("state", [""])
         is_ours = len(given) == 1 and hmac.compare_digest(given[0].encode(), self._state.encode())

@@ -322,16 +322,15 @@ class TokenClient:
     issuer: Issuer
     identity: Identity
     tried: list[str]  # what the login has tried so far, for error messages
-    key: PrivateKey | None = None
     dpop: DpopKey | None = None
-    must_bind: bool = False  # a token that is not bound to the key is refused
     nonces: Nonces = field(default_factory=Nonces)
     clock: Callable[[], float] = time.time
+    key: PrivateKey | None = None
 
-    def ask(self, form: Mapping[str, str], *, resource: str, asked: list[str]) -> Steps[Token]:
+    def ask(self, form: Mapping[str, str], asked: list[str]) -> Steps[Token]:
         """Ask for a token; `asked` are the requested scopes, which are granted if the answer names no others."""
         document = yield from self.exchange(form)
-        token = self._read(document, resource, asked)
+        token = self._read(document, form["resource"], asked)
         if token.lacks(asked):
             self.tried[-1] += f" only {readable(token.granted)}"
         return token
@@ -417,8 +416,6 @@ class TokenClient:
         if not isinstance(kind, str) or kind.lower() not in ("bearer", "dpop"):
             raise self._unusable("a token of a kind that is not known here")
         is_bound = kind.lower() == "dpop"
-        if self.must_bind and not is_bound:
-            raise AuthorizationFailed("The token is not bound to our key, which `dpop=True` demands.", self.tried)
         if is_bound and self.dpop is None:
             raise self._unusable("a token bound to a key that was never shown")
         return Token(
