@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from weft.authorization import AuthorizationServer, assertions, users
+from weft.authorization import AuthorizationServer, users
 from weft.authorization import clients as registering
 from weft.limits import DEFAULT_LIMITS
 from weft.server.auth import Dpop, JwtVerifier, keys
@@ -31,7 +31,7 @@ NO_BOUNDS = {
     "server.run.loading._WRONG_ARGUMENTS": "an exit code",
     "cli.calling.NESTING": "how a type is shown",
     "cli.command.MOST_PORT": "what a port is",
-    "client.auth.registration._LATEST": "what a time is",
+    "client.auth.discovery._LATEST": "what a time is",
     "client.callbacks.TURN_SECONDS": "how often others have their turn",
     "client.handlers.handlers.USER_REJECTED": "an error code",
     "client.connection.connection._STAND_AGAIN": "which pause of the list",
@@ -157,9 +157,9 @@ SAID: list[tuple[str, str, Any, Any]] = [
     ("how-to/protect.md", "RSA keys have 2048 bits or more", keys.LEAST_RSA_BITS, 2048),
     ("how-to/protect.md", "each of 8 characters or more", static_tokens._LEAST, 8),
     ("how-to/protect.md", "for at most 10,000 tokens", admission._MOST_KNOWN, 10_000),
-    ("how-to/protect.md", "good\nfor five minutes and once", assertions.CLIENT_ASSERTION.most_seconds, 300),
-    ("how-to/protect.md", "end within an hour", assertions.ID_JAG.most_seconds, 3600),
-    ("how-to/protect.md", "within a day at most", assertions.WORKLOAD_TOKEN.most_seconds, 86_400),
+    ("how-to/protect.md", "good\nfor five minutes and once", users.CLIENT_ASSERTION.most_seconds, 300),
+    ("how-to/protect.md", "end within an hour", users.ID_JAG.most_seconds, 3600),
+    ("how-to/protect.md", "within a day at most", users.WORKLOAD_TOKEN.most_seconds, 86_400),
     ("how-to/protect.md", "good for ten minutes", default(AuthorizationServer, "access_seconds"), 600),
     ("how-to/protect.md", "For 30 s after that the same request", default(AuthorizationServer, "grace_seconds"), 30),
     ("how-to/protect.md", "forgotten after a day if no token came of it", registering.UNUSED_SECONDS, 86_400),

@@ -43,7 +43,7 @@ from pydantic import Field, GetJsonSchemaHandler, PydanticUserError, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import CoreSchema
 
-from weft.protocol.names import check_uri
+from weft.protocol.names import check_uri, printable
 from weft.protocol.schema import SchemaError, compile_schema, is_array, is_object, json_type
 
 __all__ = [
@@ -488,12 +488,10 @@ def _misfit(issues: Sequence[tuple[str | None, str]]) -> ValueError:
     first: dict[str | None, str] = {}
     for name, message in issues:
         first.setdefault(name, message)
-    sentences = [message if name is None else f"{_clean(name)!r}: {message}" for name, message in first.items()]
+    texts = [
+        message if name is None else f"{printable(name[:64], '?')!r}: {message}" for name, message in first.items()
+    ]
     return ValueError(f"The answer does not fit the form. {' '.join(sentences[:_MAX_ISSUES])}")
-
-
-def _clean(name: str) -> str:
-    return "".join(char if char.isprintable() else "?" for char in name[:64])
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -12,8 +12,8 @@ import pytest
 
 from support.fakes import DISCOVERED, LEGACY, Exchange, FakePipe, http_server, initialized, reply, sse
 from weft import Client, ClientLimits, ConnectionFailed
+from weft.client import auth
 from weft.client import callbacks as calls
-from weft.client.auth import logins
 from weft.client.handlers.handlers import ServerRequestHandlers
 from weft.errors import WeftError
 from weft.types.lifecycle import ProgressParams
@@ -328,14 +328,14 @@ async def test_prefixes_of_keys_are_domains_read_backwards() -> None:
         await client.list_tools()
     keys = {key for message in server.heard for key in message["params"]["_meta"]}
     prefixes = {key.partition("/")[0] for key in keys if "/" in key}
-    ways = [getattr(logins, name) for name in logins.__all__]
+    ways = [getattr(auth, name) for name in auth.__all__]
     prefixes |= {way.extension.partition("/")[0] for way in ways if getattr(way, "extension", None)}
     assert len(keys) >= 4
     assert prefixes == {"io.modelcontextprotocol"}  # the domain is modelcontextprotocol.io
 
 
 @pytest.mark.spec("VER-07")
-@pytest.mark.parametrize("way", [logins.ClientCredentials, logins.EnterpriseManaged])
+@pytest.mark.parametrize("way", [auth.ClientCredentials, auth.EnterpriseManaged])
 def test_what_happens_without_an_extension_is_written_down(way: Any) -> None:
     page = (Path(__file__).parents[2] / "docs/how-to/extensions.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith(f"| `{way.extension}`")]
@@ -346,9 +346,9 @@ def test_what_happens_without_an_extension_is_written_down(way: Any) -> None:
 
 
 def test_no_extension_is_forgotten() -> None:
-    ways = {getattr(logins, name) for name in logins.__all__}
+    ways = {getattr(auth, name) for name in auth.__all__}
     declared = {way for way in ways if isinstance(way, type) and getattr(way, "extension", None)}
-    assert declared == {logins.ClientCredentials, logins.EnterpriseManaged}
+    assert declared == {auth.ClientCredentials, auth.EnterpriseManaged}
 
 
 @pytest.mark.spec("JSCH-07")

@@ -140,7 +140,7 @@ def test_two_proofs(place: Authorization) -> None:
 
 def test_what_gets_no_token_is_not_remembered(place: Authorization) -> None:
     """Anybody can make proofs: the record of them is for those who get something."""
-    from weft.authorization import token as tokening
+    from weft.authorization import endpoints as tokening
 
     made: list[Any] = []
     use = tokening.Proofs.use

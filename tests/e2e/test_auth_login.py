@@ -24,7 +24,7 @@ from weft.authorization.users import TooManyTries, Users
 from weft.authorization.web import digest
 from weft.backends.memory import MemoryBackend
 from weft.errors import UsageError
-from weft.net.resolver import is_public, public_connector
+from weft.net.fetch import FetchFailed, fetch_document, is_private, open_session
 from weft.protocol.headers import Headers
 from weft.server.auth import ResourceServer
 
@@ -527,23 +527,20 @@ async def test_a_name_with_one_private_address_is_not_public(
         ]
 
     monkeypatch.setattr("aiohttp.resolver.ThreadedResolver.resolve", resolve)
-    connector = public_connector("https://a.example/c.json")
-    try:
-        resolving = connector._resolver.resolve("a.example", 443)
+    async with open_session(1.0, is_private) as session:
+        resolving = session.connector._resolver.resolve("a.example", 443)
         if is_taken:
             assert [entry["host"] for entry in await resolving] == addresses
         else:
-            with pytest.raises(OSError, match="not public"):
+            with pytest.raises(OSError, match=r"a\.example"):
                 await resolving
-    finally:
-        await connector.close()
 
 
 @pytest.mark.security("R11")
 @pytest.mark.parametrize("host", ["127.0.0.1", "10.0.0.1", "[::1]", "[fd00::1]", "2130706433"])
-def test_an_address_that_is_not_public_is_not_connected_to(host: str) -> None:
-    with pytest.raises(OSError, match="not public"):
-        public_connector(f"https://{host}/c.json")
+async def test_an_address_that_is_not_public_is_not_connected_to(host: str) -> None:
+    with pytest.raises(FetchFailed, match="private address"):
+        await fetch_document(f"https://{host}/c.json", public_only=True)
 
 
 @pytest.mark.security("R11")
@@ -561,8 +558,13 @@ def test_an_address_that_is_not_public_is_not_connected_to(host: str) -> None:
         "x",
     ],
 )
-def test_addresses_that_are_not_public(address: str) -> None:
-    assert not is_public(address)
+async def test_addresses_that_are_not_public(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def resolve(*_: Any, **__: Any) -> Any:
+        return [{"hostname": "a.example", "host": address, "port": 1, "family": 2, "proto": 6, "flags": 0}]
+
+    monkeypatch.setattr("aiohttp.resolver.ThreadedResolver.resolve", resolve)
+    with pytest.raises(FetchFailed):
+        await fetch_document("https://a.example/c.json", public_only=True)
 
 
 # --- what is kept, and what is not

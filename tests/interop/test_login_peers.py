@@ -43,10 +43,10 @@ async def test_a_login_and_a_refresh(guarded: str):
     auth = OAuth(redirect=FunctionRedirect(person, REDIRECT))
     async with Client(guarded, auth=auth) as client:
         assert (await client.call_tool("add", {"a": 2, "b": 3})).text == "5"
-        token = auth._places[guarded].token
+        token = auth._servers[guarded].token
         token.expires_at = 0  # as if an hour had passed
         assert (await client.call_tool("add", {"a": 2, "b": 4})).text == "6"
-        assert auth._places[guarded].token.access_token != token.access_token
+        assert auth._servers[guarded].token.access_token != token.access_token
     assert person.logins == 1
 
 

@@ -1,25 +1,16 @@
-"""AuthorizationServer: its settings, its metadata, and the ASGI app that serves its endpoints."""
+"""The authorization server: its settings, its metadata, and the ASGI app that serves its endpoints."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any
 from urllib.parse import urlsplit
 
-from weft.authorization.assertions import Assertions, TrustedIssuer
-from weft.authorization.authorize import AuthorizeEndpoint
-from weft.authorization.clients import (
-    CLIENT_CREDENTIALS,
-    JWT_BEARER,
-    MOST_PER_ADDRESS,
-    Authenticating,
-    Clients,
-    RegisteredClient,
-)
+from weft.authorization.clients import CLIENT_CREDENTIALS, JWT_BEARER, MOST_PER_ADDRESS, Clients, RegisteredClient
+from weft.authorization.endpoints import AuthorizeEndpoint, ClientAuthentication, IntrospectionEndpoint, TokenEndpoint
 from weft.authorization.grants import Grants, IssuedTokens, Signer
-from weft.authorization.token import Introspecting, TokenEndpoint
-from weft.authorization.users import MOST_TRIES, Login, Users
+from weft.authorization.users import MOST_TRIES, Assertions, Login, TrustedIssuer, Users
 from weft.authorization.web import OAuthError, WebRequest, WebResponse, error_answer, json_answer
 from weft.backends.base import Backend
 from weft.backends.memory import MemoryBackend
@@ -39,7 +30,6 @@ from weft.server.http.request import TrustedProxies, UntrustedProxies
 from weft.server.runtime.request_log import refused_http
 
 _Endpoint = Callable[[WebRequest], Awaitable[WebResponse]]
-_T = TypeVar("_T")
 
 _MOST_GRACE_SECONDS = 60.0
 _SHARED = (
@@ -52,26 +42,26 @@ class AuthorizationServer:
     """Issues tokens for the resources it knows, to the clients of the users it knows.
 
     Args:
-        issuer: The URL that it is reached at, without a slash at its end. Served at the root of its host, or below the
-            path that the URL has.
+        issuer: The URL of this server, without a slash at its end. It is served at the root of its host, or below the
+            path of the URL.
         resources: The URLs of the servers that it issues tokens for, as their `ResourceServer` has them.
-        users: Who can log in: a dictionary from names to passwords (or to what `hash_password` makes of them), or an
-            async function of a name and a password that returns the subject, or None. Nobody if not said: such a
-            server is for programs, and for users that others vouch for.
-        scopes: What can be granted. A client that asks for nothing in particular gets all of it.
-        clients: Clients that are known beforehand; programs among them.
+        users: Who can log in: a dictionary from names to passwords (or `hash_password(...)` of them), or an async
+            function of a name and a password that returns the subject, or None. Default: only programs, and users that
+            trusted issuers vouch for.
+        scopes: What can be granted. A client that asks for no scopes gets all of them.
+        clients: The clients that are configured here; programs among them.
         trusted_issuers: Identity providers that vouch for users, and platforms that vouch for programs.
-        registration: Whether clients may register themselves (RFC 7591): deprecated by the protocol (DEP-01), and all
-            that some clients can do.
+        registration: Whether clients may register themselves (RFC 7591): deprecated by the protocol, but the only way
+            for some clients.
         documents: Whether clients may be described by a document at their id (CIMD).
-        key: The private key that signs tokens, in PEM (P-256). One that dies with the process if not said.
-        backend: Where codes, refresh tokens and registrations are kept; a memory of this process's own if not said.
-        access_seconds: How long an access token is good.
-        refresh_seconds: How long a refresh token is good that nobody uses.
-        grace_seconds: How long a refresh token that was used gives the same answer again, because the first may have
-            been lost. After that a second use ends all tokens of the login.
-        dpop: How tokens are bound to a client's key; they are where the client sends a proof. `required` issues no
-            others.
+        key: The private key that signs tokens, in PEM (P-256). Default: a new one for this process.
+        backend: Where codes, refresh tokens and registrations are stored. Default: the memory of this process.
+        access_seconds: Lifetime of an access token.
+        refresh_seconds: Lifetime of a refresh token that is not used.
+        grace_seconds: How long a used refresh token gives the same answer again, because the first may have been lost.
+            After that a second use ends all tokens of the login.
+        dpop: How tokens are bound to a client's key; they are if the client sends a proof. With `required`, no other
+            tokens are issued.
     """
 
     def __init__(
@@ -108,8 +98,8 @@ class AuthorizationServer:
             raise UsageError(
                 f"grace_seconds= is 0 to {_MOST_GRACE_SECONDS:g}: as long as a client may take to ask again."
             )
-        _check_list("clients", clients, RegisteredClient, lambda client: client.client_id)
-        _check_list("trusted_issuers", trusted_issuers, TrustedIssuer, lambda trusted: trusted.issuer)
+        _check_unique("clients", [client.client_id for client in clients])
+        _check_unique("trusted_issuers", [trusted.issuer for trusted in trusted_issuers])
         self.backend: Backend = backend or MemoryBackend()
         store = self.backend.store
         self.issuer = issuer
@@ -129,8 +119,7 @@ class AuthorizationServer:
         self.clients = Clients(store, clients, documents=documents, local=is_loopback(parts.hostname or ""))
         self.assertions = Assertions(store, issuer)
         self.trusted_issuers = {trusted.issuer: trusted for trusted in trusted_issuers}
-        _check_clients(clients, self.scopes, users, trusted_issuers)
-        _check_introspects(clients, self)
+        _check_clients(self, users)
         self.signer = Signer(key)
         self.registration = registration
         self._documents = documents
@@ -141,15 +130,15 @@ class AuthorizationServer:
         return f"<AuthorizationServer {self.issuer!r}>"
 
     def verifier(self, *, leeway: float = LEEWAY) -> IssuedTokens:
-        """A verifier of the tokens that are issued here, for a `ResourceServer` in the same process.
+        """Return a verifier of the tokens that are issued here, for a `ResourceServer` in the same process.
 
-        It knows when a login was ended before its tokens have expired, on all workers that share the `backend`.
+        It refuses tokens of a login that was ended, on all workers that share the `backend`.
         """
         return IssuedTokens(self.signer, self.grants, self.issuer, leeway)
 
     @property
     def grant_types(self) -> tuple[str, ...]:
-        """The grants that are served: each where somebody is there who may use it."""
+        """The grants that are served: those that a user or a client can use."""
         programs = any(CLIENT_CREDENTIALS in client.grant_types for client in self.clients.known)
         platforms = any(trusted.workloads is not None for trusted in self.trusted_issuers.values())
         served = {
@@ -162,19 +151,19 @@ class AuthorizationServer:
 
     @property
     def _takes_id_jags(self) -> bool:
-        """Whether there is an identity provider, and a client that may show what it says."""
+        """Whether there is an identity provider, and a client that may send its ID-JAGs."""
         clients = any(JWT_BEARER in client.grant_types and client.is_confidential for client in self.clients.known)
         return clients and any(trusted.workloads is None for trusted in self.trusted_issuers.values())
 
     @property
     def _auth_methods(self) -> list[str]:
-        """How clients authenticate: each way where there is, or can be, a client that does it so."""
+        """How clients can authenticate: the ways that a client uses, or could register for."""
         known, others = self.clients.known, self.has_users and (self.registration or self._documents)
         secrets = self.registration or any(client.secret_digest is not None for client in known)
         return [
             *(["none"] if others or not all(client.is_confidential for client in known) else []),
             *(["client_secret_basic", "client_secret_post"] if secrets else []),
-            *(["private_key_jwt"] if any(client.keys for client in known) else []),  # XAUTH-03
+            *(["private_key_jwt"] if any(client.keys for client in known) else []),
         ]
 
     @property
@@ -183,7 +172,7 @@ class AuthorizationServer:
         return any(client.introspects for client in self.clients.known)
 
     def metadata(self) -> dict[str, Any]:
-        """What clients find out about it (RFC 8414, OpenID Connect Discovery)."""
+        """Return the metadata of the server (RFC 8414, OpenID Connect Discovery)."""
         document: dict[str, Any] = {
             "issuer": self.issuer,
             "authorization_endpoint": f"{self.issuer}/authorize",
@@ -194,7 +183,7 @@ class AuthorizationServer:
             "grant_types_supported": self.grant_types,
             "code_challenge_methods_supported": ["S256"],
             "token_endpoint_auth_methods_supported": self._auth_methods,
-            "authorization_response_iss_parameter_supported": True,  # AUTH-18
+            "authorization_response_iss_parameter_supported": True,
             "client_id_metadata_document_supported": self._documents and self.has_users,
             "subject_types_supported": ["public"],
             "id_token_signing_alg_values_supported": ["ES256"],
@@ -211,16 +200,16 @@ class AuthorizationServer:
             document["scopes_supported"] = self.scopes
         if "private_key_jwt" in self._auth_methods:
             document["token_endpoint_auth_signing_alg_values_supported"] = DEFAULT_ALGORITHMS
-        if self._takes_id_jags:  # XAUTH-07
+        if self._takes_id_jags:
             document["authorization_grant_profiles_supported"] = ["urn:ietf:params:oauth:grant-profile:id-jag"]
         return document
 
     def possible_scopes(self, client: RegisteredClient) -> tuple[str, ...]:
-        """What a client may have at most."""
+        """Return the scopes that a client may have at most."""
         return self.scopes if client.scopes is None else client.scopes
 
     def choose_scopes(self, client: RegisteredClient, *asked: str | None) -> tuple[str, ...]:
-        """What a client is granted: what it may have, as far as it is in each of the texts that ask for something."""
+        """Return the scopes that a client gets: those that it may have, and that each of the `asked` texts contains."""
         granted = possible = self.possible_scopes(client)
         for text in asked:
             if text:
@@ -230,7 +219,7 @@ class AuthorizationServer:
         return granted
 
     def choose_resource(self, asked: str | None) -> str:
-        """For which resource a token is: the one asked for (RFC 8707), or the only one."""
+        """Return the resource of a token: the one that is asked for (RFC 8707), or the only one."""
         if asked is None and len(self.resources) == 1:
             return self.resources[0]
         found = self.find_resource(asked)
@@ -239,7 +228,7 @@ class AuthorizationServer:
         return found
 
     def find_resource(self, named: object) -> str | None:
-        """The resource of a URL, however that is spelled; None if there is none."""
+        """Return the resource of a URL in any spelling; None if there is none."""
         if not isinstance(named, str):
             return None
         return next((resource for resource in self.resources if same_url(resource, named)), None)
@@ -251,29 +240,28 @@ class AuthorizationServer:
         trusted_proxies: Sequence[str] = (),
         cors: Sequence[str] = (),
     ) -> _App:
-        """An ASGI app, to run under any ASGI server. It serves the issuer's host and this machine, or those named.
+        """Return an ASGI app. It serves the issuer's host and this machine, or `allowed_hosts`.
 
-        Registrations and wrong passwords are counted by address. Of requests that come from one of `trusted_proxies`
-        (addresses or networks), that is the address that the proxy names. Clients that are web pages of the origins in
-        `cors` may log in; the page on which a user consents stays its own.
+        Registrations and wrong passwords are counted by address. For requests from one of `trusted_proxies` (addresses
+        or networks), that is the address that the proxy names. Web pages of the origins in `cors` may be clients; the
+        login page itself is never shared.
         """
         policy = HostPolicy(allowed_hosts, None, urlsplit(self.issuer).hostname, cors=cors)
         proxies = TrustedProxies(trusted_proxies) if trusted_proxies else None
         return _App(self, policy, Cors(policy) if cors else None, proxies)
 
 
-def _check_clients(
-    clients: Sequence[RegisteredClient],
-    scopes: Sequence[str],
-    users: Mapping[str, str] | Login | None,
-    trusted_issuers: Sequence[TrustedIssuer],
-) -> None:
-    """UsageError where a client could never have what it is said to have, or is somebody else besides."""
+def _check_clients(server: AuthorizationServer, users: Mapping[str, str] | Login | None) -> None:
+    """Raise UsageError if a client can never get what it is configured for, or is also a user."""
+    clients, trusted_issuers = server.clients.known, server.trusted_issuers.values()
     workloads = {client_id for trusted in trusted_issuers for client_id in (trusted.workloads or {}).values()}
     _check_vouching(clients, workloads, has_providers=any(trusted.workloads is None for trusted in trusted_issuers))
     for client in clients:
         what = f"The client {client.client_id!r}"
-        if unknown := set(client.scopes or ()) - set(scopes):
+        for url in client.introspects:
+            if server.find_resource(url) is None:
+                raise UsageError(f"{what} has introspects=({url!r},): name that resource in resources= too.")
+        if unknown := set(client.scopes or ()) - set(server.scopes):
             raise UsageError(f"{what} has the scope {min(unknown)!r}: name it in scopes= too.")
         if users is None and "authorization_code" in client.grant_types:
             raise UsageError(f"{what} is one that people log in with: say in users= who can log in.")
@@ -282,20 +270,8 @@ def _check_clients(
             raise UsageError(f"{client.client_id!r} is a program and a user: tokens could not tell them apart.")
 
 
-def _check_introspects(clients: Sequence[RegisteredClient], server: AuthorizationServer) -> None:
-    """UsageError where a client asks about the tokens of a resource that is not served."""
-    for client in clients:
-        if isinstance(client.introspects, str):
-            raise UsageError(f"introspects= is a tuple of URLs; write introspects=({client.introspects!r},).")
-        for url in client.introspects:
-            if server.find_resource(url) is None:
-                raise UsageError(
-                    f"The client {client.client_id!r} has introspects=({url!r},): name that resource in resources= too."
-                )
-
-
 def _check_vouching(clients: Sequence[RegisteredClient], workloads: set[str], *, has_providers: bool) -> None:
-    """UsageError where nobody vouches for a client that needs it, or somebody for one that cannot be vouched for."""
+    """Raise UsageError if no issuer vouches for a client that needs it, or one does for a client without the grant."""
     able = {client.client_id for client in clients if JWT_BEARER in client.grant_types}
     if unable := workloads - able:
         raise UsageError(f"workloads= names {min(unable)!r}: let clients= have it, with the grant JWT_BEARER.")
@@ -307,24 +283,20 @@ def _check_vouching(clients: Sequence[RegisteredClient], workloads: set[str], *,
             )
 
 
-def _check_list(option: str, given: object, kind: type[_T], name_of: Callable[[_T], str]) -> None:
-    """UsageError where an option is no list of these, or has two of one name."""
-    if not isinstance(given, Sequence) or not all(isinstance(item, kind) for item in cast("Iterable[object]", given)):
-        raise UsageError(f"{option}= is a list of {kind.__name__}: {option}=[{kind.__name__}(...)].")
-    names = [name_of(item) for item in cast("Sequence[_T]", given)]
+def _check_unique(option: str, names: list[str]) -> None:
     if twice := [name for name in names if names.count(name) > 1]:
         raise UsageError(f"{option}= has {twice[0]!r} twice: which of them holds? Give each once.")
 
 
 class _App:
-    """Finds the endpoint of a request, after a look at where it comes from."""
+    """The ASGI app: checks where a request comes from, and calls its endpoint."""
 
     def __init__(
         self, server: AuthorizationServer, policy: HostPolicy, cors: Cors | None, proxies: TrustedProxies | None
     ) -> None:
         base, metadata = urlsplit(server.issuer).path, server.metadata()
-        authenticating = Authenticating(server.clients, server.assertions)
-        authorizing, tokening = AuthorizeEndpoint(server, f"{base}/authorize"), TokenEndpoint(server, authenticating)
+        authentication = ClientAuthentication(server)
+        authorize, token = AuthorizeEndpoint(server, f"{base}/authorize"), TokenEndpoint(server, authentication)
 
         async def describe(_: WebRequest) -> WebResponse:
             return json_answer(metadata)
@@ -340,14 +312,14 @@ class _App:
             f"/.well-known/openid-configuration{base}": {"GET": describe, "HEAD": describe},
             f"{base}/.well-known/openid-configuration": {"GET": describe, "HEAD": describe},
             f"{base}/jwks": {"GET": keys, "HEAD": keys},
-            f"{base}/authorize": {"GET": authorizing.ask, "POST": authorizing.decide},
-            f"{base}/token": {"POST": tokening.answer},
+            f"{base}/authorize": {"GET": authorize.ask, "POST": authorize.decide},
+            f"{base}/token": {"POST": token.answer},
         }
         if server.registration:
             self._routes[f"{base}/register"] = {"POST": register}
         if server.introspects:
-            self._routes[f"{base}/introspect"] = {"POST": Introspecting(server, authenticating).answer}
-        self._own_page = f"{base}/authorize"  # of which no other page is told anything
+            self._routes[f"{base}/introspect"] = {"POST": IntrospectionEndpoint(server, authentication).answer}
+        self._own_page = f"{base}/authorize"  # never shared with other pages
         self._policy, self._cors, self._proxies = policy, cors, proxies
         self._untrusted = UntrustedProxies(_SHARED)
 
@@ -367,7 +339,7 @@ class _App:
                 await answer.send(send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> WebResponse | None:
-        """The answer to one request; None if it is sent already."""
+        """Return the response to one request; None if it is already sent."""
         try:
             headers = read(scope["headers"])
             host = headers.known.get(b"host")
@@ -394,12 +366,12 @@ class _App:
             return error_answer(error.error, error.description, error.status, error.headers)
         except HeaderFault as fault:
             return error_answer("invalid_request", str(fault), fault.status)
-        except Exception as error:  # noqa: BLE001 - R1: a login function may raise anything
+        except Exception as error:  # noqa: BLE001 - a login function may raise anything
             text = report("The authorization server", error, debug=False)
             return error_answer("server_error", text, 500)
 
     async def _answer_preflight(self, scope: Scope, headers: Headers, verbs: Iterable[str], send: Send) -> None:
-        """Tell a browser whether its page may ask here; nobody but its own page may at that of the consent."""
+        """Answer whether a page of another origin may call an endpoint; never the login page."""
         origin = headers.known.get(b"origin")
         if self._cors is None or scope["path"] == self._own_page or not self._policy.shares_with(origin):
             raise OAuthError("invalid_request", preflight_refusal(origin), status=403)

@@ -1,17 +1,10 @@
-"""Keep grants and refresh tokens, and sign access tokens.
+"""Store grants: codes and refresh tokens, each good once, and the families they belong to; and sign access tokens.
 
-What was granted: codes that are good once, refresh tokens that are good once, and the families they belong to.
-
-A request that its user has not decided yet is kept nowhere: it is sealed into its page, for the one browser that it is
-shown in. So nobody fills the store by asking, and nobody else's browser can decide (R10).
-
-Everything is kept under a digest: who reads the store cannot use what is in it. A code or token that comes a second
-time was stolen, or its successor was: its whole family ends (ASEC-04), the access tokens included. A refresh token has
-a grace of seconds, because an answer can be lost on its way: the same request gets the same answer again.
-
-Access tokens: JWTs of RFC 9068, signed with the server's key, for one resource, for minutes.
-
-A token has the id of its grant in it, so that it can be refused when the grant has ended before the token.
+A request that its user has not decided yet is sealed into its page, for the one browser that shows it: requests cannot
+fill the store, and no other browser can decide. Codes and tokens are stored by their digest: a reader of the store
+cannot use them. One that comes a second time was stolen, or its successor was: its whole family ends, with its access
+tokens. A refresh token has a grace period of seconds, because an answer can be lost: the same request gets the same
+answer again. Access tokens are JWTs (RFC 9068) for one resource and some minutes, with the id of their family.
 """
 
 from __future__ import annotations
@@ -38,10 +31,10 @@ if TYPE_CHECKING:
 
 CODE_SECONDS = 60.0
 _WAIT_SECONDS = 600.0
-_SEAL_SECONDS = 3600  # longer than any grace, which is what counts
+_SEAL_SECONDS = 3600  # longer than any grace period
 _SEAL_BYTES = 64 * 1024
 
-Told: TypeAlias = dict[str, object]  # the answer of the token endpoint
+TokenAnswer: TypeAlias = dict[str, object]
 
 
 class Pending(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,11 +47,11 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
     challenge: str
     scopes: tuple[str, ...]
     resource: str
-    jkt: str = ""  # the key that the code is bound to (RFC 9449, 10), if any
+    jkt: str = ""  # thumbprint of the key that the code is bound to (RFC 9449, 10), if any
 
 
 class IssuedGrant(msgspec.Struct, frozen=True, kw_only=True):
-    """What a user has granted to a client; or what it may have without one, which is of no family."""
+    """What a user has granted to a client; or what a program may have, which has no family."""
 
     client_id: str
     subject: str
@@ -67,20 +60,20 @@ class IssuedGrant(msgspec.Struct, frozen=True, kw_only=True):
     family: str = ""
     redirect_uri: str = ""
     challenge: str = ""  # of the code; refresh tokens have none
-    jkt: str = ""  # the key that the code, or the refresh token of a public client, is bound to
+    jkt: str = ""  # thumbprint of the key that the code, or the refresh token of a public client, is bound to
 
 
 class _StoredGrant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A code or a refresh token as it is kept."""
+    """A code or a refresh token in the store."""
 
     grant: IssuedGrant
     used_at: float = 0.0  # in Unix seconds; 0: not yet
-    asked: str = ""  # a digest of the request that used it
-    answer: str = ""  # what that request was told, sealed with the token itself
+    asked: str = ""  # digest of the request that used it
+    answer: str = ""  # the answer to that request, sealed with the token itself
 
 
 class Grants:
-    """The grants that are kept in a store."""
+    """The grants in a store."""
 
     def __init__(
         self,
@@ -95,17 +88,17 @@ class Grants:
         self._ring = ring
         self._refresh_seconds = refresh_seconds
         self._grace_seconds = grace_seconds
-        self._ended_seconds = access_seconds + 2 * LEEWAY  # by then no access token of a family is good anyway
+        self._ended_seconds = access_seconds + 2 * LEEWAY  # then all access tokens of a family have expired
 
-    # Requests that wait for their user.
+    # Requests that wait for the decision of their user.
 
     def seal(self, pending: Pending, browser: str) -> str:
-        """A request as its page carries it, for the browser that has this cookie."""
+        """Return a request, sealed for the browser that has this cookie."""
         expires = int(time.time() + _WAIT_SECONDS)
         return self._ring.seal(msgspec.json.encode(pending), binding=digest(browser).encode(), expires=expires)
 
     def open(self, sealed: str, browser: str) -> Pending | None:
-        """The request that a page carries; None if it is another browser's, or too old."""
+        """Return the request that a page contains; None if it is for another browser, or too old."""
         try:
             payload = self._ring.open(sealed, binding=digest(browser).encode(), now=int(time.time()))
         except StateRefused:
@@ -113,13 +106,13 @@ class Grants:
         return msgspec.json.decode(payload, type=Pending)
 
     async def decide(self, sealed: str) -> bool:
-        """The user has allowed it; False if that was so already."""
+        """Record that the user has allowed a request; return False if that was done before."""
         return await self._store.swap(f"decided:{digest(sealed)}", None, b"1", ttl=_WAIT_SECONDS)
 
     # Codes and refresh tokens.
 
     async def begin(self, pending: Pending, subject: str) -> str:
-        """A code for what a user has granted."""
+        """Return a code for what a user has granted."""
         family = secrets.token_urlsafe(16)
         await self._store.put(f"family:{family}", b"1", ttl=self._refresh_seconds)
         grant = IssuedGrant(
@@ -135,7 +128,7 @@ class Grants:
         return await self._issue("code", grant, CODE_SECONDS)
 
     async def read_code(self, code: str) -> IssuedGrant:
-        """Return what a code stands for; it stays as it is. One that is used up ends the family."""
+        """Return the grant of a code without using it up. A used code ends the family."""
         kept = (await self._find("code", code))[2]
         if kept.used_at:
             await self.end(kept.grant.family)
@@ -143,7 +136,7 @@ class Grants:
         return kept.grant
 
     async def redeem_code(self, code: str) -> IssuedGrant:
-        """Return what a code stands for, and use it up. A second use ends the family."""
+        """Return the grant of a code, and use it up. A second use ends the family."""
         key, record, kept = await self._find("code", code)
         used = msgspec.json.encode(msgspec.structs.replace(kept, used_at=time.time()))
         if kept.used_at or not await self._store.swap(key, record, used, ttl=self._refresh_seconds):
@@ -157,14 +150,14 @@ class Grants:
         return await self._issue("refresh", msgspec.structs.replace(grant, challenge=""), self._refresh_seconds)
 
     async def read_refresh(self, token: str) -> IssuedGrant:
-        """Return what a refresh token stands for, used up or not; it stays as it is."""
+        """Return the grant of a refresh token, used or not, without using it up."""
         return (await self._find("refresh", token))[2].grant
 
-    async def redeem_refresh(self, token: str, asked: str, make: Callable[[], Awaitable[Told]]) -> Told:
-        """Use a refresh token up, and return what `make` says for it.
+    async def redeem_refresh(self, token: str, asked: str, make: Callable[[], Awaitable[TokenAnswer]]) -> TokenAnswer:
+        """Use a refresh token up, and return the answer that `make` returns for it.
 
-        `asked` stands for all that the request says: the same request within the grace gets the same answer. The answer
-        is made before the token is used up, so that of several requests at once all get that of the first.
+        `asked` is a digest of the request: the same request within the grace period gets the same answer. The answer
+        is made before the token is used up, so that several requests at once all get that of the first.
         """
         key, record, kept = await self._find("refresh", token)
         if not kept.used_at:
@@ -180,17 +173,17 @@ class Grants:
             await self.end(kept.grant.family)
             raise _refusal("refresh")
         told = _unseal(token, asked, kept.answer) if kept.asked == asked else None
-        if told is None:  # its holder asks for two things at once: one of them is too late
+        if told is None:  # two different requests at once: the second is too late
             raise _refusal("refresh")
         return told
 
     async def end(self, family: str) -> None:
-        """End a family: its codes, refresh tokens and access tokens are not good any more."""
+        """End a family: its codes, refresh tokens and access tokens become invalid."""
         await self._store.put(f"ended:{family}", b"1", ttl=self._ended_seconds)
         await self._store.delete(f"family:{family}")
 
     async def has_ended(self, family: str) -> bool:
-        """Whether a family was ended while an access token of it could still be good."""
+        """Return whether a family was ended while an access token of it may be valid."""
         return await self._store.get(f"ended:{family}") is not None
 
     async def _issue(self, kind: str, grant: IssuedGrant, seconds: float) -> str:
@@ -198,14 +191,14 @@ class Grants:
         await self._store.put(f"{kind}:{digest(secret)}", msgspec.json.encode(_StoredGrant(grant=grant)), ttl=seconds)
         return secret
 
-    async def _forget(self, answer: Told) -> None:
-        """Forget the refresh token of an answer that is not given."""
+    async def _forget(self, answer: TokenAnswer) -> None:
+        """Delete the refresh token of an answer that is not sent."""
         token = answer.get("refresh_token")
         if isinstance(token, str):
             await self._store.delete(f"refresh:{digest(token)}")
 
     async def _find(self, kind: str, secret: str) -> tuple[str, bytes, _StoredGrant]:
-        """Return what is kept of a code or a token: under which key, as it is there, and decoded."""
+        """Return the store key, the record and the decoded record of a code or a token."""
         key = f"{kind}:{digest(secret)}"
         record = await self._store.get(key)
         if record is None:
@@ -219,14 +212,14 @@ class Grants:
             raise _refusal(kind)
 
 
-def _seal(token: str, asked: str, answer: Told) -> str:
-    """Seal an answer with the token that it was given for: who reads the store has only the token's digest."""
+def _seal(token: str, asked: str, answer: TokenAnswer) -> str:
+    """Seal an answer with the token that it was given for, of which the store has only the digest."""
     ring = KeyRing([token])
     expires = int(time.time()) + _SEAL_SECONDS
     return ring.seal(msgspec.json.encode(answer), binding=asked.encode(), expires=expires, max_bytes=_SEAL_BYTES)
 
 
-def _unseal(token: str, asked: str, sealed: str) -> Told | None:
+def _unseal(token: str, asked: str, sealed: str) -> TokenAnswer | None:
     try:
         payload = KeyRing([token]).open(sealed, binding=asked.encode(), now=int(time.time()), max_bytes=_SEAL_BYTES)
     except StateRefused:
@@ -238,7 +231,7 @@ def _refusal(kind: str) -> OAuthError:
     return OAuthError("invalid_grant", f"The {kind} is not valid, or not any more.")
 
 
-_GRANT_ID = "grant_id"  # the claim that names the grant of a token, where it can be ended
+_GRANT_ID = "grant_id"  # claim with the family of a token
 
 
 class Signer:
@@ -256,7 +249,7 @@ class Signer:
         return f"<Signer {self.kid}>"  # never the key
 
     def sign(self, issuer: str, grant: IssuedGrant, seconds: float, *, key: str = "") -> str:
-        """Sign a token for what was granted; bound to a client's key, where its thumbprint is given."""
+        """Return a signed token for a grant; bound to a client's key if its thumbprint is given."""
         import jwt
 
         now = int(time.time())
@@ -278,21 +271,21 @@ class Signer:
 
 
 class IssuedTokens(JwtVerifier):
-    """Verifies the tokens that an authorization server of this process issued; not those of a grant that has ended."""
+    """Verifies the tokens of an authorization server in this process, and refuses those of a family that has ended."""
 
     def __init__(self, signer: Signer, grants: Grants, issuer: str, leeway: float = LEEWAY) -> None:
         super().__init__(keys=signer.jwks, issuer=issuer, algorithms=["ES256"], leeway=leeway)
         self._grants = grants
 
     async def __call__(self, token: str) -> TokenInfo | None:
-        """Return who bears the token. `TokenRefused` where it is not good."""
+        """Return the facts about a token; `TokenRefused` if it is not valid."""
         info = await super().__call__(token)
         if info is not None:
             await self.recheck(info)
         return info
 
     async def recheck(self, info: TokenInfo) -> None:
-        """Refuse a token of a grant that has ended meanwhile: a signature stays good, a grant need not."""
+        """Refuse a token whose family has ended since it was signed."""
         family = info.claims.get(_GRANT_ID)
         if isinstance(family, str) and await self._grants.has_ended(family):
             raise TokenRefused("What the token was granted by has ended: log in again.")

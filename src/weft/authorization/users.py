@@ -1,4 +1,11 @@
-"""Who can log in: names and passwords, or a function that knows."""
+"""Check who logs in: users by their passwords, users and programs by the assertions of issuers that are trusted.
+
+An assertion is a JWT made for this authorization server:
+
+    client assertion   a program proves who it is (`private_key_jwt`, RFC 7523)
+    ID-JAG             a company's identity provider says who the user of a client is
+    workload token     the platform that a program runs on says which program it is
+"""
 
 from __future__ import annotations
 
@@ -10,9 +17,9 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import msgspec
 
@@ -20,24 +27,25 @@ from weft.authorization.web import OAuthError, digest
 from weft.backends.base import Store
 from weft.errors import UsageError, WeftError
 from weft.net.logs import Seldom
-from weft.server.auth.tokens import is_async
+from weft.server.auth.keys import DEFAULT_ALGORITHMS, KeySet, KeysGiven, check_algorithms, make_key_set, read_signed
+from weft.server.auth.tokens import LEEWAY, TokenRefused, VerifierFailed, is_async
 from weft.server.diagnostics.error_reporting import MOST_FRAMES, record, user_frames
 
-_seldom = Seldom(logging.getLogger("weft.auth"))  # for what anybody can cause who tries to log in
+_seldom = Seldom(logging.getLogger("weft.auth"))  # anybody who tries to log in can cause these
 
-Login: TypeAlias = Callable[[str, str], Awaitable[str | None]]  # name and password, to the subject of tokens
+Login: TypeAlias = Callable[[str, str], Awaitable[str | None]]  # from name and password to the subject of tokens
 
 _PREFIX = "scrypt$"
 _COST = {"n": 2**14, "r": 8, "p": 1, "dklen": 32, "maxmem": 64 * 1024 * 1024}
-_NOBODY = bytes(16), bytes(32)  # of which no password is the one
+_NO_PASSWORD = bytes(16), bytes(32)  # salt and hash that no password has
 _MOST = 1024  # characters of a name or a password
-MOST_TRIES = 10  # wrong passwords for one name from one address within a minute; then that address must wait
+MOST_TRIES = 10  # wrong passwords for one name from one address within a minute
 _TRIES_SECONDS = 60.0
-_FREE_TRIES = 10  # of one name from all addresses within a minute; then one at a time, this far apart …
+_FREE_TRIES = 10  # for one name from all addresses within a minute; then one at a time, this far apart …
 _SLOW_SECONDS = 2.0
-_MOST_SLOW_SECONDS = 10.0  # … and no longer wait than this
-_FAMILIAR_SECONDS = 30 * 86_400.0  # how long an address is known from which a name has logged in
-_AT_ONCE = 4  # passwords checked at the same time: each is work on purpose
+_MOST_SLOW_SECONDS = 10.0  # … and no longer than this
+_FAMILIAR_SECONDS = 30 * 86_400.0  # for which an address is known where a name has logged in
+_AT_ONCE = 4  # passwords checked at the same time: each takes work on purpose
 _MOST_WAITING = 64
 _MOST_WAITING_PER_ADDRESS = 16
 _TOO_MANY = "Too many tries. Wait a minute."
@@ -45,11 +53,11 @@ _TOO_MANY_OF_NAME = "Somebody tries many passwords for this name. Wait a few sec
 
 
 class TooManyTries(WeftError):
-    """Somebody guesses; or too many log in at once."""
+    """There were too many wrong passwords, or too many log in at once."""
 
 
 def hash_password(password: str) -> str:
-    """A password in the form in which it may be written down.
+    """Return a password in a form that may be written down.
 
     >>> hash_password("correct horse")[:7]
     'scrypt$'
@@ -59,7 +67,7 @@ def hash_password(password: str) -> str:
 
 
 def _read_password(name: str, word: str) -> tuple[bytes, bytes]:
-    """Salt and hash of a password, however it was written down."""
+    """Return the salt and the hash of a password, written as itself or by `hash_password`."""
     if not word.startswith(_PREFIX):
         salt = os.urandom(16)
         return salt, _derive(word, salt)
@@ -80,22 +88,21 @@ def _derive(password: str, salt: bytes) -> bytes:
 
 
 async def ask_function(what: str, function: Callable[..., Awaitable[str | None]], *given: object) -> str | None:
-    """The subject that somebody else's function says; None for nobody, and for whatever else is no subject.
+    """Return the subject that a function of the user returns; None for None, and for anything that is no text.
 
-    What it raises may have what it was given in it, a password or the claims of a token: only the type is told, to the
-    log.
+    What it raises may contain a password or the claims of a token: only the type is logged.
     """
     try:
         said: object = await function(*given)
     except asyncio.CancelledError:
         raise
-    except BaseException as error:  # noqa: BLE001 - R1: it may raise anything
+    except BaseException as error:  # noqa: BLE001 - it may raise anything
         frames = user_frames(error)[-MOST_FRAMES:]
         text = record(f"The function that {what} raised {type(error).__name__}", frames, debug=False)
         raise OAuthError("server_error", text, status=500) from None
     if isinstance(said, str):
         return said or None
-    if said:  # as of a function that says only whether
+    if said:  # such as True
         _seldom.warning(
             "The function that %s returned something of type %s, which lets nobody in: return the subject of the "
             "tokens as a text, or None.",
@@ -107,14 +114,14 @@ async def ask_function(what: str, function: Callable[..., Awaitable[str | None]]
 
 
 class Users:
-    """Checks who logs in; nobody does where there are none."""
+    """The users who can log in, and the checks of their passwords."""
 
     def __init__(self, users: Mapping[str, str] | Login | None, store: Store) -> None:
         self._store = store
         self._at_once = asyncio.Semaphore(_AT_ONCE)
         self._waiting: Counter[str] = Counter()  # by address
         self._login: Login | None = None
-        self._hashes: dict[str, tuple[bytes, bytes]] = {}  # salt and what was derived; no password
+        self._hashes: dict[str, tuple[bytes, bytes]] = {}  # salt and hash of each name
         if users is None:
             return
         if isinstance(users, Mapping):
@@ -131,15 +138,15 @@ class Users:
             raise UsageError("users= is a dictionary of passwords, or an async function of a name and a password.")
 
     async def check(self, name: str, password: str, address: str = "") -> str | None:
-        """Return the subject of the tokens of who logs in so, from this address; None if that is nobody.
+        """Return the subject of a user who logs in from this address; None if name or password is wrong.
 
-        An address that guesses is locked out for the name that it guesses at, and nobody else is. Where many addresses
-        guess at one name, their tries are slowed down; an address from which that name has logged in before is not.
+        An address that guesses is locked out for that name only. Where many addresses guess at one name, their tries
+        are slowed down, except from an address where that name has logged in before.
         """
         if not name or len(name) > _MOST or len(password) > _MOST:
             return None
         pair = digest(f"{name}\0{address}")
-        await self._count_try(f"tries:{pair}")  # before it is known whether it is a wrong one: many come at once
+        await self._count_try(f"tries:{pair}")  # before the check: many may come at once
         if await self._store.get(f"familiar:{pair}") is None:
             await self._slow_down(digest(name))
         async with self._waiting_at(address), self._at_once:
@@ -154,7 +161,7 @@ class Users:
 
     @asynccontextmanager
     async def _waiting_at(self, address: str) -> AsyncGenerator[None]:
-        """Count who waits to be checked: in all, and of one address, which must not take the place of others."""
+        """Count the checks that wait, in all and of one address, which must not crowd out others."""
         if self._waiting.total() >= _MOST_WAITING or self._waiting[address] >= _MOST_WAITING_PER_ADDRESS:
             raise TooManyTries(_TOO_MANY)
         self._waiting[address] += 1
@@ -166,7 +173,7 @@ class Users:
                 del self._waiting[address]
 
     async def _count_try(self, key: str) -> None:
-        """Count one more, each on its own however many come at once, at all workers."""
+        """Count one more try, on all workers together."""
         while True:
             found = await self._store.get(key)
             tries = int(found or 0)
@@ -176,7 +183,7 @@ class Users:
                 return
 
     async def _slow_down(self, name: str) -> None:
-        """Wait for the turn of a try, where there were many for the same name, from anywhere, at all workers."""
+        """Wait if there were many tries for one name, from all addresses and on all workers."""
         while True:
             found = await self._store.get(f"turns:{name}")
             tries, turn = msgspec.json.decode(found, type=tuple[int, float]) if found else (0, 0.0)
@@ -190,6 +197,125 @@ class Users:
         await asyncio.sleep(mine - now)
 
     async def _compare(self, name: str, password: str) -> str | None:
-        salt, known = self._hashes.get(name, _NOBODY)  # as much work for a name that there is not
+        salt, known = self._hashes.get(name, _NO_PASSWORD)  # as much work for an unknown name
         derived = await asyncio.to_thread(_derive, password, salt)
         return name if hmac.compare_digest(derived, known) and name in self._hashes else None
+
+
+# --- assertions
+
+
+_MOST_TEXT = 512  # characters of a `jti` or a `sub`
+
+
+class AssertionKind(msgspec.Struct, frozen=True):
+    """A kind of assertion, and what makes one valid."""
+
+    name: str
+    types: frozenset[str]  # the accepted `typ`: no other kind of JWT is taken for it
+    most_seconds: float  # it may be used at most this long before its end
+    required: tuple[str, ...] = ()  # claims besides those of every assertion
+    is_for_endpoint: bool = False  # its `aud` may be the URL that it is sent to
+
+
+CLIENT_ASSERTION = AssertionKind(
+    "client assertion", frozenset({"jwt", "client-authentication+jwt"}), 300.0, required=("jti",), is_for_endpoint=True
+)
+ID_JAG = AssertionKind("ID-JAG", frozenset({"oauth-id-jag+jwt"}), 3600.0, required=("iat", "jti"))
+# A platform writes it into a file, and the program sends it again and again until there is a newer one: it needs no
+# `jti`, and is never used up.
+WORKLOAD_TOKEN = AssertionKind("workload token", frozenset({"jwt"}), 86_400.0, is_for_endpoint=True)
+
+
+class TrustedIssuer:
+    """An issuer whose assertions about users or programs are accepted.
+
+    Args:
+        issuer: What its assertions have as `iss`, exactly.
+        jwks_uri: Where its keys are fetched from; or `keys`, the keys themselves, as a `JwtVerifier` takes them.
+        algorithms: What it may sign with.
+        workloads: Makes it a platform, which vouches for programs: from the `sub` of each to its client id. Without
+            it, it is a company's identity provider, which vouches for users by ID-JAGs.
+        subject: An async function from the claims of an ID-JAG to the subject of the tokens, or None. By default that
+            is `issuer#sub`, which is never a user of another issuer, or of this server.
+
+    >>> TrustedIssuer("https://idp.example.com", "https://idp.example.com/jwks")
+    <TrustedIssuer 'https://idp.example.com'>
+    """
+
+    def __init__(
+        self,
+        issuer: str,
+        jwks_uri: str | None = None,
+        *,
+        keys: KeysGiven | None = None,
+        algorithms: Sequence[str] = DEFAULT_ALGORITHMS,
+        workloads: Mapping[str, str] | None = None,
+        subject: Callable[[Mapping[str, Any]], Awaitable[str | None]] | None = None,
+    ) -> None:
+        if workloads is not None and (not workloads or subject is not None):
+            raise UsageError("workloads= is a dictionary from the `sub` of each program to its client id; no subject=.")
+        if subject is not None and not is_async(subject):
+            raise UsageError("subject= is an async function from the claims of an ID-JAG to a subject, or None.")
+        self.issuer = issuer
+        self.algorithms = check_algorithms(algorithms)
+        self.keys = make_key_set("A TrustedIssuer needs either the URL of its keys", jwks_uri, keys, self.algorithms)
+        self.workloads = None if workloads is None else dict(workloads)
+        self._subject = subject
+
+    def __repr__(self) -> str:
+        return f"<TrustedIssuer {self.issuer!r}>"
+
+    async def subject_of(self, claims: Mapping[str, Any]) -> str | None:
+        """Return the subject of a user that the issuer vouches for, or None."""
+        if self._subject is None:
+            return f"{self.issuer}#{claims['sub']}"
+        return await ask_function("says who a vouched user is", self._subject, claims)
+
+
+class Assertions:
+    """Verifies the assertions for one authorization server, and records which were used."""
+
+    def __init__(self, store: Store, audience: str) -> None:
+        self._store = store
+        self._audience = audience  # the server's own issuer
+
+    async def read(
+        self, text: str, kind: AssertionKind, *, issuer: str, keys: KeySet, algorithms: Sequence[str]
+    ) -> dict[str, Any]:
+        """Return the claims of an assertion of this issuer; `TokenRefused` if it is not valid. Does not use it up."""
+        try:
+            claims = await read_signed(
+                text,
+                keys,
+                kind=(kind.name, kind.types),
+                algorithms=algorithms,
+                issuer=issuer,
+                audiences=[self._audience, *([f"{self._audience}/token"] if kind.is_for_endpoint else [])],
+                required=["iss", "sub", "aud", "exp", *kind.required],
+                leeway=LEEWAY,
+            )
+        except VerifierFailed as error:
+            raise OAuthError("temporarily_unavailable", str(error), status=503) from None
+        if isinstance(claims["aud"], list) and len(cast("list[Any]", claims["aud"])) != 1:
+            raise TokenRefused(f"The {kind.name} is for others as well, who could show it here.")
+        if int(claims["exp"]) - time.time() > kind.most_seconds + LEEWAY:
+            raise TokenRefused(f"The {kind.name} does not expire within {kind.most_seconds:g} s, as it should.")
+        if not all(map(_is_text, (claims["sub"], claims.get("jti", "x")))):
+            raise TokenRefused(f"The `sub` and `jti` of a {kind.name} are texts of 1 to {_MOST_TEXT} whole characters.")
+        return claims
+
+    async def use(self, claims: Mapping[str, Any], kind: AssertionKind) -> None:
+        """Use an assertion up, on all workers together; `TokenRefused` if it was used before."""
+        # Longer than its life: by the clock of another worker it may end later.
+        seconds = max(int(claims["exp"]) - time.time(), 0.0) + 2 * LEEWAY
+        mark = digest(msgspec.json.encode([kind.name, claims["iss"], claims["jti"]]).decode())
+        if not await self._store.swap(f"assertion:{mark}", None, b"1", ttl=seconds):
+            raise TokenRefused(f"The {kind.name} was used before: each is good once.")
+
+
+def _is_text(value: object) -> bool:
+    """Return whether a claim is a text that can be stored: a lone surrogate is valid JSON, but not UTF-8."""
+    if not isinstance(value, str) or not 0 < len(value) <= _MOST_TEXT:
+        return False
+    return not any("\ud800" <= character <= "\udfff" for character in value)

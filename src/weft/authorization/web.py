@@ -1,4 +1,4 @@
-"""Requests and answers of the authorization server: small forms in, pages, JSON and redirects out. Nothing of OAuth."""
+"""HTTP requests and responses of the authorization server: forms and JSON in; pages, JSON and redirects out."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from weft.protocol.headers import Headers
 
 _MOST_BYTES = 64 * 1024
 _MOST_FIELDS = 64
-_BODY_SECONDS = 30.0  # D6
+_BODY_SECONDS = 30.0
 _NO_STORE = (b"cache-control", b"no-store")
 
 
 def digest(secret: str) -> str:
-    """What is kept of a secret: enough to know it again."""
+    """Return the digest by which a secret is stored."""
     return hashlib.sha256(secret.encode(errors="surrogatepass")).hexdigest()
 
 
 class OAuthError(WeftError):
-    """What a client did wrong, with the code that says so."""
+    """A fault of a client's request, with its OAuth error code."""
 
     def __init__(self, error: str, description: str, *, status: int = 400, headers: RawHeaders = ()) -> None:
         super().__init__(description)
@@ -37,7 +37,7 @@ class OAuthError(WeftError):
 
 
 class WebResponse:
-    """A whole response. Of one that refuses something, `reason` says why, for the log: nothing secret."""
+    """A whole response; `reason` is why a request was refused, for the log, without secrets."""
 
     def __init__(self, status: int, body: bytes = b"", headers: RawHeaders = (), *, reason: str = "") -> None:
         self.status = status
@@ -46,33 +46,33 @@ class WebResponse:
         self.headers: Sequence[tuple[bytes, bytes]] = headers
 
     async def send(self, send: Send) -> None:
-        """Send it."""
+        """Send the response."""
         headers = [*self.headers, (b"content-length", b"%d" % len(self.body))]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         await send({"type": "http.response.body", "body": self.body})
 
 
 def json_answer(document: object, status: int = 200, headers: RawHeaders = ()) -> WebResponse:
-    """JSON that nobody keeps."""
+    """Return a JSON response that must not be cached."""
     return WebResponse(
         status, msgspec.json.encode(document), [(b"content-type", b"application/json"), _NO_STORE, *headers]
     )
 
 
 def error_answer(error: str, description: str, status: int, headers: RawHeaders = ()) -> WebResponse:
-    """What is wrong with a request (RFC 6749, 5.2)."""
+    """Return an error response (RFC 6749, 5.2)."""
     answer = json_answer({"error": error, "error_description": description}, status, headers)
     answer.reason = description
     return answer
 
 
 def redirect(url: str) -> WebResponse:
-    """Send the browser elsewhere, by GET whatever it came with."""
+    """Return a redirect of the browser, which becomes a GET."""
     return WebResponse(303, b"", [(b"location", url.encode("ascii")), _NO_STORE])
 
 
 def read_fields(data: bytes) -> dict[str, str]:
-    """The fields of a query or a form; each may be there once (OAuth 2.1, 3.1)."""
+    """Return the fields of a query or a form; a field may occur once (OAuth 2.1, 3.1)."""
     try:
         pairs = parse_qsl(data.decode("ascii"), keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="strict")
     except ValueError:
@@ -80,18 +80,18 @@ def read_fields(data: bytes) -> dict[str, str]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
         names = [name for name, _ in pairs]
-        if {name for name in names if names.count(name) > 1} == {"resource"}:  # RFC 8707 has several, we have one
+        if {name for name in names if names.count(name) > 1} == {"resource"}:  # RFC 8707 allows several
             raise OAuthError("invalid_target", "A token is for one resource: name one at a time.")
         raise OAuthError("invalid_request", "A parameter is there more than once.")
     return fields
 
 
 class WebRequest:
-    """One request, with its body not read yet."""
+    """One request; its body is read on demand."""
 
     def __init__(self, scope: Scope, headers: Headers, receive: Receive) -> None:
         self.headers = headers
-        self.address = network_of((scope.get("client") or ("",))[0])  # whom limits are counted for
+        self.address = network_of((scope.get("client") or ("",))[0])  # that limits are counted for
         self._query: bytes = scope.get("query_string", b"")
         self._receive = receive
 
@@ -101,18 +101,18 @@ class WebRequest:
         return read_fields(self._query)
 
     def cookie(self, name: str) -> str | None:
-        """A cookie of the browser."""
+        """Return a cookie of the browser; None if there is none, or two."""
         cookies = (part.strip().partition("=") for part in (self.headers.get(b"cookie") or "").split(";"))
         found = [value for key, _, value in cookies if key == name]
         return found[0] if len(found) == 1 else None
 
     async def form(self) -> dict[str, str]:
-        """The fields of the body."""
+        """Return the fields of the body."""
         self._expect(b"application/x-www-form-urlencoded")
         return read_fields(await self._body())
 
     async def json(self) -> dict[str, object]:
-        """The JSON object of the body."""
+        """Return the JSON object of the body."""
         self._expect(b"application/json")
         try:
             return msgspec.json.decode(await self._body(), type=dict[str, object])
@@ -138,7 +138,7 @@ class WebRequest:
             body += message.get("body", b"")
             if len(body) > _MOST_BYTES:
                 raise OAuthError("invalid_request", f"A body has at most {_MOST_BYTES} bytes.", status=413)
-            if message["type"] == "http.disconnect":  # cut short: what came may look whole
+            if message["type"] == "http.disconnect":  # a part may look whole
                 raise OAuthError("invalid_request", "The body ended before it was complete.")
             if not message.get("more_body", False):
                 return body

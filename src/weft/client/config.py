@@ -34,12 +34,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, TypeGuard
-from urllib.parse import urlsplit
 
 import msgspec
 
 from weft.errors import UsageError
 from weft.net.hosts import is_loopback
+from weft.net.urls import UrlRefused, read_url, shown_url
 from weft.protocol.names import check_uri, closest
 
 _SERVERS = ("mcpServers", "servers")  # the word of most programs, and that of one editor
@@ -147,29 +147,31 @@ def is_config(target: Mapping[str, Any]) -> bool:
 
 
 def check_url(url: str, *, allow_insecure: bool = False) -> None:
-    """UsageError unless a client may connect there: https, or http on this machine, and no password in it (R11)."""
+    """Raise UsageError unless a client may connect there: https, or http on this machine, and no password in it."""
     if "://" not in url:
         raise UsageError("This is not a URL: write https://host/path, or http://localhost:8000/mcp on this machine.")
     try:
         check_uri(url)
-        parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
+        parts = read_url(url, allow_insecure=allow_insecure)
     except ValueError as error:
         raise UsageError(f"This is not a URL that can be connected to: {str(error).rstrip('.')}.") from None
-    if "@" in parts.netloc:
-        raise UsageError(
-            f"The URL has a name or password before its host {(host or '')[:100]!r}; take it out, and give it as "
-            "headers={'Authorization': ...}."
-        )
-    shown = url.partition("?")[0].partition("#")[0][:200]
-    if parts.scheme not in ("http", "https"):
-        raise UsageError(f"{shown} has the scheme {parts.scheme!r}; a server is reached by https, or by a command.")
-    if not host:
-        raise UsageError(f"{shown} names no host; write it as https://host/path.")
+    except UrlRefused as refused:
+        reason = _URL_FAULTS[refused.fault]
+        raise UsageError(reason.format(url=shown_url(url), host=refused.host[:100], scheme=refused.scheme)) from None
     if parts.fragment:
-        raise UsageError(f"{shown} has a fragment, which no server ever sees; leave out '#' and what follows it.")
-    if parts.scheme == "http" and not is_loopback(host) and not allow_insecure:
-        raise UsageError(f"{shown} is not encrypted; use https, or allow_insecure=True if the network is trusted.")
+        raise UsageError(
+            f"{shown_url(url)} has a fragment, which no server ever sees; leave out '#' and what follows it."
+        )
+
+
+_URL_FAULTS = {
+    "malformed": "This is not a URL that can be connected to: {url}",
+    "credentials": "The URL has a name or password before its host {host!r}; take it out, and give it as "
+    "headers={{'Authorization': ...}}.",
+    "scheme": "{url} has the scheme {scheme!r}; a server is reached by https, or by a command.",
+    "host": "{url} names no host; write it as https://host/path.",
+    "insecure": "{url} is not encrypted; use https, or allow_insecure=True if the network is trusted.",
+}
 
 
 def is_sendable(name: str, value: str) -> bool:

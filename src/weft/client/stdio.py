@@ -37,6 +37,7 @@ from weft.client.config import CommandTarget
 from weft.client.connection.transport import PipeTransport
 from weft.errors import ConnectionFailed
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
+from weft.protocol.names import printable
 
 log = logging.getLogger("weft.client.stdio")
 
@@ -170,7 +171,7 @@ class _Stderr:
         if self._on_line is not None:
             return ""
         lines = self.text.rstrip().splitlines()[-_LAST_LINES:]
-        shown = "\n".join(f"  {_printable(line[:500])}" for line in lines)
+        shown = "\n".join(f"  {printable(line[:500].expandtabs(), '?')}" for line in lines)
         return f" Its last words on stderr:\n{shown}" if shown.strip() else " It wrote nothing to stderr."
 
     def feed(self, data: bytes) -> None:
@@ -497,7 +498,3 @@ def _by_interpreter(program: str) -> str | None:
     interpreters = {".py": sys.executable or "python", ".js": "node", ".mjs": "node", ".ts": "tsx", ".sh": "sh"}
     interpreter = interpreters.get(Path(program).suffix)
     return None if interpreter is None else f"start it as [{interpreter!r}, {program!r}]"
-
-
-def _printable(text: str) -> str:
-    return "".join(char if char.isprintable() or char == "\t" else "?" for char in text)

@@ -1,32 +1,167 @@
-"""Fetching JSON documents of authorization servers and clients: bounded in time and size, no redirects, no proxies.
+"""Do single HTTP exchanges, bounded in time and size, without cookies and redirects; and fetch JSON documents.
 
-And for how long one may be used again, by the headers that it came with (RFC 9111).
+A URL that somebody else chose may name a machine that only this one can reach (SSRF). So addresses can be barred: they
+are checked where the connection is made, so that a name cannot lead elsewhere in between (DNS rebinding).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import socket
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from urllib.parse import urlencode
 
 import msgspec
 
 from weft.errors import WeftError
+from weft.net.hosts import is_loopback, is_public_address
+
+if TYPE_CHECKING:
+    import aiohttp
+    from aiohttp.abc import AbstractResolver
 
 _MOST = 512 * 1024
-_CHUNK = 64 * 1024
 _SECONDS = 5.0
 _NO_REUSE = ("no-store", "no-cache", "private")
+_SHORT_ADDRESS = re.compile(r"[0-9]+(\.[0-9]+){0,2}")  # such as 127.1, which resolvers read as an address
+
+Barred: TypeAlias = Callable[[str], bool]
+"""Returns whether an IP address must not be connected to; ValueError if it is none."""
 
 
 class FetchFailed(WeftError):
-    """A document cannot be had, or is not what it should be. The message names the URL, never what was sent."""
+    """There is no usable response. The message says why, never what was sent."""
+
+
+class AddressBarred(FetchFailed):
+    """The URL leads to an address that must not be connected to."""
+
+    def __init__(self) -> None:
+        super().__init__("it leads to a private address")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """One HTTP request; its repr shows no secret."""
+
+    method: str
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    body: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """The response to a request, with its headers by name in any case."""
+
+    status: int
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    body: bytes = field(default=b"", repr=False)
+
+    def json(self) -> dict[str, Any] | None:
+        """Return the JSON object in the body, or None if there is none."""
+        try:
+            found = msgspec.json.decode(self.body)
+        except (msgspec.DecodeError, RecursionError):
+            return None
+        return cast("dict[str, Any]", found) if isinstance(found, dict) else None
+
+
+def get(url: str) -> HttpRequest:
+    """Return a request for a JSON document."""
+    return HttpRequest("GET", url, {"Accept": "application/json"})
+
+
+def post_form(url: str, form: Mapping[str, str], headers: Mapping[str, str] | None = None) -> HttpRequest:
+    """Return a request that posts a form and accepts JSON."""
+    sent = {"Accept": "application/json", "Content-Type": "application/x-www-form-urlencoded", **(headers or {})}
+    return HttpRequest("POST", url, sent, urlencode(form).encode())
+
+
+def post_json(url: str, document: Mapping[str, Any]) -> HttpRequest:
+    """Return a request that posts and accepts JSON."""
+    sent = {"Accept": "application/json", "Content-Type": "application/json"}
+    return HttpRequest("POST", url, sent, msgspec.json.encode(document))
+
+
+def is_private(address: str) -> bool:
+    """Return whether the public internet does not lead to an IP address; ValueError if it is none.
+
+    >>> is_private("10.0.0.8"), is_private("169.254.169.254"), is_private("::ffff:127.0.0.1"), is_private("8.8.8.8")
+    (True, True, True, False)
+    """
+    return not is_public_address(address)
+
+
+def is_barred_host(host: str, barred: Barred) -> bool:
+    """Return whether a host is barred by how it is written. Names are checked when they are resolved."""
+    if is_loopback(host) or host.lower().endswith(".localhost"):
+        return True
+    try:
+        return barred(host)
+    except ValueError:
+        return False
+
+
+def open_session(
+    seconds: float,
+    barred: Barred | None = None,
+    *,
+    exempt: frozenset[str] = frozenset(),
+    tls: ssl.SSLContext | None = None,
+) -> aiohttp.ClientSession:
+    """Return an HTTP session without cookies that connects to no barred address, except those of the `exempt` hosts."""
+    import aiohttp
+
+    resolver = None if barred is None else _guarded_resolver(barred, exempt)
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(ssl=tls or True, resolver=resolver),
+        timeout=aiohttp.ClientTimeout(total=seconds),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers={"User-Agent": "weft"},
+    )
+
+
+async def exchange(
+    session: aiohttp.ClientSession,
+    request: HttpRequest,
+    most_bytes: int,
+    barred: Barred | None = None,
+    **options: Any,
+) -> HttpAnswer:
+    """Send a request and return the response, which may be a redirect; FetchFailed if there is none."""
+    import aiohttp
+    from yarl import URL
+
+    try:
+        host = URL(request.url).raw_host or ""  # as it is connected to: digits of other scripts are digits there
+        if barred is not None and (is_barred_host(host, barred) or _SHORT_ADDRESS.fullmatch(host)):
+            raise AddressBarred
+        async with session.request(
+            request.method, request.url, headers=request.headers, data=request.body, allow_redirects=False, **options
+        ) as response:
+            body = bytearray()
+            async for chunk in response.content.iter_any():
+                body += chunk
+                if len(body) > most_bytes:
+                    raise FetchFailed(f"it sent more than {most_bytes} bytes")
+            return HttpAnswer(response.status, response.headers, bytes(body))
+    except TimeoutError:
+        raise FetchFailed(f"no answer within {session.timeout.total:g} s") from None
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        if isinstance(getattr(error, "os_error", error), _BarredAddress):
+            raise AddressBarred from None
+        raise FetchFailed(f"it cannot be reached ({type(error).__name__})") from error
 
 
 async def fetch_json(
     url: str, *, form: Mapping[str, str] | None = None, headers: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """The JSON object at a URL; with `form`, the answer to that form."""
+    """Return the JSON object at a URL; with `form`, the answer to that form."""
     document, _ = await fetch_document(url, form=form, headers=headers)
     return document
 
@@ -38,46 +173,29 @@ async def fetch_document(
     headers: Mapping[str, str] | None = None,
     public_only: bool = False,
 ) -> tuple[dict[str, Any], Mapping[str, str]]:
-    """The same, with the headers that it came with (looked up in any case).
+    """Return the JSON object at a URL, and the headers of the response; FetchFailed for anything else.
 
-    `public_only` is for URLs that somebody else chose: no address of this machine or of a private network is asked.
+    `public_only` is for URLs that somebody else chose: no address of this machine or a private network is connected to.
     """
-    import aiohttp  # here, because only who fetches needs it
-
-    sent = {"Accept": "application/json", **(headers or {})}
-    timeout = aiohttp.ClientTimeout(total=_SECONDS)
-    connector = None
+    request = HttpRequest("GET", url, {"Accept": "application/json", **(headers or {})})
+    if form is not None:
+        request = post_form(url, form, headers)
+    barred = is_private if public_only else None
     try:
-        if public_only:
-            from weft.net.resolver import public_connector  # which needs aiohttp at once
-
-            connector = public_connector(url)
-        async with (
-            aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar(), connector=connector) as session,
-            session.request(
-                "GET" if form is None else "POST", url, data=form, headers=sent, allow_redirects=False
-            ) as response,
-        ):
-            if response.status != 200:
-                raise FetchFailed(f"{url} answered with status {response.status}.")
-            body = bytearray()
-            async for chunk in response.content.iter_chunked(_CHUNK):
-                body += chunk
-                if len(body) > _MOST:
-                    raise FetchFailed(f"{url} answered with more than {_MOST} bytes.")
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        raise FetchFailed(f"{url} cannot be reached ({type(error).__name__}).") from None
-    try:
-        document = msgspec.json.decode(bytes(body))
-    except (msgspec.DecodeError, RecursionError):
-        document = None
-    if not isinstance(document, dict):
+        async with open_session(_SECONDS, barred) as session:
+            answer = await exchange(session, request, _MOST, barred)
+    except FetchFailed as failure:
+        raise FetchFailed(f"{url} was not fetched: {failure}.") from None
+    if answer.status != 200:
+        raise FetchFailed(f"{url} answered with status {answer.status}.")
+    document = answer.json()
+    if document is None:
         raise FetchFailed(f"{url} answered with something that is no JSON object.")
-    return cast("dict[str, Any]", document), response.headers
+    return document, answer.headers
 
 
 def fresh_seconds(headers: Mapping[str, str], *, default: float, most: float) -> float:
-    """How long an answer may be used without asking again; `default` where it does not say.
+    """Return how long a response may be used again (RFC 9111); `default` where its headers do not say.
 
     >>> fresh_seconds({"Cache-Control": "public, max-age=60", "Age": "20"}, default=300, most=3600)
     40.0
@@ -97,3 +215,31 @@ def fresh_seconds(headers: Mapping[str, str], *, default: float, most: float) ->
     except (KeyError, TypeError, ValueError):  # what cannot be read is stale (RFC 9111, 4.2.1)
         return 0.0
     return float(max(0, min(fresh, most)))
+
+
+class _BarredAddress(OSError):
+    """A name leads to a barred address."""
+
+
+def _guarded_resolver(barred: Barred, exempt: frozenset[str]) -> AbstractResolver:
+    from aiohttp.abc import AbstractResolver, ResolveResult
+    from aiohttp.resolver import DefaultResolver
+
+    class GuardedResolver(AbstractResolver):
+        """Resolves names, and refuses those that lead to a barred address."""
+
+        def __init__(self) -> None:
+            self._inner = DefaultResolver()
+
+        async def resolve(
+            self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+        ) -> list[ResolveResult]:
+            found = await self._inner.resolve(host, port, family)
+            if host not in exempt and any(barred(entry["host"]) for entry in found):
+                raise _BarredAddress(host)
+            return found
+
+        async def close(self) -> None:
+            await self._inner.close()
+
+    return GuardedResolver()

@@ -1,8 +1,7 @@
-"""Which `Host` and `Origin` a server answers to (R2): the guard against DNS rebinding.
+"""Decide which `Host` and `Origin` headers a server accepts, against DNS rebinding; and which addresses are public.
 
-Owns how both headers are parsed and compared: exactly, never by prefix; which addresses are on the public internet;
-and which of them are one machine's, as far as limits are concerned.
-It does no I/O and resolves no name: a host is allowed by how it is written, not by where it leads.
+Both headers are parsed and compared exactly, never by prefix. No name is resolved: a host is allowed by how it is
+written, not by where it leads.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import Literal
 
 from weft.errors import UsageError
+from weft.protocol.names import printable
 
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]+)(?::([0-9]{1,5}))?")
 _ORIGIN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#@]+)")
@@ -22,15 +22,15 @@ _TARGET = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _MAX_BYTES = 512  # a DNS name has at most 253 characters; nothing longer is worth parsing
 _MAX_REMEMBERED = 1024
-_SITE_BITS = 64  # of an IPv6 address: who has one has all that begin with the same
-# IPv6 networks whose last 32 bits are the IPv4 address that they lead to: by NAT64 (RFC 6052), SIIT, or of old.
+_SITE_BITS = 64  # of an IPv6 address: one machine has all addresses with the same first bits
+# IPv6 networks whose last 32 bits are the IPv4 address that they lead to: NAT64 (RFC 6052), SIIT, and obsolete ones.
 _TRANSLATED = tuple(IPv6Network(net) for net in ("64:ff9b::/96", "::ffff:0:0:0/96", "::/96"))
-# IPv6 networks of one site, which some releases of Python take for public: NAT64 to where the site likes, and of old.
+# IPv6 networks of one site, which some releases of Python take for public: local NAT64, and site-local addresses.
 _OF_A_SITE = tuple(IPv6Network(net) for net in ("64:ff9b:1::/48", "fec0::/10"))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine as seen from itself, by how it is written.
+    """Return whether a host is this machine, by how it is written.
 
     >>> is_loopback("localhost"), is_loopback("[::1]"), is_loopback("127.0.0.1.example.com")
     (True, True, False)
@@ -41,12 +41,12 @@ def is_loopback(host: str) -> bool:
         found = ip_address(host.strip("[]"))
     except ValueError:
         return False
-    # Python 3.13 takes `::ffff:127.0.0.1` for loopback, 3.11 does not. Nobody writes it who means this machine.
+    # Python 3.13 takes `::ffff:127.0.0.1` for loopback, 3.11 does not.
     return found.is_loopback and getattr(found, "ipv4_mapped", None) is None
 
 
 def is_public_address(address: str) -> bool:
-    """Whether the public internet leads to an address, or to the IPv4 one within it; ValueError if it is none.
+    """Return whether an IP address, or the IPv4 address in it, is public; ValueError if it is none.
 
     >>> [is_public_address(one) for one in ("8.8.8.8", "10.0.0.1", "::ffff:127.0.0.1", "64:ff9b::10.0.0.1")]
     [True, False, False, False]
@@ -72,10 +72,10 @@ def target_host(target: bytes) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class _Authority:
-    """A host in its one canonical spelling (lower case, IPv6 compressed), and its port if written.
+    """A host in its canonical spelling (lower case, IPv6 compressed), and its port if written.
 
-    A final dot makes another name of it. Browsers take `localhost.` for another origin than `localhost`, certificates
-    have no such names, and some resolvers ask the network for it: it is served where it is listed as it is written.
+    A name with a final dot is another name. Browsers take `localhost.` for another origin than `localhost`,
+    certificates have no such names, and some resolvers ask the network for it: it has to be listed with its dot.
     """
 
     host: str
@@ -111,14 +111,13 @@ def _parse_authority(text: str) -> _Authority | None:
             host = IPv6Address(host[1:-1]).compressed
         except ValueError:
             return None
-    else:
-        if not all(host.removesuffix(".").split(".")):  # an empty label: "", "..", "a..b"
-            return None
+    elif not all(host.removesuffix(".").split(".")):  # an empty label: "", "..", "a..b"
+        return None
     return _Authority(host, None if port is None else int(port))
 
 
 def _parse_origin(text: str) -> tuple[str, _Authority, int | None] | None:
-    """The scheme, authority and effective port of an origin."""
+    """Return the scheme, the authority and the effective port of an origin; None if it is none."""
     found = _ORIGIN.fullmatch(text)
     authority = _parse_authority(found[2]) if found else None
     if found is None or authority is None:
@@ -128,33 +127,23 @@ def _parse_origin(text: str) -> tuple[str, _Authority, int | None] | None:
 
 
 class HostPolicy:
-    """Decides which `Host` and `Origin` headers are served.
+    """The `Host` and `Origin` headers that a server accepts.
 
     `allowed_hosts`: names such as `"api.example.com"` (any port), `"api.example.com:8443"` (that port), `"[::1]:80"`,
-    `"*.example.com"` (its subdomains) or `"*"` (any). None means this machine alone: localhost, 127.0.0.0/8, [::1];
-    and `own`, a host that a server is known to be reached by.
+    `"*.example.com"` (its subdomains) or `"*"` (any). None means this machine alone (localhost, 127.0.0.0/8, [::1])
+    and `own`, the host of the server.
 
     `allowed_origins`: origins such as `"https://app.example.com"` (scheme, host and port exactly; the scheme's default
     port when none is written), `"https://*.example.com"`, `"null"`, or `"*"` (any). None means any http(s) origin
-    whose host is allowed as a Host. A request without an Origin does not come from a web page and is served.
+    whose host is allowed. A request without an Origin does not come from a web page, and is accepted.
 
-    `cors`: origins, written in the same way, whose pages may also read the answers. They are served besides those that
-    `allowed_origins` names.
+    `cors`: origins, written in the same way, whose pages may also read the answers. They are accepted besides those of
+    `allowed_origins`.
 
     >>> policy = HostPolicy(None, None)
     >>> policy.host_ok(b"localhost:8000"), policy.host_ok(b"localhost.evil.example")
     (True, False)
     """
-
-    __slots__ = (
-        "_any_host",
-        "_cors",
-        "_host_rules",
-        "_is_local",
-        "_origins",
-        "_served_hosts",
-        "_served_origins",
-    )
 
     def __init__(
         self,
@@ -172,12 +161,12 @@ class HostPolicy:
         self._host_rules = [_host_rule(entry) for entry in named if entry != "*"]
         self._origins = None if origins is None else _Origins("allowed_origins", origins)
         self._cors = _Origins("cors", _entries("cors", cors) or [])
-        # Only what was served is remembered, so that refused junk cannot crowd out the values that matter.
+        # Only accepted values are remembered, so that refused ones cannot crowd them out.
         self._served_hosts: set[bytes] = set()
         self._served_origins: set[bytes] = set()
 
     def host_ok(self, value: bytes | None) -> bool:
-        """Whether a request with this Host header is served; one without is not, unless any host is."""
+        """Return whether a Host header is accepted; a missing one only if any host is."""
         if value is None:
             return self._any_host
         if value in self._served_hosts:
@@ -186,7 +175,7 @@ class HostPolicy:
         return authority is not None and self._allows(authority) and _remember(self._served_hosts, value)
 
     def origin_ok(self, value: bytes | None) -> bool:
-        """Whether a request with this Origin header is served; one without is."""
+        """Return whether an Origin header is accepted; a missing one is."""
         if value is None or value in self._served_origins:
             return True
         if self.shares_with(value):
@@ -194,12 +183,12 @@ class HostPolicy:
         if self._origins is not None:
             return self._origins.have(value) and _remember(self._served_origins, value)
         origin = _parse_origin(value.decode("latin-1")) if len(value) <= _MAX_BYTES else None
-        if origin is None or not self._is_own(*origin):
+        if origin is None or origin[0] not in _DEFAULT_PORTS or not self._allows(origin[1], origin[2]):
             return False
         return _remember(self._served_origins, value)
 
     def shares_with(self, value: bytes | None) -> bool:
-        """Whether pages of this origin may read the answers."""
+        """Return whether pages of an origin may read the answers."""
         return value is not None and self._cors.have(value)
 
     def _allows(self, authority: _Authority, port: int | None = None) -> bool:
@@ -208,13 +197,9 @@ class HostPolicy:
         if self._is_local and is_loopback(authority.host):
             return True
         port = port if authority.port is None else authority.port
-        # A Host without a port stands for the default port of a scheme that is not known here.
+        # A Host without a port means the default port of a scheme that is not known here.
         ports = tuple(_DEFAULT_PORTS.values()) if port is None else (port,)
         return any(rule.allows(authority, ports) for rule in self._host_rules)
-
-    def _is_own(self, scheme: str, authority: _Authority, port: int | None) -> bool:
-        """Whether an origin is a page of a host that is served."""
-        return scheme in _DEFAULT_PORTS and self._allows(authority, port)
 
 
 def _remember(served: set[bytes], value: bytes) -> Literal[True]:
@@ -244,9 +229,7 @@ def _host_rule(entry: str) -> _Rule:
 
 
 class _Origins:
-    """The origins that a setting names."""
-
-    __slots__ = ("_any", "_null", "_rules")
+    """The origins of a setting."""
 
     def __init__(self, setting: str, entries: Sequence[str]) -> None:
         self._any = "*" in entries
@@ -254,7 +237,7 @@ class _Origins:
         self._rules = [_origin_rule(entry, setting) for entry in entries if entry not in ("*", "null")]
 
     def have(self, value: bytes) -> bool:
-        """Whether an Origin header is one of them."""
+        """Return whether an Origin header is one of them."""
         if value == b"null":
             return self._any or self._null
         origin = _parse_origin(value.decode("latin-1")) if len(value) <= _MAX_BYTES else None
@@ -279,7 +262,7 @@ def _origin_rule(entry: str, setting: str) -> _Rule:
 
 
 def refusal(kind: Literal["host", "origin"], value: bytes | None) -> str:
-    """The sentence for a request whose Host or Origin is not served.
+    """Return the error message for a Host or Origin that is not accepted.
 
     >>> refusal("host", b"evil.example")
     "The Host 'evil.example' is not served here; if it should be, add it to allowed_hosts=."
@@ -292,15 +275,15 @@ def refusal(kind: Literal["host", "origin"], value: bytes | None) -> str:
 
 
 def shown(value: bytes) -> str:
-    """A header's value as it can be shown: printable, and not long."""
-    return "".join(char if " " <= char <= "~" else "?" for char in value[:100].decode("latin-1"))
+    """Return the value of a header for a message: ASCII, and not long."""
+    return printable(value[:100].decode("ascii", "replace").replace("\ufffd", "?"), "?")
 
 
 @lru_cache(_MAX_REMEMBERED)
 def network_of(address: str) -> str:
-    """Return the address that limits are counted for; for IPv6 its network, because one machine may use all of it.
+    """Return the address that limits are counted by; for IPv6 its network, because one machine may use all of it.
 
-    What is no address, such as the name of a pipe, stays as it is.
+    Anything else, such as the name of a pipe, is returned unchanged.
 
     >>> network_of("10.0.0.1"), network_of("2001:db8::5:1"), network_of("::ffff:10.0.0.1")
     ('10.0.0.1', '2001:db8::', '10.0.0.1')

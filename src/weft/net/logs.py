@@ -1,11 +1,10 @@
-"""What goes into a log: one line for each call, the wire with its secrets masked, and warnings that do not flood it.
+"""Format log lines: one for each call, messages with their secrets masked, and warnings that do not flood the log.
 
-Used by the server and by the client, so that both write the same. A caller asks `isEnabledFor` first: nothing here is
-cheap enough for a log that is off. Nothing here raises, whatever it is given.
+Callers check `isEnabledFor` first: nothing here is cheap enough for a log that is off. Nothing here raises.
 
 Masking works by names. A header is shown if it is known to be harmless; every other header is masked. In a body, the
-value of a name that says "password", "token" and the like is masked, and so is the text after `Bearer`. A URI,
-wherever it stands, is shown without its query and its credentials.
+value of a name that contains "password", "token" and the like is masked, and so is the text after `Bearer`. A URI is
+shown without its query and its credentials.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from urllib.parse import parse_qsl, urlencode
 import msgspec
 
 from weft.protocol.headers import decode_value
+from weft.protocol.names import printable
 
 MASK = "***"
 
@@ -32,12 +32,6 @@ _PLAIN_HEADERS = frozenset(
     [
         "accept",
         "accept-encoding",
-        "access-control-allow-headers",
-        "access-control-allow-methods",
-        "access-control-allow-origin",
-        "access-control-expose-headers",
-        "access-control-request-headers",
-        "access-control-request-method",
         "allow",
         "cache-control",
         "connection",
@@ -75,15 +69,6 @@ _BEARER = re.compile(r"(?i)\b(bearer|basic|dpop)(\s+)[A-Za-z0-9._~+/=-]{8,}")
 _SECRET_MEMBER = re.compile(r'"([^"\\]{1,64})"(\s*:\s*)("(?:[^"\\]|\\.)*(?:"|\Z)|[^\s,}\]"]+)')
 
 
-def printable(text: str, instead: str = " ") -> str:
-    r"""Return a foreign text as one line, without anything that a terminal would act on.
-
-    >>> printable("a\nb\x1b[2J", "?")
-    'a?b?[2J'
-    """
-    return "".join(char if char.isprintable() else instead for char in text)
-
-
 def marked_lines(text: str) -> str:
     r"""Return a foreign text of several lines so that none of them can be taken for a line of the log.
 
@@ -94,7 +79,7 @@ def marked_lines(text: str) -> str:
 
 
 def call_line(method: str, name: object, era: str, status: object, seconds: float, principal: str = "") -> str:
-    """Return the line of one call. It has no arguments, which may be anything.
+    """Return the log line of one call, without its arguments, which may be secrets.
 
     `status` is the HTTP status, or "ok" where there is none; of a JSON-RPC error its code; of a call that was not
     answered a word such as "timeout".
@@ -109,14 +94,14 @@ def call_line(method: str, name: object, era: str, status: object, seconds: floa
 
 
 def _word(text: str) -> str:
-    """Return a name as one word: a peer must not be able to write other fields with it."""
+    """Return a name as one word, so that a peer cannot fake other fields of the line."""
     if not text:
         return "-"
     return printable(text[:_MOST_NAME], "?").replace(" ", "_")
 
 
 def masked_headers(headers: Mapping[str, str] | Iterable[tuple[bytes | str, bytes | str]]) -> str:
-    """Return headers as one line, with every value masked that may be a secret.
+    """Return headers as one line, with the values masked that may be secrets.
 
     >>> masked_headers({"Content-Type": "application/json", "Authorization": "Bearer abc", "X-Api-Key": "123"})
     'Content-Type: application/json, Authorization: ***, X-Api-Key: ***'
@@ -127,7 +112,7 @@ def masked_headers(headers: Mapping[str, str] | Iterable[tuple[bytes | str, byte
         name, value = _text(name), _text(value)
         if name.lower() == "mcp-name":
             value = _masked_name_header(value)
-        is_plain = name.lower() in _PLAIN_HEADERS or name.lower().startswith("mcp-param-")
+        is_plain = name.lower() in _PLAIN_HEADERS or name.lower().startswith(("access-control-", "mcp-param-"))
         shown.append(f"{printable(name, '?')}: {printable(value[:500], '?') if is_plain else MASK}")
     return ", ".join(shown)
 
@@ -137,7 +122,7 @@ def _text(value: bytes | str) -> str:
 
 
 def masked_url(url: str) -> str:
-    """Return a URL without its query and its credentials, either of which may be a key.
+    """Return a URL without its query and its credentials, which may be secrets.
 
     >>> masked_url("https://me:pass@a.example/mcp?key=1")
     'https://***@a.example/mcp?***'
@@ -148,9 +133,9 @@ def masked_url(url: str) -> str:
 
 
 def masked_name(name: object) -> str:
-    """Return what a request is about: the name of a tool or a prompt, or a URI without what may be a secret in it.
+    """Return the name of a tool or a prompt for the log, or a URI without its secrets.
 
-    An extension may have a number there, or anything else that JSON has.
+    The name in a request of an extension may be any JSON value.
 
     >>> masked_name("add"), masked_name("db://users?token=1"), masked_name(7), masked_name(None)
     ('add', 'db://users?***', '7', '')
@@ -170,8 +155,8 @@ def _masked_name_header(value: str) -> str:
 def masked_body(body: bytes | str, *, from_client: bool = False) -> str:
     """Return a body as one line, bounded, with the values of secret names masked.
 
-    What a user or a model is asked, and answers, is masked as a whole (SAM-13). A result that a client sends is such an
-    answer: `from_client` says that it is one.
+    Questions to a user or a model and their answers are masked as a whole. A result that a client sends is such an
+    answer: `from_client` says that the body comes from a client.
 
     >>> masked_body(b'{"a": 1, "refresh_token": "r", "b": [{"password": 7}]}')
     '{"a":1,"refresh_token":"***","b":[{"password":"***"}]}'
@@ -258,7 +243,7 @@ def _masked_text(text: str) -> str:
 
 
 class Seldom:
-    """A log for what a peer can cause as often as it likes: the first is written, then the 10th, the 100th, …
+    """A log for events that a peer can cause: the first is written, then the 10th, the 100th, and so on.
 
     After a minute the count begins again. `about` tells peers apart, so that one does not hide another.
 

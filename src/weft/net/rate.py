@@ -1,13 +1,4 @@
-"""Limit rates: messages per second (`Pace`), and bursts with an average (`Allowance`).
-
-Pace: so many messages in a second, and no more.
-
-Owns the counting. What is done with a message that came too soon is for its sender to say.
-
-How often something may happen: so many at once, and on average no more than so many in a while.
-
-Owns the counting alone. Whether one waits, or refuses, is decided by its callers; it sleeps for nobody.
-"""
+"""Count how often something happens, and limit it: `Pace` drops what is too much, `Allowance` says how long to wait."""
 
 from __future__ import annotations
 
@@ -17,7 +8,7 @@ from time import monotonic
 
 
 class Pace:
-    """How often something may be said, and how often it was; a rate of 0 is no limit.
+    """At most `rate` messages in a second; 0 is no limit.
 
     >>> pace = Pace(2)
     >>> [pace.allows() for _ in range(3)], pace.dropped
@@ -28,13 +19,13 @@ class Pace:
 
     def __init__(self, rate: int) -> None:
         self._rate = rate
-        self._said = 0  # in the second that began at:
-        self._since = monotonic()
-        self.dropped = 0  # messages that came too soon
-        self.untold = 0  # those of them that nobody has been told of; whoever tells it takes it back
+        self._said = 0  # messages since …
+        self._since = monotonic()  # … the beginning of this second
+        self.dropped = 0  # messages beyond the rate
+        self.untold = 0  # those of them that were not reported yet; reset by the caller that reports them
 
     def allows(self, *, urgent: bool = False) -> bool:
-        """Whether one more may go out now. What is urgent has as much room again."""
+        """Return whether one more message may be sent now. Urgent messages may be twice as many."""
         if not self._rate:
             return True
         now = monotonic()
@@ -50,7 +41,7 @@ class Pace:
 
 
 class Allowance:
-    """At most `count` at once, and `count` in every so many seconds after that; a count of 0 is no limit.
+    """At most `count` at once, and on average `count` in so many seconds; 0 is no limit.
 
     >>> now = 0.0
     >>> allowance = Allowance(2, 1.0, clock=lambda: now)
@@ -60,12 +51,12 @@ class Allowance:
 
     def __init__(self, count: int, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._step = seconds / count if count else 0.0
-        self._slack = seconds - self._step / 2  # half a step, so that no rounding makes one wait for nothing
+        self._slack = seconds - self._step / 2  # half a step less, against rounding errors
         self._clock = clock
-        self._busy_until = clock()  # when all that happened would be over, were it evenly spread
+        self._busy_until = clock()  # end of what has happened, if it were evenly spread
 
     def wait(self) -> float:
-        """Seconds until one more may happen. 0: it may now, and is counted."""
+        """Return the seconds until one more may happen; 0 if it may now, which counts it."""
         if not self._step:
             return 0.0
         now = self._clock()

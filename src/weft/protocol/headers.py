@@ -17,6 +17,7 @@ from typing import Any, TypeGuard
 import msgspec
 
 from weft.errors import HeaderMismatch, InvalidRequest, WeftError
+from weft.protocol.names import printable
 
 _UNIQUE = frozenset({b"authorization", b"content-length", b"content-type", b"host", b"origin"})  # and all of mcp-*
 _LISTS = frozenset({b"accept", b"content-encoding", b"tracestate"})
@@ -107,7 +108,7 @@ def _joined(fields: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
 
 def _repeated(name: bytes) -> HeaderFault:
     # Two parties that read different copies would decide about different requests.
-    shown = "".join(char if char.isprintable() else "?" for char in name[:100].decode("ascii", "replace"))
+    shown = printable(name[:100].decode("ascii", "replace"), "?")
     code = HeaderMismatch.code if _MIRRORING.match(name) else InvalidRequest.code
     return HeaderFault(f"The header {shown!r} appears more than once; send it exactly once.", status=400, code=code)
 

@@ -1,4 +1,4 @@
-"""Check the syntax of names (tools, `_meta` keys, extensions, URIs), and find the name closest to a mistyped one."""
+"""Check the syntax of names (tools, `_meta` keys, extensions, URIs), find the closest name, make text printable."""
 
 from __future__ import annotations
 
@@ -18,6 +18,15 @@ _MAX_CANDIDATES = 1000
 _MAX_COMPARED = 30
 _MAX_WORK = 20_000  # characters of the name, times those of all names it is compared with
 _MAX_NAME = 128
+
+
+def printable(text: str, instead: str = " ") -> str:
+    r"""Return a foreign text as one line, without anything that a terminal would act on.
+
+    >>> printable("a\nb\x1b[2J", "?")
+    'a?b?[2J'
+    """
+    return "".join(char if char.isprintable() else instead for char in text)
 
 
 def check_tool_name(name: str) -> None:

@@ -22,6 +22,8 @@ from urllib.parse import unquote
 
 import msgspec
 
+from weft.protocol.names import printable
+
 if TYPE_CHECKING:
     import jsonschema_rs
 
@@ -442,7 +444,7 @@ def _follow(path: tuple[str | int, ...], value: Any) -> Any:
 
 def _sentence(message: str, value: Any) -> str:
     """Return the engine's message as a bounded sentence that names the type of the value."""
-    text = "".join(char if char.isprintable() else "?" for char in message[:300]).rstrip(".")
+    text = printable(message[:300], "?").rstrip(".")
     if not text.startswith("the value"):
         return f"{text}."
     return f"{text[0].upper()}{text[1:]}; it is {json_type(value)}."

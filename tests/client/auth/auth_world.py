@@ -1,6 +1,6 @@
-"""A world for flows without I/O: a server, an authorization server, a browser and a disk, all of them dictionaries.
+"""A world for logins without I/O: a server, an authorization server, a browser and a disk, all of them dictionaries.
 
-`World.run` does the steps of a flow as the driver would, and writes down what was asked. A test changes what it is
+`World.run` runs a grant with these as its ports, and writes down what was asked. A test changes what it is
 about (`documents`, `answers`, `came_back`) and reads the record. For authorizers there are a `Person`, and `go`: a
 request that is refused.
 """
@@ -14,7 +14,8 @@ from typing import Any
 from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
 
 from weft.client.auth import FunctionRedirect, OAuth
-from weft.client.auth.steps import CallFunction, FetchFailed, HttpAnswer, HttpRequest, Keep, Listen, Load, Visit
+from weft.client.auth.ports import AuthPorts, LoginContext
+from weft.net.fetch import HttpAnswer, HttpRequest
 
 SERVER = "https://mcp.example/mcp"
 ISSUER = "https://auth.example"
@@ -60,43 +61,47 @@ class World:
         self.issuer = ISSUER
         self.granted = 0
 
-    # --- doing steps
+    # --- the ports of a login
 
-    def run(self, steps: Any) -> Any:
-        outcome: Any = None
+    def run(self, function: Any, *args: Any, server: str = SERVER) -> Any:
+        """What comes of an async function that is given these and a context: nothing here ever waits."""
+
+        async def go() -> Any:
+            async with LoginContext(AuthPorts(self, self, self), server) as context:
+                return await function(*args, context)
+
         try:
-            step = next(steps)
-            while True:
-                try:
-                    outcome = self.do(step)
-                except FetchFailed as failure:
-                    step = steps.throw(failure)
-                else:
-                    step = steps.send(outcome)
+            go().send(None)
         except StopIteration as end:
             return end.value
+        raise AssertionError("it waits")
 
-    def do(self, step: Any) -> Any:
-        match step:
-            case HttpRequest():
-                return self.respond(step)
-            case Listen(known):
-                self.known.append(list(known))
-                return self.redirect_uri
-            case Visit(url, state):
-                asked = dict(parse_qsl(urlsplit(url).query))
-                self.visits.append(asked)
-                assert asked["state"] == state
-                return f"{self.redirect_uri}?{urlencode(self.came_back(asked))}"
-            case Load(key):
-                return self.kept.get(key)
-            case Keep(key, None):
-                self.kept.pop(key, None)
-            case Keep(key, value):
-                self.kept[key] = value
-            case CallFunction(function):
-                return function()
-        return None
+    def follow(self, steps: Any) -> Any:
+        """What comes of steps that yield requests."""
+        return self.run(lambda context: context.run(steps))
+
+    async def get(self, key: str) -> bytes | None:
+        return self.kept.get(key)
+
+    async def put(self, key: str, value: bytes | None) -> None:
+        self.kept.pop(key, None)
+        if value is not None:
+            self.kept[key] = value
+
+    @asynccontextmanager
+    async def listening(self, known: Any) -> Any:
+        self.known.append(list(known))
+        yield self
+
+    @property
+    def uri(self) -> str:
+        return self.redirect_uri
+
+    async def visit(self, url: str, state: str) -> str:
+        asked = dict(parse_qsl(urlsplit(url).query))
+        self.visits.append(asked)
+        assert asked["state"] == state
+        return f"{self.redirect_uri}?{urlencode(self.came_back(asked))}"
 
     def respond(self, request: HttpRequest) -> HttpAnswer:
         self.requests.append(request)
@@ -140,8 +145,6 @@ class World:
 
     def registered(self, url: str = f"{ISSUER}/register") -> list[dict[str, Any]]:
         return [json.loads(request.body) for request in self.requests if request.url == url]
-
-    # --- for authorizers: the same as a fetcher
 
     @asynccontextmanager
     async def open(self, server_url: str) -> Any:

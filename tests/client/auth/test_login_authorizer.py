@@ -10,7 +10,7 @@ from auth_world import AS, ISSUER, PRM, SERVER, TOKEN, Person, World, go, json_r
 
 from weft.client.auth import BearerToken, ClientCredentials, MemoryStorage, as_auth
 from weft.client.auth.authorizer import Authorizer
-from weft.client.auth.credentials import server_key, token_key
+from weft.client.auth.grants import server_key, token_key
 from weft.client.connection.transport import Refused
 from weft.errors import AuthorizationFailed, UsageError
 
@@ -209,7 +209,7 @@ async def test_who_is_refused_while_a_replacement_fails_logs_in():
         if b"refresh_token" in request.body
         else json_response({"access_token": "new", "token_type": "Bearer"})
     )
-    storage, put = auth._world.storage, auth._world.storage.put
+    storage, put = auth._ports.storage, auth._ports.storage.put
 
     async def slow_put(key, value):
         await answering.wait()

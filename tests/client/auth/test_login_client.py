@@ -176,7 +176,7 @@ async def test_many_requests_share_one_refresh(guarded, scope):
         browser = Browser()
         auth = oauth(browser)
         async with Client(url, auth=auth, cache=False) as client:
-            place = auth._places[url]
+            place = auth._servers[url]
             place.token.obtained_at -= 60
             guarded.good.clear()  # the token was revoked
             await asyncio.gather(*(client.list_tools() for _ in range(16)))
@@ -200,7 +200,7 @@ async def test_a_login_that_cannot_be_kept_serves_this_program(guarded, tmp_path
         browser = Browser()
         auth = oauth(browser, storage=FileStorage(tmp_path / "file" / "tokens.json"))
         async with Client(url, auth=auth) as client:
-            auth._places[url].token.obtained_at -= 60
+            auth._servers[url].token.obtained_at -= 60
             guarded.good.clear()  # the token was revoked
             assert await client.list_tools()
         assert [form["grant_type"] for form in guarded.forms] == ["authorization_code", "refresh_token"]

@@ -3,15 +3,21 @@
 import pytest
 from auth_world import AS, ISSUER, PRM, PRM_ROOT, SERVER, World, metadata, prm
 
-from weft.client.auth.grants import TokenRequest, find_guard
-from weft.client.auth.metadata import Challenge, challenges, issuer_urls, parse
-from weft.client.auth.steps import FetchFailed, HttpAnswer
-from weft.client.auth.urls import canonical, resource_fits
+from weft.client.auth.discovery import (
+    Challenge,
+    canonical,
+    discover,
+    issuer_urls,
+    parse_challenges,
+    read_challenges,
+    resource_fits,
+)
 from weft.errors import AuthorizationFailed
+from weft.net.fetch import FetchFailed, HttpAnswer
 
 
 def find(world: World, challenge: Challenge | None = None, server: str = SERVER):
-    return world.run(find_guard(TokenRequest(server, challenge or Challenge()), lambda offered, _: offered))
+    return world.follow(discover(server, challenge or Challenge(), []))
 
 
 # --- WWW-Authenticate
@@ -34,16 +40,16 @@ def find(world: World, challenge: Challenge | None = None, server: str = SERVER)
     ],
 )  # fmt: skip
 def test_challenges_are_read_as_the_grammar_has_them(header, expected):
-    assert [(one.scheme, dict(one.params)) for one in parse(header)] == expected
+    assert [(one.scheme, dict(one.params)) for one in parse_challenges(header)] == expected
 
 
 def test_a_long_header_is_read_in_linear_time_and_only_so_far():
-    assert len(parse('a="' * 100_000)) <= 16 * 1024
-    assert parse("a," * 1_000_000)[0].scheme == "a"
+    assert len(parse_challenges('a="' * 100_000)) <= 16 * 1024
+    assert parse_challenges("a," * 1_000_000)[0].scheme == "a"
 
 
 def test_a_token_that_nobody_can_steal_is_preferred():
-    found = challenges({"WWW-Authenticate": 'Bearer scope="a", Basic, DPoP algs="ES256"'})
+    found = read_challenges({"WWW-Authenticate": 'Bearer scope="a", Basic, DPoP algs="ES256"'})
     assert [one.scheme for one in found] == ["dpop", "bearer"]
 
 

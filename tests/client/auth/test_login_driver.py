@@ -63,8 +63,8 @@ async def test_a_login_is_not_thrown_away_because_it_cannot_be_kept(caplog):
     assert [form["grant_type"] for form in world.forms()] == ["authorization_code", "refresh_token"]
     assert len(person.asked) == 1
     assert any(b'"u"' in value for value in storage._kept.values())  # it is kept as soon as it can be
-    assert not any(key.startswith("token ") for key in auth._world.unkept)
-    assert "SECRET" not in repr(auth._world)
+    assert not any(key.startswith("token ") for key in auth._ports.unkept)
+    assert "SECRET" not in repr(auth._ports)
 
 
 async def test_a_file_that_cannot_be_written_is_named(tmp_path, caplog):

@@ -11,9 +11,9 @@ from support.certificates import Authority
 from support.fakes import http_server
 from support.proxying import FakeProxy
 from weft.client.auth import Fetcher
-from weft.client.auth import fetching as fetching_module
-from weft.client.auth.steps import FetchFailed, HttpRequest
-from weft.client.auth.urls import UrlRefused, check, is_private, shown
+from weft.client.auth import ports as fetching_module
+from weft.net.fetch import FetchFailed, HttpRequest, is_private
+from weft.net.urls import UrlRefused, read_url, shown_url
 
 PUBLIC = "https://mcp.example/mcp"
 
@@ -27,8 +27,8 @@ async def fetch(fetcher: Fetcher, request: HttpRequest, server: str):
 
 
 def test_a_url_in_a_message_is_short_and_has_no_query() -> None:
-    assert shown("https://a.example/x?token=secret#part") == "https://a.example/x"
-    assert len(shown("https://a.example/" + "x" * 1000)) == 200
+    assert shown_url("https://a.example/x?token=secret#part") == "https://a.example/x"
+    assert len(shown_url("https://a.example/" + "x" * 1000)) == 200
 
 
 @pytest.mark.spec("SBP-05", "SBP-02", "ASEC-05")
@@ -55,19 +55,19 @@ def test_a_url_in_a_message_is_short_and_has_no_query() -> None:
 )
 def test_urls_that_are_not_followed(url):
     with pytest.raises(UrlRefused):
-        check(url)
+        read_url(url)
 
 
 @pytest.mark.parametrize(
     "url", ["https://auth.example/x", "http://127.0.0.1:8/x", "http://localhost/x", "http://[::1]:1/"]
 )
 def test_urls_that_are(url):
-    assert check(url).geturl() == url
+    assert read_url(url).geturl() == url
 
 
 def test_what_is_shown_of_a_url():
-    assert shown("https://a.example/b?key=secret#x") == "https://a.example/b"
-    assert shown("https://a.example/\x1b[31m") == "https://a.example/?[31m"
+    assert shown_url("https://a.example/b?key=secret#x") == "https://a.example/b"
+    assert shown_url("https://a.example/\x1b[31m") == "https://a.example/?[31m"
 
 
 @pytest.mark.spec("SBP-02")

@@ -7,10 +7,9 @@ import json
 import pytest
 from auth_world import AS, ISSUER, NOW, PRM, REDIRECT, SERVER, World, json_response, metadata, prm
 
-from weft.client.auth.credentials import Token, token_key
-from weft.client.auth.grants import CodeFlow, TokenRequest, read_redirect, recall_token
-from weft.client.auth.metadata import Challenge, Issuer
-from weft.client.auth.registration import Registration
+from weft.client.auth.discovery import Challenge, Registration
+from weft.client.auth.grants import CodeFlow, TokenRequest, read_redirect, recall_token, token_key
+from weft.client.auth.tokens import Issuer, Token
 from weft.errors import AuthorizationFailed
 
 TOKEN = f"{ISSUER}/token"
@@ -22,7 +21,7 @@ def flow(**options) -> CodeFlow:
 
 
 def log_in(world: World, situation: TokenRequest | None = None, **options) -> Token:
-    return world.run(flow(**options).login(situation or TokenRequest(SERVER, Challenge("bearer"))))
+    return world.run(flow(**options).login, situation or TokenRequest(Challenge("bearer")))
 
 
 def old_token(**changes) -> Token:
@@ -157,7 +156,7 @@ def test_which_scopes_are_asked_for(challenged, listed, wished, expected):
     world = World()
     world.documents[PRM] = prm(**({} if listed is None else {"scopes_supported": listed}))
     params = {} if challenged is None else {"scope": challenged}
-    log_in(world, TokenRequest(SERVER, Challenge("bearer", params)), scopes=wished)
+    log_in(world, TokenRequest(Challenge("bearer", params)), scopes=wished)
     assert world.visits[0].get("scope") == expected
 
 
@@ -166,7 +165,7 @@ def test_asking_for_more_keeps_what_was_there():
     world = World()
     challenge = Challenge("bearer", {"scope": "mcp:write", "error": "insufficient_scope"})
     token = old_token(granted=["mcp:basic"], asked=["mcp:basic", "mcp:extra"])
-    renewed = log_in(world, TokenRequest(SERVER, challenge, token, is_step_up=True))
+    renewed = log_in(world, TokenRequest(challenge, token, is_step_up=True))
     assert world.visits[0]["scope"].split() == ["mcp:write", "mcp:basic", "mcp:extra"]
     assert world.forms()[0]["grant_type"] == "authorization_code"
     assert set(renewed.granted) == {"mcp:write", "mcp:basic", "mcp:extra"}
@@ -187,7 +186,7 @@ def test_offline_access_is_asked_for_only_where_it_is_listed(listed, scope, offl
     world = World()
     world.documents[AS] = metadata(scopes_supported=listed)
     params = {} if scope is None else {"scope": scope}
-    log_in(world, TokenRequest(SERVER, Challenge("bearer", params)), offline=offline)
+    log_in(world, TokenRequest(Challenge("bearer", params)), offline=offline)
     assert world.visits[0].get("scope") == expected
 
 
@@ -324,8 +323,8 @@ def test_what_the_token_endpoint_says_is_told_with_a_remedy():
 def test_a_token_is_found_again_by_the_server_it_is_for():
     world = World()
     token = log_in(world)
-    assert world.run(recall_token(SERVER)) == token
-    assert world.run(recall_token("https://mcp.example/other")) is None
+    assert world.run(recall_token) == token
+    assert world.run(recall_token, server="https://mcp.example/other") is None
 
 
 @pytest.mark.spec("AUTH-35")
@@ -348,12 +347,12 @@ def test_a_refused_token_is_refreshed_and_the_refresh_token_rotates():
     world.answers[TOKEN] = json_response(
         {"access_token": "new", "token_type": "Bearer", "refresh_token": "refresh-1", "expires_in": 60}
     )
-    token = log_in(world, TokenRequest(SERVER, Challenge("bearer"), old_token()))
+    token = log_in(world, TokenRequest(Challenge("bearer"), old_token()))
     assert world.visits == []
     form = world.forms()[0]
     assert (form["grant_type"], form["refresh_token"], form["resource"]) == ("refresh_token", "refresh-0", SERVER)
     assert (token.access_token, token.refresh_token, token.granted) == ("new", "refresh-1", ["a"])
-    assert world.run(recall_token(SERVER)) == token
+    assert world.run(recall_token) == token
 
 
 @pytest.mark.spec("ASEC-11", "AUTH-21")
@@ -400,20 +399,20 @@ def test_a_kept_token_of_another_issuer_or_resource_is_not_taken():
         key = token_key(ISSUER, SERVER)
         record = {**json.loads(world.kept[key]), **changes}
         world.kept[key] = json.dumps(record).encode()
-        assert world.run(recall_token(SERVER)) is None
+        assert world.run(recall_token) is None
 
 
 def test_a_refresh_names_the_scope_that_was_granted():
     """Some issuers refuse one that does not, though it may be left out (RFC 6749, 6)."""
     world = with_registration(World())
-    log_in(world, TokenRequest(SERVER, Challenge("bearer"), old_token(granted=["a", "b"], asked=["a", "b", "c"])))
+    log_in(world, TokenRequest(Challenge("bearer"), old_token(granted=["a", "b"], asked=["a", "b", "c"])))
     assert world.forms()[0]["scope"] == "a b"
 
 
 def test_a_refresh_of_a_token_without_scopes_names_none():
     world = with_registration(World())
     world.kept = {key: value for key, value in world.kept.items() if not key.startswith("token ")}
-    log_in(world, TokenRequest(SERVER, Challenge("bearer"), old_token(granted=[], asked=[])))
+    log_in(world, TokenRequest(Challenge("bearer"), old_token(granted=[], asked=[])))
     assert "scope" not in world.forms()[0]
 
 
@@ -424,7 +423,7 @@ def test_a_refresh_whose_scope_is_refused_is_asked_for_without():
         if b"scope=" in request.body
         else json_response({"access_token": "new", "token_type": "Bearer"})
     )
-    token = log_in(world, TokenRequest(SERVER, Challenge("bearer"), old_token()))
+    token = log_in(world, TokenRequest(Challenge("bearer"), old_token()))
     assert (token.access_token, token.refresh_token) == ("new", "refresh-0")
     assert world.visits == []
     assert [form.get("scope") for form in world.forms()] == ["a", None]
@@ -432,14 +431,14 @@ def test_a_refresh_whose_scope_is_refused_is_asked_for_without():
 
 def test_a_refresh_token_that_is_not_replaced_stays():
     world = with_registration(World())
-    token = log_in(world, TokenRequest(SERVER, Challenge("bearer"), old_token()))
+    token = log_in(world, TokenRequest(Challenge("bearer"), old_token()))
     assert token.refresh_token == "refresh-0"
 
 
 @pytest.mark.spec("AUTH-38")
 def test_without_a_refresh_token_the_person_logs_in_again():
     world = with_registration(World())
-    log_in(world, TokenRequest(SERVER, Challenge("bearer"), old_token(refresh_token=None)))
+    log_in(world, TokenRequest(Challenge("bearer"), old_token(refresh_token=None)))
     assert len(world.visits) == 1
     assert world.posted == [TOKEN]
 
@@ -452,7 +451,7 @@ def test_a_refresh_token_that_is_refused_is_forgotten_and_the_person_logs_in():
     ]
     world.answers[TOKEN] = lambda _: answers.pop(0)
     token = old_token()
-    assert log_in(world, TokenRequest(SERVER, Challenge("bearer"), token)).access_token == "n"
+    assert log_in(world, TokenRequest(Challenge("bearer"), token)).access_token == "n"
     assert [form["grant_type"] for form in world.forms()] == ["refresh_token", "authorization_code"]
     assert token.refresh_token is None
 
@@ -462,9 +461,9 @@ def test_an_issuer_in_trouble_does_not_cost_the_refresh_token(status):
     world = with_registration(World())
     world.answers[TOKEN] = json_response({"error": "temporarily_unavailable"}, status)
     token, kept = old_token(), dict(world.kept)
-    for steps in (flow().login, flow().renewal):
+    for steps in (flow().login, flow().renew):
         with pytest.raises(AuthorizationFailed, match="temporarily_unavailable"):
-            world.run(steps(TokenRequest(SERVER, Challenge("bearer"), token)))
+            world.run(steps, TokenRequest(Challenge("bearer"), token))
     assert token.refresh_token == "refresh-0"
     assert world.kept == kept
     assert world.visits == []
@@ -474,25 +473,24 @@ def test_a_token_that_is_refused_at_once_is_not_asked_for_again():
     world = with_registration(World())
     token = old_token(obtained_at=NOW - 1, expires_at=NOW + 100)
     with pytest.raises(AuthorizationFailed, match="has just given"):
-        log_in(world, TokenRequest(SERVER, Challenge("bearer"), token))
+        log_in(world, TokenRequest(Challenge("bearer"), token))
     assert world.posted == []
 
 
 def test_a_renewal_needs_nobody():
     world = with_registration(World())
-    renewal = flow().renewal(TokenRequest(SERVER, Challenge(), old_token()))
-    assert world.run(renewal).access_token == "access-2"
+    request = TokenRequest(Challenge(), old_token())
+    assert flow().can_renew(request)
+    assert world.run(flow().renew, request).access_token == "access-2"
     assert world.visits == []
-    assert flow().renewal(TokenRequest(SERVER, Challenge(), old_token(refresh_token=None))) is None
+    assert not flow().can_renew(TokenRequest(Challenge(), old_token(refresh_token=None)))
 
 
 def test_the_token_of_a_server_that_publishes_nothing_is_renewed_there():
     world = World()
     world.documents.clear()
     old = Token("old", "https://mcp.example", SERVER, "client", refresh_token="refresh-0", obtained_at=NOW - 900)
-    assert (
-        world.run(flow(client_id="client").renewal(TokenRequest(SERVER, Challenge(), old))).access_token == "access-1"
-    )
+    assert world.run(flow(client_id="client").renew, TokenRequest(Challenge(), old)).access_token == "access-1"
     assert [request.url for request in world.requests if request.method == "POST"] == ["https://mcp.example/token"]
 
 
@@ -506,7 +504,7 @@ def test_another_issuer_gets_nothing_of_the_first():
     world.issuer = second
     world.documents[PRM] = prm(authorization_servers=[second])
     world.documents["https://second.example/.well-known/oauth-authorization-server"] = metadata(second)
-    token = log_in(world, TokenRequest(SERVER, Challenge("bearer"), old_token()))
+    token = log_in(world, TokenRequest(Challenge("bearer"), old_token()))
     assert world.posted == [f"{second}/register", f"{second}/token"]
     assert token.client_id == "client-at-second.example"
     assert "scope" not in world.visits[0]

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from weft.client.auth import ClientCredentials, EnterpriseManaged, IdentityProvider, PrivateKey
-from weft.client.auth.credentials import DpopKey, Nonces
+from weft.client.auth.discovery import Challenge, Registration
 from weft.client.auth.grants import (
     ClientCredentialsFlow,
     CodeFlow,
@@ -29,8 +29,7 @@ from weft.client.auth.grants import (
     WorkloadFlow,
     recall_token,
 )
-from weft.client.auth.metadata import Challenge
-from weft.client.auth.registration import Registration
+from weft.client.auth.tokens import DpopKey, Nonces
 from weft.errors import AuthorizationFailed, UsageError
 
 TOKEN = f"{ISSUER}/token"
@@ -40,7 +39,7 @@ JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 
 
 def situation(scheme: str = "bearer", **params: str) -> TokenRequest:
-    return TokenRequest(SERVER, Challenge(scheme, params))
+    return TokenRequest(Challenge(scheme, params))
 
 
 def key() -> tuple[str, ec.EllipticCurvePublicKey]:
@@ -59,14 +58,14 @@ def test_a_secret(offered, in_header):
     world = World()
     world.documents[AS] = metadata(token_endpoint_auth_methods_supported=offered)
     flow = ClientCredentialsFlow("robot", "s3cret", clock=lambda: NOW)
-    token = world.run(flow.login(situation(scope="a b")))
+    token = world.run(flow.login, situation(scope="a b"))
     form, headers = world.forms()[0], world.requests[-1].headers
     assert (form["grant_type"], form["resource"], form["scope"]) == ("client_credentials", SERVER, "a b")
     assert ("Authorization" in headers) is in_header
     assert (form.get("client_secret") == "s3cret") is not in_header
     assert world.posted == [TOKEN]
     assert token.granted == ["a", "b"]
-    assert world.run(recall_token(SERVER)) == token
+    assert world.run(recall_token) == token
 
 
 @pytest.mark.spec("XAUTH-02")
@@ -74,7 +73,7 @@ def test_a_key():
     world = World()
     pem, public = key()
     flow = ClientCredentialsFlow("robot", key=PrivateKey(pem, "ES256", "k1"), clock=lambda: NOW)
-    world.run(flow.login(situation()))
+    world.run(flow.login, situation())
     form = world.forms()[0]
     assert form["client_assertion_type"] == "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
     claims = jwt.decode(
@@ -95,8 +94,8 @@ def test_a_key():
 def test_credentials_for_another_issuer_are_not_sent():
     world = World()
     flow = ClientCredentialsFlow("robot", "s3cret", issuer="https://other.example")
-    with pytest.raises(AuthorizationFailed, match=r"are for https://other\.example"):
-        world.run(flow.login(situation()))
+    with pytest.raises(AuthorizationFailed, match=r"registered with https://other\.example.*nothing was sent"):
+        world.run(flow.login, situation())
     assert world.posted == []
 
 
@@ -110,11 +109,11 @@ def test_credentials_for_another_issuer_are_not_sent():
 )
 def test_credentials_stay_with_the_issuer_of_their_first_use(flow):
     world, other = World(), "https://evil.example"
-    world.run(flow.login(situation()))
+    world.run(flow.login, situation())
     world.documents[PRM] = prm(authorization_servers=[other])
     world.documents[f"{other}/.well-known/oauth-authorization-server"] = metadata(other)
     with pytest.raises(AuthorizationFailed, match="nothing was sent there"):
-        world.run(flow.login(situation()))
+        world.run(flow.login, situation())
     assert world.posted == [TOKEN]
 
 
@@ -160,16 +159,19 @@ def test_an_algorithm_of_ones_own():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("reporter-s3cret.pem", "no PEM"),
-        (b"\x00s3cret", "no PEM"),
-        ("", "no PEM"),
-        ("\udce9s3cret", "no PEM"),
+        ("reporter-s3cret.pem", "is no PEM of a private key"),
+        (b"\x00s3cret", "is no PEM of a private key"),
+        ("", "is no PEM of a private key"),
+        ("\udce9s3cret", "is no PEM of a private key"),
         (Path("s3cret.pem"), "of the type 'PosixPath'"),
         (17, "of the type 'int'"),
         (KEYS["ES256"].public_key(), "of the type '.*PublicKey'"),
-        (KEYS["ES256"].public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), "is a public key"),
-        ("-----BEGIN PRIVATE KEY-----\ns3cret\n-----END PRIVATE KEY-----", "a PEM that cannot be read"),
-        (pem_of(KEYS["ES256"], PASSWORD), "is encrypted"),
+        (
+            KEYS["ES256"].public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo),
+            "is no PEM of a private key",
+        ),
+        ("-----BEGIN PRIVATE KEY-----\ns3cret\n-----END PRIVATE KEY-----", "is no PEM of a private key"),
+        (pem_of(KEYS["ES256"], PASSWORD), "or it is encrypted"),
         (pem_of(x25519.X25519PrivateKey.generate()), "of the type '.*X25519PrivateKey'"),
         (ec.generate_private_key(ec.SECP224R1()), "of the type '.*PrivateKey'"),
     ],
@@ -210,7 +212,7 @@ def with_idp(world: World, **changes) -> World:
 @pytest.mark.spec("XAUTH-04", "XAUTH-05")
 def test_an_id_token_becomes_an_assertion_becomes_a_token():
     world = with_idp(World())
-    token = world.run(enterprise().login(situation(scope="a")))
+    token = world.run(enterprise().login, situation(scope="a"))
     exchange, grant = world.forms(f"{IDP}/token")[0], world.forms()[0]
     assert exchange == {
         "grant_type": "urn:ietf:params:oauth:grant-type:token-exchange",
@@ -230,7 +232,7 @@ def test_an_id_token_becomes_an_assertion_becomes_a_token():
 def test_the_id_token_may_come_from_a_function_and_the_endpoint_from_the_issuer():
     world = with_idp(World())
     world.documents[f"{IDP}/.well-known/oauth-authorization-server"] = metadata(IDP)
-    world.run(enterprise(id_token=lambda: "fresh", token_endpoint=None, issuer=IDP).login(situation()))
+    world.run(enterprise(id_token=lambda: "fresh", token_endpoint=None, issuer=IDP).login, situation())
     assert world.forms(f"{IDP}/token")[0]["subject_token"] == "fresh"
 
 
@@ -239,7 +241,7 @@ def test_an_issuer_that_says_it_does_not_take_assertions_is_not_shown_any():
     world = with_idp(World())
     world.documents[AS] = metadata(authorization_grant_profiles_supported=["urn:other"])
     with pytest.raises(AuthorizationFailed, match="identity provider"):
-        world.run(enterprise().login(situation()))
+        world.run(enterprise().login, situation())
     assert world.posted == []
 
 
@@ -247,7 +249,7 @@ def test_an_issuer_that_says_it_does_not_take_assertions_is_not_shown_any():
 def test_what_the_identity_provider_answers_has_to_be_an_assertion():
     world = with_idp(World(), issued_token_type="urn:ietf:params:oauth:token-type:access_token")
     with pytest.raises(AuthorizationFailed, match="ID-JAG"):
-        world.run(enterprise().login(situation()))
+        world.run(enterprise().login, situation())
     assert world.forms() == []
 
 
@@ -256,7 +258,7 @@ def test_a_provider_that_cannot_be_found():
         EnterpriseManaged("c", IdentityProvider("x", "y"))
     world = World()
     with pytest.raises(AuthorizationFailed, match="publishes no metadata"):
-        world.run(enterprise(token_endpoint=None, issuer=IDP).login(situation()))
+        world.run(enterprise(token_endpoint=None, issuer=IDP).login, situation())
 
 
 @pytest.mark.spec("XAUTH-08")
@@ -265,7 +267,7 @@ def test_assertions_are_in_no_url_no_repr_and_no_error():
     world.answers[TOKEN] = json_response({"error": "invalid_grant"}, 400)
     flow = enterprise()
     with pytest.raises(AuthorizationFailed) as failure:
-        world.run(flow.login(situation()))
+        world.run(flow.login, situation())
     shown = f"{failure.value} {flow!r} {world.requests!r} {[request.url for request in world.requests]}"
     assert not any(secret in shown for secret in ("the-id-token", "the-jag", "s3cret"))
 
@@ -279,7 +281,7 @@ def test_the_word_of_the_platform_is_shown_once():
     world.answers[TOKEN] = json_response({"error": "invalid_grant"}, 400)
     flow = WorkloadFlow("robot", assertion=lambda: "the-jwt")
     with pytest.raises(AuthorizationFailed, match="invalid_grant"):
-        world.run(flow.login(situation()))
+        world.run(flow.login, situation())
     assert [form["assertion"] for form in world.forms()] == ["the-jwt"]
     assert world.forms()[0]["grant_type"] == JWT_BEARER
     assert world.forms()[0]["client_id"] == "robot"
@@ -287,14 +289,15 @@ def test_the_word_of_the_platform_is_shown_once():
 
 def test_a_function_that_returns_nothing():
     with pytest.raises(AuthorizationFailed, match="`assertion`"):
-        World().run(WorkloadFlow("robot", assertion=lambda: None).login(situation()))
+        World().run(WorkloadFlow("robot", assertion=lambda: None).login, situation())
 
 
 def test_a_machine_renews_by_asking_again():
     world = World()
     flow = ClientCredentialsFlow("robot", "s3cret", clock=lambda: NOW)
-    assert flow.renewal(TokenRequest(SERVER)) is None
-    assert world.run(flow.renewal(situation())).access_token == "access-1"
+    assert not flow.can_renew(TokenRequest())
+    assert flow.can_renew(situation())
+    assert world.run(flow.renew, situation()).access_token == "access-1"
 
 
 # --- DPoP
@@ -316,7 +319,7 @@ def dpop_world(**changes) -> World:
 
 
 def log_in(world: World, given: TokenRequest, **options):
-    return world.run(CodeFlow(Registration(), clock=lambda: NOW, **options).login(given))
+    return world.run(CodeFlow(Registration(), clock=lambda: NOW, **options).login, given)
 
 
 @pytest.mark.spec("XAUTH-09")
@@ -418,7 +421,7 @@ def test_nonces_are_bounded_and_only_new_ones_count():
 
 def test_a_machine_whose_token_has_to_be_bound_and_is_not():
     with pytest.raises(AuthorizationFailed, match="dpop=True"):
-        World().run(ClientCredentialsFlow("robot", "s", dpop=True, clock=lambda: NOW).login(situation()))
+        World().run(ClientCredentialsFlow("robot", "s", dpop=True, clock=lambda: NOW).login, situation())
 
 
 def test_a_refresh_does_not_lose_the_key():
@@ -448,5 +451,5 @@ def test_an_issuer_that_repeats_what_it_was_sent_is_not_quoted_with_it():
     world.answers[TOKEN] = json_response({"error": "invalid_grant", "error_description": f"{secret} of the-code"}, 400)
     flow = CodeFlow(Registration(client_id="c", client_secret=secret), clock=lambda: NOW)
     with pytest.raises(AuthorizationFailed, match=r"invalid_grant: … of …") as failure:
-        world.run(flow.login(situation()))
+        world.run(flow.login, situation())
     assert not any("sss" in text or "the-code" in text for text in (str(failure.value), *failure.value.tried))

@@ -3,22 +3,21 @@
 import base64
 
 import pytest
-from auth_world import AS, ISSUER, NOW, PRM, REDIRECT, SERVER, World, json_response, metadata, prm
+from auth_world import AS, ISSUER, NOW, PRM, REDIRECT, World, json_response, metadata, prm
 
 from weft.client.auth import OAuth
+from weft.client.auth.discovery import Challenge, Registration, application_type
 from weft.client.auth.grants import CodeFlow, TokenRequest
-from weft.client.auth.metadata import Challenge
-from weft.client.auth.registration import Registration, application_type
-from weft.client.auth.steps import FetchFailed, HttpAnswer
 from weft.errors import AuthorizationFailed, UsageError
+from weft.net.fetch import FetchFailed, HttpAnswer
 
 REGISTER, TOKEN = f"{ISSUER}/register", f"{ISSUER}/token"
 DOCUMENT = "https://app.example/client.json"
 
 
 def log_in(world: World, **given):
-    situation = TokenRequest(SERVER, Challenge("bearer", {"scope": "a"} if given.pop("scoped", False) else {}))
-    return world.run(CodeFlow(Registration(**given), clock=lambda: NOW).login(situation))
+    situation = TokenRequest(Challenge("bearer", {"scope": "a"} if given.pop("scoped", False) else {}))
+    return world.run(CodeFlow(Registration(**given), clock=lambda: NOW).login, situation)
 
 
 # --- the order

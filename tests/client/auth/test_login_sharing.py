@@ -187,7 +187,7 @@ async def test_programs_that_refresh_at_the_same_time_take_turns(tmp_path):
             pass
 
     for auth in (first, second):
-        object.__setattr__(auth._world, "fetcher", Slow())
+        object.__setattr__(auth._ports, "fetcher", Slow())
     now[0] += 50
     sent = await asyncio.gather(*(auth.headers(SERVER, "POST") for auth in (first, second) for _ in range(3)))
     assert {headers["Authorization"] for headers in sent} == {"Bearer a2"}

@@ -12,7 +12,7 @@ from support.logging_in import Browser, hidden_fields
 from weft import AuthorizationFailed, Client, ClientLimits, Context, OAuth, Server, TokenInfo
 from weft.authorization import AuthorizationServer
 from weft.client.auth import ClientCredentials, Fetcher, FunctionRedirect
-from weft.client.auth.metadata import challenges
+from weft.client.auth.discovery import read_challenges
 from weft.client.connection.transport import Refused
 from weft.errors import UsageError
 from weft.server.auth import ResourceServer, StaticTokens
@@ -228,7 +228,7 @@ async def test_all_challenges_of_an_app_in_this_process_are_seen() -> None:
             return {}
 
         async def refused(self, refusal: Refused, given: Any, request: Any) -> bool:
-            seen.extend((one.scheme, one.scopes) for one in challenges(refusal.headers))
+            seen.extend((one.scheme, one.scopes) for one in read_challenges(refusal.headers))
             return False
 
     seen: list[Any] = []

@@ -15,9 +15,9 @@ from support.fakes import DISCOVERED, Exchange, http_server
 from support.proxying import FakeProxy
 from weft import Client, ConnectionFailed
 from weft.client.auth import Fetcher
-from weft.client.auth.steps import FetchFailed, HttpRequest
 from weft.client.http.failures import read_proxy, why_unreached
 from weft.errors import UsageError
+from weft.net.fetch import FetchFailed, HttpRequest
 
 TEXT = {"content": [{"type": "text", "text": "done"}]}
 DEAD = "127.0.0.1:1"

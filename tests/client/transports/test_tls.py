@@ -17,9 +17,9 @@ from support.fakes import DISCOVERED, Exchange, http_server, initialized, reply,
 from weft import Client, ClientLimits, ConnectionFailed
 from weft.client import ToolsChanged
 from weft.client.auth import ClientCredentials, Fetcher
-from weft.client.auth.steps import FetchFailed, HttpRequest
 from weft.client.http import failures as http_failures
 from weft.errors import UsageError
+from weft.net.fetch import FetchFailed, HttpRequest
 
 TEXT = {"content": [{"type": "text", "text": "done"}]}
 V12, V13 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3

@@ -1,17 +1,17 @@
-"""Logging in: OAuth 2.1 as flows without I/O, and the parts that do what the flows want done.
+"""Logging in with OAuth 2.1.
 
-    logins        what a program chooses from: OAuth, ClientCredentials …
-    authorizer    the hook of the transports: tokens at hand, one login for all who wait
-    driver        does the steps of a flow; with fetching (HTTP), redirect (browser), storage
-    flow, grants  the flows: a person logs in; nobody does
-    grant         what the flows share; with metadata, registration, tokens, dpop, challenge, urls, credentials
-    steps         the vocabulary of the flows
+    logins        what `Client(auth=...)` takes: OAuth, ClientCredentials …
+    authorizer    the hook of the transports: adds tokens to requests, and shares one login among them
+    grants        the ways to a token: a person logs in, or a program proves what it is
+    discovery     finds the authorization server, and registers the client there
+    tokens        the token endpoint, and the records of a login
+    ports         HTTP exchanges, the browser, functions of the user
+    storage       where tokens and registrations are kept
 
-Nothing that is secret is in a repr, a log line or an error.
+No secret is in a repr, a log line or an error message.
 """
 
 from weft.client.auth.authorizer import Authorizer
-from weft.client.auth.fetching import Fetcher
 from weft.client.auth.grants import IdentityProvider
 from weft.client.auth.logins import (
     BearerToken,
@@ -21,7 +21,7 @@ from weft.client.auth.logins import (
     WorkloadIdentity,
     as_auth,
 )
-from weft.client.auth.redirect import FunctionRedirect, LoopbackRedirect
+from weft.client.auth.ports import Fetcher, FunctionRedirect, LoopbackRedirect
 from weft.client.auth.storage import FileStorage, KeyringStorage, MemoryStorage
 from weft.client.auth.tokens import PrivateKey
 

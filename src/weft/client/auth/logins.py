@@ -1,12 +1,12 @@
-"""The ways to log in that a program chooses from: what `Client(url, auth=...)` takes.
+"""The ways to log in that `Client(url, auth=...)` takes, and their options.
 
-    "token", BearerToken           a token that the program has already
+    "token", BearerToken           a token that the program already has
     OAuth                          a person logs in, in the browser
     ClientCredentials              the program itself, with a secret or a key
     EnterpriseManaged              the company's identity provider vouches for the user
     WorkloadIdentity               the platform vouches for the program
 
-Owns their options and what is wrong with them; each is an `Authorizer` with one grant.
+Each but the first is an `Authorizer` with one grant.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from weft.client.auth.authorizer import Authorizer, AuthPorts
-from weft.client.auth.fetching import Fetching
+from weft.client.auth.authorizer import Authorizer
+from weft.client.auth.discovery import Registration, client_document, read_challenges
 from weft.client.auth.grants import (
     ClientCredentialsFlow,
     CodeFlow,
@@ -25,13 +25,11 @@ from weft.client.auth.grants import (
     Secret,
     WorkloadFlow,
 )
-from weft.client.auth.metadata import challenges
-from weft.client.auth.redirect import LoopbackRedirect, Redirect
-from weft.client.auth.registration import Registration, client_document
+from weft.client.auth.ports import AuthPorts, Fetching, LoopbackRedirect, Redirect
 from weft.client.auth.storage import MemoryStorage, Storage
 from weft.client.auth.tokens import PrivateKey, is_sendable, readable, without
 from weft.errors import AuthorizationFailed, UsageError
-from weft.net.logs import printable
+from weft.protocol.names import printable
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
@@ -41,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class BearerToken:
-    """A token that the program has already; `token` may be a function, plain or async, that returns it.
+    """A token that the program already has; `token` may be a function, plain or async, that returns it.
 
     >>> BearerToken("s3cret")
     BearerToken(…)
@@ -58,7 +56,7 @@ class BearerToken:
         return "BearerToken(…)"
 
     async def headers(self, url: str, method: str) -> Mapping[str, str]:
-        """The token, in the header that is there for it and nowhere else (AUTH-28)."""
+        """Return the Authorization header: a token is sent nowhere else."""
         token: Any = self._token
         if not isinstance(token, str):
             given = token()
@@ -66,16 +64,16 @@ class BearerToken:
         return {"Authorization": f"Bearer {token}"}
 
     async def refused(self, refusal: Refused, given: Mapping[str, str], request: Mapping[str, str]) -> bool:
-        """There is no other: AuthorizationFailed, unless it is not about the token that this is refused."""
-        told = challenges(refusal.headers)
-        if refusal.status != 401 and not any(one.error for one in told):
+        """Raise AuthorizationFailed, unless the refusal is not about the token: there is no other one to try."""
+        challenges = read_challenges(refusal.headers)
+        if refusal.status != 401 and not any(one.error for one in challenges):
             return False
-        words = [one.params.get("error_description") or one.error for one in told]
+        words = [one.params.get("error_description") or one.error for one in challenges]
         reason = next((word for word in words if word), None) or refusal.reason or "it gave no reason"
         token = given.get("Authorization", "").partition(" ")[2]
         shown = printable(without(reason, [token])[:300]).rstrip(". ")
         advice = "Check that it is complete, has not expired, and is meant for this server."
-        if lacking := next((one for one in told if one.error == "insufficient_scope"), None):
+        if lacking := next((one for one in challenges if one.error == "insufficient_scope"), None):
             wanted = readable(lacking.scopes or ())
             advice = f"Give one that has the scopes it takes: {wanted}." if wanted else "Give one that has more scopes."
         raise AuthorizationFailed(
@@ -115,11 +113,11 @@ class OAuth(Authorizer):
         self._registration = registration
         super().__init__(
             CodeFlow(registration, _scopes(scopes), dpop, offline),
-            _world(storage, fetcher, redirect or LoopbackRedirect()),
+            _ports(storage, fetcher, redirect or LoopbackRedirect()),
         )
 
     def client_metadata(self, redirect_uris: Sequence[str]) -> dict[str, Any]:
-        """The document to be published at `client_metadata_url`."""
+        """Return the document to be published at `client_metadata_url`."""
         url = self._registration.document_url
         if url is None or not redirect_uris:
             raise UsageError("Give OAuth(client_metadata_url=...), and at least one redirect URI.")
@@ -155,11 +153,11 @@ class ClientCredentials(Authorizer):
         flow = ClientCredentialsFlow(
             client_id, client_secret, auth_method, issuer, _scopes(scopes), dpop, key=private_key
         )
-        super().__init__(flow, _world(storage, fetcher))
+        super().__init__(flow, _ports(storage, fetcher))
 
 
 class EnterpriseManaged(Authorizer):
-    """The company's identity provider vouches for the user: no page of the server's own is ever shown.
+    """The company's identity provider vouches for the user: the user sees no page of the server.
 
     `provider` says who that is, and where the user's id token comes from; `client_id` and its secret are those at the
     authorization server of the MCP server.
@@ -183,7 +181,7 @@ class EnterpriseManaged(Authorizer):
         if provider.token_endpoint is None and provider.issuer is None:
             raise UsageError("IdentityProvider needs its token_endpoint, or its issuer, from which that is found out.")
         flow = EnterpriseFlow(client_id, client_secret, auth_method, issuer, _scopes(scopes), dpop, provider=provider)
-        super().__init__(flow, _world(storage, fetcher))
+        super().__init__(flow, _ports(storage, fetcher))
 
 
 class WorkloadIdentity(Authorizer):
@@ -203,11 +201,11 @@ class WorkloadIdentity(Authorizer):
         fetcher: Fetching | None = None,
     ) -> None:
         flow = WorkloadFlow(client_id, client_secret, auth_method, issuer, _scopes(scopes), dpop, assertion=assertion)
-        super().__init__(flow, _world(storage, fetcher))
+        super().__init__(flow, _ports(storage, fetcher))
 
 
 def as_auth(auth: Any) -> Auth | None:
-    """What a transport asks, made of what a user gave: a text is a token."""
+    """Return the hook of a transport for what a user gave as `auth=`; a text is a token."""
     if isinstance(auth, str):
         return BearerToken(auth)
     if auth is not None and not (hasattr(auth, "headers") and hasattr(auth, "refused")):
@@ -218,7 +216,7 @@ def as_auth(auth: Any) -> Auth | None:
     return cast("Auth | None", auth)
 
 
-def _world(storage: Storage | None, fetcher: Fetching | None, redirect: Redirect | None = None) -> AuthPorts:
+def _ports(storage: Storage | None, fetcher: Fetching | None, redirect: Redirect | None = None) -> AuthPorts:
     return AuthPorts(fetcher, storage or MemoryStorage(), redirect)
 
 

@@ -1,7 +1,7 @@
-"""Where tokens and registrations are kept: in memory, in a file that only its owner can read, in the system's keyring.
+"""Store tokens and registrations: in memory, in a file that only its owner can read, or in the system's keyring.
 
-A storage maps texts to bytes, and knows nothing of what they are. The keys have the issuer in them (`credentials`), so
-two issuers never share an entry. Whatever cannot be read is as good as not there: the worst that follows is a login.
+A storage maps texts to bytes. The keys contain the issuer (`grants`), so two issuers never share an entry. An entry
+that cannot be read counts as missing: the worst consequence is a login.
 """
 
 from __future__ import annotations
@@ -27,39 +27,39 @@ from weft.errors import AuthorizationFailed, UsageError
 log = logging.getLogger("weft.client.auth")
 
 _MOST_FILE_BYTES = 4 * 1024 * 1024
-_LOCK_SECONDS = 10.0  # writing takes milliseconds: who holds the lock for longer hangs, or is stopped
+_LOCK_SECONDS = 10.0  # writing takes milliseconds: a program that holds the lock for longer hangs
 _LOOK_SECONDS = 0.01
 _TURN_SECONDS = 30.0  # a refresh may take as long as the authorization server is given to answer
 
 
 class Storage(Protocol):
-    """Keeps secrets between logins.
+    """Stores secrets between logins.
 
-    One that several programs share may have `claimed(key)` as well, an async context manager as `FileStorage` has: the
-    programs then take turns where they replace a token.
+    One that several programs share may also have `claimed(key)`, an async context manager as in `FileStorage`: the
+    programs then take turns when they replace a token.
     """
 
     async def get(self, key: str) -> bytes | None:
-        """What is kept under a key."""
+        """Return what is stored under a key, or None."""
         ...
 
     async def put(self, key: str, value: bytes | None) -> None:
-        """Keep something; None forgets it."""
+        """Store something; None deletes it."""
         ...
 
 
 class MemoryStorage:
-    """For as long as the program runs."""
+    """A storage that lasts as long as the program."""
 
     def __init__(self) -> None:
         self._kept: dict[str, bytes] = {}
 
     async def get(self, key: str) -> bytes | None:
-        """What is kept under a key."""
+        """Return what is stored under a key, or None."""
         return self._kept.get(key)
 
     async def put(self, key: str, value: bytes | None) -> None:
-        """Keep something; None forgets it."""
+        """Store something; None deletes it."""
         if value is None:
             self._kept.pop(key, None)
         else:
@@ -67,7 +67,7 @@ class MemoryStorage:
 
 
 class FileStorage:
-    """In one file, readable by its owner alone, replaced as a whole each time: a crash leaves the old one.
+    """A file that only its owner can read. It is replaced as a whole each time: a crash leaves the old one.
 
     >>> FileStorage("~/.config/weft/tokens.json")
     FileStorage('~/.config/weft/tokens.json')
@@ -76,33 +76,33 @@ class FileStorage:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._shown = os.fspath(path)
         self._path = Path(path).expanduser()
-        # Threads of this program. Other programs are kept out by a file beside it: that is waited for first, so that
-        # nobody who reads waits for another program.
+        # For the threads of this program. Other programs are kept out by a lock file, which is waited for first: a
+        # reader never waits for another program.
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"FileStorage({self._shown!r})"
 
     async def get(self, key: str) -> bytes | None:
-        """What is kept under a key."""
+        """Return what is stored under a key, or None."""
         entries = await asyncio.to_thread(self._locked_read)
         value = entries.get(key)
         return None if value is None else value.encode()
 
     async def put(self, key: str, value: bytes | None) -> None:
-        """Keep something; None forgets it."""
+        """Store something; None deletes it."""
         await asyncio.to_thread(self._change, key, None if value is None else value.decode())
 
     @asynccontextmanager
     async def claimed(self, key: str) -> AsyncGenerator[None]:
-        """Be the only one who is at work on a key. Who has waited for too long goes on all the same."""
+        """Be the only program that works on a key. After a long wait it goes on all the same."""
         digest = hashlib.sha256(key.encode()).hexdigest()[:12]
         path = self._path.with_name(f".{self._path.name}.{digest}.lock")
         with ExitStack() as stack:
-            with suppress(OSError):  # where there are no locks, everybody goes on
+            with suppress(OSError):  # without locks, every program goes on
                 descriptor = _open_lock(path, stack)
                 end = time.monotonic() + _TURN_SECONDS
-                while not _lock(descriptor) and time.monotonic() < end:  # noqa: ASYNC110 - nobody tells of a lock
+                while not _lock(descriptor) and time.monotonic() < end:  # noqa: ASYNC110 - a lock sends no event
                     await asyncio.sleep(_LOOK_SECONDS)
             yield  # closing the file ends the lock
 
@@ -118,7 +118,7 @@ class FileStorage:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, RecursionError) as error:
-            log.warning("%s cannot be read (%s): logging in anew.", self._shown, type(error).__name__)
+            log.warning("%s cannot be read (%s): a new login is needed.", self._shown, type(error).__name__)
             return {}
         entries = cast("dict[Any, Any]", found if isinstance(found, dict) else {})
         return {key: value for key, value in entries.items() if isinstance(key, str) and isinstance(value, str)}
@@ -126,14 +126,14 @@ class FileStorage:
     def _check_mode(self, status: os.stat_result) -> None:
         if os.name == "posix" and stat.S_IMODE(status.st_mode) & 0o077:
             raise UsageError(
-                f"{self._shown} holds tokens and can be read by others; run `chmod 600 {self._shown}`, and log in anew "
-                "if somebody may have."
+                f"{self._shown} holds tokens and can be read by others; run `chmod 600 {self._shown}`, and log in "
+                "again if somebody may have read it."
             )
 
     def _change(self, key: str, value: str | None) -> None:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(self._path.with_name(f".{self._path.name}.lock")), self._lock:
-            entries = self._read()  # as it is now: another program may have written meanwhile
+            entries = self._read()  # another program may have written it meanwhile
             if value is None:
                 entries.pop(key, None)
             else:
@@ -153,7 +153,7 @@ class FileStorage:
 
 @contextmanager
 def _locked(path: Path) -> Generator[None]:
-    """Be the only one of all programs who holds this file. Where there are no such locks, one writes after another."""
+    """Be the only program that holds a lock file. Without such locks, programs write one after another."""
     with ExitStack() as stack:
         try:
             _wait_for_lock(_open_lock(path, stack), path)
@@ -200,25 +200,25 @@ else:
 
 
 class KeyringStorage:
-    """In the keyring of the system; the package `keyring` has to be installed.
+    """The keyring of the system; the package `keyring` has to be installed.
 
-    Names are digests, for keyrings show them; values are cut into pieces, for some take no long ones.
+    Names are digests, because keyrings show them; values are split, because some keyrings take no long ones.
     """
 
     def __init__(self, service: str = "weft") -> None:
         try:
-            import keyring  # type: ignore[import-not-found, unused-ignore] # pyright: ignore[reportMissingImports] - installed by those who want it
+            import keyring  # type: ignore[import-not-found, unused-ignore] # pyright: ignore[reportMissingImports] - an optional package
         except ImportError:
             raise UsageError("KeyringStorage needs the package `keyring`: run `pip install keyring`.") from None
         self._keyring: Any = keyring
         self._service = service
 
     async def get(self, key: str) -> bytes | None:
-        """What is kept under a key."""
+        """Return what is stored under a key, or None."""
         return await asyncio.to_thread(self._get, _name(key))
 
     async def put(self, key: str, value: bytes | None) -> None:
-        """Keep something; None forgets it."""
+        """Store something; None deletes it."""
         await asyncio.to_thread(self._put, _name(key), value)
 
     def _get(self, name: str) -> bytes | None:
@@ -247,7 +247,7 @@ class KeyringStorage:
     def _forget(self, name: str) -> None:
         try:
             self._keyring.delete_password(self._service, name)
-        except Exception as error:  # noqa: BLE001 - each keyring has its own way to say that there is nothing
+        except Exception as error:  # noqa: BLE001 - each keyring has its own error for a missing entry
             log.debug("A keyring entry was not deleted: %s", type(error).__name__)
 
 

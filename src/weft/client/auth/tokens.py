@@ -1,44 +1,210 @@
-"""The token endpoint: how a client shows who it is there, what it asks, and how the answer is read.
+"""Ask a token endpoint for tokens: the records of a login, how a client proves who it is, and how answers are read.
 
-Owns client authentication (RFC 6749, RFC 7523), the retry with a nonce that DPoP has, and what is said about a refusal.
-Which grant is asked for, the flows decide. Whatever an authorization server writes into an error is shown shortened and
-without control characters; nothing that was sent is.
+`TokenClient` yields HTTP requests and performs none. A repr or an error message never contains a secret; texts of an
+authorization server are shown shortened and without control characters.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
+import json
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import quote_plus
 
-from weft.client.auth import urls
-from weft.client.auth.credentials import DpopKey, Identity, Nonces, Token
-from weft.client.auth.metadata import Issuer
-from weft.client.auth.steps import FetchFailed, HttpAnswer, Steps, post_form
+import msgspec
+
 from weft.errors import AuthorizationFailed, UsageError
-from weft.net.logs import printable
+from weft.net.fetch import FetchFailed, HttpAnswer, HttpRequest, post_form
+from weft.net.urls import shown_url
+from weft.protocol.names import printable
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
+T = TypeVar("T")
+Steps: TypeAlias = Generator[HttpRequest, HttpAnswer, T]
+"""A part of a login that yields HTTP requests, receives the responses, and returns a T. FetchFailed is thrown in."""
 
+MARGIN_SECONDS = 30.0  # before its end a token is replaced …
+_MARGIN_SHARE = 0.3  # … but not before this share of its life is left: some live for seconds
+_ALGORITHM = "ES256"
+_MOST_NONCES = 256
 _ASSERTION_TYPE = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 _ASSERTION_SECONDS = 60
 _LONGEST_TOKEN = 32 * 1024
 _MOST_DIGITS = 12
 _SECRETS = ("code", "code_verifier", "refresh_token", "assertion", "subject_token")  # fields that hold one
-_PASSING = (408, 425, 429)  # refusals that say nothing of what was asked for
+_PASSING = (408, 425, 429)  # refusals that say nothing about the request itself
+
+
+class Issuer(msgspec.Struct, frozen=True):
+    """The metadata of an authorization server (RFC 8414, OpenID Connect Discovery)."""
+
+    issuer: str
+    token_endpoint: str | None = None
+    authorization_endpoint: str | None = None
+    registration_endpoint: str | None = None
+    scopes_supported: list[str] | None = None
+    code_challenge_methods_supported: list[str] | None = None
+    token_endpoint_auth_methods_supported: list[str] | None = None
+    authorization_grant_profiles_supported: list[str] | None = None
+    dpop_signing_alg_values_supported: list[str] | None = None
+    authorization_response_iss_parameter_supported: bool | None = None
+    client_id_metadata_document_supported: bool | None = None
+
+    def can_bind_tokens(self) -> bool:
+        """Return whether it may accept proofs of the keys that are made here."""
+        listed = self.dpop_signing_alg_values_supported
+        return listed is None or _ALGORITHM in listed
+
+
+@dataclass(slots=True)
+class Identity:
+    """A client as an authorization server knows it."""
+
+    client_id: str
+    issuer: str
+    client_secret: str | None = field(default=None, repr=False)
+    auth_method: str | None = None  # at the token endpoint; None: chosen by what the issuer offers
+    redirect_uris: list[str] = field(default_factory=list[str])
+    scope: str | None = None  # the scopes that the issuer allows this client
+    secret_expires_at: float = 0  # 0: never
+
+
+@dataclass(slots=True)
+class Token:
+    """An access token, who issued it, and what it is good for."""
+
+    access_token: str = field(repr=False)
+    issuer: str
+    resource: str
+    client_id: str
+    kind: str = "Bearer"  # or "DPoP"
+    granted: list[str] = field(default_factory=list[str])
+    asked: list[str] = field(default_factory=list[str])  # the requested scopes, so that a step-up loses none
+    obtained_at: float = 0
+    expires_at: float | None = None
+    refresh_token: str | None = field(default=None, repr=False)
+    dpop_key: str | None = field(default=None, repr=False)  # PEM; the token is worth nothing without it
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if the key cannot be read: such a stored record is ignored."""
+        if self.dpop_key is not None:
+            DpopKey.from_pem(self.dpop_key)
+
+    @property
+    def scopes(self) -> list[str]:
+        """All scopes that were requested or granted."""
+        return list(dict.fromkeys([*self.asked, *self.granted]))
+
+    def lacks(self, scopes: Iterable[str]) -> bool:
+        """Return whether the issuer did not grant all of these."""
+        return not set(scopes) <= set(self.granted)
+
+    def is_expired(self, now: float) -> bool:
+        """Return whether the token is known to have expired."""
+        return self.expires_at is not None and now >= self.expires_at
+
+    def is_due(self, now: float) -> bool:
+        """Return whether the token has expired, or is about to.
+
+        >>> token = Token("secret", "issuer", "resource", "client", obtained_at=1000, expires_at=1002)
+        >>> token.is_due(1001), token.is_due(1001.5)
+        (False, True)
+        """
+        if self.expires_at is None:
+            return False
+        return now >= self.expires_at - min(MARGIN_SECONDS, _MARGIN_SHARE * (self.expires_at - self.obtained_at))
+
+
+def url_digest(text: str) -> str:
+    """Return the SHA-256 digest of a text in URL-safe base64, as PKCE and DPoP write it."""
+    return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+
+
+class DpopKey:
+    """A key pair that tokens are bound to (RFC 9449), made for one login; its private half is in no repr.
+
+    >>> key = DpopKey.new()
+    >>> len(key.proof("POST", "https://auth.example/token?x=1").split("."))
+    3
+    """
+
+    def __init__(self, private: Any, clock: Callable[[], float] = time.time) -> None:
+        from jwt.algorithms import ECAlgorithm
+
+        self._private = private
+        self._clock = clock
+        self.public: dict[str, Any] = json.loads(ECAlgorithm.to_jwk(private.public_key()))
+
+    @classmethod
+    def new(cls) -> DpopKey:
+        """Return a new key."""
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        return cls(ec.generate_private_key(ec.SECP256R1()))
+
+    @classmethod
+    def from_pem(cls, pem: str) -> DpopKey:
+        """Return the key of a PEM."""
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+        return cls(load_pem_private_key(pem.encode(), None))
+
+    def pem(self) -> str:
+        """Return the key as a PEM, which is a secret."""
+        from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+        pem: bytes = self._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        return pem.decode()
+
+    def proof(self, method: str, url: str, *, nonce: str | None = None, access_token: str | None = None) -> str:
+        """Return a proof for one request: it is never sent twice."""
+        import jwt
+
+        claims: dict[str, Any] = {
+            "jti": secrets.token_urlsafe(16),
+            "htm": method,
+            "htu": url.partition("?")[0].partition("#")[0],
+            "iat": int(self._clock()),
+        }
+        if nonce is not None:
+            claims["nonce"] = nonce
+        if access_token is not None:
+            claims["ath"] = url_digest(access_token)
+        return jwt.encode(claims, self._private, algorithm=_ALGORITHM, headers={"typ": "dpop+jwt", "jwk": self.public})
+
+
+class Nonces:
+    """The last nonce of each server. An authorization server and a resource have two, even at one origin."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, str] = {}
+
+    def get(self, place: str) -> str | None:
+        """Return the nonce that a proof for a server has to contain, if any."""
+        return self._last.get(place)
+
+    def put(self, place: str, nonce: str | None) -> bool:
+        """Remember a nonce; return True when it is a new one."""
+        if nonce is None or self._last.get(place) == nonce or len(nonce) > 1024:
+            return False
+        if len(self._last) >= _MOST_NONCES:
+            self._last.clear()
+        self._last[place] = nonce
+        return True
 
 
 @dataclass(frozen=True, slots=True)
 class PrivateKey:
     """A key with which a client proves who it is (`private_key_jwt`): PEM as text or bytes, or a key object.
 
-    The algorithm is chosen by the kind of key, unless one is given; UsageError for what is no private key.
+    The algorithm is chosen by the kind of key, unless one is given; UsageError if it is no private key.
     """
 
     pem: str | bytes | PrivateKeyTypes = field(repr=False)
@@ -58,7 +224,7 @@ class PrivateKey:
         object.__setattr__(self, "algorithm", self.algorithm or fitting[0])
 
     def assertion(self, client_id: str, audience: str, now: float) -> str:
-        """A short-lived statement that we are this client, for this authorization server alone (XAUTH-02)."""
+        """Return a signed statement that the sender is this client, for one authorization server and a minute."""
         import jwt
 
         claims = {
@@ -80,23 +246,14 @@ _WANTED = (
 
 
 def _load_key(pem: str | bytes) -> Any:
-    """The key in a PEM. What was given is never shown: it may be the secret itself."""
+    """Return the key of a PEM. The given text is never shown: it may be the secret itself."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    raw = pem.encode("utf-8", "replace") if isinstance(pem, str) else pem
-    if b"-----BEGIN" not in raw:
-        raise UsageError(f"The private key is no PEM; {_WANTED}.")
-    if b"PRIVATE KEY" not in raw:
-        raise UsageError(f"The private key is a public key or a certificate; {_WANTED}.")
     try:
-        return load_pem_private_key(raw, None)
-    except TypeError:
-        raise UsageError(
-            f"The private key is encrypted, and there is no password for it here; decrypt it, then {_WANTED}."
-        ) from None
-    except (ValueError, UnsupportedAlgorithm):
-        raise UsageError(f"The private key is a PEM that cannot be read; {_WANTED}.") from None
+        return load_pem_private_key(pem.encode("utf-8", "replace") if isinstance(pem, str) else pem, None)
+    except (TypeError, ValueError, UnsupportedAlgorithm):
+        raise UsageError(f"The private key is no PEM of a private key, or it is encrypted; {_WANTED}.") from None
 
 
 _BY_CURVE = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "ES512", "secp256k1": "ES256K"}
@@ -104,7 +261,7 @@ _OF_RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 
 
 def _algorithms(key: Any) -> tuple[str, ...]:
-    """What a key can sign with, the usual first; UsageError for what is no such key."""
+    """Return the algorithms that a key can sign with, the usual one first; UsageError if it cannot sign."""
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.asymmetric.ed448 import Ed448PrivateKey
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -120,7 +277,7 @@ def _algorithms(key: Any) -> tuple[str, ...]:
 
 
 class TokenRefusal(AuthorizationFailed):
-    """The token endpoint said no: `code` is its word for it, as `invalid_grant`. `is_final`: asking again is no use."""
+    """The token endpoint refused: `code` is its error code, `is_final` whether asking again is of no use."""
 
     def __init__(self, message: str, code: str, status: int, tried: list[str]) -> None:
         super().__init__(message, tried)
@@ -129,21 +286,21 @@ class TokenRefusal(AuthorizationFailed):
 
 
 def said(document: Mapping[str, Any] | None, status: int, secrets: Iterable[str] = ()) -> str:
-    """What an authorization server says about a refusal, fit to be shown: without the secrets that it was sent."""
+    """Return what an authorization server says about a refusal, fit to be shown: without the secrets it was sent."""
     if document is None:
         return f"HTTP {status}"
     texts = [document.get("error"), document.get("error_description")]
     words = ": ".join(without(text, secrets)[:200] for text in texts if isinstance(text, str) and text)
-    return printable(words).rstrip(". ") or f"HTTP {status}"  # whoever shows it goes on with the sentence
+    return printable(words).rstrip(". ") or f"HTTP {status}"  # the sentence goes on after it
 
 
 def readable(scopes: Iterable[str]) -> str:
-    """Scopes, which somebody else may have named, fit to be shown."""
+    """Return scopes as a text that is fit to be shown: a server may have named them."""
     return printable(" ".join(scopes)[:200], "?")
 
 
 def without(text: str, secrets: Iterable[str]) -> str:
-    """What somebody else says, who may repeat what it was sent.
+    """Return the text of a server, which may repeat what it was sent, without the secrets.
 
     >>> without("no such token: s3cret", ["s3cret"])
     'no such token: …'
@@ -154,37 +311,36 @@ def without(text: str, secrets: Iterable[str]) -> str:
 
 
 def is_sendable(token: object) -> bool:
-    """Whether something is a token that a header can hold."""
+    """Return whether something is a token that a header can hold."""
     return isinstance(token, str) and token != "" and token.isascii() and token.isprintable() and " " not in token
 
 
 @dataclass(slots=True)
-class TokenEndpoint:
-    """The token endpoint of one issuer, as one client uses it."""
+class TokenClient:
+    """One client at the token endpoint of one issuer."""
 
     issuer: Issuer
     identity: Identity
-    tried: list[str]
-    key: PrivateKey | None = None
+    tried: list[str]  # what the login has tried so far, for error messages
     dpop: DpopKey | None = None
-    must_bind: bool = False  # a token that is not bound to the key is refused
     nonces: Nonces = field(default_factory=Nonces)
     clock: Callable[[], float] = time.time
+    key: PrivateKey | None = None
 
-    def ask(self, form: Mapping[str, str], *, resource: str, asked: list[str]) -> Steps[Token]:
-        """Ask for a token; `asked` are the scopes that were asked for, which are granted if nothing else is said."""
+    def ask(self, form: Mapping[str, str], asked: list[str]) -> Steps[Token]:
+        """Ask for a token; `asked` are the requested scopes, which are granted if the answer names no others."""
         document = yield from self.exchange(form)
-        token = self._read(document, resource, asked)
+        token = self._read(document, form["resource"], asked)
         if token.lacks(asked):
             self.tried[-1] += f" only {readable(token.granted)}"
         return token
 
     def exchange(self, form: Mapping[str, str]) -> Steps[dict[str, Any]]:
-        """One request, and one more with the nonce that the first was refused for; the document that came."""
+        """Post a form, and again with a nonce if one is demanded; return the document of the answer."""
         endpoint = self.issuer.token_endpoint
         if endpoint is None:
             raise AuthorizationFailed(
-                f"The authorization server {urls.shown(self.issuer.issuer)} publishes no token endpoint.", self.tried
+                f"The authorization server {shown_url(self.issuer.issuer)} publishes no token endpoint.", self.tried
             )
         response, has_new_nonce = yield from self._post(endpoint, form)
         document = response.json()
@@ -195,15 +351,15 @@ class TokenEndpoint:
         if response.status != 200 or document is None:
             sent = [form[name] for name in _SECRETS if name in form]
             reason = said(document, response.status, [*sent, self.identity.client_secret or ""])
-            self.tried.append(f"{grant} at {urls.shown(endpoint)}: {reason}")
+            self.tried.append(f"{grant} at {shown_url(endpoint)}: {reason}")
             code = str((document or {}).get("error", ""))[:100]
             raise TokenRefusal(
-                f"The authorization server {urls.shown(self.issuer.issuer)} gave no token ({reason}); {_remedy(code)}.",
+                f"The authorization server {shown_url(self.issuer.issuer)} gave no token ({reason}); {_remedy(code)}.",
                 code,
                 response.status,
                 self.tried,
             )
-        self.tried.append(f"{grant} at {urls.shown(endpoint)}: granted")
+        self.tried.append(f"{grant} at {shown_url(endpoint)}: granted")
         return document
 
     @property
@@ -211,16 +367,16 @@ class TokenEndpoint:
         return f"issuer {self.issuer.issuer}"
 
     def _post(self, endpoint: str, form: Mapping[str, str]) -> Steps[tuple[HttpAnswer, bool]]:
-        """What came back, and whether a nonce that is new was in it."""
+        """Post a form; return the answer, and whether it has a new nonce."""
         sent = dict(form)
         headers: dict[str, str] = {}
         self._authenticate(sent, headers)
         if self.dpop is not None:
             headers["DPoP"] = self.dpop.proof("POST", endpoint, nonce=self.nonces.get(self._place))
         try:
-            response = yield from post_form(endpoint, sent, headers)
+            response = yield post_form(endpoint, sent, headers)
         except FetchFailed as failure:
-            self.tried.append(f"{urls.shown(endpoint)}: {failure}")
+            self.tried.append(f"{shown_url(endpoint)}: {failure}")
             raise AuthorizationFailed(
                 "The token endpoint cannot be reached; try again, or check the network.", self.tried
             ) from None
@@ -240,7 +396,7 @@ class TokenEndpoint:
             form["client_secret"] = identity.client_secret
 
     def _method(self) -> str:
-        """How we show who we are: as was registered, else the best that both sides can."""
+        """Return how the client authenticates: as it is registered, else the best way that both sides know."""
         if self.key is not None:
             return "private_key_jwt"
         if self.identity.auth_method is not None:
@@ -260,8 +416,6 @@ class TokenEndpoint:
         if not isinstance(kind, str) or kind.lower() not in ("bearer", "dpop"):
             raise self._unusable("a token of a kind that is not known here")
         is_bound = kind.lower() == "dpop"
-        if self.must_bind and not is_bound:
-            raise AuthorizationFailed("The token is not bound to our key, which `dpop=True` demands.", self.tried)
         if is_bound and self.dpop is None:
             raise self._unusable("a token bound to a key that was never shown")
         return Token(
@@ -280,13 +434,13 @@ class TokenEndpoint:
 
     def _unusable(self, what: str) -> AuthorizationFailed:
         return AuthorizationFailed(
-            f"The authorization server {urls.shown(self.issuer.issuer)} answered with {what}; tell its operator.",
+            f"The authorization server {shown_url(self.issuer.issuer)} answered with {what}; tell its operator.",
             self.tried,
         )
 
 
 def _seconds(document: Mapping[str, Any]) -> float | None:
-    """How long a token is good, if that is said; some write the number as a text."""
+    """Return the lifetime of a token, or None; some servers write the number as a text."""
     given: Any = document.get("expires_in")
     if isinstance(given, str) and given.isascii() and given.isdigit() and len(given) <= _MOST_DIGITS:
         given = int(given)

@@ -37,7 +37,8 @@ from weft.errors import (
 )
 from weft.jsonrpc import Frame, encode_error, encode_notification, encode_request, encode_result
 from weft.limits import ClientLimits
-from weft.net.logs import Seldom, call_line, masked_name, printable
+from weft.net.logs import Seldom, call_line, masked_name
+from weft.protocol.names import printable
 from weft.types.base import Implementation, LogLevel, RequestId
 from weft.types.lifecycle import CancelledParams, ClientCapabilities, ProgressParams
 

@@ -40,7 +40,7 @@ from weft.errors import (
     WeftError,
 )
 from weft.limits import ClientLimits
-from weft.net.logs import printable
+from weft.protocol.names import printable
 from weft.types.base import Implementation
 from weft.types.lifecycle import ClientCapabilities
 

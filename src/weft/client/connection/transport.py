@@ -34,7 +34,8 @@ from msgspec import UNSET, UnsetType
 from weft.errors import ConnectionFailed, InvalidAnswer, InvalidRequest, ParseError, ProtocolError, WeftError
 from weft.jsonrpc import Frame, check_bounds, decode
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits, Limits
-from weft.net.logs import Seldom, masked_body, printable
+from weft.net.logs import Seldom, masked_body
+from weft.protocol.names import printable
 from weft.types.base import RequestId
 
 log = logging.getLogger("weft.client")

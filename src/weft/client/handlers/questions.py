@@ -21,8 +21,8 @@ import msgspec
 
 from weft.client.argument_checks import kind_of
 from weft.errors import InvalidParams, UsageError
-from weft.net.hosts import is_loopback
 from weft.net.logs import Seldom
+from weft.net.urls import UrlRefused, read_url
 from weft.protocol.names import check_uri
 from weft.protocol.sampling import fault_of_messages
 from weft.types.interaction import (
@@ -149,17 +149,20 @@ def _is_plain(value: Any) -> bool:
 
 
 def check_page(url: str) -> tuple[str, tuple[str, ...]]:
-    """The host of a page that a user may be sent to, and warnings about it (ELI-24); InvalidParams for any other."""
+    """Return the host of a page that a user may be sent to, and warnings about it; InvalidParams for any other."""
     try:
         check_uri(url)
-        parts = urlsplit(url)
-        host, _ = parts.hostname or "", parts.port
+        host = read_url(url).hostname or ""
     except ValueError:
         raise InvalidParams("Invalid params: `url` is not a URL.") from None
-    if not host or not (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host))):
-        raise InvalidParams("Invalid params: a user is sent to https URLs only, or to http on their own machine.")
-    if "@" in parts.netloc:
-        raise InvalidParams("Invalid params: a user is not sent to a URL with a name or password before its host.")
+    except UrlRefused as refused:
+        if refused.fault == "credentials":
+            text = "a user is not sent to a URL with a name or password before its host."
+        elif refused.fault == "malformed":
+            text = "`url` is not a URL."
+        else:
+            text = "a user is sent to https URLs only, or to http on their own machine."
+        raise InvalidParams(f"Invalid params: {text}") from None
     warnings: list[str] = []
     if any(label.startswith("xn--") for label in host.lower().split(".")):
         warnings.append(f"The host {host} is written in Punycode: it may be made to look like another.")

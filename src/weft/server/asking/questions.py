@@ -10,12 +10,11 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, cast, get_origin
-from urllib.parse import urlsplit
 
 import msgspec
 
 from weft.errors import UsageError
-from weft.net.hosts import is_loopback
+from weft.net.urls import UrlRefused, read_url
 from weft.protocol.names import check_uri
 from weft.protocol.sampling import fault_of_messages
 from weft.server.calls.call import Call, not_declared
@@ -85,18 +84,19 @@ def ask_url(message: str, url: str, *, id: str | None = None) -> InputRequest:
         raise UsageError(f"ask_url(id={id!r}) is not possible: the id of a page is a text, and not empty.")
     try:
         check_uri(url)
-        parts = urlsplit(url)
-        host, _ = parts.hostname or "", parts.port
+        read_url(url)
     except (TypeError, ValueError):
         raise UsageError("The user cannot be sent to a URL that is malformed: use an https URL.") from None
-    if not host or not (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host))):  # ELI-08, ELI-21
-        shown = f"{parts.scheme}://{host}"[:100]  # not the rest: this is logged, and a path may be a key
-        raise UsageError(f"The user cannot be sent to {shown!r}: use an https URL, or http on this machine.")
-    if "@" in parts.netloc:  # ELI-19: whoever sees the URL would be logged in by it
-        raise UsageError(
-            f"The user cannot be sent to a URL with a name or password before the host {host[:100]!r}: take it out of "
-            "the https URL, and let the user log in on the page."
-        )
+    except UrlRefused as refused:
+        if refused.fault == "credentials":  # everybody who sees the URL would be logged in by it
+            raise UsageError(
+                f"The user cannot be sent to a URL with a name or password before the host {refused.host[:100]!r}: "
+                "take it out of the https URL, and let the user log in on the page."
+            ) from None
+        if refused.fault == "malformed":
+            raise UsageError("The user cannot be sent to a URL that is malformed: use an https URL.") from None
+        shown = f"{refused.scheme}://{refused.host}"[:100]  # not the rest: this is logged, and a path may be a key
+        raise UsageError(f"The user cannot be sent to {shown!r}: use an https URL, or http on this machine.") from None
     return InputRequest("elicitation/create", ElicitParams(message=message, mode="url", url=url, elicitation_id=id))
 
 

@@ -19,7 +19,8 @@ from types import CodeType, CoroutineType, TracebackType
 from typing import Any, cast
 
 from weft.errors import ProtocolError, UnsupportedVersion, UsageError, WeftError
-from weft.net.logs import marked_lines, printable
+from weft.net.logs import marked_lines
+from weft.protocol.names import printable
 
 log = logging.getLogger("weft.faults")
 

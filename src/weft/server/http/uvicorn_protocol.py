@@ -33,7 +33,7 @@ from urllib.parse import quote
 from weft.limits import DEFAULT_LIMITS, Limits
 from weft.net.asgi import Send
 from weft.net.hosts import target_host
-from weft.net.logs import printable
+from weft.protocol.names import printable
 
 
 def guarded_protocol(limits: Limits) -> type[asyncio.Protocol]:

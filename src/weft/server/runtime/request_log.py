@@ -15,7 +15,8 @@ from msgspec import UNSET, UnsetType
 
 from weft.errors import InternalError
 from weft.net.asgi import Scope
-from weft.net.logs import call_line, masked_url, printable
+from weft.net.logs import call_line, masked_url
+from weft.protocol.names import printable
 from weft.server.calls.call import Call
 from weft.server.runtime.dispatch import Answer, Dispatcher
 

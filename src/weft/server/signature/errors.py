@@ -14,7 +14,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from weft.errors import ToolError
 from weft.limits import DEFAULT_LIMITS, Limits
-from weft.protocol.names import closest
+from weft.protocol.names import closest, printable
 from weft.protocol.schema import is_array, is_object, json_type
 
 _MAX_ISSUE = 350
@@ -339,12 +339,8 @@ def place_of(path: Sequence[str | int]) -> str:
     """
     text = ""
     for step in path:
-        text += f"[{step}]" if isinstance(step, int) else ("." if text else "") + _clean(step)
+        text += f"[{step}]" if isinstance(step, int) else ("." if text else "") + printable(step[:64], "?")
     return f"'{_cut(text, 160)}'"
-
-
-def _clean(key: str) -> str:
-    return "".join(char if char.isprintable() else "?" for char in key[:64])
 
 
 def _either(words: list[str]) -> str:

@@ -1,0 +1,482 @@
+"""Find the authorization server of a server, read its challenges, and come by a client identity there.
+
+Discovery and registration yield HTTP requests and perform none. A document is refused if its resource is another
+server, or its issuer another issuer. A server that publishes nothing is protected by its own origin, as in the first
+revision with authorization. An identity stays with the issuer that it is from: another issuer gets a new one, or
+nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from weft.client.auth.ports import LoginContext
+from weft.client.auth.tokens import Identity, Issuer, Steps, said
+from weft.errors import AuthorizationFailed, UsageError
+from weft.net.fetch import FetchFailed, get, post_json
+from weft.net.hosts import is_loopback
+from weft.net.urls import origin_of, shown_url
+
+_RESOURCE = "/.well-known/oauth-protected-resource"
+_OAUTH = "/.well-known/oauth-authorization-server"
+_OPENID = "/.well-known/openid-configuration"
+_MOST_ISSUERS = 5
+_LATEST = 10**12  # a secret that expires later never does
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+_MOST_BYTES = 16 * 1024
+_TOKEN = r"[A-Za-z0-9!#$%&'*+.^_`|~-]+"  # noqa: S105 - a token of the HTTP grammar, no secret
+# A parameter, else the name of a scheme (with a token68, which is ignored).
+_PARAM = re.compile(rf'({_TOKEN})[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"|({_TOKEN})(?=[ \t]*(?:,|$)))')
+_SCHEME = re.compile(rf"({_TOKEN})(?:[ \t]+(?=[^ \t,=])|[ \t]*(?=,|$))")
+_SEPARATOR = re.compile(r"[ \t,]+")
+
+
+# --- challenges
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """One scheme of a `WWW-Authenticate` header with its parameters; their names are in lower case."""
+
+    scheme: str = ""
+    params: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def scopes(self) -> tuple[str, ...] | None:
+        """The demanded scopes; None when the challenge names no scopes."""
+        scope = self.params.get("scope")
+        return tuple(dict.fromkeys(scope.split())) if scope and scope.strip() else None
+
+    @property
+    def error(self) -> str | None:
+        """The error code, such as `insufficient_scope`."""
+        return self.params.get("error")
+
+    @property
+    def is_dpop(self) -> bool:
+        """Whether tokens have to be bound to a key."""
+        return self.scheme == "dpop"
+
+
+def parse_challenges(header: str) -> list[Challenge]:
+    """Return all challenges in one header; unreadable parts are left out. Takes time linear in the header.
+
+    >>> parse_challenges('Bearer error="invalid_token", scope="a b", DPoP algs="ES256"')[1]
+    Challenge(scheme='dpop', params={'algs': 'ES256'})
+    """
+    header = header[:_MOST_BYTES]
+    found: list[Challenge] = []
+    params: dict[str, str] = {}
+    at = 0
+    while at < len(header):
+        if gap := _SEPARATOR.match(header, at):
+            at = gap.end()
+        elif (part := _PARAM.match(header, at)) is not None:
+            if found:
+                value = re.sub(r"\\(.)", r"\1", part[2]) if part[2] is not None else part[3]
+                params.setdefault(part[1].lower(), value)
+            at = part.end()
+        elif (part := _SCHEME.match(header, at)) is not None:
+            params = {}
+            found.append(Challenge(part[1].lower(), params))
+            at = part.end()
+        else:  # skip what cannot be read, up to the next comma
+            comma = header.find(",", at)
+            at = comma if comma >= 0 else len(header)
+    return found
+
+
+def read_challenges(headers: Mapping[str, str]) -> Sequence[Challenge]:
+    """Return the challenges of a response that are about tokens, DPoP first: a thief cannot use a bound token."""
+    getall: Any = getattr(headers, "getall", None)
+    if getall is not None:
+        values = getall("WWW-Authenticate", [])
+    else:
+        values = [headers[name] for name in ("WWW-Authenticate", "www-authenticate") if name in headers][:1]
+    found = [one for value in values for one in parse_challenges(value)]
+    known = [one for one in found if one.scheme in ("bearer", "dpop")]
+    return sorted(known, key=lambda one: not one.is_dpop)
+
+
+# --- discovery
+
+
+class ProtectedResource(msgspec.Struct, frozen=True):
+    """The metadata of a server (RFC 9728)."""
+
+    resource: str
+    authorization_servers: list[str] = []
+    scopes_supported: list[str] | None = None
+    dpop_bound_access_tokens_required: bool | None = None
+
+
+@dataclass(slots=True)
+class Discovery:
+    """What discovery found out about a server."""
+
+    resource: str  # exactly as published
+    issuer: Issuer  # its authorization server
+    published: ProtectedResource | None  # its metadata; None where it publishes none
+
+
+D = TypeVar("D", ProtectedResource, Issuer)
+
+
+def discover(
+    server_url: str, challenge: Challenge, tried: list[str], only: str | None = None, client_id: str | None = None
+) -> Steps[Discovery]:
+    """Find the first usable authorization server of a server.
+
+    `only` is the issuer that the client `client_id` is registered with: no other is accepted.
+    """
+    published = yield from _discover_resource(server_url, challenge, tried)
+    root = origin_of(server_url)
+    offered = [root] if published is None else published.authorization_servers
+    if only is not None and only not in offered:
+        raise AuthorizationFailed(
+            f"The client {client_id!r} is registered with {shown_url(only)}, but the server is guarded by "
+            f"{', '.join(map(shown_url, offered[:5]))}; nothing was sent. Register the client there, and give the new "
+            "`client_id` and `issuer`.",
+            tried,
+        )
+    if published is None:
+        issuer = yield from discover_issuer(root, tried, also=f"{root}/")
+        return Discovery(canonical(server_url), issuer or legacy_issuer(server_url), None)
+    failure: AuthorizationFailed | None = None
+    for name in offered[:_MOST_ISSUERS] if only is None else [only]:
+        try:
+            issuer = yield from discover_issuer(name, tried)
+        except AuthorizationFailed as error:
+            failure = error
+            continue
+        if issuer is not None:
+            return Discovery(published.resource, issuer, published)
+    raise failure or AuthorizationFailed(
+        f"No authorization server of {shown_url(server_url)} publishes its metadata; try again later, or tell its "
+        "operator.",
+        tried,
+    )
+
+
+def _resource_urls(server_url: str, named: str | None) -> Iterator[str]:
+    """Yield where a server's metadata may be: where the challenge says, else at the well-known places."""
+    if named is not None:
+        yield named
+        return
+    parts = urlsplit(server_url)
+    path = parts.path.rstrip("/")
+    if path:
+        yield f"{origin_of(server_url)}{_RESOURCE}{path}{'?' + parts.query if parts.query else ''}"
+    yield f"{origin_of(server_url)}{_RESOURCE}"
+
+
+def issuer_urls(issuer: str) -> Iterator[str]:
+    """Yield where an authorization server's metadata may be, in the order of preference.
+
+    >>> list(issuer_urls("https://auth.example"))[1]
+    'https://auth.example/.well-known/openid-configuration'
+    """
+    root, path = origin_of(issuer), urlsplit(issuer).path.rstrip("/")
+    yield f"{root}{_OAUTH}{path}"
+    yield f"{root}{_OPENID}{path}"
+    if path:
+        yield f"{root}{path}{_OPENID}"
+
+
+def _discover_resource(server_url: str, challenge: Challenge, tried: list[str]) -> Steps[ProtectedResource | None]:
+    """Return the metadata of a server; None when it publishes none."""
+    has_broken = False
+    named = challenge.params.get("resource_metadata")
+    for url in _resource_urls(server_url, named):
+        found, is_broken = yield from _document(url, ProtectedResource, tried)
+        has_broken = has_broken or is_broken
+        if found is None:
+            continue
+        if not resource_fits(found.resource, server_url):
+            raise AuthorizationFailed(
+                f"{shown_url(server_url)} publishes the metadata of another server, {shown_url(found.resource)}, so "
+                "no login was begun. Use the URL that the server gives out itself, or have its operator correct "
+                "`resource`.",
+                tried,
+            )
+        if not found.authorization_servers:
+            raise AuthorizationFailed(
+                f"{shown_url(server_url)} names no authorization server in its metadata; its operator has to.", tried
+            )
+        return found
+    if has_broken or named is not None:
+        raise AuthorizationFailed(
+            f"The metadata of {shown_url(server_url)} cannot be read; try again later, or tell its operator.", tried
+        )
+    return None
+
+
+def discover_issuer(issuer: str, tried: list[str], also: str | None = None) -> Steps[Issuer | None]:
+    """Return the metadata of an authorization server; None when it publishes none.
+
+    `also` is another name that it may have, where the first was derived from the server's URL.
+    """
+    try:
+        places = list(issuer_urls(issuer))
+    except ValueError:
+        tried.append(f"{shown_url(issuer)} is no URL")
+        return None
+    for url in places:
+        found, _ = yield from _document(url, Issuer, tried)
+        if found is None:
+            continue
+        if found.issuer not in (issuer, also):  # compared as written: nothing is normalised
+            tried.append(f"{shown_url(url)} is the document of another issuer")
+            raise AuthorizationFailed(
+                f"The authorization server {shown_url(issuer)} answers for another, {shown_url(found.issuer)}; "
+                "nothing was sent to either. If the two are the same to you, have the server publish exact names.",
+                tried,
+            )
+        return found
+    return None
+
+
+def legacy_issuer(server_url: str) -> Issuer:
+    """Return the authorization server of a server that publishes nothing: itself, at fixed places."""
+    root = origin_of(server_url)
+    return Issuer(
+        root,
+        token_endpoint=f"{root}/token",
+        authorization_endpoint=f"{root}/authorize",
+        registration_endpoint=f"{root}/register",
+        code_challenge_methods_supported=["S256"],
+    )
+
+
+def _document(url: str, kind: type[D], tried: list[str]) -> Steps[tuple[D | None, bool]]:
+    """Return a document, or None; and whether it exists, or may exist, and cannot be read."""
+    found, fault, is_broken = None, "found", False
+    try:
+        response = yield get(url)
+        if response.status == 200:
+            found = msgspec.json.decode(response.body, type=kind)
+        else:
+            fault, is_broken = f"HTTP {response.status}", response.status >= 500
+    except FetchFailed as failure:
+        fault, is_broken = str(failure), True
+    except (msgspec.DecodeError, RecursionError):
+        fault, is_broken = "a document that cannot be read", True
+    tried.append(f"{shown_url(url)}: {fault}")
+    return found, is_broken
+
+
+def canonical(url: str) -> str:
+    """Return the URI of a server that does not publish one.
+
+    >>> canonical("HTTPS://Flights.example/mcp/#top")
+    'https://flights.example/mcp'
+    """
+    parts = urlsplit(url)
+    query = f"?{parts.query}" if parts.query else ""
+    return f"{origin_of(url)}{parts.path.rstrip('/')}{query}"
+
+
+def resource_fits(resource: str, server_url: str) -> bool:
+    """Return whether a published resource is this server: its URL, or a part of the way to it.
+
+    >>> resource_fits("https://a.example", "https://a.example/mcp")
+    True
+    >>> resource_fits("https://a.example/m", "https://a.example/mcp")
+    False
+    """
+    try:
+        wanted, asked = urlsplit(resource), urlsplit(server_url)
+        origins = {(one.scheme, one.hostname, one.port or _DEFAULT_PORTS.get(one.scheme)) for one in (wanted, asked)}
+    except ValueError:
+        return False
+    if wanted.fragment or len(origins) > 1 or (wanted.query and wanted.query != asked.query):
+        return False
+    path = wanted.path.rstrip("/")
+    return asked.path.rstrip("/") == path or asked.path.startswith(path + "/")
+
+
+# --- registration
+
+
+def application_type(redirect_uri: str) -> str:
+    """Return which kind of program a redirect URI belongs to: "web" or "native"."""
+    parts = urlsplit(redirect_uri)
+    return "web" if parts.scheme == "https" and not is_loopback(parts.hostname or "") else "native"
+
+
+def client_document(name: str, redirect_uris: list[str], *, client_id: str | None = None) -> dict[str, Any]:
+    """Return the metadata of a client: for its registration, or with its URL as `client_id` for a document."""
+    document: dict[str, Any] = {
+        "client_name": name,
+        "redirect_uris": redirect_uris,
+        "grant_types": ["authorization_code", "refresh_token"],
+        "response_types": ["code"],
+        "token_endpoint_auth_method": "none",
+        "application_type": application_type(redirect_uris[0]),
+    }
+    return document if client_id is None else {"client_id": client_id, **document}
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """How a client comes by an identity.
+
+    In the order of preference: registered beforehand, the URL of a document that the client publishes, registered
+    earlier by this program, or a new registration.
+    """
+
+    name: str = "Weft"
+    client_id: str | None = None
+    client_secret: str | None = field(default=None, repr=False)
+    auth_method: str | None = None
+    issuer: str | None = None  # that the client id is registered with
+    document_url: str | None = None
+
+    def check(self) -> None:
+        """Raise UsageError when the options do not fit together."""
+        if self.client_secret is not None and self.client_id is None:
+            raise UsageError("A client_secret was given without its client_id; give both.")
+        if self.document_url is not None:
+            _check_document_url(self.document_url)
+
+    async def known(self, issuer: Issuer, context: LoginContext) -> Identity | None:
+        """Return the identity that was registered with an issuer earlier, if any."""
+        kept = await context.load_record(identity_key(issuer.issuer), Identity)
+        return kept if kept is not None and kept.issuer == issuer.issuer else None
+
+    async def named(self, client_id: str, issuer: Issuer, context: LoginContext) -> Identity | None:
+        """Return the identity of a client id at an issuer, if it is still used."""
+        if client_id in (self.client_id, self.document_url):
+            return self._given(client_id, issuer)
+        kept = await self.known(issuer, context)
+        return kept if kept is not None and kept.client_id == client_id else None
+
+    async def forget(self, identity: Identity, context: LoginContext) -> None:
+        """Forget a registration that its issuer does not know any more; the next login registers again."""
+        key = identity_key(identity.issuer)
+        kept = await context.load_record(key, Identity)
+        if kept is not None and kept.client_id == identity.client_id:
+            await context.keep(key, None)
+
+    async def obtain(self, issuer: Issuer, redirect_uri: str, scopes: list[str], context: LoginContext) -> Identity:
+        """Return an identity for this issuer, by the first way that is open."""
+        if self.client_id is not None:
+            if self.issuer is None:
+                await bind_issuer(self.client_id, issuer, context)
+            return self._given(self.client_id, issuer)
+        if self.document_url is not None and issuer.client_id_metadata_document_supported:
+            return self._given(self.document_url, issuer)
+        kept = await self.known(issuer, context)
+        if kept is not None and _still_fits(kept, redirect_uri, scopes):
+            return kept
+        if issuer.registration_endpoint is None:
+            raise AuthorizationFailed(
+                f"{shown_url(issuer.issuer)} does not register clients by itself. Register one there, with the "
+                f"redirect URI {redirect_uri}, and give OAuth(client_id=..., client_secret=..., issuer="
+                f"{issuer.issuer!r})"
+                + (", or a client_metadata_url." if issuer.client_id_metadata_document_supported else "."),
+                context.tried,
+            )
+        steps = self._register(issuer, issuer.registration_endpoint, redirect_uri, scopes, context.tried)
+        identity = await context.run(steps)
+        await context.keep_record(identity_key(issuer.issuer), identity)
+        return identity
+
+    def _given(self, client_id: str, issuer: Issuer) -> Identity:
+        """Return the identity that is registered beforehand, or has the URL of the document."""
+        if client_id == self.client_id:
+            return Identity(client_id, issuer.issuer, self.client_secret, self.auth_method)
+        return Identity(client_id, issuer.issuer, auth_method="none")
+
+    def _register(
+        self, issuer: Issuer, endpoint: str, redirect_uri: str, scopes: list[str], tried: list[str]
+    ) -> Steps[Identity]:
+        document = client_document(self.name, [redirect_uri])
+        # A native client keeps no secret; where the issuer insists on one, it gets one.
+        offered = issuer.token_endpoint_auth_methods_supported or ["none"]
+        methods = ("none", "client_secret_basic", "client_secret_post")
+        document["token_endpoint_auth_method"] = next((one for one in methods if one in offered), "none")
+        if scopes:
+            document["scope"] = " ".join(scopes)
+        try:
+            response = yield post_json(endpoint, document)
+        except FetchFailed as failure:
+            tried.append(f"{shown_url(endpoint)}: {failure}")
+            raise AuthorizationFailed("The client could not be registered; try again later.", tried) from None
+        answer = response.json()
+        client_id = None if answer is None else answer.get("client_id")
+        if answer is None or response.status not in (200, 201) or not isinstance(client_id, str) or not client_id:
+            reason = said(answer, response.status)
+            tried.append(f"registration at {shown_url(endpoint)}: {reason}")
+            raise AuthorizationFailed(
+                f"{shown_url(issuer.issuer)} did not register this client ({reason}). If it does not like the "
+                f"redirect URI {redirect_uri}, give another (`redirect=`); else register a client there and give "
+                "its `client_id`.",
+                tried,
+            )
+        tried.append(f"registration at {shown_url(endpoint)}: registered")
+        return _identity(answer, client_id, issuer, redirect_uri)
+
+
+def identity_key(issuer: str) -> str:
+    """Return the storage key of a registered identity."""
+    return f"client {issuer}"
+
+
+async def bind_issuer(client_id: str, issuer: Issuer, context: LoginContext) -> None:
+    """Bind credentials to the issuer that a server first named for them; AuthorizationFailed at another."""
+    key = f"bound {client_id} {context.server_url}"
+    first = await context.load(key)
+    if first is not None and first.decode() != issuer.issuer:
+        raise AuthorizationFailed(
+            f"The client {client_id!r} was used with {shown_url(first.decode())}, and now the server is guarded by "
+            f"{shown_url(issuer.issuer)}: nothing was sent there. If that is as it should be, register the client "
+            f"there and give the new client_id=..., issuer={issuer.issuer!r}.",
+            context.tried,
+        )
+    await context.keep(key, issuer.issuer.encode())
+
+
+def _check_document_url(url: str) -> None:
+    """Raise UsageError unless a URL can be a client id: https, with a path, and read in one way only."""
+    parts = urlsplit(url)
+    dotted = any(segment in (".", "..") for segment in parts.path.split("/"))
+    if parts.scheme != "https" or parts.path in ("", "/") or parts.fragment or parts.username or dotted:
+        raise UsageError(
+            f"client_metadata_url={url!r} cannot be a client id; give the https URL of the document, with a path, such "
+            "as 'https://app.example/client.json'."
+        )
+
+
+def _identity(answer: dict[str, Any], client_id: str, issuer: Issuer, redirect_uri: str) -> Identity:
+    def text(name: str) -> str | None:
+        value = answer.get(name)
+        return value if isinstance(value, str) and value else None
+
+    expires = answer.get("client_secret_expires_at", 0)
+    return Identity(
+        client_id,
+        issuer.issuer,
+        text("client_secret"),
+        text("token_endpoint_auth_method"),
+        [redirect_uri],
+        text("scope"),
+        expires if isinstance(expires, int | float) and abs(expires) < _LATEST else 0,
+    )
+
+
+def _still_fits(identity: Identity, redirect_uri: str, scopes: list[str]) -> bool:
+    """Return whether an earlier registration has the same redirect URI, a live secret, and the scopes."""
+    if redirect_uri not in identity.redirect_uris:
+        return False
+    if identity.secret_expires_at and time.time() >= identity.secret_expires_at:
+        return False
+    return identity.scope is None or set(scopes) <= set(identity.scope.split())

@@ -1,0 +1,588 @@
+"""Connect a login to the world: HTTP exchanges, the browser, the storage, and functions of the user.
+
+The steps of a login only yield HTTP requests (`tokens`, `discovery`); `LoginContext` performs them, and everything else
+that a grant awaits. The listener for the browser accepts one answer, the one with the expected state; all other
+requests are refused and change nothing. URLs are passed to the browser without a shell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import html
+import inspect
+import logging
+import socket
+import ssl
+import sys
+import webbrowser
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from urllib.parse import parse_qs, urljoin, urlsplit
+
+import msgspec
+
+from weft.client.argument_checks import check_tls
+from weft.client.auth.storage import Storage
+from weft.client.auth.tokens import Steps
+from weft.client.callbacks import Functions
+from weft.client.connection.transport import wire_log
+from weft.client.http.failures import (
+    PROXY_REFUSES,
+    Proxy,
+    environment_proxy,
+    environment_proxy_hosts,
+    proxy_fault,
+    proxy_refusal,
+    read_proxy,
+    tls_fault,
+)
+from weft.errors import AuthorizationFailed, ConnectionFailed, UsageError, WeftError
+from weft.net.fetch import (
+    AddressBarred,
+    Barred,
+    FetchFailed,
+    HttpAnswer,
+    HttpRequest,
+    exchange,
+    is_barred_host,
+    is_private,
+    open_session,
+)
+from weft.net.logs import masked_body, masked_headers, masked_url
+from weft.net.urls import UrlRefused, read_url
+
+if TYPE_CHECKING:
+    import aiohttp
+
+log = logging.getLogger("weft.client.auth")
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_REDIRECTS = (301, 302, 303, 307, 308)
+_PRIVATE = (
+    "it leads to a private address, which a server elsewhere has no business to name; if it is meant so, give "
+    "Fetcher(allow_private=True)"
+)
+_HEAD_BYTES = 16 * 1024
+_HEAD_SECONDS = 10.0
+_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
+<body style="font: 1.1em/1.5 system-ui, sans-serif; max-width: 32em; margin: 20vh auto; padding: 0 1em">
+<h1>{title}</h1><p>{text}</p></body></html>
+"""
+
+
+# --- one login
+
+
+@dataclass(frozen=True, slots=True)
+class AuthPorts:
+    """The fetcher, the storage and the redirect that logins use."""
+
+    fetcher: Fetching | None  # None: one with the settings of the client's own connection
+    storage: Storage
+    redirect: Redirect | None = None
+    # Records that the storage could not write: a finished login, or a refresh token that is good once, is not lost.
+    unkept: dict[str, bytes | None] = field(default_factory=dict[str, bytes | None], repr=False)
+
+
+class LoginContext:
+    """What one login uses: HTTP exchanges, the browser, the storage. It closes what it opened when it is left."""
+
+    def __init__(self, ports: AuthPorts, server_url: str, tried: list[str] | None = None) -> None:
+        self.server_url = server_url
+        self.tried = [] if tried is None else tried  # what was done so far, for error messages
+        self._ports = ports
+        self._stack = AsyncExitStack()
+        self._fetch: Fetch | None = None
+        self._listener: RedirectListener | None = None
+        self._is_warned = False  # that the storage cannot be written
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.__aexit__(kind, error, trace)
+
+    async def run(self, steps: Steps[T]) -> T:
+        """Perform the HTTP requests of some steps, and return their result."""
+        try:
+            request = next(steps)
+            while True:
+                try:
+                    answer = await self._send(request)
+                except FetchFailed as failure:
+                    request = steps.throw(failure)
+                else:
+                    request = steps.send(answer)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+    async def _send(self, request: HttpRequest) -> HttpAnswer:
+        if self._fetch is None:
+            fetcher = self._ports.fetcher or Fetcher()
+            self._fetch = await self._stack.enter_async_context(fetcher.open(self.server_url))
+        return await self._fetch(request)
+
+    async def listen(self, known: Sequence[str]) -> str:
+        """Get ready to receive the browser, if possible at a known redirect URI; return the redirect URI."""
+        redirect = self._ports.redirect
+        if redirect is None:
+            raise AuthorizationFailed("A person has to log in, and there is no way to one; give `redirect=`.")
+        self._listener = await self._stack.enter_async_context(redirect.listening(known))
+        return self._listener.uri
+
+    async def visit(self, url: str, state: str) -> str:
+        """Send the person to a page; return the URL that the browser comes back with."""
+        assert self._listener is not None, "a grant listens before it sends somebody away"
+        with _explained("The login was broken off: the redirect failed"):
+            return await self._listener.visit(url, state)
+
+    async def load(self, key: str) -> bytes | None:
+        """Return what is stored under a key."""
+        storage, unkept = self._ports.storage, self._ports.unkept
+        if key in unkept:
+            return unkept[key]
+        with _explained(f"What is kept of logins cannot be read: {type(storage).__name__} failed"):
+            return await storage.get(key)
+
+    async def keep(self, key: str, value: bytes | None) -> None:
+        """Store something under a key; None deletes it. If the storage fails, it is kept in memory."""
+        storage, unkept = self._ports.storage, self._ports.unkept
+        try:
+            await storage.put(key, value)
+        except UsageError:
+            raise
+        except Exception as error:  # noqa: BLE001 - each storage has its own
+            unkept[key] = value
+            if not self._is_warned:
+                self._is_warned = True
+                log.warning(
+                    "The login cannot be kept, and is over when this program is: %s failed (%s). Repair it, or give "
+                    "another `storage=`.",
+                    type(storage).__name__,
+                    _named(error),
+                )
+        else:
+            unkept.pop(key, None)
+
+    async def load_record(self, key: str, kind: type[R]) -> R | None:
+        """Return a stored record; None if there is none that can be read."""
+        raw = await self.load(key)
+        if raw is None:
+            return None
+        try:
+            return msgspec.json.decode(raw, type=kind)
+        except (msgspec.DecodeError, RecursionError):
+            return None
+
+    async def keep_record(self, key: str, record: object) -> None:
+        """Store a record."""
+        await self.keep(key, msgspec.json.encode(record))
+
+    @asynccontextmanager
+    async def claimed(self, key: str) -> AsyncGenerator[None]:
+        """Be the only program that replaces what is stored under a key, where the storage can ensure that."""
+        claimed: Any = getattr(self._ports.storage, "claimed", None)
+        what = f"What is kept of logins cannot be claimed: {type(self._ports.storage).__name__} failed"
+        stack = AsyncExitStack()
+        with _explained(what):
+            if claimed is not None:
+                await stack.enter_async_context(claimed(key))
+        try:
+            yield
+        finally:
+            with _explained(what):
+                await stack.aclose()
+
+    async def call(self, function: Callable[[], Any], name: str) -> Any:
+        """Call a function of the user, plain or async; `name` is the option that it was given as."""
+        with _explained(f"The function given as `{name}` failed"):
+            result = function()
+            return await result if inspect.isawaitable(result) else result
+
+
+@contextmanager
+def _explained(what: str) -> Generator[None]:
+    """Turn what the user's own code raises into one clear error; the original stays its cause."""
+    try:
+        yield
+    except WeftError:
+        raise
+    except Exception as error:
+        raise AuthorizationFailed(f"{what} ({_named(error)}). Repair it, and try again.") from error
+
+
+def _named(error: Exception) -> str:
+    """Return what failed, without the texts of others: they may contain a code or a token."""
+    if isinstance(error, AuthorizationFailed):
+        return error.message.rstrip(".")
+    if isinstance(error, OSError) and error.strerror is not None:
+        where = "" if error.filename is None else f": {error.filename}"
+        return f"{type(error).__name__}: {error.strerror}{where}"
+    return type(error).__name__
+
+
+# --- HTTP
+
+
+class Fetch(Protocol):
+    """Performs one exchange; FetchFailed when there is no response."""
+
+    async def __call__(self, request: HttpRequest) -> HttpAnswer:
+        """Send the request."""
+        ...
+
+
+class Fetching(Protocol):
+    """Performs the exchanges of logins."""
+
+    def open(self, server_url: str) -> AbstractAsyncContextManager[Fetch]:
+        """Return what fetches on behalf of one server."""
+        ...
+
+
+class Fetcher:
+    """Exchanges over the network. GET follows redirects to allowed URLs; POST, which carries secrets, follows none.
+
+    `allow_insecure` permits http to other machines, `allow_private` lets a public server name private addresses: both
+    for networks that are trusted. `tls`, `proxy` and `trust_env` are as those of the client.
+    """
+
+    def __init__(
+        self,
+        *,
+        allow_insecure: bool = False,
+        allow_private: bool = False,
+        tls: ssl.SSLContext | None = None,
+        proxy: str | None = None,
+        trust_env: bool = False,
+        seconds: float = 30.0,
+        most_bytes: int = 1024 * 1024,
+        redirects: int = 3,
+    ) -> None:
+        self._allow_insecure = allow_insecure
+        self._allow_private = allow_private
+        check_tls(tls)
+        self._tls = tls
+        self._proxy = None if proxy is None else read_proxy(proxy)
+        self._trust_env = trust_env
+        self._seconds = seconds
+        self._most_bytes = most_bytes
+        self._redirects = redirects
+
+    @asynccontextmanager
+    async def open(self, server_url: str) -> AsyncGenerator[Fetch]:
+        """Open a session that fetches on behalf of one server."""
+        barred = None if self._allow_private else await _barred_for(server_url)
+        proxies: frozenset[str] = frozenset()  # these were chosen by the user, and may be private
+        if self._proxy is not None:
+            proxies = frozenset({self._proxy.address[0]})
+        elif self._trust_env:
+            proxies = environment_proxy_hosts()
+        async with open_session(self._seconds, barred, exempt=proxies, tls=self._tls) as session:
+
+            async def fetch(request: HttpRequest) -> HttpAnswer:
+                return await self._fetch(session, request, barred)
+
+            yield fetch
+
+    async def _fetch(self, session: aiohttp.ClientSession, request: HttpRequest, barred: Barred | None) -> HttpAnswer:
+        url = request.url
+        hops = self._redirects if request.method == "GET" else 0
+        for _ in range(hops + 1):
+            try:
+                read_url(url, allow_insecure=self._allow_insecure)
+                answer = await self._exchange(
+                    session, HttpRequest(request.method, url, request.headers, request.body), barred
+                )
+            except UrlRefused as refused:
+                raise FetchFailed(str(refused)) from None
+            except AddressBarred:
+                raise FetchFailed(_PRIVATE) from None
+            target = answer.headers.get("Location") if answer.status in _REDIRECTS else None
+            if target is None or hops == 0:
+                return answer
+            target = urljoin(url, target)
+            if urlsplit(url).scheme == "https" and urlsplit(target).scheme != "https":
+                raise FetchFailed("it redirects to a place without encryption")
+            url = target
+        raise FetchFailed("it redirects again and again")
+
+    async def _exchange(
+        self, session: aiohttp.ClientSession, request: HttpRequest, barred: Barred | None
+    ) -> HttpAnswer:
+        proxy = await self._proxy_for(request.url)
+        options: dict[str, Any] = {}
+        if proxy is not None:
+            options = {"proxy": proxy.url, "proxy_headers": proxy.headers}
+            through = {**request.headers, **proxy.headers_through(request.url)}
+            request = HttpRequest(request.method, request.url, through, request.body)
+        shows = wire_log.isEnabledFor(logging.DEBUG)
+        if shows:
+            sent = masked_headers(request.headers), masked_body(request.body or b"")
+            wire_log.debug("> %s %s [%s] %s", request.method, masked_url(request.url), *sent)
+        try:
+            answer = await exchange(session, request, self._most_bytes, barred, **options)
+        except FetchFailed as failed:
+            cause = failed.__cause__
+            fault = proxy_fault(cause, proxy) or tls_fault(cause) if isinstance(cause, Exception) else None
+            raise (failed if fault is None else FetchFailed(fault)) from None
+        if proxy is not None and answer.status == PROXY_REFUSES:
+            raise FetchFailed(proxy_refusal(answer.status, answer.headers, proxy))
+        if shows:
+            wire_log.debug("< %d [%s] %s", answer.status, masked_headers(answer.headers), masked_body(answer.body))
+        return answer
+
+    async def _proxy_for(self, url: str) -> Proxy | None:
+        if self._proxy is not None or not self._trust_env:
+            return self._proxy
+        try:
+            return await asyncio.to_thread(environment_proxy, url)
+        except ConnectionFailed as failed:
+            raise FetchFailed(str(failed).rstrip(".")) from None
+
+
+async def _barred_for(server_url: str) -> Barred | None:
+    """Return which addresses are not fetched from on behalf of a server; None if it is written as a private one.
+
+    For public servers these are the private ones; one public address makes a server public, and so does a name that
+    cannot be resolved. A name that leads to private addresses only may have led elsewhere a moment ago: on its behalf
+    this machine is not asked, where services trust everybody who reaches them.
+    """
+    host = urlsplit(server_url).hostname or ""
+    if is_barred_host(host, is_private):
+        return None
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return is_private
+    return _is_this_machine if all(is_private(str(entry[4][0])) for entry in found) else is_private
+
+
+def _is_this_machine(address: str) -> bool:
+    found = ip_address(address.partition("%")[0])
+    found = getattr(found, "ipv4_mapped", None) or found
+    return found.is_loopback or found.is_unspecified
+
+
+# --- the browser
+
+
+class RedirectListener(Protocol):
+    """Receives the browser when it comes back."""
+
+    uri: str  # the redirect URI
+
+    async def visit(self, url: str, state: str) -> str:
+        """Send the person to a URL; return the URL that the browser comes back with."""
+        ...
+
+
+class Redirect(Protocol):
+    """Sends a person to the authorization server, and receives the browser."""
+
+    def listening(self, known: Sequence[str]) -> AbstractAsyncContextManager[RedirectListener]:
+        """Get ready to receive the browser, if possible at one of the known redirect URIs."""
+        ...
+
+
+class FunctionRedirect:
+    """A function that is given the URL, and returns the one that the browser came back with.
+
+    For tests, for programs that have a browser, and for web applications.
+
+    >>> redirect = FunctionRedirect(lambda url: url, "http://localhost:3000/callback")
+    """
+
+    def __init__(self, function: Callable[[str], Any], redirect_uri: str) -> None:
+        try:
+            read_url(redirect_uri)
+        except UrlRefused as refused:
+            raise UsageError(f"redirect_uri={redirect_uri!r} is not possible: {refused}.") from None
+        self.uri = redirect_uri
+        self._function = function
+
+    @asynccontextmanager
+    async def listening(self, known: Sequence[str]) -> AsyncGenerator[RedirectListener]:
+        """Return this object: it is always ready."""
+        yield self
+
+    async def visit(self, url: str, state: str) -> str:
+        """Call the function."""
+        came_back = self._function(url)
+        if inspect.isawaitable(came_back):
+            came_back = await came_back
+        if not isinstance(came_back, str):
+            raise UsageError("The redirect function has to return the URL that the browser came back with, as text.")
+        return came_back
+
+
+class LoopbackRedirect:
+    """Opens the browser, and listens on this machine until it comes back.
+
+    `port` 0 takes any free port: an authorization server has to allow that for this machine (RFC 8252); if it does not,
+    give the port that is registered there. `open_browser` is given the URL, and returns whether it could open it.
+    """
+
+    def __init__(
+        self,
+        *,
+        port: int = 0,
+        path: str = "/callback",
+        seconds: float = 300.0,
+        open_browser: Callable[[str], Any] = webbrowser.open,
+        tell: Callable[[str], Any] | None = None,
+    ) -> None:
+        if not path.startswith("/"):
+            raise UsageError(f"path={path!r} is not possible: a path begins with a slash, like '/callback'.")
+        self._port = port
+        self.path = path
+        self.seconds = seconds
+        self.open_browser = open_browser
+        self.tell = tell or _tell
+
+    @asynccontextmanager
+    async def listening(self, known: Sequence[str]) -> AsyncGenerator[RedirectListener]:
+        """Listen for as long as the login takes."""
+        listener = _BrowserListener(self)
+        server = await self._bind(listener, self._choose_port(known))
+        listener.uri = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}{self.path}"
+        try:
+            yield listener
+        finally:
+            server.close()
+            await listener.finished()
+            await server.wait_closed()
+
+    def _choose_port(self, known: Sequence[str]) -> int:
+        """Return the port to listen on: as configured, else the one that is already registered."""
+        if self._port:
+            return self._port
+        for uri in known:
+            parts = urlsplit(uri)
+            if parts.hostname == "127.0.0.1" and parts.path == self.path and parts.port:
+                return parts.port
+        return 0
+
+    async def _bind(self, listener: _BrowserListener, port: int) -> asyncio.Server:
+        try:
+            return await asyncio.start_server(listener.connected, "127.0.0.1", port, limit=_HEAD_BYTES)
+        except OSError as error:
+            if self._port or not port:
+                raise AuthorizationFailed(
+                    f"Nothing can listen for the browser on port {port}: {error.strerror}. Free it, or give another "
+                    "with LoopbackRedirect(port=...)."
+                ) from None
+        return await self._bind(listener, 0)
+
+
+class _BrowserListener:
+    """The listener of one login."""
+
+    def __init__(self, redirect: LoopbackRedirect) -> None:
+        self.uri = ""
+        self._redirect = redirect
+        self._state = ""
+        self._answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._connections: set[asyncio.Task[Any]] = set()
+
+    async def visit(self, url: str, state: str) -> str:
+        """Open the browser, and wait until it comes back."""
+        self._state = state
+        opening = asyncio.create_task(self._open(url))
+        try:
+            async with asyncio.timeout(self._redirect.seconds):
+                # Some browsers block until they are closed: the answer comes before that.
+                either: list[asyncio.Future[Any]] = [opening, self._answer]
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                if not self._answer.done():
+                    opening.result()
+                return await self._answer
+        except TimeoutError:
+            seconds = f"{self._redirect.seconds:g} s"
+            raise AuthorizationFailed(
+                f"Nobody logged in within {seconds}; try again, or give LoopbackRedirect(seconds=...) more."
+            ) from None
+        finally:
+            opening.cancel()
+
+    async def _open(self, url: str) -> None:
+        opened = False
+        with suppress(OSError, webbrowser.Error):
+            opened = await Functions().call(self._redirect.open_browser, url)
+        if opened is False:
+            self._redirect.tell(url)
+
+    async def finished(self) -> None:
+        """Wait until the browser has its page, but not for one that does not read."""
+        if self._connections:
+            _, late = await asyncio.wait(self._connections, timeout=2.0)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
+        if not self._answer.done():
+            self._answer.cancel()
+
+    def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a connection."""
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(_HEAD_SECONDS):
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(self._respond(head.decode("latin-1")))
+                await writer.drain()
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass
+        finally:
+            writer.close()
+
+    def _respond(self, head: str) -> bytes:
+        """Return the response to a request. Only one with the expected path and state ends the login."""
+        method, _, rest = head.partition("\r\n")[0].partition(" ")
+        target = rest.partition(" ")[0]
+        try:
+            parts = urlsplit(target)
+            query = parse_qs(parts.query, keep_blank_values=True, max_num_fields=50)
+        except ValueError:
+            return _response(400, "Not understood", "This address cannot be read.")
+        if method != "GET" or parts.path != self._redirect.path:
+            return _response(404, "Nothing here", "This address is only for the end of a login.")
+        given = query.get("state", [""])
+        is_ours = len(given) == 1 and hmac.compare_digest(given[0].encode(), self._state.encode())
+        if not self._state or not is_ours or self._answer.done():
+            return _response(400, "Not this login", "This page does not belong to a login that is under way.")
+        self._answer.set_result(f"{self.uri}?{parts.query}")
+        if "error" in query:
+            return _response(200, "Not logged in", "The program has been told. You may close this page.")
+        return _response(200, "Done", "You may close this page and go back to the program.")
+
+
+def _response(status: int, title: str, text: str) -> bytes:
+    body = _PAGE.format(title=html.escape(title), text=html.escape(text)).encode()
+    head = (
+        f"HTTP/1.1 {status} {'OK' if status == 200 else 'Refused'}\r\nContent-Type: text/html; charset=utf-8\r\n"
+        f"Content-Length: {len(body)}\r\nCache-Control: no-store\r\nReferrer-Policy: no-referrer\r\n"
+        "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'\r\n"
+        "X-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def _tell(url: str) -> None:
+    """Ask the person to open the page, on standard error: standard output may belong to the protocol."""
+    sys.stderr.write(f"To log in, open this page in a browser on this machine:\n\n  {url}\n\n")
+    sys.stderr.flush()
