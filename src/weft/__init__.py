@@ -45,8 +45,7 @@ if TYPE_CHECKING:
     from weft.server.features.content import Audio, File, Image
     from weft.server.features.prompts import AssistantMessage, UserMessage
     from weft.server.features.registry import CacheHint
-    from weft.server.runtime.dispatch import Next
-    from weft.server.runtime.extensions import Extension
+    from weft.server.runtime.dispatch import Extension, Next
     from weft.server.signature.signature import MirroredHeader
     from weft.types import (
         Annotations,
@@ -175,8 +174,7 @@ _HOMES = {
     "weft.server.calls.connection": ("Connection", "TokenInfo"),
     "weft.server.features.content": ("Audio", "File", "Image"),
     "weft.server.api.context": ("Context", "Middleware"),
-    "weft.server.runtime.dispatch": ("Next",),
-    "weft.server.runtime.extensions": ("Extension",),
+    "weft.server.runtime.dispatch": ("Extension", "Next"),
     "weft.server.features.registry": ("CacheHint",),
     "weft.server.features.prompts": ("AssistantMessage", "UserMessage"),
     "weft.server.asking.rounds": ("InputRequired", "UrlElicitationRequired"),

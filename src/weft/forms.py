@@ -491,7 +491,7 @@ def _misfit(issues: Sequence[tuple[str | None, str]]) -> ValueError:
     texts = [
         message if name is None else f"{printable(name[:64], '?')!r}: {message}" for name, message in first.items()
     ]
-    return ValueError(f"The answer does not fit the form. {' '.join(sentences[:_MAX_ISSUES])}")
+    return ValueError(f"The answer does not fit the form. {' '.join(texts[:_MAX_ISSUES])}")
 
 
 def _listed(words: Sequence[str]) -> str:

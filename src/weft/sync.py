@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from weft.client.requests.subscriptions import Listening as AsyncListening
     from weft.client.results import Change, ToolResult
     from weft.types.base import Implementation
+    from weft.types.features import Tool
     from weft.types.lifecycle import ServerCapabilities
-    from weft.types.tools import Tool
 
 __all__ = ["Client", "JoinedTool", "Listening", "join_tools"]
 

@@ -10,9 +10,7 @@ from weft import Client, Server
 from weft.client.api.client import join_tools
 from weft.errors import UsageError
 from weft.types.base import Implementation
-from weft.types.prompts import Prompt
-from weft.types.resources import Resource, ResourceTemplate
-from weft.types.tools import Tool, ToolAnnotations
+from weft.types.features import Prompt, Resource, ResourceTemplate, Tool, ToolAnnotations
 
 
 def named(answer: str, *names: str) -> Server:

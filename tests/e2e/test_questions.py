@@ -10,8 +10,8 @@ from pydantic import BaseModel, Field
 from support import CLIENT_CAPABILITIES_KEY, Live, Response, serve
 from weft import EMAIL, Context, InputRequired, Server, TextContent, Titles, ask_form, ask_model, ask_url
 from weft.errors import UsageError
+from weft.types.features import Tool
 from weft.types.interaction import SamplingMessage, ToolResultContent, ToolUseContent
-from weft.types.tools import Tool
 
 EVERYTHING = {"elicitation": {"form": {}, "url": {}}, "sampling": {"tools": {}, "context": {}}, "roots": {}}
 Question = Callable[[Context], Awaitable[Any]]

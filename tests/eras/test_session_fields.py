@@ -35,6 +35,22 @@ from weft.types.content import (
     ResourceLink,
     TextContent,
 )
+from weft.types.features import (
+    CallToolResult,
+    CompleteResult,
+    GetPromptResult,
+    ListPromptsResult,
+    ListResourcesResult,
+    ListResourceTemplatesResult,
+    ListToolsResult,
+    Prompt,
+    PromptArgument,
+    PromptMessage,
+    ReadResourceResult,
+    Resource,
+    ResourceTemplate,
+    Tool,
+)
 from weft.types.interaction import SamplingMessage, ToolResultContent, ToolUseContent
 from weft.types.lifecycle import (
     ClientCapabilities,
@@ -45,22 +61,6 @@ from weft.types.lifecycle import (
     SamplingCapability,
     ServerCapabilities,
 )
-from weft.types.prompts import (
-    CompleteResult,
-    GetPromptResult,
-    ListPromptsResult,
-    Prompt,
-    PromptArgument,
-    PromptMessage,
-)
-from weft.types.resources import (
-    ListResourcesResult,
-    ListResourceTemplatesResult,
-    ReadResourceResult,
-    Resource,
-    ResourceTemplate,
-)
-from weft.types.tools import CallToolResult, ListToolsResult, Tool
 
 REVISIONS = (SESSION_2024_11_05, SESSION_2025_03_26, SESSION_2025_06_18, SESSION_2025_11_25)
 NOVEMBER, JUNE, MARCH = "2025-11-25", "2025-06-18", "2025-03-26"

@@ -6,8 +6,8 @@ import pytest
 
 from support.raw_sessions import AppPeer, answer_to, eventually, message
 from weft import Connection, QuestionFailed, Server
-from weft.server.runtime import lifespan as background
-from weft.server.runtime.lifespan import Background
+from weft.server.runtime import runtime as background
+from weft.server.runtime.runtime import Background
 
 ROOTS = {"roots": {"listChanged": True}}
 CHANGED = message("notifications/roots/list_changed")

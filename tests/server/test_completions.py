@@ -17,7 +17,7 @@ from weft.errors import MethodNotFound, RegistrationError
 from weft.jsonrpc import decode, encode_request
 from weft.server.calls.call import Call
 from weft.server.calls.connection import Connection
-from weft.server.diagnostics.error_reporting import Unserialisable
+from weft.server.diagnostics import Unserialisable
 from weft.server.features.prompts import to_completion
 from weft.server.run.listening import HttpOptions
 from weft.server.run.running import start

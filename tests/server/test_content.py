@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from support import ask
 from weft import Server
 from weft.errors import UsageError
-from weft.server.diagnostics.error_reporting import Unserialisable
+from weft.server.diagnostics import Unserialisable
 from weft.server.features.content import Audio, File, Image, is_text, to_blocks
 from weft.server.signature.output import to_json_text
 from weft.types.content import AudioContent, EmbeddedResource, ImageContent, ResourceLink, TextContent

@@ -9,7 +9,7 @@ import pytest
 
 import weft
 from weft.protocol.names import check_extension_id
-from weft.server.runtime.extensions import Extension
+from weft.server.runtime.dispatch import Extension
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "how-to" / "extensions.md"
 MODULES = [one.name for one in pkgutil.walk_packages(weft.__path__, "weft.") if not one.name.endswith("__main__")]

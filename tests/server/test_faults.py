@@ -9,7 +9,7 @@ import pytest
 from support import PROTOCOL_VERSION_KEY, VERSION, VERSIONS, ask
 from weft import Server
 from weft.errors import InvalidParams, UnsupportedVersion
-from weft.server.diagnostics import error_reporting as faults
+from weft.server import diagnostics as faults
 
 
 @pytest.fixture(autouse=True)

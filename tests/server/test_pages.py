@@ -18,7 +18,7 @@ from weft import Server
 from weft.errors import InvalidParams, RegistrationError, UsageError
 from weft.server.calls.changes import Change, Changes
 from weft.server.features.registry import CacheHint, Pages, check_definition
-from weft.types.tools import ListToolsResult, Tool
+from weft.types.features import ListToolsResult, Tool
 
 
 def build(items: list[str], cursor: str | None) -> ListToolsResult:

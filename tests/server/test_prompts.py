@@ -24,9 +24,9 @@ from weft.server.features.prompts import AssistantMessage, UserMessage
 from weft.server.runtime.dispatch import Next
 from weft.types.base import Icon, Implementation
 from weft.types.content import ResourceLink, TextContent
+from weft.types.features import GetPromptResult, PromptMessage
 from weft.types.interaction import InputRequiredResult
 from weft.types.lifecycle import ClientCapabilities, RootsCapability
-from weft.types.prompts import GetPromptResult, PromptMessage
 
 
 class Silent:

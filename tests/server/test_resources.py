@@ -22,9 +22,9 @@ from weft.server.features.registry import CacheHint
 from weft.server.runtime.dispatch import Next
 from weft.types.base import Annotations, Implementation
 from weft.types.content import ResourceContents
+from weft.types.features import ReadResourceResult
 from weft.types.interaction import InputRequiredResult
 from weft.types.lifecycle import ClientCapabilities, RootsCapability
-from weft.types.resources import ReadResourceResult
 
 
 class Silent:

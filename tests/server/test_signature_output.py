@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, computed_field
 from typing_extensions import TypedDict
 
 from weft.protocol.schema import compile_schema
-from weft.server.diagnostics.error_reporting import Unserialisable
+from weft.server.diagnostics import Unserialisable
 from weft.server.signature.output import to_json_text
 from weft.server.signature.signature import OutputError, read_signature
 

@@ -9,8 +9,8 @@ from pathlib import PureWindowsPath
 import pytest
 
 from weft.errors import RegistrationError
-from weft.server.diagnostics import error_reporting as where
-from weft.server.diagnostics.error_reporting import describe, location, short_path, user_frames
+from weft.server import diagnostics as where
+from weft.server.diagnostics import describe, location, short_path, user_frames
 from weft.server.signature.signature import read_signature
 
 HERE = "tests/server/test_signature_where.py"

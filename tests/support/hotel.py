@@ -20,8 +20,8 @@ from weft import (
     ask_model,
     ask_roots,
 )
+from weft.types.features import Tool
 from weft.types.interaction import SamplingMessage, ToolResultContent
-from weft.types.tools import Tool
 
 ICONS = [Icon("https://hotel.example/bed.png", "image/png")]
 LOBBY = "hotel://lobby"

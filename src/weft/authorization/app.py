@@ -23,10 +23,8 @@ from weft.protocol.sealing import KeyRing
 from weft.server.auth.dpop import Dpop
 from weft.server.auth.keys import DEFAULT_ALGORITHMS
 from weft.server.auth.tokens import LEEWAY
-from weft.server.diagnostics.argument_checks import check_scopes
-from weft.server.diagnostics.error_reporting import report
-from weft.server.http.cors import Cors, is_preflight, preflight_refusal
-from weft.server.http.request import TrustedProxies, UntrustedProxies
+from weft.server.diagnostics import check_scopes, report
+from weft.server.http.request import Cors, TrustedProxies, UntrustedProxies, is_preflight, preflight_refusal
 from weft.server.runtime.request_log import refused_http
 
 _Endpoint = Callable[[WebRequest], Awaitable[WebResponse]]

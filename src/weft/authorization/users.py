@@ -29,7 +29,7 @@ from weft.errors import UsageError, WeftError
 from weft.net.logs import Seldom
 from weft.server.auth.keys import DEFAULT_ALGORITHMS, KeySet, KeysGiven, check_algorithms, make_key_set, read_signed
 from weft.server.auth.tokens import LEEWAY, TokenRefused, VerifierFailed, is_async
-from weft.server.diagnostics.error_reporting import MOST_FRAMES, record, user_frames
+from weft.server.diagnostics import MOST_FRAMES, record, user_frames
 
 _seldom = Seldom(logging.getLogger("weft.auth"))  # anybody who tries to log in can cause these
 

@@ -47,6 +47,19 @@ from weft.types.content import (
     ResourceLink,
     TextContent,
 )
+from weft.types.features import (
+    CallToolResult,
+    ListPromptsResult,
+    ListResourcesResult,
+    ListResourceTemplatesResult,
+    ListToolsResult,
+    Prompt,
+    PromptArgument,
+    ReadResourceResult,
+    Resource,
+    ResourceTemplate,
+    Tool,
+)
 from weft.types.interaction import SamplingMessage, ToolResultContent
 from weft.types.lifecycle import (
     ClientCapabilities,
@@ -56,15 +69,6 @@ from weft.types.lifecycle import (
     SamplingCapability,
     ServerCapabilities,
 )
-from weft.types.prompts import ListPromptsResult, Prompt, PromptArgument
-from weft.types.resources import (
-    ListResourcesResult,
-    ListResourceTemplatesResult,
-    ReadResourceResult,
-    Resource,
-    ResourceTemplate,
-)
-from weft.types.tools import CallToolResult, ListToolsResult, Tool
 
 S = TypeVar("S", bound=msgspec.Struct)
 

@@ -13,11 +13,9 @@ from typing import Any
 
 import msgspec
 
+from weft.types.features import CallToolParams, CompleteParams, GetPromptParams, ReadResourceParams, SubscribeParams
 from weft.types.interaction import ListenParams
 from weft.types.lifecycle import InitializeParams, PaginatedParams, RequestParams, SetLevelParams
-from weft.types.prompts import CompleteParams, GetPromptParams
-from weft.types.resources import ReadResourceParams, SubscribeParams
-from weft.types.tools import CallToolParams
 
 
 class Revision(msgspec.Struct, frozen=True):

@@ -25,6 +25,34 @@ from weft.types.content import (
     ResourceLink,
     TextContent,
 )
+from weft.types.features import (
+    CallToolParams,
+    CallToolResult,
+    CompleteArgument,
+    CompleteContext,
+    CompleteParams,
+    CompleteResult,
+    Completion,
+    GetPromptParams,
+    GetPromptResult,
+    ListPromptsResult,
+    ListResourcesResult,
+    ListResourceTemplatesResult,
+    ListToolsResult,
+    Prompt,
+    PromptArgument,
+    PromptMessage,
+    PromptReference,
+    ReadResourceParams,
+    ReadResourceResult,
+    Resource,
+    ResourceTemplate,
+    ResourceTemplateReference,
+    ResourceUpdatedParams,
+    SubscribeParams,
+    Tool,
+    ToolAnnotations,
+)
 from weft.types.interaction import (
     AcknowledgedParams,
     CreateMessageParams,
@@ -64,32 +92,6 @@ from weft.types.lifecycle import (
     ServerCapabilities,
     SetLevelParams,
 )
-from weft.types.prompts import (
-    CompleteArgument,
-    CompleteContext,
-    CompleteParams,
-    CompleteResult,
-    Completion,
-    GetPromptParams,
-    GetPromptResult,
-    ListPromptsResult,
-    Prompt,
-    PromptArgument,
-    PromptMessage,
-    PromptReference,
-    ResourceTemplateReference,
-)
-from weft.types.resources import (
-    ListResourcesResult,
-    ListResourceTemplatesResult,
-    ReadResourceParams,
-    ReadResourceResult,
-    Resource,
-    ResourceTemplate,
-    ResourceUpdatedParams,
-    SubscribeParams,
-)
-from weft.types.tools import CallToolParams, CallToolResult, ListToolsResult, Tool, ToolAnnotations
 
 __all__ = [
     "AcknowledgedParams",

@@ -8,8 +8,8 @@ from msgspec import UNSET, field
 
 from weft.types.base import Meta, NotificationParams, Result, Role, Struct
 from weft.types.content import AudioContent, ContentBlock, ImageContent, TextContent
+from weft.types.features import Tool
 from weft.types.lifecycle import RequestParams
-from weft.types.tools import Tool
 
 
 class ToolUseContent(Struct, tag="tool_use", tag_field="type"):

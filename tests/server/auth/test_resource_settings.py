@@ -15,7 +15,7 @@ from weft.errors import UsageError
 from weft.net.urls import is_safe_url, same_url
 from weft.server.auth import JwtVerifier, ResourceServer, StaticTokens
 from weft.server.auth import bearer_auth as admission_module
-from weft.server.auth.challenge import challenge
+from weft.server.auth.tokens import challenge
 from weft.types.base import Implementation
 
 TOKENS = StaticTokens({"token-of-ann": "ann"})

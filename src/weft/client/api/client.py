@@ -73,16 +73,20 @@ from weft.errors import ConnectionFailed, HeaderMismatch, RemoteError, UsageErro
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
 from weft.protocol.headers import encode_value
 from weft.types.base import EmptyResult, Implementation, LogLevel, RequestId
-from weft.types.lifecycle import ServerCapabilities
-from weft.types.prompts import Completion, GetPromptResult, ListPromptsResult, Prompt
-from weft.types.resources import (
+from weft.types.features import (
+    Completion,
+    GetPromptResult,
+    ListPromptsResult,
     ListResourcesResult,
     ListResourceTemplatesResult,
+    ListToolsResult,
+    Prompt,
     ReadResourceResult,
     Resource,
     ResourceTemplate,
+    Tool,
 )
-from weft.types.tools import ListToolsResult, Tool
+from weft.types.lifecycle import ServerCapabilities
 
 if TYPE_CHECKING:
     from weft.client.connection.transport import Transport

@@ -42,7 +42,7 @@ from weft.limits import ClientLimits
 from weft.net.logs import Seldom
 from weft.protocol.headers import Mirror, find_mirrors, mirror_values
 from weft.protocol.schema import SchemaError, Validator, compile_schema
-from weft.types.tools import Tool
+from weft.types.features import Tool
 
 log = logging.getLogger("weft.client")
 

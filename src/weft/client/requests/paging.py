@@ -27,9 +27,14 @@ from weft.errors import InvalidAnswer, InvalidParams, MethodNotFound, RemoteErro
 from weft.jsonrpc import values_in
 from weft.limits import ClientLimits
 from weft.net.rate import Allowance
-from weft.types.prompts import CompleteResult, Completion, ListPromptsResult
-from weft.types.resources import ListResourcesResult, ListResourceTemplatesResult
-from weft.types.tools import ListToolsResult
+from weft.types.features import (
+    CompleteResult,
+    Completion,
+    ListPromptsResult,
+    ListResourcesResult,
+    ListResourceTemplatesResult,
+    ListToolsResult,
+)
 
 Page = TypeVar("Page", ListToolsResult, ListResourcesResult, ListResourceTemplatesResult, ListPromptsResult)
 

@@ -22,7 +22,7 @@ from weft.server.asking.questions import ask_model, ask_model_raw, check_key
 from weft.server.asking.rounds import asker_of
 from weft.server.calls.call import Call
 from weft.server.calls.connection import Connection, TokenInfo
-from weft.server.diagnostics.error_reporting import Unserialisable, caller
+from weft.server.diagnostics import Unserialisable, caller
 from weft.server.runtime.dispatch import Next
 from weft.server.signature.output import to_json_text
 from weft.types.base import Implementation, LogLevel, RequestId, Result

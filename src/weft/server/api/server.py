@@ -15,22 +15,20 @@ from weft.server.api.context import Middleware
 from weft.server.auth.protected_resource import ResourceServer
 from weft.server.auth.tokens import Verifier
 from weft.server.calls.changes import Change
-from weft.server.diagnostics.argument_checks import check_limits, check_options, decorate
-from weft.server.diagnostics.error_reporting import caller
+from weft.server.diagnostics import caller, check_limits, check_options, decorate
 from weft.server.features.registry import DEFAULT_PAGE_SIZE, CacheHint, check_info
 from weft.server.features.tools import ToolOptions
 from weft.server.run.engine import CacheList, Engine, EngineOptions, RootsChanged, Servable
-from weft.server.runtime.dispatch import Translation, check_exceptions, check_middleware
-from weft.server.runtime.extensions import Extension
-from weft.server.runtime.lifespan import LifespanFactory
+from weft.server.runtime.dispatch import Extension, Translation, check_exceptions, check_middleware
+from weft.server.runtime.runtime import LifespanFactory
 from weft.types.base import Annotations, Icon, Implementation
+from weft.types.features import ToolAnnotations
 from weft.types.lifecycle import ServerCapabilities
-from weft.types.tools import ToolAnnotations
 
 if TYPE_CHECKING:
     from weft.server.http.app import HttpApp
     from weft.server.run.listening import HttpKeywords
-    from weft.server.stdio.memory import MemoryPipe
+    from weft.server.stdio.pipe import MemoryPipe
 
 F = TypeVar("F", bound=Callable[..., Any])
 E = TypeVar("E", bound=Exception)

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import CoroutineType, FrameType
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-from weft.server.diagnostics.error_reporting import is_users, short_path
+from weft.server.diagnostics import is_users, short_path
 from weft.types.base import LogLevel
 
 if TYPE_CHECKING:

@@ -47,9 +47,9 @@ from weft.protocol.journal import Journal, Keys, RecordedAnswer, digest
 from weft.protocol.sealing import KeyRing, StateRefused, binding
 from weft.server.asking.once import Once, to_json
 from weft.server.asking.questions import ask_url, check_request, params_of
+from weft.types.features import CallToolParams
 from weft.types.interaction import InputRequest, InputRequiredResult
 from weft.types.lifecycle import InputParams
-from weft.types.tools import CallToolParams
 
 if TYPE_CHECKING:
     from weft.server.calls.call import Call

@@ -20,13 +20,12 @@ import msgspec
 from weft.errors import InternalError
 from weft.net.asgi import TOKEN_INFO, Refusal, Scope
 from weft.protocol.headers import Headers
-from weft.server.auth.challenge import challenge
 from weft.server.auth.dpop import ProofRefused, Proofs
 from weft.server.auth.protected_resource import WELL_KNOWN, Protection
-from weft.server.auth.tokens import LEEWAY, TokenRefused, VerifierFailed, check_claims, read_info, read_time
+from weft.server.auth.tokens import LEEWAY, TokenRefused, VerifierFailed, challenge, check_claims, read_info, read_time
 from weft.server.calls.connection import TokenInfo
 from weft.server.calls.services import Services
-from weft.server.diagnostics.error_reporting import report
+from weft.server.diagnostics import report
 
 
 class Gate:

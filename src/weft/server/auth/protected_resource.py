@@ -15,8 +15,7 @@ from weft.errors import UsageError
 from weft.net.urls import check_url, origin_of
 from weft.server.auth.dpop import Dpop
 from weft.server.auth.tokens import LEEWAY, Verifier, is_async
-from weft.server.diagnostics.argument_checks import check_scopes
-from weft.server.diagnostics.error_reporting import caller
+from weft.server.diagnostics import caller, check_scopes
 from weft.types.base import Implementation
 
 WELL_KNOWN = "/.well-known/oauth-protected-resource"

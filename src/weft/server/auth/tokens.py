@@ -1,8 +1,6 @@
-"""What a verifier is, and what the claims of a token say.
+"""Define what a verifier is, check the claims of a token, and write `WWW-Authenticate` challenges.
 
-A verifier is any async callable from a token to the `TokenInfo` of who bears it, or None. Whether a token is one of
-this resource's, and of now, is judged here for those that bring claims along.
-"""
+A verifier is an async callable from a token to its `TokenInfo`, or None."""
 
 from __future__ import annotations
 
@@ -108,3 +106,18 @@ def read_time(claims: Mapping[str, Any], name: str, what: str = "token") -> floa
     if seconds is None:
         raise TokenRefused(f"The claim `{name}` of the {what} is no time.")
     return seconds
+
+
+def challenge(scheme: str, **parameters: str | None) -> bytes:
+    """A challenge of one scheme; what is None is left out.
+
+    >>> challenge("Bearer", error="invalid_token", scope=None)
+    b'Bearer error="invalid_token"'
+    """
+    parts = ", ".join(f'{name}="{_quotable(value)}"' for name, value in parameters.items() if value is not None)
+    return f"{scheme} {parts}".rstrip().encode("ascii")
+
+
+def _quotable(value: str) -> str:
+    """Text for a quoted string of RFC 6750: printable ASCII without quotes and backslashes."""
+    return "".join(char if " " <= char <= "~" and char not in '"\\' else "'" for char in value)

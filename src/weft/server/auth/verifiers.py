@@ -26,7 +26,7 @@ from weft.net.urls import check_url
 from weft.server.auth.keys import DEFAULT_ALGORITHMS, KeysGiven, check_algorithms, make_key_set, read_signed
 from weft.server.auth.tokens import LEEWAY, TokenRefused, VerifierFailed, check_claims, info_of, read_audience
 from weft.server.calls.connection import TokenInfo
-from weft.server.diagnostics.error_reporting import caller
+from weft.server.diagnostics import caller
 
 _ACCESS_TOKEN = "access token", frozenset({"jwt", "at+jwt", "application/at+jwt"})  # RFC 9068
 

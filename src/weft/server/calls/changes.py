@@ -15,7 +15,7 @@ import msgspec
 from weft.errors import UsageError
 from weft.jsonrpc import encode_notification
 from weft.types.base import NotificationParams
-from weft.types.resources import ResourceUpdatedParams
+from weft.types.features import ResourceUpdatedParams
 
 log = logging.getLogger("weft.changes")
 

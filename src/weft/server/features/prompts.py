@@ -20,8 +20,7 @@ from weft.protocol.schema import alternatives
 from weft.server.asking.rounds import invoke
 from weft.server.calls.call import Call, check_hide, check_needs
 from weft.server.calls.changes import Changes
-from weft.server.diagnostics.argument_checks import check_scopes
-from weft.server.diagnostics.error_reporting import Unserialisable, location
+from weft.server.diagnostics import Unserialisable, check_scopes, location
 from weft.server.features.content import BLOCKS, HELPERS, to_block
 from weft.server.features.registry import (
     CacheHint,
@@ -36,7 +35,7 @@ from weft.server.features.resources import RegisteredTemplate, Resources
 from weft.server.signature.output import check_text, refuse_unawaited
 from weft.server.signature.signature import ArgumentsError, Signature, read_signature
 from weft.types.base import ROLES, Icon, Meta, Result, Struct
-from weft.types.prompts import (
+from weft.types.features import (
     CompleteParams,
     CompleteResult,
     Completion,

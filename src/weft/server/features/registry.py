@@ -23,8 +23,7 @@ from weft.errors import InvalidParams, InvalidRequest, RegistrationError, UsageE
 from weft.protocol.names import check_meta_key, closest
 from weft.server.calls.call import Call
 from weft.server.calls.changes import Change, ChangeKind, Changes
-from weft.server.diagnostics.argument_checks import did_you_mean
-from weft.server.diagnostics.error_reporting import caller
+from weft.server.diagnostics import caller, did_you_mean
 from weft.types.base import CacheScope, Implementation, Meta, Result, Struct
 from weft.types.lifecycle import PaginatedParams
 

@@ -21,15 +21,14 @@ from weft.protocol.uritemplate import UriTemplate
 from weft.server.asking.rounds import invoke
 from weft.server.calls.call import Call, check_hide, check_needs
 from weft.server.calls.changes import Changes
-from weft.server.diagnostics.argument_checks import check_scopes
-from weft.server.diagnostics.error_reporting import Unserialisable, caller, location
+from weft.server.diagnostics import Unserialisable, caller, check_scopes, location
 from weft.server.features.content import HELPERS, File, base64_of, check_mime_type
 from weft.server.features.registry import CacheHint, Encoded, Pages, Registry, check_definition
 from weft.server.signature.output import check_text, to_json_text
 from weft.server.signature.signature import ArgumentsError, Signature, read_signature
 from weft.types.base import Annotations, Icon, Meta, Result, Struct
 from weft.types.content import ResourceContents
-from weft.types.resources import (
+from weft.types.features import (
     ListResourcesResult,
     ListResourceTemplatesResult,
     ReadResourceParams,

@@ -22,8 +22,7 @@ from weft.server.asking.rounds import InputRequired, round_of
 from weft.server.calls.call import Call, check_hide, check_needs, require_needs
 from weft.server.calls.changes import Changes
 from weft.server.calls.tasks import Threads
-from weft.server.diagnostics.argument_checks import check_scopes
-from weft.server.diagnostics.error_reporting import location, record, report
+from weft.server.diagnostics import check_scopes, location, record, report
 from weft.server.features.content import BLOCKS, HELPERS, to_blocks
 from weft.server.features.registry import (
     CacheHint,
@@ -39,7 +38,7 @@ from weft.server.signature.output import refuse_unawaited, to_json_text
 from weft.server.signature.signature import ArgumentsError, OutputError, Signature, read_signature
 from weft.types.base import Icon, Result
 from weft.types.content import TextContent
-from weft.types.tools import CallToolParams, CallToolResult, ListToolsResult, Tool, ToolAnnotations
+from weft.types.features import CallToolParams, CallToolResult, ListToolsResult, Tool, ToolAnnotations
 
 log = logging.getLogger("weft.tools")
 advice = logging.getLogger("weft.advice")

@@ -1,9 +1,8 @@
-"""HTTP: an ASGI app with one endpoint. It guards, reads the body, and hands the message to its era's exchange.
+"""Serve one MCP endpoint as an ASGI app: guard a request, read its body, give the message to the exchange of its era.
 
-Everything is decided on the raw ASGI scope. What is refused here was not read: the answer is an HTTP status with a
-JSON-RPC error that has no id. The order is fixed (ledger 0.2): where the request comes from, who sends it, the verb,
-the body.
-"""
+Everything is decided on the raw ASGI scope. A request that is refused here gets an HTTP status and a JSON-RPC error
+without an id. The order is fixed: where the request comes from, who sends it, the verb, the body. At the level `debug`
+a subclass of the app logs every message, with its secrets masked."""
 
 from __future__ import annotations
 
@@ -20,21 +19,28 @@ from weft.limits import DEFAULT_LIMITS
 from weft.net.asgi import TOKEN_INFO, Message, Receive, Refusal, Scope, Send
 from weft.net.hosts import HostPolicy
 from weft.net.hosts import refusal as refused
-from weft.net.logs import Seldom
+from weft.net.logs import Seldom, masked_body, masked_headers, masked_url
 from weft.protocol.headers import HeaderFault, Headers, read
 from weft.server.auth.bearer_auth import Gate
 from weft.server.auth.protected_resource import Protection
 from weft.server.calls.tasks import Deadline, PendingCoroutine
-from weft.server.diagnostics.error_reporting import report
-from weft.server.http.cors import Cors, is_preflight, preflight_refusal
+from weft.server.diagnostics import report
 from weft.server.http.host_signals import follow_host_signals
 from weft.server.http.reply import Accepts, HttpReply, read_accept
-from weft.server.http.request import TrustedProxies, UntrustedProxies, read_caller, shared_limits
+from weft.server.http.request import (
+    Cors,
+    TrustedProxies,
+    UntrustedProxies,
+    is_preflight,
+    preflight_refusal,
+    read_caller,
+    shared_limits,
+)
 from weft.server.http.session import SessionExchange
 from weft.server.http.sse import SseExchange
 from weft.server.http.stateless import StatelessExchange
 from weft.server.runtime.load import Bodies, Busy, Held, Turns, busy
-from weft.server.runtime.request_log import refused_http
+from weft.server.runtime.request_log import is_wire_logged, log, refused_http
 from weft.server.runtime.runtime import Runtime
 from weft.server.sessions.sessions import Sessions
 from weft.types.base import RequestId
@@ -42,13 +48,17 @@ from weft.types.base import RequestId
 _seldom = Seldom(logging.getLogger("weft.http"))  # for what peers can cause at will
 
 _NO_APP = "A Server is no ASGI app itself. Give server.asgi() in its place: app.mount('/', server.asgi('/mcp'))."
+
 _NO_APP_ALONE = (
     "A Server is no ASGI app itself. Write `app = server.asgi()` and name that, such as `uvicorn {module}:app`."
 )
 
 _CACHEABLE = (b"cache-control", b"public, max-age=300")
+
 _LARGE = 64 * 1024  # from here on messages take turns
+
 _MOST_PASSES = 1024
+
 _MOST_BYTES = 512  # of the headers in one of them
 
 
@@ -506,3 +516,65 @@ def _facts(headers: Headers) -> tuple[bytes | None, ...]:
     """What of the headers the guards look at."""
     known = headers.known
     return known.get(b"host"), known.get(b"origin"), known.get(b"content-type"), known.get(b"accept")
+
+
+_MOST_KEPT = 64 * 1024  # bytes of a request's body that are kept for the log
+
+
+def app_class() -> type[HttpApp]:
+    """The class of HTTP apps: the one that logs the wire, if somebody reads that."""
+    return _LoggedApp if is_wire_logged() else HttpApp
+
+
+class _LoggedApp(HttpApp):
+    """An HTTP app that logs what it receives and sends."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            exchange = _Exchange(scope, receive, send)
+            receive, send = exchange.receive, exchange.send
+        await super().__call__(scope, receive, send)
+
+
+class _Exchange:
+    """One HTTP request and its response, logged when each is complete; events of a stream one by one."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        query = "?" if scope.get("query_string") else ""
+        self._request = f"{scope['method']} {masked_url(scope['path'] + query)} [{masked_headers(scope['headers'])}]"
+        self._has_body = scope["method"] == "POST"
+        self._receive = receive
+        self._send = send
+        self._body = bytearray()
+        self._is_read = False
+        self._response = ""
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request" and not self._is_read:
+            self._body += message.get("body", b"")[: _MOST_KEPT - len(self._body)]
+            if not message.get("more_body", False):
+                self._tell_request()
+        return message
+
+    async def send(self, message: Message) -> None:
+        if not self._is_read:  # refused by its head, or of a verb without a body
+            self._tell_request()
+        if message["type"] == "http.response.start":
+            self._response = f"{message['status']} [{masked_headers(message.get('headers', ()))}]"
+        elif body := message.get("body", b""):
+            log.debug("> %s %s", self._response, _masked_event(body))
+            self._response = "stream"
+        elif self._response and not message.get("more_body", False):
+            log.debug("> %s", self._response)
+        await self._send(message)
+
+    def _tell_request(self) -> None:
+        self._is_read = True
+        log.debug("< %s %s", self._request, masked_body(bytes(self._body), from_client=True) if self._body else "")
+
+
+def _masked_event(body: bytes) -> str:
+    """A body, or events of a stream: of those, what each line of data says."""
+    lines = [line.removeprefix(b"data:").strip() for line in body.splitlines() if line.startswith((b"data:", b":"))]
+    return " ".join(masked_body(line) for line in lines) if lines else masked_body(body)

@@ -13,7 +13,7 @@ from weft.limits import Limits
 from weft.net.asgi import RawHeaders, Refusal, Send
 from weft.protocol.sse import COMMENT
 from weft.protocol.sse import encode as encode_event
-from weft.server.auth.challenge import challenge
+from weft.server.auth.tokens import challenge
 from weft.server.calls.connection import Cancellation
 from weft.server.http.uvicorn_protocol import hang_up_on_flood, respond_at_once
 

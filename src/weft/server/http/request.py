@@ -1,15 +1,8 @@
-"""Read who sends an HTTP request, directly or through a proxy; the types of ASGI.
+"""Read who sends an HTTP request, directly or through a proxy, and whether its web page may (CORS).
 
-The words of ASGI, as types.
-
-Who sends an HTTP request: the address it comes from, and the principal where somebody has verified that.
-
-Who sent a request that came through a proxy: what `X-Forwarded-For` and `Forwarded` say, where that is believed.
-
-Anybody can write these headers, so they count only when the connection comes from a proxy that is trusted, and of the
-addresses in them the last one that is no trusted proxy's. Nothing else is taken from what a proxy says: under which URL
-a server is reached, it says itself.
-"""
+Anybody can write forwarded headers. They count only when the connection comes from a trusted proxy, and of the
+addresses in them the last one that is not a trusted proxy. Which origins may call is decided by the `HostPolicy`;
+cookies are never asked for: a page sends its token itself."""
 
 from __future__ import annotations
 
@@ -20,7 +13,8 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 
 from weft.errors import UsageError
 from weft.limits import Limits
-from weft.net.asgi import TOKEN_INFO, Scope
+from weft.net.asgi import TOKEN_INFO, Message, RawHeaders, Scope, Send
+from weft.net.hosts import HostPolicy, shown
 from weft.protocol.headers import Headers
 from weft.server.calls.connection import TokenInfo, peer_of
 
@@ -70,7 +64,9 @@ def _check(token_info: object) -> None:
 log = logging.getLogger("weft.advice")
 
 _Address = IPv4Address | IPv6Address
+
 _FOR = re.compile(r'(?:^|;)\s*for="?([^";]*)"?', re.IGNORECASE)  # of one element of `Forwarded`
+
 _MOST = 32  # proxies in a row; what is said beyond is not read
 
 
@@ -192,3 +188,73 @@ def _read(entry: str) -> _Address | None:
         return None
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return mapped or address
+
+
+_MOST_SECONDS = 600  # for which a browser need not ask again
+
+_ASKED = b"access-control-request-headers"
+
+_HEADER_LIST = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z, \t]*")  # a list of header names
+
+_SENT = (  # what clients of either era send
+    b"Accept, Authorization, Content-Type, DPoP, Last-Event-ID, MCP-Protocol-Version, Mcp-Method, Mcp-Name, "
+    b"Mcp-Session-Id, traceparent, tracestate"
+)
+
+_READ = b"Mcp-Session-Id, WWW-Authenticate, DPoP-Nonce, Retry-After, Allow"  # what they read in an answer
+
+
+def is_preflight(headers: Headers) -> bool:
+    """Whether the OPTIONS of a request is a browser's question if its page may send another."""
+    return b"access-control-request-method" in headers.known
+
+
+def preflight_refusal(origin: bytes | None) -> str:
+    """The sentence for a preflight of a page that may not call.
+
+    >>> preflight_refusal(b"https://app.example")
+    "A web page of 'https://app.example' may not call this server. To allow it, set cors=['https://app.example'] in \
+asgi() or run(), or start with --cors https://app.example."
+    """
+    page = shown(origin or b"null")
+    return (
+        f"A web page of {page!r} may not call this server. To allow it, set cors=[{page!r}] in asgi() or run(), or "
+        f"start with --cors {page}."
+    )
+
+
+class Cors:
+    """Tells browsers which pages may call."""
+
+    def __init__(self, policy: HostPolicy) -> None:
+        self._policy = policy
+
+    def share(self, scope: Scope, send: Send) -> Send:
+        """Return a `send` that lets the page read the answer, where its origin may."""
+        origin = next((value for name, value in scope["headers"] if name == b"origin"), None)
+        if origin is None and scope["method"] == "POST":  # no page, and nothing that a cache would keep
+            return send
+        added = [(b"vary", b"Origin")]
+        if self._policy.shares_with(origin):
+            assert origin is not None
+            added += [(b"access-control-allow-origin", origin), (b"access-control-expose-headers", _READ)]
+
+        async def send_shared(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *added]}
+            await send(message)
+
+        return send_shared
+
+    async def answer_preflight(self, headers: Headers, verbs: Sequence[str], send: Send) -> None:
+        """Tell a browser what its page may send; `send` says already to whom."""
+        asked = headers.known.get(_ASKED, b"")
+        allowed = b", ".join([_SENT, asked]) if asked.strip() and _HEADER_LIST.fullmatch(asked) else _SENT
+        told: RawHeaders = [
+            (b"access-control-allow-methods", ", ".join(verbs).encode()),
+            (b"access-control-allow-headers", allowed),
+            (b"access-control-max-age", b"%d" % _MOST_SECONDS),
+            (b"vary", _ASKED),
+        ]
+        await send({"type": "http.response.start", "status": 204, "headers": told})
+        await send({"type": "http.response.body", "body": b""})

@@ -32,7 +32,7 @@ from weft.protocol.sse import encode as encode_event
 from weft.server.calls.call import Call, Reply
 from weft.server.calls.connection import Cancellation
 from weft.server.calls.tasks import take_back
-from weft.server.diagnostics.error_reporting import note_refusal, report
+from weft.server.diagnostics import note_refusal, report
 from weft.server.http.reply import Accepts, HttpReply
 from weft.server.http.request import Caller, read_caller
 from weft.server.http.session_streams import SessionStreams, check_takes_stream
@@ -40,8 +40,7 @@ from weft.server.runtime.dispatch import Answer
 from weft.server.runtime.load import busy, still_served, stopped
 from weft.server.runtime.request_log import refused
 from weft.server.runtime.runtime import Runtime
-from weft.server.sessions.handshake import read_batch
-from weft.server.sessions.session import Session
+from weft.server.sessions.session import Session, read_batch
 from weft.server.sessions.sessions import Sessions, SessionsFull
 from weft.server.sessions.streams import Streams
 from weft.types.base import RequestId

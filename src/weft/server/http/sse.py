@@ -29,8 +29,7 @@ from weft.server.http.session import SSE_PREFIX, SessionExchange
 from weft.server.http.session_streams import StreamForm, check_takes_stream
 from weft.server.runtime.runtime import Runtime
 from weft.server.runtime.subscriptions import Show, at_expiry
-from weft.server.sessions.handshake import read_batch
-from weft.server.sessions.session import Session
+from weft.server.sessions.session import Session, read_batch
 from weft.server.sessions.sessions import Sessions
 from weft.server.sessions.streams import StoredEvent
 

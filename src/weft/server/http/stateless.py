@@ -20,7 +20,7 @@ from weft.protocol.headers import Headers
 from weft.server.calls.call import Call
 from weft.server.calls.connection import Cancellation
 from weft.server.calls.tasks import PendingCoroutine, take_back
-from weft.server.diagnostics.error_reporting import note_refusal
+from weft.server.diagnostics import note_refusal
 from weft.server.http.reply import HttpReply
 from weft.server.http.request import read_caller
 from weft.server.runtime.dispatch import Answer

@@ -30,28 +30,28 @@ from weft.server.features.prompts import Completions, Prompts
 from weft.server.features.registry import CacheHint, read_cache_hints
 from weft.server.features.resources import Resources
 from weft.server.features.tools import Tools
-from weft.server.run.development import watch_for_blocking
+from weft.server.run.running import watch_for_blocking
 from weft.server.runtime.dispatch import (
     Check,
     Dispatcher,
+    Extension,
     Middleware,
     Translations,
+    check_extensions,
     check_middleware,
     checks_of,
     find_tracing,
 )
-from weft.server.runtime.extensions import Extension, check_extensions
-from weft.server.runtime.lifespan import LifespanFactory
 from weft.server.runtime.request_log import dispatcher_class
-from weft.server.runtime.runtime import Runtime
-from weft.server.sessions.handshake import HANDLERS
+from weft.server.runtime.runtime import LifespanFactory, Runtime
+from weft.server.sessions.session import HANDLERS
 from weft.server.sessions.sessions import Sessions
 from weft.types.base import SERVER_INFO_KEY, Implementation
 from weft.types.lifecycle import DiscoverResult, ListChangedCapability, ResourcesCapability, ServerCapabilities
 
 if TYPE_CHECKING:
     from weft.server.http.app import HttpApp
-    from weft.server.stdio.memory import MemoryPipe
+    from weft.server.stdio.pipe import MemoryPipe
 
 CacheList = Literal["discover", "tools", "resources", "templates", "prompts"]
 RootsChanged: TypeAlias = Callable[[Connection], Coroutine[Any, Any, None]]
@@ -246,7 +246,7 @@ class Engine(Runtime):
         cors: Sequence[str],
     ) -> HttpApp:
         """Make an ASGI app that serves this server."""
-        from weft.server.http.wire_log import app_class  # here, because a server on stdio starts sooner without it
+        from weft.server.http.app import app_class  # here, because a server on stdio starts sooner without it
 
         self.completions.check()
         return app_class()(
@@ -264,7 +264,7 @@ class Engine(Runtime):
 
     def pipe(self, deliver: Callable[[bytes], None]) -> MemoryPipe:
         """Serve a client in this process: `deliver` gets the messages to it."""
-        from weft.server.stdio.memory import MemoryPipe
+        from weft.server.stdio.pipe import MemoryPipe
 
         return MemoryPipe(self, deliver)
 

@@ -29,8 +29,7 @@ from typing import Any
 import msgspec
 
 from weft.errors import StartError, UsageError
-from weft.server.diagnostics.argument_checks import with_article
-from weft.server.diagnostics.error_reporting import is_users, short_path, summary_of, user_frames
+from weft.server.diagnostics import is_users, short_path, summary_of, user_frames, with_article
 from weft.server.run.engine import Engine, Servable
 
 log = logging.getLogger("weft.advice")

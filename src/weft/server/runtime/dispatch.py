@@ -1,26 +1,9 @@
-"""Run one call: method table, checks, middleware, tracing, and the one error boundary.
+"""Run one call: method table, checks, middleware, tracing, extensions, and the one error boundary.
 
-What is said of middleware that is not written as it has to be: when it is registered, and when it has run.
-
-Translations: what `server.on_error` registers. An exception becomes what the model or the client reads.
-
-They run at the error boundary, outside of all middleware, which sees the exceptions themselves. An exception that is an
-answer already (`ToolError`, `ProtocolError`) is left alone, unless its own class is registered, or one between: a
-function for `Exception` is not asked about it.
-
-OpenTelemetry: a span around every call, joined to the caller's trace. Nothing at all where it is not installed.
-
-The way of a call: the method table, the middleware, and the sole error boundary.
-
-`run` turns one opened call into one encoded answer and never raises, except when its task is cancelled: then whoever
-runs it knows whether there is an answer to send (`fail`). Whatever a handler does, the process and the other calls go
-on.
-
-What a request must pass, by its method, before anything of the user's runs: scopes, and what the client must have.
-
-Tools check theirs with everything else that a call of them must pass. A resource is guarded wherever a request names
-it: also where it is only listened to, and where a value of its template is completed.
-"""
+`Dispatcher.run` turns one opened call into one encoded answer. It never raises, except when its task is cancelled.
+Translations (`server.on_error`) run at the boundary, outside of all middleware. Checks run before anything of the user:
+scopes, and the capabilities that a feature needs. A client that did not declare an extension is served as if the
+extension were not there."""
 
 from __future__ import annotations
 
@@ -33,7 +16,7 @@ from copy import copy
 from functools import partial
 from itertools import chain
 from traceback import walk_tb
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, cast
 
 from weft.eras.base import CORE_TYPES
 from weft.errors import (
@@ -43,33 +26,39 @@ from weft.errors import (
     MissingCapability,
     ProtocolError,
     QuestionFailed,
+    RegistrationError,
     ToolError,
+    UndeclaredExtension,
     UsageError,
     WeftError,
 )
 from weft.jsonrpc import encode_error, encode_result
-from weft.protocol.revisions import METHODS
+from weft.protocol.names import check_extension_id
+from weft.protocol.revisions import METHODS, Method
 from weft.protocol.sealing import StateRefused
 from weft.server.asking.rounds import InputRequired, asker_of, questions, round_of, signal_in
 from weft.server.calls.call import Call, Handler, require_needs
 from weft.server.calls.services import Services
-from weft.server.diagnostics.argument_checks import with_article
-from weft.server.diagnostics.error_reporting import caller, is_users, location, report, report_code, target
+from weft.server.diagnostics import caller, is_users, location, report, report_code, target, with_article
 from weft.server.features.registry import Encoded, InsufficientScope, require_scopes
 from weft.server.features.tools import failure_of
 from weft.server.runtime.load import Busy
 from weft.types.base import Result
+from weft.types.features import (
+    CallToolParams,
+    CallToolResult,
+    CompleteParams,
+    GetPromptParams,
+    PromptReference,
+    ReadResourceParams,
+)
 from weft.types.interaction import ListenParams
 from weft.types.lifecycle import InputParams, PaginatedParams
-from weft.types.prompts import CompleteParams, GetPromptParams, PromptReference
-from weft.types.resources import ReadResourceParams
-from weft.types.tools import CallToolParams, CallToolResult
 
 if TYPE_CHECKING:
     from weft.server.features.prompts import Prompts
     from weft.server.features.resources import Resources
     from weft.server.features.tools import Tools
-    from weft.server.runtime.extensions import Extension
 
 
 def check_middleware(layer: Any) -> None:
@@ -138,9 +127,11 @@ def _named(layer: Any) -> str:
 
 
 E = TypeVar("E", bound=Exception)
+
 Translation: TypeAlias = Callable[[E], Any] | Callable[[E, Any], Any]  # the exception; the exception and the Context
 
 _ANSWERS = (ToolError, ProtocolError)
+
 _RETURNS = (
     "Return a text, a ToolError, a ProtocolError or a result; or raise the exception again, to leave it as it is."
 )
@@ -330,8 +321,11 @@ class Tracing:
 log = logging.getLogger("weft.dispatch")
 
 Answer: TypeAlias = tuple[int, bytes]  # an HTTP status and an encoded response
+
 Check: TypeAlias = Callable[[Call], None]
+
 Next: TypeAlias = Callable[[], Awaitable[Result]]
+
 Middleware: TypeAlias = Callable[[Any, Next], Awaitable[Result]]  # called with the Context of the call
 
 
@@ -641,3 +635,62 @@ class _Checks:
 
     def _require_of(self, call: Call, uris: Iterable[str]) -> None:
         require_scopes(call, dict.fromkeys(chain.from_iterable(map(self._resources.scopes_of, uris))))
+
+
+class Extension:
+    """Derive from this, say what is added, and give an instance to `Server(extensions=[...])`.
+
+    >>> class Echo(Extension):
+    ...     id = "com.example/echo"
+    >>> Echo().settings
+    {}
+    """
+
+    id: ClassVar[str] = ""
+    result_types: ClassVar[frozenset[str]] = frozenset()  # values of `resultType` beyond the core's
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What is declared under the identifier in `capabilities.extensions`."""
+        return {}
+
+    def methods(self) -> Sequence[tuple[Method, Handler]]:
+        """The methods that are added."""
+        return ()
+
+    def middleware(self) -> Sequence[Middleware]:
+        """What goes around every call."""
+        return ()
+
+    def declared_by(self, call: Call) -> bool:
+        """Whether the client declared this extension for this call."""
+        return self.id in (call.envelope.client_capabilities.extensions or {})
+
+    def require(self, call: Call) -> None:
+        """Refuse a call of this extension's methods by a client that did not declare it (VER-06).
+
+        Where a handshake is not remembered, the call itself has to do: who calls the method knows the extension.
+        """
+        if call.knows_client and not self.declared_by(call):
+            raise UndeclaredExtension(call.method, self.id)
+
+
+def check_extensions(extensions: Sequence[Extension]) -> None:
+    """Refuse an identifier that is not one (VER-05), and what is there twice or belongs to the core."""
+    taken: dict[str, str] = dict.fromkeys(METHODS, "the core protocol")
+    seen: set[str] = set()
+    for extension in extensions:
+        name = type(extension).__name__
+        try:
+            check_extension_id(extension.id)
+        except ValueError as error:
+            raise RegistrationError(f"{name}.id is {extension.id!r}: {error}") from None
+        if extension.id in seen:
+            raise RegistrationError(f"The extension {extension.id!r} is given twice; once is enough.")
+        seen.add(extension.id)
+        for method, _ in extension.methods():
+            if method.name in taken:
+                raise RegistrationError(
+                    f"{name} adds the method {method.name!r}, which belongs to {taken[method.name]}. Name it otherwise."
+                )
+            taken[method.name] = extension.id

@@ -34,7 +34,7 @@ from weft.jsonrpc import Frame
 from weft.server.calls.changes import Change, encode_change, note
 from weft.server.calls.connection import Cancellation, Connection
 from weft.server.calls.pending import PendingRequests
-from weft.server.diagnostics.error_reporting import report
+from weft.server.diagnostics import report
 from weft.server.runtime.runtime import Runtime
 from weft.server.sessions.session import OFTEN, Records, Session
 from weft.server.sessions.streams import STANDALONE, Streams

@@ -20,7 +20,7 @@ import pydantic_core
 from pydantic_core import PydanticSerializationError, SchemaSerializer, SchemaValidator, ValidationError
 
 from weft.errors import RegistrationError, WeftError
-from weft.server.diagnostics.error_reporting import Unserialisable, location
+from weft.server.diagnostics import Unserialisable, location
 from weft.server.signature.errors import expectation, place_of, reason, remedy, type_name
 from weft.server.signature.plain import members, plain_type
 

@@ -23,7 +23,7 @@ import pydantic_core
 from pydantic_core import ValidationError
 
 from weft.errors import RegistrationError
-from weft.server.diagnostics.error_reporting import describe, enclosing_locals, location, target
+from weft.server.diagnostics import describe, enclosing_locals, location, target
 from weft.server.signature.errors import ArgumentsError, explain, reason, replace, type_name
 from weft.server.signature.output import OutputError, read_output
 from weft.server.signature.plain import Arguments, members, plain_arguments

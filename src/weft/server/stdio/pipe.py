@@ -1,19 +1,14 @@
-"""Serve one client at the other end of lines, and keep its session.
+"""Serve one client over lines, and keep its session: stdio, or a client in the same process.
 
-Pipe: one client at the other end of lines that go both ways, whatever carries them.
-
-Owns which requests of it are being served, and what a line is answered with before anybody has read its meaning. A
-request that says everything about itself is served alone; the others belong to the one session that a pipe can have.
-Both may come on the same pipe (COMPAT-02).
-
-The session of a pipe: what is remembered of the one client there, from its handshake on.
-"""
+A request that says everything about itself is served alone; the others belong to the one session that a pipe can have.
+Both may come on the same pipe."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import Any, Protocol
@@ -31,12 +26,12 @@ from weft.server.calls.changes import Change, encode_change, note
 from weft.server.calls.connection import Cancellation, Connection
 from weft.server.calls.pending import OnProgress, PendingRequests, Way
 from weft.server.calls.tasks import EagerTaskStarter
-from weft.server.diagnostics.error_reporting import note_refusal, report
+from weft.server.diagnostics import note_refusal, report
 from weft.server.runtime.load import busy, still_served
 from weft.server.runtime.request_log import is_wire_logged, refused
 from weft.server.runtime.request_log import log as wire
 from weft.server.runtime.runtime import Runtime
-from weft.server.sessions.handshake import read_batch
+from weft.server.sessions.session import read_batch
 from weft.server.sessions.sessions import take_notification
 from weft.types.base import RequestId
 from weft.types.lifecycle import CancelledParams
@@ -44,7 +39,9 @@ from weft.types.lifecycle import CancelledParams
 log = logging.getLogger("weft.pipe")
 
 _BRACE = ord("{")
+
 _names = count(1)  # one for each, by which its listen streams are told from those of others
+
 _read_cancelled = msgspec.json.Decoder(CancelledParams).decode
 
 
@@ -423,3 +420,75 @@ class _LoggedWriter:
 
     async def drained(self) -> None:
         await self._writer.drained()
+
+
+class _Handing:
+    """Lines to somebody in the same process."""
+
+    congested = False
+
+    def __init__(self, deliver: Callable[[bytes], None]) -> None:
+        self._deliver = deliver
+
+    def send(self, line: bytes) -> None:
+        self._deliver(line)
+
+    def send_now(self, line: bytes) -> None:
+        self._deliver(line)
+
+    async def drained(self) -> None:
+        """They are with the other side at once."""
+
+
+class MemoryPipe:
+    """The server's end. `send` takes one message of the client; what is said to it is handed to `deliver`.
+
+    The lifespan is entered with the first message, if nobody did before; it is not left here.
+    """
+
+    def __init__(self, runtime: Runtime, deliver: Callable[[bytes], None]) -> None:
+        self._runtime = runtime
+        self._deliver = deliver
+        self._pipe = new_pipe(runtime, _Handing(deliver))
+        self._waiting: list[bytes] = []  # for the lifespan to be entered
+        self._starting: asyncio.Task[None] | None = None
+
+    def send(self, message: bytes) -> None:
+        """Take one message."""
+        if self._runtime.lifespan.started:
+            self._pipe.receive(message, full=self._pipe.full)
+            return
+        self._waiting.append(message)
+        if self._starting is None:
+            self._starting = asyncio.get_running_loop().create_task(self._start(), name="weft-memory-start")
+
+    async def close(self) -> None:
+        """The client goes: end its streams, cancel what it asked for, release what is remembered of it."""
+        if self._starting is not None:
+            self._starting.cancel()
+        self._pipe.end_streams()
+        await asyncio.sleep(0)
+        self._pipe.cancel()
+        if tasks := self._pipe.tasks:
+            await asyncio.wait(tasks, timeout=self._runtime.limits.drain_seconds)
+        await self._pipe.close()
+
+    def _refuse_waiting(self, text: str) -> None:
+        waiting, self._waiting = self._waiting, []
+        for message in waiting:
+            with suppress(ProtocolError):  # what is no request is answered nothing
+                if (frame := decode(message, self._runtime.limits)).is_request:
+                    self._deliver(encode_error(frame.reply_id, InternalError.code, text))
+
+    async def _start(self) -> None:
+        try:
+            await self._runtime.lifespan.start()
+        except Exception as error:  # noqa: BLE001 - R1: whatever a lifespan raises, it is told to who waits
+            text = self._runtime.lifespan.report(error)
+            self._refuse_waiting(text)
+            return
+        finally:
+            self._starting = None
+        waiting, self._waiting = self._waiting, []
+        for message in waiting:
+            self._pipe.receive(message, full=self._pipe.full)

@@ -1,8 +1,4 @@
-"""Report failures: find the user's own code in them, log each once, and mask it for the peer.
-
-In development the peer receives what happened; otherwise it receives a reference to the entry in the log. "file:line"
-means the same in every message of Weft; nothing here imports or runs the user's code.
-"""
+"""Report errors to the developer, find the user's own code, and check arguments that type checkers cannot."""
 
 from __future__ import annotations
 
@@ -10,21 +6,24 @@ import functools
 import inspect
 import logging
 import os
+import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from inspect import CO_COROUTINE
 from pathlib import Path
 from types import CodeType, CoroutineType, TracebackType
 from typing import Any, cast
 
 from weft.errors import ProtocolError, UnsupportedVersion, UsageError, WeftError
+from weft.limits import Limits
 from weft.net.logs import marked_lines
-from weft.protocol.names import printable
+from weft.protocol.names import closest, printable
 
 log = logging.getLogger("weft.faults")
 
 MOST_FRAMES = 6
+
 MOST_VERSIONS = 32  # Versions in the log: a peer can invent any number of them.
 
 _refused_versions: set[str] = set()
@@ -243,3 +242,85 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
     shown = traceback.TracebackException(kind, error, trace)
     shown.stack = traceback.StackSummary.from_list([frame for frame in shown.stack if is_users(frame.filename)])
     sys.stderr.write("".join(shown.format(chain=False)))
+
+
+_SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+")  # RFC 6749, 3.3
+
+
+def with_article(name: str) -> str:
+    """Put the article before the name of a type.
+
+    >>> with_article("int"), with_article("str")
+    ('an int', 'a str')
+    """
+    return f"{'an' if name[:1].lower() in 'aeio' else 'a'} {name}"
+
+
+def did_you_mean(name: object, known: Sequence[str]) -> str:
+    """Return the question after the known name that is most like this one, or an empty text.
+
+    >>> did_you_mean("tool", ["tools", "prompts"])
+    "Did you mean 'tools'? "
+    """
+    near = closest(str(name), known)
+    return f"Did you mean {near!r}? " if near else ""
+
+
+def check_options(what: str, options: Iterable[str], known: Sequence[str]) -> None:
+    """Raise UsageError for an option that does not exist."""
+    for name in options:
+        if name not in known:
+            raise UsageError(
+                f"{what} has no option {name!r} ({caller()}). {did_you_mean(name, known)}"
+                f"The options are: {', '.join(known)}."
+            )
+
+
+def check_kind(option: str, value: object, kind: type, example: str) -> None:
+    """Raise UsageError for the value of an option that is not of its type."""
+    if not isinstance(value, kind):
+        raise UsageError(
+            f"{option}= is a {kind.__name__}, not {type(value).__name__} ({caller()}). Write {option}={example}."
+        )
+
+
+def check_limits(limits: Limits) -> None:
+    """Raise UsageError for negative limits, and for a server without threads."""
+    for name in limits.__struct_fields__:
+        value = getattr(limits, name)
+        least = 1 if name == "threads" else 0  # Without a thread, a plain function would wait forever.
+        if not value >= least:
+            raise UsageError(f"Limits({name}={value!r}) is not possible ({caller()}): it is {least} or more.")
+
+
+def check_scopes(scopes: Sequence[str], where: str) -> tuple[str, ...]:
+    """Return the scopes of an option without duplicates; raise UsageError for a name that no token can have."""
+    if isinstance(scopes, str):
+        raise UsageError(f"{where} has scopes={scopes!r}; scopes come as a list: scopes={scopes.split()!r}.")
+    for scope in cast("Sequence[object]", scopes):  # Callers may be untyped.
+        if not isinstance(scope, str) or not _SCOPE.fullmatch(scope):
+            raise UsageError(f"{where} has scopes=[{scope!r}], which is no scope: it has no blanks or quotes in it.")
+        if scope == "offline_access":
+            raise UsageError(
+                f"{where} has the scope 'offline_access', which no operation takes: it is between a client and its "
+                "authorization server. Leave it out."
+            )
+    return tuple(dict.fromkeys(scopes))
+
+
+def decorate(fn: Any, register: Callable[[Any], None], kind: str) -> Any:
+    """Register a function and return it; without a function, return the decorator that does so."""
+
+    def decorator(function: Any) -> Any:
+        if isinstance(function, str):
+            raise UsageError(
+                f"@server.{kind}({function!r}) is not possible ({caller()}): the name is an option. "
+                f"Write @server.{kind}(name={function!r})."
+            )
+        try:
+            register(function)
+        except UsageError as error:
+            raise error.with_traceback(None) from None  # The frames inside Weft would hide the user's line.
+        return function
+
+    return decorator if fn is None else decorator(fn)

@@ -1,1 +1,0 @@
-"""Explain mistakes and failures to the person who writes or runs the server."""

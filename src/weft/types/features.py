@@ -1,0 +1,267 @@
+"""Describe tools, resources and prompts on the wire."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, cast
+
+import msgspec
+from msgspec import UNSET, UnsetType, field
+
+from weft.errors import InvalidParams
+from weft.types.base import Annotations, CacheScope, Icon, Meta, NotificationParams, Result, Role, Struct
+from weft.types.content import ContentBlock, ResourceContents
+from weft.types.lifecycle import InputParams, RequestParams
+
+
+class ToolAnnotations(Struct):
+    """Hints about what a tool does; a client trusts them only if it trusts the server."""
+
+    title: str | None = None
+    read_only_hint: bool | None = None
+    destructive_hint: bool | None = None
+    idempotent_hint: bool | None = None
+    open_world_hint: bool | None = None
+
+
+class Tool(Struct):
+    """A tool as a client sees it."""
+
+    name: str
+    input_schema: dict[str, Any]
+    title: str | None = None
+    description: str | None = None
+    output_schema: dict[str, Any] | None = None
+    annotations: ToolAnnotations | None = None
+    icons: list[Icon] | None = None
+    meta: Meta | None = field(name="_meta", default=None)
+
+    @property
+    def display_name(self) -> str:
+        """Return the name to show to people."""
+        return self.title or (self.annotations and self.annotations.title) or self.name
+
+
+class ListToolsResult(Result, kw_only=True):
+    """One page of tools."""
+
+    tools: list[Tool]
+    next_cursor: str | None = None
+    ttl_ms: int | None = None
+    cache_scope: CacheScope | None = None
+
+
+class CallToolParams(InputParams, kw_only=True, dict=True):
+    """A call of a tool. The tool's validator reads the raw arguments; `arguments` decodes them when first read."""
+
+    name: str
+    raw_arguments: msgspec.Raw | UnsetType = field(name="arguments", default=UNSET)
+
+    @cached_property
+    def arguments(self) -> dict[str, Any]:
+        """Return the decoded arguments. The tool gets them validated, with all changes made here."""
+        if self.raw_arguments is UNSET:
+            return {}
+        try:
+            value: Any = msgspec.json.decode(self.raw_arguments)
+        except msgspec.DecodeError:  # a number that no float can hold
+            raise InvalidParams("Invalid params: a number in `arguments` is too large.") from None
+        if not isinstance(value, dict):
+            raise InvalidParams("Invalid params: `arguments` must be an object.")
+        return cast("dict[str, Any]", value)
+
+    def forget_arguments(self) -> None:
+        """Discard changes: return to the arguments that the client sent."""
+        cast("dict[str, Any]", self.__dict__).pop("arguments", None)
+
+
+class CallToolResult(Result, kw_only=True, omit_defaults=True):
+    """The result of a tool. `structured_content` may be any JSON value, also null."""
+
+    content: list[ContentBlock]
+    structured_content: Any = UNSET
+    is_error: bool = False
+
+
+class Resource(Struct):
+    """A resource as a client sees it."""
+
+    uri: str
+    name: str
+    title: str | None = None
+    description: str | None = None
+    mime_type: str | None = None
+    size: int | None = None
+    icons: list[Icon] | None = None
+    annotations: Annotations | None = None
+    meta: Meta | None = field(name="_meta", default=None)
+
+    @property
+    def display_name(self) -> str:
+        """Return the name to show to people."""
+        return self.title or self.name
+
+
+class ResourceTemplate(Struct):
+    """A family of resources, named by an RFC 6570 template."""
+
+    uri_template: str
+    name: str
+    title: str | None = None
+    description: str | None = None
+    mime_type: str | None = None
+    icons: list[Icon] | None = None
+    annotations: Annotations | None = None
+    meta: Meta | None = field(name="_meta", default=None)
+
+    @property
+    def display_name(self) -> str:
+        """Return the name to show to people."""
+        return self.title or self.name
+
+
+class ListResourcesResult(Result, kw_only=True):
+    """One page of resources."""
+
+    resources: list[Resource]
+    next_cursor: str | None = None
+    ttl_ms: int | None = None
+    cache_scope: CacheScope | None = None
+
+
+class ListResourceTemplatesResult(Result, kw_only=True):
+    """One page of resource templates."""
+
+    resource_templates: list[ResourceTemplate]
+    next_cursor: str | None = None
+    ttl_ms: int | None = None
+    cache_scope: CacheScope | None = None
+
+
+class ReadResourceParams(InputParams, kw_only=True):
+    """A request to read a resource."""
+
+    uri: str
+
+
+class ReadResourceResult(Result, kw_only=True):
+    """The contents of a resource that was read."""
+
+    contents: list[ResourceContents]
+    ttl_ms: int | None = None
+    cache_scope: CacheScope | None = None
+
+
+class ResourceUpdatedParams(NotificationParams, kw_only=True):
+    """The URI of a resource that changed."""
+
+    uri: str
+
+
+class SubscribeParams(RequestParams, kw_only=True):
+    """The resource that a session subscribes to, or unsubscribes from."""
+
+    uri: str
+
+
+class PromptArgument(Struct):
+    """One argument of a prompt; its value is a string."""
+
+    name: str
+    title: str | None = None
+    description: str | None = None
+    required: bool | None = None
+
+
+class Prompt(Struct):
+    """A prompt as a client sees it."""
+
+    name: str
+    title: str | None = None
+    description: str | None = None
+    arguments: list[PromptArgument] | None = None
+    icons: list[Icon] | None = None
+    meta: Meta | None = field(name="_meta", default=None)
+
+    @property
+    def display_name(self) -> str:
+        """Return the name to show to people."""
+        return self.title or self.name
+
+
+class PromptMessage(Struct):
+    """One message of a prompt."""
+
+    role: Role
+    content: ContentBlock
+
+
+class ListPromptsResult(Result, kw_only=True):
+    """One page of prompts."""
+
+    prompts: list[Prompt]
+    next_cursor: str | None = None
+    ttl_ms: int | None = None
+    cache_scope: CacheScope | None = None
+
+
+class GetPromptParams(InputParams, kw_only=True):
+    """A request for a prompt filled in."""
+
+    name: str
+    arguments: dict[str, str] | None = None
+
+
+class GetPromptResult(Result, kw_only=True):
+    """A prompt filled in."""
+
+    messages: list[PromptMessage]
+    description: str | None = None
+
+
+class PromptReference(Struct, tag="ref/prompt", tag_field="type"):
+    """A reference to a prompt."""
+
+    name: str
+    title: str | None = None
+
+
+class ResourceTemplateReference(Struct, tag="ref/resource", tag_field="type"):
+    """A reference to a resource template."""
+
+    uri: str
+
+
+class CompleteArgument(Struct):
+    """The argument being typed, and its beginning."""
+
+    name: str
+    value: str
+
+
+class CompleteContext(Struct):
+    """The arguments that are filled in already."""
+
+    arguments: dict[str, str] | None = None
+
+
+class CompleteParams(RequestParams, kw_only=True):
+    """A request for suggestions."""
+
+    ref: PromptReference | ResourceTemplateReference
+    argument: CompleteArgument
+    context: CompleteContext | None = None
+
+
+class Completion(Struct):
+    """Suggestions, the best first; at most 100."""
+
+    values: list[str]
+    total: int | None = None
+    has_more: bool | None = None
+
+
+class CompleteResult(Result, kw_only=True):
+    """The suggestions for an argument."""
+
+    completion: Completion
