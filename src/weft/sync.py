@@ -27,7 +27,7 @@ from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast, overload
 from urllib.parse import urlsplit
 
 from weft.client.api.client import Client as AsyncClient
@@ -38,6 +38,7 @@ from weft.net.hosts import is_loopback
 from weft.net.logs import masked_url
 
 if TYPE_CHECKING:
+    from weft.client.connection.connection import ProgressCallback
     from weft.client.connection.transport import Transport
     from weft.client.requests.subscriptions import Listening as AsyncListening
     from weft.client.results import Change, ToolResult
@@ -186,6 +187,9 @@ def _like(
     return entitle
 
 
+_call_tool: Callable[..., Any] = _blocking(AsyncClient.call_tool)
+
+
 class Client:
     """A connection to one server; see `weft.Client` for what it takes and does.
 
@@ -305,7 +309,40 @@ class Client:
 
     # --- verbs
 
-    call_tool = _blocking(AsyncClient.call_tool)
+    @overload
+    def call_tool(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        result_type: None = None,
+        raise_on_error: bool = False,
+        timeout: float | None = None,
+        progress: ProgressCallback | None = None,
+        meta: Mapping[str, Any] | None = None,
+        answers: Mapping[str, Any] | None = None,
+        state: str | None = None,
+    ) -> ToolResult: ...
+
+    @overload
+    def call_tool(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        result_type: type[R],
+        timeout: float | None = None,
+        progress: ProgressCallback | None = None,
+        meta: Mapping[str, Any] | None = None,
+        answers: Mapping[str, Any] | None = None,
+        state: str | None = None,
+    ) -> R: ...
+
+    @functools.wraps(AsyncClient.call_tool, assigned=())
+    def call_tool(self, *args: Any, **kwargs: Any) -> Any:
+        """Call a tool; see `weft.Client.call_tool`."""
+        return _call_tool(self, *args, **kwargs)
+
     complete = _blocking(AsyncClient.complete)
     get_prompt = _blocking(AsyncClient.get_prompt)
     list_prompts = _blocking(AsyncClient.list_prompts)
@@ -386,7 +423,8 @@ class JoinedTool:
 
     def call(self, arguments: Mapping[str, Any] | None = None, **options: Any) -> ToolResult:
         """Call it where it is; the options are those of `Client.call_tool`."""
-        return self.client.call_tool(self.tool.name, arguments, **options)
+        result: ToolResult = self.client.call_tool(self.tool.name, arguments, **options)
+        return result
 
 
 def join_tools(clients: Mapping[str, Client]) -> dict[str, JoinedTool]:

@@ -24,7 +24,8 @@ from weft.server.run.listening import bind, try_line
 
 SERVER = """
 from typing import Annotated
-from weft import Context, MirroredHeader, Server, ToolAnnotations, ToolError
+from weft import Context, MirroredHeader, Server, ToolError
+from weft.types import ToolAnnotations
 
 server = Server("shop")
 
@@ -247,7 +248,8 @@ def test_what_to_try_at_the_example_works_from_anywhere(tmp_path: Path) -> None:
 
 
 GUARDED = """
-from weft import ResourceServer, Server, StaticTokens
+from weft import Server
+from weft.auth import ResourceServer, StaticTokens
 
 server = Server("safe", auth=ResourceServer(
     "http://127.0.0.1/mcp",
@@ -286,7 +288,7 @@ def test_what_to_try_is_typed_as_the_command_was(typed: str, tmp_path: Path, mon
 
 
 OFFERED: dict[str, dict[str, Any]] = {
-    "erase": {"annotations": weft.ToolAnnotations(destructive_hint=True)},
+    "erase": {"annotations": weft.types.ToolAnnotations(destructive_hint=True)},
     "scoped": {"scopes": ["go"]},
     "named": {"input_schema": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}},
     "coded": {
@@ -306,10 +308,10 @@ OFFERED: dict[str, dict[str, Any]] = {
     ids=["without scopes", "scoped", "none that can be called", "nothing else"],
 )
 def test_what_to_try_at_a_protected_server_is_what_most_callers_may(tools: list[str], expected: str) -> None:
-    auth = weft.ResourceServer(
+    auth = weft.auth.ResourceServer(
         "http://127.0.0.1/mcp",
         authorization_servers=["https://login.example.com"],
-        verifier=weft.StaticTokens({"token-of-ann": "ann"}),
+        verifier=weft.auth.StaticTokens({"token-of-ann": "ann"}),
     )
     server = weft.Server("s", auth=auth)
 

@@ -114,7 +114,7 @@ async def test_so_it_is_with_a_standing_stream(monkeypatch: pytest.MonkeyPatch) 
         else:
             await exchange.respond(202)
 
-    async with http_server(handle) as url, Client(url, mode="session") as client:
+    async with http_server(handle) as url, Client(url, eras=["session"]) as client:
         with pytest.raises(ConnectionFailed):
             await asyncio.wait_for(anext(client.listen()), 30)
     assert attempts == sorted(attempts)
@@ -147,7 +147,7 @@ async def test_so_it_is_with_one_that_is_taken_and_lost_at_once_every_time(
             await exchange.respond(202)
 
     monkeypatch.setattr("weft.client.callbacks.pause", noted)
-    async with http_server(handle) as url, Client(url, mode=mode) as client, client.listen():
+    async with http_server(handle) as url, Client(url, eras=[mode]) as client, client.listen():
         await asyncio.wait_for(enough.wait(), 30)
     assert attempts == [0, 1, 2, 3, 4, 4, 4, 4, 4, 4, 4, 4]  # it is not given up
 
@@ -308,7 +308,7 @@ async def test_a_revision_without_a_version_header_is_sent_none(version: str, ha
         else:
             await exchange.respond(405 if exchange.method == "GET" else 202)
 
-    async with http_server(handle) as url, Client(url, mode="session") as client:
+    async with http_server(handle) as url, Client(url, eras=["session"]) as client:
         assert client.protocol_version == version
         await client.call_tool("t")
     later = [exchange for exchange in seen if exchange.rpc != "initialize"]
@@ -328,7 +328,7 @@ async def test_prefixes_of_keys_are_domains_read_backwards() -> None:
         await client.list_tools()
     keys = {key for message in server.heard for key in message["params"]["_meta"]}
     prefixes = {key.partition("/")[0] for key in keys if "/" in key}
-    ways = [getattr(logins, name) for name in logins.__all__]
+    ways = list(vars(logins).values())
     prefixes |= {way.extension.partition("/")[0] for way in ways if getattr(way, "extension", None)}
     assert len(keys) >= 4
     assert prefixes == {"io.modelcontextprotocol"}  # the domain is modelcontextprotocol.io
@@ -346,7 +346,7 @@ def test_what_happens_without_an_extension_is_written_down(way: Any) -> None:
 
 
 def test_no_extension_is_forgotten() -> None:
-    ways = {getattr(logins, name) for name in logins.__all__}
+    ways = list(vars(logins).values())
     declared = {way for way in ways if isinstance(way, type) and getattr(way, "extension", None)}
     assert declared == {logins.ClientCredentials, logins.EnterpriseManaged}
 

@@ -3,11 +3,12 @@
 from weft.client.results import (
     CallDeclined,
     Change,
-    InputNeeded,
+    PendingQuestions,
     PromptsChanged,
     ResourcesChanged,
     ResourceUpdated,
     StreamReopened,
+    ToolCallFailed,
     ToolResult,
     ToolsChanged,
 )
@@ -15,11 +16,12 @@ from weft.client.results import (
 __all__ = [
     "CallDeclined",
     "Change",
-    "InputNeeded",
+    "PendingQuestions",
     "PromptsChanged",
     "ResourceUpdated",
     "ResourcesChanged",
     "StreamReopened",
+    "ToolCallFailed",
     "ToolResult",
     "ToolsChanged",
 ]

@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar, cast, get_args
 
 import msgspec
 
-from weft.errors import RemoteError, ResourceMissing, UsageError, WeftError
+from weft.errors import RemoteError, UsageError, WeftError
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
 from weft.protocol.names import check_extension_id
 from weft.types.base import LogLevel
@@ -221,10 +221,10 @@ def not_connected(opening: str, *, was_closed: bool) -> UsageError:
     )
 
 
-def resource_missing(error: RemoteError, uri: str) -> ResourceMissing:
-    """What a server said of a resource that it has not, with its URI, which few of them repeat."""
+def resource_not_found(error: RemoteError, uri: str) -> RemoteError:
+    """Return the error of a server about a resource that it does not have, with the URI, which few servers repeat."""
     said = error.message if uri in error.message else f"{error.message.rstrip('. ')}: {uri[:200]}"
-    return ResourceMissing(error.code, said, error.data)
+    return RemoteError(error.code, said, error.data, not_found=True)
 
 
 def explain_arguments(call: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from weft.client.callbacks import TURN_SECONDS
-from weft.client.config import CommandTarget
+from weft.client.config import Command
 from weft.client.connection.transport import PipeTransport
 from weft.errors import ConnectionFailed
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
@@ -66,22 +66,15 @@ def default_environment() -> dict[str, str]:
 class StdioTransport(PipeTransport):
     """A server that is started, spoken to over its stdin and stdout, and ended.
 
-    `on_stderr` is given each line the child writes to stderr, as it comes; `print` will do. The last 64 KiB are in
-    `stderr` in any case.
+    The target's `on_stderr` is called with each line that the child writes to stderr, as it comes; `print` will do.
+    The last 64 KiB are in `stderr` in any case.
     """
 
     kind = "stdio"
 
-    def __init__(
-        self,
-        target: CommandTarget,
-        limits: ClientLimits = DEFAULT_CLIENT_LIMITS,
-        *,
-        on_stderr: Callable[[str], Any] | None = None,
-    ) -> None:
+    def __init__(self, target: Command, limits: ClientLimits = DEFAULT_CLIENT_LIMITS) -> None:
         super().__init__(target.where, limits)
         self._target = target
-        self._on_stderr = on_stderr
         self._child: _Child | None = None  # the last one started; kept when it has ended, for what it said
 
     @property
@@ -105,7 +98,7 @@ class StdioTransport(PipeTransport):
         return self._child is None or not self._child.left_unread
 
     async def _start(self) -> None:
-        child = self._child = _Child(self, _Stderr(self._on_stderr))
+        child = self._child = _Child(self, _Stderr(self._target.on_stderr))
         command, cwd = self._target.command, self._target.cwd
         try:
             await asyncio.get_running_loop().subprocess_exec(

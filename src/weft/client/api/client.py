@@ -25,19 +25,18 @@ from __future__ import annotations
 
 import asyncio
 import re
-import ssl
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
 
 import msgspec
 from msgspec import UNSET
 
-from weft.client.api.targets import Dialled, HttpSettings, dial
+from weft.client.api.targets import Dialled, dial
 from weft.client.argument_checks import (
     as_texts,
     check_limits,
@@ -47,7 +46,7 @@ from weft.client.argument_checks import (
     plainly,
     read_extensions,
     read_level,
-    resource_missing,
+    resource_not_found,
 )
 from weft.client.callbacks import courier
 from weft.client.connection.connection import ClientConnection, ProgressCallback, code_and_data
@@ -67,8 +66,8 @@ from weft.client.requests.cache import ResponseCache, Toolbox, authorization_par
 from weft.client.requests.exchange import Exchange, Options, with_rounds
 from weft.client.requests.paging import ListPages, Suggestions, completion_params
 from weft.client.requests.subscriptions import Listening, Subscriptions, wish_for
-from weft.client.results import ToolResult
-from weft.eras.base import ServerHello
+from weft.client.results import ToolCallFailed, ToolResult, read_value
+from weft.eras.base import EraName, ServerHello
 from weft.errors import ConnectionFailed, HeaderMismatch, RemoteError, UsageError, WeftError
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
 from weft.protocol.headers import encode_value
@@ -85,8 +84,9 @@ from weft.types.resources import (
 from weft.types.tools import ListToolsResult, Tool
 
 if TYPE_CHECKING:
-    from weft.client.connection.transport import Transport
-    from weft.client.http.transport import Auth
+    from weft.client.connection.transport import Auth, Transport
+
+T = TypeVar("T")
 
 
 def closed() -> ConnectionFailed:
@@ -172,7 +172,9 @@ _memory = Memory()  # what was found out about servers, in this process
 class Client:
     """A connection to one server, of either era, over any transport.
 
-    `target` is a URL, a command (list or text), a `Server`, an ASGI app, or an entry of an `mcpServers` configuration.
+    `target` is a URL or `Http`, a command (list or text) or `Command`, a `Server`, an ASGI app or `Asgi`, a transport,
+    or an `mcpServers` configuration: one entry, or all of it, or the `Path` of its file, with `server` to choose one.
+    `auth` is a login, or a token as text, for a URL or an app.
 
         async with Client("https://flights.example/mcp") as client:
             result = await client.call_tool("book", {"flight": "LX38"})
@@ -188,9 +190,10 @@ class Client:
         self,
         target: Any,
         *,
-        mode: Literal["auto", "stateless", "session"] = "auto",
+        eras: Sequence[EraName] = ("stateless", "session"),
         version: str | None = None,
         server: str | None = None,
+        auth: Auth | str | None = None,
         info: Implementation | None = None,
         elicit: FormFunction | None = None,
         elicit_url: UrlFunction | None = None,
@@ -202,27 +205,19 @@ class Client:
         on_log: LogFunction | None = None,
         log_level: LogLevel | None = None,
         on_notification: Callable[[str, Any], Any] | None = None,
-        on_stderr: Callable[[str], Any] | None = None,
-        headers: Mapping[str, str] | None = None,
-        auth: Auth | str | None = None,
-        proxy: str | None = None,
-        tls: ssl.SSLContext | None = None,
-        trust_env: bool = False,
-        allow_insecure: bool = False,
-        path: str = "/mcp",
         cache: ResponseCache | bool = True,
         check_output: bool = True,
         manual_input: bool = False,
         limits: ClientLimits = DEFAULT_CLIENT_LIMITS,
     ) -> None:
         self._limits = check_limits(limits)
-        self._eras = eras_for(mode, version)
-        self._is_pinned = mode != "auto" or version is not None
+        self._eras = eras_for(eras, version)
+        self._is_pinned = len(self._eras) == 1 or version is not None
         self._info = info or Implementation("weft", sys.modules["weft"].__version__)  # it imports this, not vice versa
-        self._http = HttpSettings(headers or {}, auth, proxy, tls, trust_env, allow_insecure, path)
-        self._dial: Callable[[], Dialled] = lambda: dial(target, limits, self._http, server=server, on_stderr=on_stderr)
-        self._dialled: Dialled | None = self._dial()  # for the next connection
-        self._url = self._dialled.key  # of the server, where it has one
+        self._dial: Callable[[], Dialled] = lambda: dial(target, limits, server=server, auth=auth)
+        dialled = self._dial()
+        self._dialled: Dialled | None = dialled  # for the next connection
+        self._url = dialled.key  # of the server, where it has one
         self._duties = ServerRequestHandlers(
             elicit=elicit,
             elicit_url=elicit_url,
@@ -234,7 +229,7 @@ class Client:
         )
         self._confirming = None if confirm is None else Confirming(confirm)
         declared = read_extensions(extensions)
-        if (extension := getattr(auth, "extension", None)) is not None:  # XAUTH-01
+        if (extension := getattr(dialled.auth, "extension", None)) is not None:
             declared.setdefault(extension, {})
         self._duties.capabilities.extensions = declared or None
         self._on_notification = courier(on_notification, limits.changes_kept, "on_notification(method, params)")
@@ -307,7 +302,7 @@ class Client:
         view = None
         if self._is_caching:
             name = dialled.key or f"{dialled.transport.where} {unique_name(self)}"
-            view = self._cache.view(name, authorization_partition({**dialled.headers, **whose(self._http.auth)}))
+            view = self._cache.view(name, authorization_partition({**dialled.headers, **whose(dialled.auth)}))
         self._exchange = Exchange(link, self._duties, self._limits, renew=partial(self._renew, link), cache=view)
         self._pages = ListPages(self._exchange, self._limits, self._facts, self._negotiator.look_again)
         self._suggestions = Suggestions(self._exchange, self._limits)
@@ -424,21 +419,54 @@ class Client:
         link = self._connected()
         return learn(tools, mirrors=link.era.mirrors_params and link.transport.stream_per_request)
 
+    @overload
+    async def call_tool(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        result_type: None = None,
+        raise_on_error: bool = False,
+        timeout: float | None = None,
+        progress: ProgressCallback | None = None,
+        meta: Mapping[str, Any] | None = None,
+        answers: Mapping[str, Any] | None = None,
+        state: str | None = None,
+    ) -> ToolResult: ...
+
+    @overload
+    async def call_tool(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        result_type: type[T],
+        timeout: float | None = None,
+        progress: ProgressCallback | None = None,
+        meta: Mapping[str, Any] | None = None,
+        answers: Mapping[str, Any] | None = None,
+        state: str | None = None,
+    ) -> T: ...
+
     @explain_arguments
     async def call_tool(
         self,
         name: str,
         arguments: Mapping[str, Any] | None = None,
         *,
+        result_type: Any = None,
+        raise_on_error: bool = False,
         timeout: float | None = None,
         progress: ProgressCallback | None = None,
         meta: Mapping[str, Any] | None = None,
         answers: Mapping[str, Any] | None = None,
         state: str | None = None,
-    ) -> ToolResult:
+    ) -> Any:
         """Call a tool. A tool that failed is a result with `is_error`; RemoteError is a call that could not be made.
 
-        With `manual_input`, questions of the server are raised as `InputNeeded`: call again with `answers` and `state`.
+        With `raise_on_error`, a tool that failed raises `ToolCallFailed`. With `result_type`, it does too, and what the
+        tool returned is returned as a value of this type; InvalidAnswer when it is none. With `manual_input`, questions
+        of the server are raised as `PendingQuestions`: call again with `answers` and `state`.
         """
         self._connected()
         given = arguments or {}
@@ -451,7 +479,7 @@ class Client:
         except RemoteError as error:
             if error.code != HeaderMismatch.code:
                 raise
-            if self._exchange.cache is not None:  # what is known of its headers is wrong, or nothing is (HDR-37)
+            if self._exchange.cache is not None:  # what is known of its headers is wrong, or nothing is
                 await self._exchange.cache.drop("tools/list")
             await self.list_tools()
             options = Options(timeout, progress, self._toolbox.headers(name, given), self._is_manual)
@@ -460,7 +488,9 @@ class Client:
             if not self._toolbox.knows(name) and result.structured_content is not UNSET:
                 await self._get_to_know()
             self._toolbox.check(name, result)
-        return result
+        if result.is_error and (raise_on_error or result_type is not None):
+            raise ToolCallFailed(name, result)
+        return result if result_type is None else read_value(name, result, result_type)
 
     async def _get_to_know(self) -> None:
         """Fetch the list of tools, once, if it never was: an output is to be checked (TOOL-13)."""
@@ -498,7 +528,7 @@ class Client:
         answers: Mapping[str, Any] | None = None,
         state: str | None = None,
     ) -> ReadResourceResult:
-        """Read a resource; ResourceMissing when there is none of this URI, whatever the era calls that."""
+        """Read a resource; a RemoteError with `not_found` when the server has none of this URI."""
         link = self._connected()
         params = with_rounds({"uri": uri}, None, answers, state)
         options = Options(timeout, progress, is_manual=self._is_manual)
@@ -506,7 +536,7 @@ class Client:
             return await self._exchange.request("resources/read", params, ReadResourceResult, options)
         except RemoteError as error:
             if link.era.is_missing(error.code, error.data):
-                raise resource_missing(error, uri) from None
+                raise resource_not_found(error, uri) from None
             raise
 
     # --- prompts

@@ -36,8 +36,7 @@ from weft.net.logs import printable
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
-    from weft.client.connection.transport import Refused
-    from weft.client.http.transport import Auth
+    from weft.client.connection.transport import Auth, Refused
 
 
 class BearerToken:

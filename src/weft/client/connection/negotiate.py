@@ -24,7 +24,7 @@ import msgspec
 from weft.client.callbacks import pause
 from weft.client.connection.connection import ClientConnection, remote_error
 from weft.client.connection.transport import Answer, Refused, Transport
-from weft.eras.base import ClientEra, ServerHello
+from weft.eras.base import ClientEra, EraName, ServerHello
 from weft.eras.session_client import SessionClient
 from weft.eras.stateless_client import StatelessClient
 from weft.errors import (
@@ -53,17 +53,17 @@ _BUSY = (408, 425, 429, 502, 503, 504)  # nobody has looked at the request
 _MAY_BE_OURS = (InvalidParams.code, InternalError.code)  # what else than its era may keep a server from answering
 
 
-def eras_for(mode: str, version: str | None) -> list[ClientEra]:
-    """The eras that a client may speak, in the order in which they are tried; UsageError when there is none."""
-    if mode != "auto" and mode not in _ERAS:
-        raise UsageError(f"mode={mode!r} is not known; use 'auto', {' or '.join(map(repr, _ERAS))}.")
-    eras = list(_ERAS.values()) if mode == "auto" else [_ERAS[mode]]
+def eras_for(names: Sequence[EraName], version: str | None) -> list[ClientEra]:
+    """Return the eras that a client may speak, in the order in which they are tried; UsageError when there is none."""
+    if isinstance(names, str) or not names or any(name not in _ERAS for name in names):
+        raise UsageError(f"eras={names!r} is not possible: give one or both of {', '.join(map(repr, _ERAS))}.")
+    eras = [era for name, era in _ERAS.items() if name in names]
     if version is None:
         return eras
     pinned = [one for era in eras if (one := era.pinned(version)) is not None]
     if not pinned:
         known = ", ".join(known for era in eras for known in era.versions)
-        raise UsageError(f"version={version!r} is not spoken here (with mode={mode!r}); use one of {known}.")
+        raise UsageError(f"version={version!r} is not spoken here (with eras={names!r}); use one of {known}.")
     return pinned
 
 
@@ -258,8 +258,8 @@ class Negotiator:
         """Return a timeout of a greeting, with what to do if the server answers in one era alone."""
         if len(self._eras) == 1:
             return error
-        modes = " or ".join(f"mode={era.name!r}" for era in self._eras)
-        return RequestTimeout(f"{error} If it answers in one era alone, name that: {modes}.")
+        eras = " or ".join(f"eras=[{era.name!r}]" for era in self._eras)
+        return RequestTimeout(f"{error} If it answers in one era alone, name that: {eras}.")
 
     async def _welcomed(self, era: ClientEra, answer: Answer) -> ServerHello | _Refusal:
         welcome = era.read_welcome(answer.result)
@@ -353,7 +353,7 @@ class Negotiator:
                 return ConnectionFailed(f"{self._link.transport.where} answered: {said}. {remedy}")
         elif len(self._eras) == 1:
             remedy = (
-                f"Nothing but the {self._eras[0].name} era was tried, as `mode=` or `version=` says: leave that out, "
+                f"Nothing but the {self._eras[0].name} era was tried, as `eras=` or `version=` says: leave that out, "
                 f"and the other is tried too. {remedy}"
             )
         return ConnectionFailed(

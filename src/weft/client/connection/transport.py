@@ -147,6 +147,21 @@ class Transport(Protocol):
         ...
 
 
+class Auth(Protocol):
+    """The authorization of a client over HTTP: what goes along with a request, and what to do if that is refused."""
+
+    async def headers(self, url: str, method: str) -> Mapping[str, str]:
+        """Return the headers of the next request."""
+        ...
+
+    async def refused(self, refusal: Refused, given: Mapping[str, str], request: Mapping[str, str]) -> bool:
+        """Look at a 401 or a 403; return True when it is worth while to try again.
+
+        `given` is what `headers` returned for this request, `request` are its other headers.
+        """
+        ...
+
+
 class PipeTransport:
     """The common part of all transports on which messages follow each other in both directions."""
 

@@ -17,7 +17,7 @@ import msgspec
 
 from weft.client.argument_checks import check_function, write_json
 from weft.client.callbacks import Functions
-from weft.client.config import CommandTarget
+from weft.client.config import Command
 from weft.client.results import CallDeclined
 
 log = logging.getLogger("weft.client.handlers.confirming")
@@ -77,10 +77,10 @@ _LOADERS = re.compile(
 )
 
 
-def command_question(target: CommandTarget) -> CommandQuestion:
+def command_question(target: Command) -> CommandQuestion:
     """What to show before a command is started that somebody else wrote: a link, a file of configuration.
 
-    >>> print(*command_question(CommandTarget(("sudo", "uvx", "mcp-server-time"))).warnings, sep="\\n")
+    >>> print(*command_question(Command(("sudo", "uvx", "mcp-server-time"))).warnings, sep="\\n")
     It runs on this machine with all your rights: start it only if you trust where it comes from.
     'sudo' asks for more rights than you have.
     """

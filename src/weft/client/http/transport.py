@@ -20,12 +20,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 from weft.client.callbacks import TURN_SECONDS, Attempts, StreamWatchdog, pause
 from weft.client.connection.transport import (
     NO_HEADERS,
     Answer,
+    Auth,
     Lost,
     Receive,
     Refused,
@@ -400,21 +401,6 @@ def _ignore(frame: Frame, request_id: RequestId | None) -> None:
 
 _MOST_AUTHORIZATIONS = 3
 _REFUSAL_BYTES = 1024 * 1024  # of a refusal's body are read
-
-
-class Auth(Protocol):
-    """Authorization: what goes along with a request, and what is done when that does not suffice."""
-
-    async def headers(self, url: str, method: str) -> Mapping[str, str]:
-        """The headers of the next request."""
-        ...
-
-    async def refused(self, refusal: Refused, given: Mapping[str, str], request: Mapping[str, str]) -> bool:
-        """Look at a 401 or a 403; True when it is worth while to try again.
-
-        `given` is what `headers` returned for this request, `request` are its other headers.
-        """
-        ...
 
 
 class AuthorizedWire:

@@ -31,9 +31,9 @@ from weft.client.connection.negotiate import explained, session_gone
 from weft.client.connection.transport import NO_HEADERS, Answer, Refused
 from weft.client.handlers.handlers import options_for
 from weft.client.requests.cache import CACHEABLE, CacheView
-from weft.client.results import InputNeeded
+from weft.client.results import PendingQuestions
 from weft.errors import (
-    AskFailed,
+    CannotAnswer,
     ConnectionFailed,
     InvalidAnswer,
     MethodNotFound,
@@ -138,7 +138,7 @@ class Exchange:
     ) -> Mapping[str, Any]:
         """The original params with the answers: no state of an earlier round goes along (MRTR-19, MRTR-22)."""
         if options.is_manual:
-            raise InputNeeded(asked)
+            raise PendingQuestions(asked)
         kept = {key: value for key, value in params.items() if key not in ("inputResponses", "requestState")}
         return {**kept, **await self._answers(asked)}
 
@@ -238,9 +238,9 @@ class Exchange:
             async with asyncio.timeout(self._limits.ask_seconds):
                 return await self._duties.answer(method, params or {})
         except ProtocolError as error:  # there is no way to tell the server: it is simply not called again (MRTR-28)
-            raise AskFailed(f"The server asked for {method} ({key[:100]!r}): {_why_not(error)}") from error
+            raise CannotAnswer(f"The server asked for {method} ({key[:100]!r}): {_why_not(error)}") from error
         except TimeoutError:
-            raise AskFailed(f"The server asked for {method} ({key[:100]!r}), and nobody answered in time.") from None
+            raise CannotAnswer(f"The server asked for {method} ({key[:100]!r}), and nobody answered in time.") from None
 
 
 def _why_not(refusal: ProtocolError) -> str:

@@ -1,0 +1,5 @@
+"""Name the types of middleware: `Middleware` is the function, `Next` is what it calls to go on."""
+
+from weft.server.runtime.dispatch import Middleware, Next
+
+__all__ = ["Middleware", "Next"]
