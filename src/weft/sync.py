@@ -168,7 +168,8 @@ def _blocking(
     @functools.wraps(verb)
     def call(self: Client, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return self.wait_for(verb(self.asynchronous, *args, **kwargs))
+            work = verb(self._asynchronous, *args, **kwargs)  # pyright: ignore[reportPrivateUsage] - a method of it
+            return self._wait_for(work)  # pyright: ignore[reportPrivateUsage] - the same
         except WeftError as error:
             plainly(error)
             raise
@@ -197,18 +198,18 @@ class Client:
         print([tool.name for tool in client.list_tools()])
     """
 
-    asynchronous: AsyncClient  # the client that does the work, on a loop of its own
+    _asynchronous: AsyncClient  # the client that does the work, on a loop of its own
 
     @_like(AsyncClient.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.asynchronous = behind = _Behind(*args, **kwargs)
+        self._asynchronous = behind = _Behind(*args, **kwargs)
         self._url = behind.url
         self._harmless: weakref.ref[asyncio.AbstractEventLoop] | None = None  # a loop that may be waited in
         self._thread: _LoopThread | None = None  # started when it is first needed
         self._starting = threading.Lock()
         self._finalizer: weakref.finalize[Any, Any] | None = None  # also called when the program ends
 
-    def wait_for(self, work: Coroutine[Any, Any, R]) -> R:
+    def _wait_for(self, work: Coroutine[Any, Any, R]) -> R:
         """Run a coroutine where the client runs, and wait for its result."""
         try:
             self._check_loop()
@@ -218,7 +219,7 @@ class Client:
         with self._starting:
             if self._thread is None:
                 self._thread = _LoopThread()
-                self._finalizer = weakref.finalize(self, self._thread.end, self.asynchronous.close)
+                self._finalizer = weakref.finalize(self, self._thread.end, self._asynchronous.close)
         return self._thread.run(work)
 
     def _check_loop(self) -> None:
@@ -268,7 +269,7 @@ class Client:
             self._finalizer()
 
     @property
-    def is_closed(self) -> bool:
+    def _is_closed(self) -> bool:
         """Whether it was closed; then a new client is needed."""
         return self._thread is not None and self._thread.is_over
 
@@ -280,32 +281,32 @@ class Client:
     @property
     def era(self) -> str:
         """The era that is spoken: "stateless" or "session"."""
-        return self.asynchronous.era
+        return self._asynchronous.era
 
     @property
     def protocol_version(self) -> str:
         """The version that is spoken."""
-        return self.asynchronous.protocol_version
+        return self._asynchronous.protocol_version
 
     @property
     def server_info(self) -> Implementation | None:
         """Name and version of the server, if it told."""
-        return self.asynchronous.server_info
+        return self._asynchronous.server_info
 
     @property
     def server_capabilities(self) -> ServerCapabilities:
         """What the server offers."""
-        return self.asynchronous.server_capabilities
+        return self._asynchronous.server_capabilities
 
     @property
     def instructions(self) -> str | None:
         """How the server wants to be used, in its own words."""
-        return self.asynchronous.instructions
+        return self._asynchronous.instructions
 
     @property
     def transport(self) -> Transport:
         """How messages travel; a child process has its `stderr` and `pid` here."""
-        return self.asynchronous.transport
+        return self._asynchronous.transport
 
     # --- verbs
 
@@ -368,18 +369,24 @@ class Client:
             for change in changes:
                 ...
         """
-        return Listening(self, self.asynchronous.listen(*args, **kwargs))
+        return Listening(self._asynchronous.listen(*args, **kwargs), self._wait_for, lambda: self._is_closed)
 
 
 class Listening:
     """Changes as they come: iterate over it. `with` waits until the server listens, and ends it for sure."""
 
-    def __init__(self, client: Client, listening: AsyncListening) -> None:
-        self._client = client
+    def __init__(
+        self,
+        listening: AsyncListening,
+        wait_for: Callable[[Coroutine[Any, Any, Any]], Any],
+        is_closed: Callable[[], bool],
+    ) -> None:
         self._listening = listening
+        self._wait_for = wait_for
+        self._is_closed = is_closed  # whether the client is
 
     def __enter__(self) -> Self:
-        self._client.wait_for(self._listening.start())
+        self._wait_for(self._listening.start())
         return self
 
     def __exit__(
@@ -406,9 +413,9 @@ class Listening:
     def _unless_closed(self, work: Coroutine[Any, Any, R]) -> R | None:
         """What comes of something; None where the client is closed, before or meanwhile: that ends the listening."""
         try:
-            return self._client.wait_for(work)
+            return cast("R", self._wait_for(work))
         except (ConnectionFailed, UsageError):
-            if not self._client.is_closed:
+            if not self._is_closed():
                 raise
             return None
 

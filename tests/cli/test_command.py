@@ -699,7 +699,7 @@ def test_a_redirect_in_a_circle_ends(tmp_path: Path) -> None:
     assert "redirects again and again" in done.stderr
 
 
-TRIED = "server/discover: HTTP 500 (<p>no); initialize: HTTP 500 (<p>no)"
+TRIED = "server/discover and initialize: HTTP 500 (<p>no)"
 LOOK = "ook into its log, and into that of a proxy before it."
 
 
@@ -729,8 +729,10 @@ def test_a_server_that_cannot_start_is_told_in_its_own_words(tmp_path: Path) -> 
 def test_a_wrong_path_of_a_server_is_told(url: str, tmp_path: Path) -> None:
     done = run_weft("list", url.removesuffix("/mcp"), cwd=tmp_path)
     assert done.returncode == 1
-    assert "Tried: server/discover: There is nothing at this path: the MCP endpoint is /mcp. (-32600); " in done.stderr
-    assert "Check the address (its path is usually /mcp)" in done.stderr
+    said = "There is nothing at this path: the MCP endpoint is /mcp. (-32600); "
+    assert f"Tried: server/discover and initialize: {said}" in done.stderr
+    assert done.stderr.count("/mcp") == 1
+    assert "Check the address, and look into the server's log." in done.stderr
 
 
 @pytest.mark.mistake("server not running")
@@ -742,7 +744,7 @@ def test_something_else_is_running(tmp_path: Path, content_type: str, body: byte
     with other_server(content_type, body) as url:
         done = run_weft("list", url, cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stderr.startswith(f"weft: {url} does not answer as an MCP server does. Tried: server/discover: ")
+    assert done.stderr.startswith(f"weft: {url} does not answer as an MCP server does. Tried: server/discover")
     assert "Check the address (its path is usually /mcp)" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 

@@ -97,7 +97,8 @@ class StdioTransport(PipeTransport):
         """False where the child has ended, and is known to have read nothing of what it was sent."""
         return self._child is None or not self._child.left_unread
 
-    async def _start(self) -> None:
+    async def start(self) -> None:
+        """Start the program."""
         child = self._child = _Child(self, _Stderr(self._target.on_stderr))
         command, cwd = self._target.command, self._target.cwd
         try:
@@ -118,7 +119,8 @@ class StdioTransport(PipeTransport):
             await child.end(self.limits.close_seconds)
             raise ConnectionFailed(f"The connection to {self.where} was closed.")
 
-    async def _write(self, message: bytes) -> None:
+    async def write(self, message: bytes) -> None:
+        """Write one line to the stdin of the program."""
         child = self._child
         assert child is not None
         if not child.pid:
@@ -128,7 +130,8 @@ class StdioTransport(PipeTransport):
         # JSON has newlines only between its tokens, where a space means the same (STDIO-01).
         child.write(message.replace(b"\n", b" ") + b"\n")
 
-    async def _stop(self) -> None:
+    async def stop(self) -> None:
+        """End the program."""
         if self._child is not None:
             await self._child.end(self.limits.close_seconds)
 
@@ -137,13 +140,13 @@ class StdioTransport(PipeTransport):
     def heard(self, child: _Child, line: bytes) -> None:
         """A line came."""
         if child is self._child:
-            self._incoming(line)
+            self.incoming(line)
 
     def ended(self, child: _Child, how: str) -> None:
         """Nothing more will come."""
         if child is self._child:
             hint = "" if self._has_answered or child.returncode != 0 else _NO_SERVER
-            self._lost(ConnectionFailed(f"The server `{self.where}` {how}{hint}{child.stderr.last_lines()}"))
+            self.lost(ConnectionFailed(f"The server `{self.where}` {how}{hint}{child.stderr.last_lines()}"))
 
 
 class _Stderr:

@@ -123,7 +123,7 @@ class Negotiator:
         self._memory = memory
         self._key = key  # under which the outcome is remembered
         self._old_transport = old_transport
-        self._tried: list[str] = []
+        self._tried: list[tuple[str, str]] = []  # what was sent, and what came of it
         self._doubted: set[str] = set()  # eras that the server may speak, although it was not heard to
 
     async def negotiate(self, *, is_reopening: bool = False) -> ServerHello:
@@ -242,15 +242,15 @@ class Negotiator:
         except RequestTimeout as error:
             if link.transport.stream_per_request:
                 raise self._unanswered(error) if link.generation == generation else error from None
-            self._tried.append(f"{method}: no answer within {seconds:g} s")
+            self._tried.append((method, f"no answer within {seconds:g} s"))
             return _Refusal(error, is_silence=True, is_doubtful=True)
         except InvalidAnswer as error:
-            self._tried.append(f"{method}: {error}")
+            self._tried.append((method, str(error)))
             return _Refusal(error, is_doubtful=True)
         except ConnectionFailed as error:
             if not may_be_silent or not getattr(link.transport, "has_read", True):
                 raise  # one that ended before it read the greeting would end again
-            self._tried.append(f"{method}: {error}")
+            self._tried.append((method, str(error)))
             await link.reopen()  # the greeting was too much for it
             return _Refusal(error)
 
@@ -289,7 +289,7 @@ class Negotiator:
         if isinstance(error, RemoteError):
             refusal = self._judged(era, method, error, refused.status)
         else:
-            self._tried.append(f"{method}: HTTP {refused.status} {_start(refused.body)}")
+            self._tried.append((method, f"HTTP {refused.status} {_start(refused.body)}"))
             refusal = _Refusal(error, refused.status)
         if refused.status in _BUSY and not refusal.is_ours and refusal.supported is None:
             return _busy(refused)
@@ -298,7 +298,7 @@ class Negotiator:
 
     def _judged(self, era: ClientEra, method: str, error: RemoteError, status: int | None) -> _Refusal:
         judgement = era.judge(error.code, error.data)
-        self._tried.append(f"{method}: {error.message[:200]} ({error.code})")
+        self._tried.append((method, f"{error.message[:200]} ({error.code})"))
         return _Refusal(error, status, judgement.is_ours, judgement.supported, is_doubtful=error.code in _MAY_BE_OURS)
 
     def _allowed_old(self) -> Callable[[], Transport] | None:
@@ -327,7 +327,7 @@ class Negotiator:
         try:
             await link.change(make())
         except (ConnectionFailed, InvalidAnswer) as error:
-            self._tried.append(f"GET, as the first revision has it: {error}")
+            self._tried.append(("GET, as the first revision has it", str(error)))
             raise self._failure(None) from None
         last: _Refusal | None = None
         for era in self._eras:
@@ -341,11 +341,17 @@ class Negotiator:
     def _failure(self, last: _Refusal | None) -> WeftError:
         if last is not None and last.is_silence and len(self._tried) == 1:
             return last.error
-        tried = "; ".join(one.rstrip(". ") for one in self._tried) or "nothing could be tried"
-        remedy = (
-            "Check the address (its path is usually /mcp), or the command (its stdout is for messages alone), and look "
-            "into the server's log."
-        )
+        by_outcome: dict[str, list[str]] = {}
+        for method, outcome in self._tried:
+            by_outcome.setdefault(outcome.rstrip(". "), []).append(method)
+        tried = "; ".join(f"{' and '.join(methods)}: {outcome}" for outcome, methods in by_outcome.items())
+        if self._link.transport.kind == "stdio":
+            check = "Check the command (its stdout is for messages alone)"
+        elif any("path" in outcome for outcome in by_outcome):  # the server says itself what is wrong with the address
+            check = "Check the address"
+        else:
+            check = "Check the address (its path is usually /mcp)"
+        remedy = f"{check}, and look into the server's log."
         if last is not None and last.status is not None and last.status >= 500:
             remedy = "Look into its log, and into that of a proxy before it."
             if isinstance(last.error, RemoteError):  # it is an MCP server, which says what is wrong with it
@@ -357,7 +363,7 @@ class Negotiator:
                 f"and the other is tried too. {remedy}"
             )
         return ConnectionFailed(
-            f"{self._link.transport.where} does not answer as an MCP server does. Tried: {tried}. {remedy}"
+            f"{self._link.transport.where} does not answer as an MCP server does. Tried: {tried or 'nothing'}. {remedy}"
         )
 
 

@@ -8,7 +8,7 @@ something is tried, how long it may take and how it is cancelled is decided by i
 
 Two families exist. Over HTTP every request has a stream of its own, which ends with it. Over a pipe — a child process,
 a server in this process, the HTTP+SSE transport of the first revision — all share one stream: `PipeTransport` is
-their common part. A new pipe needs `_start`, `_write` and `_stop`, and calls `_incoming` with what arrives and `_lost`
+their common part. A new pipe needs `start`, `write` and `stop`, and calls `incoming` with what arrives and `lost`
 when nothing will.
 
 From bytes that came to messages; and what can still be told of bytes that are none.
@@ -184,24 +184,24 @@ class PipeTransport:
 
     # --- what a pipe implements
 
-    async def _start(self) -> None:
-        """Connect. From now on `_incoming` may be called."""
+    async def start(self) -> None:
+        """Connect. From now on `incoming` may be called."""
         raise NotImplementedError
 
-    def _write(self, message: bytes) -> Awaitable[None] | None:
+    def write(self, message: bytes) -> Awaitable[None] | None:
         """Send one message, without the newline; None where there is nothing to wait for.
 
         Raises ConnectionFailed when it cannot be sent.
         """
         raise NotImplementedError
 
-    async def _stop(self) -> None:
-        """End the connection and free what it holds. Called for every `_start` but one that failed by itself."""
+    async def stop(self) -> None:
+        """End the connection and free what it holds. Called for every `start` but one that failed by itself."""
         raise NotImplementedError
 
     # --- what a pipe calls
 
-    def _incoming(self, data: bytes) -> None:
+    def incoming(self, data: bytes) -> None:
         """Take one message as it arrived. Whatever cannot be read is logged and left out (R1)."""
         if not self._open:
             return
@@ -223,7 +223,7 @@ class PipeTransport:
             else:
                 self._receive(frame, None)
 
-    def _lost(self, failure: ConnectionFailed) -> None:
+    def lost(self, failure: ConnectionFailed) -> None:
         """Nothing more will come: everybody who waits is told why."""
         if self._failure is not None or not self._open:
             return
@@ -240,7 +240,7 @@ class PipeTransport:
 
     async def reopen(self) -> None:
         """Start over."""
-        await self._end(ConnectionFailed(f"The connection to {self.where} is started anew."))
+        await self._end(ConnectionFailed(f"The connection to {self.where} is started again."))
         await self._begin()
 
     async def request(
@@ -289,14 +289,14 @@ class PipeTransport:
     def _out(self, message: bytes) -> Awaitable[None] | None:
         if wire_log.isEnabledFor(logging.DEBUG):
             wire_log.debug("> %s", masked_body(message, from_client=True))
-        return self._write(message)
+        return self.write(message)
 
     async def _begin(self) -> None:
         self._failure = None
         self._has_answered = False
         self._open = True
         try:
-            await self._start()
+            await self.start()
         except BaseException:
             self._open = False
             self._fail(ConnectionFailed(f"There is no connection to {self.where}."))
@@ -306,7 +306,7 @@ class PipeTransport:
         was_open, self._open = self._open, False
         self._fail(failure)
         if was_open:
-            self._stopping = asyncio.create_task(self._stop())
+            self._stopping = asyncio.create_task(self.stop())
         if self._stopping is not None:
             await asyncio.shield(self._stopping)  # one who gives up does not stop it, and the next one waits for it
 
@@ -553,10 +553,12 @@ class MemoryTransport(PipeTransport):
         self._pipe: Pipe | None = None
         self._sent = 0
 
-    async def _start(self) -> None:
-        self._pipe = self._server.pipe(self._incoming)
+    async def start(self) -> None:
+        """Connect to the server."""
+        self._pipe = self._server.pipe(self.incoming)
 
-    def _write(self, message: bytes) -> Awaitable[None] | None:
+    def write(self, message: bytes) -> Awaitable[None] | None:
+        """Hand one message to the server."""
         assert self._pipe is not None
         self._pipe.send(message)
         self._sent += 1
@@ -564,7 +566,8 @@ class MemoryTransport(PipeTransport):
             return asyncio.sleep(0)
         return None
 
-    async def _stop(self) -> None:
+    async def stop(self) -> None:
+        """Leave the server."""
         pipe, self._pipe = self._pipe, None
         if pipe is not None:
             await pipe.close()

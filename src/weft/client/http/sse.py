@@ -48,13 +48,14 @@ class SseTransport(PipeTransport):
         self._reply: HttpResponse | None = None
         self._reader: asyncio.Task[None] | None = None
 
-    async def _start(self) -> None:
+    async def start(self) -> None:
+        """Open the stream, and wait for the address to send to."""
         await self._wire.open()
         try:
             async with asyncio.timeout(self.limits.connect_seconds) as self._opening:
                 self._endpoint = await self._find_endpoint()
         except BaseException as error:
-            await self._stop()
+            await self.stop()
             if isinstance(error, TimeoutError):
                 raise ConnectionFailed(f"no endpoint was named within {self.limits.connect_seconds:g} s") from None
             raise
@@ -118,7 +119,7 @@ class SseTransport(PipeTransport):
                             if event.event == "endpoint" and not named.done():
                                 named.set_result(event.data)
                             elif event.event == "message" and event.data:
-                                self._incoming(event.data.encode())
+                                self.incoming(event.data.encode())
                         if now() - began > TURN_SECONDS:
                             await asyncio.sleep(0)
                             began = now()
@@ -134,9 +135,10 @@ class SseTransport(PipeTransport):
             if not named.done():
                 named.set_exception(ConnectionFailed("the stream ended before it named an endpoint"))
                 named.exception()  # whoever waited may have given up
-        self._lost(failure)
+        self.lost(failure)
 
-    async def _write(self, message: bytes) -> None:
+    async def write(self, message: bytes) -> None:
+        """Post one message."""
         reply = await self._wire.exchange(
             "POST", self._endpoint, {"Content-Type": "application/json", **self._headers}, message
         )
@@ -146,7 +148,8 @@ class SseTransport(PipeTransport):
         finally:
             reply.done()
 
-    async def _stop(self) -> None:
+    async def stop(self) -> None:
+        """Close the stream."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.cancel()
