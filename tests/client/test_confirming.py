@@ -13,7 +13,7 @@ from support.fakes import DISCOVERED, FakePipe
 from weft import Client, Context, Server, sync
 from weft.client import CallDeclined
 from weft.client.config import Command, read_config
-from weft.client.handlers.confirming import ToolCall, command_question
+from weft.client.handlers import ToolCall, command_question
 from weft.errors import UsageError
 
 TEXT = {"content": [{"type": "text", "text": "done"}]}

@@ -11,8 +11,8 @@ import pytest
 
 from support.fakes import DISCOVERED, LEGACY, FakePipe, initialized
 from weft import CannotAnswer, Client, ClientLimits
-from weft.client.handlers.handlers import ServerRequestHandlers
-from weft.client.handlers.questions import FormQuestion, SampleQuestion, UrlQuestion, preferred_model
+from weft.client.handlers import ServerRequestHandlers
+from weft.client.questions import FormQuestion, SampleQuestion, UrlQuestion, preferred_model
 from weft.errors import InternalError, InvalidParams, ProtocolError, UsageError
 from weft.net.rate import Allowance
 from weft.types.content import TextContent

@@ -19,7 +19,7 @@ from weft import (
     WeftError,
 )
 from weft.client import PendingQuestions
-from weft.client.handlers.questions import FormQuestion
+from weft.client.questions import FormQuestion
 from weft.types.lifecycle import ProgressParams
 
 TEXT = {"resultType": "complete", "content": [{"type": "text", "text": "done"}]}

@@ -20,7 +20,7 @@ from weft import Client, ClientLimits, ConnectionFailed
 from weft.client.api.client import ConnectLock
 from weft.client.connection.connection import ClientConnection
 from weft.client.connection.transport import MemoryTransport
-from weft.client.handlers.handlers import ServerRequestHandlers
+from weft.client.handlers import ServerRequestHandlers
 from weft.eras.stateless_client import StatelessClient
 from weft.errors import UsageError
 from weft.limits import DEFAULT_CLIENT_LIMITS

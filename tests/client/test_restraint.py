@@ -14,7 +14,7 @@ from support.fakes import DISCOVERED, LEGACY, Exchange, FakePipe, http_server, i
 from weft import Client, ClientLimits, ConnectionFailed
 from weft.client import callbacks as calls
 from weft.client.auth import logins
-from weft.client.handlers.handlers import ServerRequestHandlers
+from weft.client.handlers import ServerRequestHandlers
 from weft.errors import WeftError
 from weft.types.lifecycle import ProgressParams
 

@@ -30,8 +30,8 @@ from weft.cli.printing import WrongCommand, show_line
 from weft.client.api.client import Client
 from weft.client.config import Command, Http, Target, parse_target, read_server
 from weft.client.connection.transport import Refused
-from weft.client.handlers.confirming import changes_code, command_question, visible
-from weft.client.requests.paging import says_none
+from weft.client.handlers import changes_code, command_question, visible
+from weft.client.requests.exchange import says_none
 from weft.client.results import PendingQuestions
 from weft.errors import (
     AuthorizationFailed,

@@ -485,7 +485,7 @@ def _not_found(program: str) -> str:
     if os.sep in program:
         return "there is no such file, or the interpreter that its first line names is missing; check the path."
     if program.endswith(".json"):
-        return f"it is no program; weft.client.config.read_config({program!r}) has the servers of a configuration."
+        return f"it is no program; weft.client.read_config({program!r}) has the servers of a configuration."
     return "there is no such program on the PATH; install it, or give its full path."
 
 

@@ -16,7 +16,7 @@ from support.proxying import FakeProxy
 from weft import Client, ConnectionFailed, Http
 from weft.client.auth import Fetcher
 from weft.client.auth.steps import FetchFailed, HttpRequest
-from weft.client.http.failures import read_proxy, why_unreached
+from weft.client.http.wire import read_proxy, why_unreached
 from weft.errors import UsageError
 
 TEXT = {"content": [{"type": "text", "text": "done"}]}

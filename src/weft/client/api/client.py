@@ -52,8 +52,9 @@ from weft.client.callbacks import courier
 from weft.client.connection.connection import ClientConnection, ProgressCallback, code_and_data
 from weft.client.connection.negotiate import Memory, Negotiator, eras_for, explained
 from weft.client.connection.transport import NO_HEADERS, Refused
-from weft.client.handlers.confirming import ConfirmFunction, Confirming
-from weft.client.handlers.handlers import (
+from weft.client.handlers import (
+    ConfirmFunction,
+    Confirming,
     FormFunction,
     LogFunction,
     RootsFunction,
@@ -61,10 +62,9 @@ from weft.client.handlers.handlers import (
     ServerRequestHandlers,
     UrlFunction,
 )
-from weft.client.handlers.questions import RootLike
+from weft.client.questions import RootLike
 from weft.client.requests.cache import ResponseCache, Toolbox, authorization_partition, cache_from, unique_name, whose
-from weft.client.requests.exchange import Exchange, Options, with_rounds
-from weft.client.requests.paging import ListPages, Suggestions, completion_params
+from weft.client.requests.exchange import Exchange, ListPages, Options, Suggestions, completion_params, with_rounds
 from weft.client.requests.subscriptions import Listening, Subscriptions, wish_for
 from weft.client.results import ToolCallFailed, ToolResult, read_value
 from weft.eras.base import EraName, ServerHello
@@ -722,6 +722,6 @@ def check_clients(clients: Any, kind: type) -> None:
             )
         if not isinstance(client, kind):
             raise UsageError(
-                f"join_tools was given {kind_of(client)} as {key!r}; give clients: `weft.client.api.client.join_tools` "
+                f"join_tools was given {kind_of(client)} as {key!r}; give clients: `weft.client.join_tools` "
                 "takes those of `weft.Client`, `weft.sync.join_tools` those of `weft.sync.Client`."
             )

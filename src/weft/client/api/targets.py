@@ -81,10 +81,9 @@ def _takes_three(function: Any) -> bool:
 
 
 def _dial_url(target: Http, limits: ClientLimits) -> Dialled:
-    from weft.client.http.failures import read_proxy
     from weft.client.http.sse import SseTransport
     from weft.client.http.transport import HttpTransport
-    from weft.client.http.wire import AiohttpWire
+    from weft.client.http.wire import AiohttpWire, read_proxy
 
     url, headers = target.url, target.headers
     proxy = None if target.proxy is None else read_proxy(target.proxy)

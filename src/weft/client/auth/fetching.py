@@ -21,7 +21,7 @@ from weft.client.argument_checks import check_tls
 from weft.client.auth import urls
 from weft.client.auth.steps import FetchFailed, HttpAnswer, HttpRequest
 from weft.client.connection.transport import wire_log
-from weft.client.http.failures import PROXY_REFUSES, Proxy, environment_proxy, environment_proxy_hosts, read_proxy
+from weft.client.http.wire import PROXY_REFUSES, Proxy, environment_proxy, environment_proxy_hosts, read_proxy
 from weft.errors import ConnectionFailed
 from weft.net.hosts import is_loopback
 from weft.net.logs import masked_body, masked_headers, masked_url
@@ -147,7 +147,7 @@ class Fetcher:
     ) -> tuple[HttpAnswer, str | None]:
         import aiohttp
 
-        from weft.client.http.failures import proxy_fault, proxy_refusal, tls_fault
+        from weft.client.http.wire import proxy_fault, proxy_refusal, tls_fault
 
         proxy = await self._proxy_for(url)
         shows = wire_log.isEnabledFor(logging.DEBUG)

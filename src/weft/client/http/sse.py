@@ -13,9 +13,8 @@ from typing import Any
 
 from weft.client.callbacks import TURN_SECONDS, StreamWatchdog
 from weft.client.connection.transport import NO_HEADERS, Auth, PipeTransport, Refused, pieces
-from weft.client.http.failures import place
 from weft.client.http.transport import AuthorizedWire
-from weft.client.http.wire import HttpResponse, Wire, is_event_stream, resolved
+from weft.client.http.wire import HttpResponse, Wire, is_event_stream, place, resolved
 from weft.errors import AuthorizationFailed, ConnectionFailed, InvalidAnswer
 from weft.limits import ClientLimits
 from weft.protocol import sse

@@ -38,8 +38,7 @@ from weft.client.connection.transport import (
     whom_it_answers,
     wire_log,
 )
-from weft.client.http.failures import place
-from weft.client.http.wire import HttpResponse, Wire, is_event_stream, media_type, resolved
+from weft.client.http.wire import HttpResponse, Wire, is_event_stream, media_type, place, resolved
 from weft.errors import ConnectionFailed, InvalidAnswer, ProtocolError, WeftError
 from weft.jsonrpc import Frame, decode
 from weft.limits import ClientLimits
