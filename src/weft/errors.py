@@ -28,8 +28,8 @@
      │         └── StartError            the server cannot be started as asked
 
 "They erred" is a `ProtocolError`; "you erred" is a `UsageError`; the two never mix. A `RemoteError` is what a peer
-answered to a request of ours; what we found out by ourselves (a timeout, a lost connection) never looks like one
-(JRPC-22). Which code a ProtocolError has on the wire of a given revision is the era's decision (`weft.eras`); the codes
+answered to a request of ours; what we found out by ourselves (a timeout, a lost connection) never looks like one.
+Which code a ProtocolError has on the wire of a given revision is the era's decision (`weft.eras`); the codes
 here are those of the newest.
 """
 

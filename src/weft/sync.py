@@ -5,13 +5,13 @@
     with Client("https://flights.example/mcp") as client:
         print(client.call_tool("book", {"flight": "LX38"}).text)
 
-Every verb of `weft.Client` is here by the same name, and waits for its result. For use in scripts, in a REPL, in a
-notebook, from several threads at once; Ctrl-C interrupts a call. A client that nobody closes is closed when the program
+Every method of `weft.Client` is here by the same name, and waits for its result. Use it in scripts, in a REPL, in a
+notebook, from several threads at once; Ctrl-C interrupts a call. A client that is not closed is closed when the program
 ends.
 
-Owns one thread for each client, with an event loop in it, and the waiting; all else is `weft.Client`'s. Functions given
-to the client are called as they are there: those that answer questions in a thread of their own, from which they may
-use the client again; those for progress and log messages in the client's thread, where it cannot be waited for.
+Each client has one thread with an event loop, in which a `weft.Client` does the work. Functions that answer questions
+run in threads, from which they may use the client again; those for progress and log messages run in the client's
+thread, where it cannot be waited for.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, R]) -> R:
-        """Run something on the loop, and wait for it. One who is interrupted meanwhile cancels it."""
+        """Run a coroutine on the loop, and wait for it. An interrupt cancels it."""
         if threading.current_thread() is self._thread:
             work.close()
             raise UsageError(
@@ -87,7 +87,7 @@ class _LoopThread:
             raise
 
     def end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do one last thing, and stop. Where the loop's own thread ends it (in a finalizer), nobody waits for that."""
+        """Do one last thing, and stop. In the loop's own thread (in a finalizer), do not wait for it."""
         with self._lock:
             if self.is_over or not self._thread.is_alive():
                 return
@@ -163,7 +163,7 @@ def _is_served_by(loop: asyncio.AbstractEventLoop, url: str) -> bool:
 def _blocking(
     verb: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Client, P], R]:
-    """The same verb, with the same parameters, that waits."""
+    """Return the same method, with the same parameters, that waits for its result."""
 
     @functools.wraps(verb)
     def call(self: Client, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -180,7 +180,7 @@ def _blocking(
 def _like(
     other: Callable[Concatenate[AsyncClient, P], Any],
 ) -> Callable[[Callable[..., R]], Callable[Concatenate[Client, P], R]]:
-    """Gives a method the parameters of another."""
+    """Give a method the parameters of another."""
 
     def entitle(method: Callable[..., R]) -> Callable[Concatenate[Client, P], R]:
         return functools.wraps(other, assigned=())(method)
@@ -363,7 +363,7 @@ class Client:
 
     @_like(AsyncClient.listen)
     def listen(self, *args: Any, **kwargs: Any) -> Listening:
-        """Changes as they come, of lists and of single resources; of all lists, if nothing is named.
+        """Return the changes of lists and of single resources as they come; of all lists by default.
 
         with client.listen(uris=["file:///log"]) as changes:
             for change in changes:
@@ -411,7 +411,7 @@ class Listening:
         return await anext(self._listening, None)
 
     def _unless_closed(self, work: Coroutine[Any, Any, R]) -> R | None:
-        """What comes of something; None where the client is closed, before or meanwhile: that ends the listening."""
+        """Return a result; None where the client is closed, before or meanwhile: that ends the listening."""
         try:
             return cast("R", self._wait_for(work))
         except (ConnectionFailed, UsageError):
@@ -429,13 +429,13 @@ class JoinedTool:
     client: Client
 
     def call(self, arguments: Mapping[str, Any] | None = None, **options: Any) -> ToolResult:
-        """Call it where it is; the options are those of `Client.call_tool`."""
+        """Call the tool at its server; the options are those of `Client.call_tool`."""
         result: ToolResult = self.client.call_tool(self.tool.name, arguments, **options)
         return result
 
 
 def join_tools(clients: Mapping[str, Client]) -> dict[str, JoinedTool]:
-    """All tools of some connected clients, by names such as `flights__book`: the name given here, and the tool's own.
+    """Return all tools of some connected clients, by names such as `flights__book`: the given name and the tool's.
 
     tools = join_tools({"flights": flights, "hotels": hotels})
     tools["flights__book"].call({"flight": "LX38"})

@@ -177,7 +177,7 @@ if the network is trusted.
 def read_config(
     source: str | os.PathLike[str] | Mapping[str, Any], *, allow_insecure: bool = False
 ) -> dict[str, Target]:
-    """All servers of an `mcpServers` configuration, by name; from the file of that path, or from what was in it.
+    """Return all servers of an `mcpServers` configuration, by name; from a file, or from what was in it.
 
     >>> read_config({"mcpServers": {"time": {"command": "uvx", "args": ["mcp-server-time"]}}})
     {'time': Command(command=('uvx', 'mcp-server-time'), cwd=None)}
@@ -195,12 +195,12 @@ def read_server(path: str | os.PathLike[str], name: str | None) -> Target:
 
 
 def is_config(target: Mapping[str, Any]) -> bool:
-    """Whether this is a whole configuration, and not one entry of it."""
+    """Return whether this is a whole configuration, and not one entry of it."""
     return any(_is_mapping(target.get(word)) for word in _SERVERS)
 
 
 def check_url(url: str, *, allow_insecure: bool = False) -> None:
-    """UsageError unless a client may connect there: https, or http on this machine, and no password in it (R11)."""
+    """Raise UsageError unless a client may connect there: https, or http on this machine, and no password in it."""
     if "://" not in url:
         raise UsageError("This is not a URL: write https://host/path, or http://localhost:8000/mcp on this machine.")
     try:
@@ -408,7 +408,7 @@ _VARIABLE = re.compile(r"\$\{(?:(?P<kind>[A-Za-z]+):)?(?P<name>[A-Za-z_][A-Za-z0
 
 
 class Variables:
-    """Fills in the variables of one entry.
+    """The variables of one entry, to be filled in.
 
     >>> Variables("The entry", {"DAY": "today"}).fill("${DAY}, ${env:NO_SUCH_HOUR:-noon}")
     'today, noon'
@@ -421,11 +421,11 @@ class Variables:
 
     @property
     def taken(self) -> tuple[str, ...]:
-        """Those whose values came from the environment."""
+        """The names of the variables that came from the environment."""
         return tuple(self._taken)
 
     def fill(self, text: str) -> str:
-        """The text with their values; UsageError that names one that is not set."""
+        """Return the text with the values filled in; UsageError that names a variable that is not set."""
         return _VARIABLE.sub(self._value, text)
 
     def _value(self, found: re.Match[str]) -> str:

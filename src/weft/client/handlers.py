@@ -68,12 +68,12 @@ SampleFunction: TypeAlias = Callable[[SampleQuestion], Any]
 RootsFunction: TypeAlias = Callable[[], Iterable[RootLike] | Awaitable[Iterable[RootLike]]]
 LogFunction: TypeAlias = Callable[[LogMessageParams], Any]
 
-USER_REJECTED = -1  # the code of a refused sampling request (L11-38)
+USER_REJECTED = -1  # the code of a refused sampling request
 _MAX_LOGS = 1000  # log messages that an async function has not taken yet; more, and the oldest are lost
 
 
 class ServerRequestHandlers:
-    """The functions, and how they answer.
+    """The functions that the user gave, and how they answer requests of the server.
 
     >>> duties = ServerRequestHandlers(elicit=lambda question: {"name": "Ann"})
     >>> duties.capabilities.elicitation
@@ -153,7 +153,7 @@ class ServerRequestHandlers:
             raise InternalError(f"Internal error: the client could not answer {method}.") from error
 
     def heard(self, method: str, params: Any = None) -> None:
-        """Hear a notification: log messages go to their function, all else is no duty."""
+        """Give log messages to their function; ignore other notifications."""
         if method != "notifications/message" or self._log is None:
             return
         try:
@@ -191,7 +191,7 @@ class ServerRequestHandlers:
         host, warnings = check_page(params.url or "")
         question = UrlQuestion(params.message, params.url or "", host, warnings, self.server, params.elicitation_id)
         action, _ = read_action(await self._call(self._elicit_url, question))
-        return {"action": action}  # ELI-12: consent, and nothing about what the user does there
+        return {"action": action}  # consent, and nothing about what the user does there
 
     # --- sampling
 
@@ -200,7 +200,7 @@ class ServerRequestHandlers:
         with_tools = params.tools is not None or params.tool_choice is not None
         function = self._sample_with_tools if with_tools else self._sample
         if function is None:
-            raise InvalidParams("Invalid params: this client did not declare sampling with tools.")  # SAM-03
+            raise InvalidParams("Invalid params: this client did not declare sampling with tools.")
         check_sampling(params)
         answer = await self._call(function, SampleQuestion(**msgspec.structs.asdict(params), server=self.server))
         if answer is None:
@@ -242,7 +242,7 @@ class _Missing(msgspec.Struct, rename="camel"):
 
 
 def options_for(data: Any, declared: ClientCapabilities) -> str:
-    """The options of a client that declare what a refusal names and the client has not; "" if there are none.
+    """Return the options of a client that declare what a refusal asks for; "" if there are none.
 
     Only the stateless era has a code for it; what is required is in the data of either era's error.
 
@@ -279,7 +279,7 @@ ConfirmFunction: TypeAlias = Callable[[ToolCall], Any]
 
 
 class Confirming:
-    """Asks about every call: which of them matter is for the function to say, not for the server's hints (TOOL-09)."""
+    """Asks the user's function about every call; the hints of the server decide nothing."""
 
     def __init__(self, function: ConfirmFunction) -> None:
         check_function(function, "confirm(call)")
@@ -287,7 +287,7 @@ class Confirming:
         self._functions = Functions()
 
     async def agreed(self, name: str, arguments: Mapping[str, Any], server: str) -> Mapping[str, Any]:
-        """The arguments to send, which are those that were shown, whatever is done to them meanwhile.
+        """Return the arguments to send: a copy of those that were shown.
 
         CallDeclined for every answer but True.
         """
@@ -321,9 +321,9 @@ _LOADERS = re.compile(
 
 
 def command_question(target: Command) -> CommandQuestion:
-    """What to show before a command is started that somebody else wrote: a link, a file of configuration.
+    r"""Return what to show before a command is started that somebody else wrote: a link, a configuration.
 
-    >>> print(*command_question(Command(("sudo", "uvx", "mcp-server-time"))).warnings, sep="\\n")
+    >>> print(*command_question(Command(("sudo", "uvx", "mcp-server-time"))).warnings, sep="\n")
     It runs on this machine with all your rights: start it only if you trust where it comes from.
     'sudo' asks for more rights than you have.
     """
@@ -345,14 +345,14 @@ def command_question(target: Command) -> CommandQuestion:
 
 
 def changes_code(variable: str) -> bool:
-    """Whether a variable of the environment makes programs run other code, or fetch it from elsewhere."""
+    """Return whether a variable of the environment makes programs run other code, or fetch it from elsewhere."""
     return _LOADERS.fullmatch(variable) is not None
 
 
 def visible(text: str) -> str:
-    """Text with nothing in it that a terminal would hide.
+    r"""Return text with nothing in it that a terminal would hide.
 
-    >>> visible("a\\x1b[8mb")
-    'a\\\\x1b[8mb'
+    >>> visible("a\x1b[8mb")
+    'a\\x1b[8mb'
     """
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -1,7 +1,6 @@
-"""What a client gets: the results of calls, and the changes it hears of.
+"""Describe what a caller gets: results of tools, exceptions of calls, changes.
 
-Values only. They hold the protocol's own types, and are lenient where a server left something out that one can do
-without.
+The values hold the protocol's own types, and accept results where a server left out something dispensable.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ T = TypeVar("T")
 
 
 class ToolResult(Result, kw_only=True):
-    """What a tool answered.
+    r"""The result of a tool.
 
     >>> ToolResult(content=[TextContent("12"), TextContent("apples")]).text
-    '12\\napples'
+    '12\napples'
     """
 
     content: list[ContentBlock] = field(default_factory=list[ContentBlock])
@@ -52,16 +51,16 @@ class ToolResult(Result, kw_only=True):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Say what is called otherwise elsewhere."""
+            """Explain names that other SDKs have."""
             return attribute_of(self, name)
 
     def __str__(self) -> str:
-        """The text, and in the place of what is no text a note of what it is."""
+        """Return the text, with a note in place of each block that is not text."""
         return "\n".join(map(_shown, self.content))
 
 
 def _shown(block: ContentBlock) -> str:
-    """A block as people read it.
+    """Return a block as people read it.
 
     >>> _shown(ImageContent("R0lGODlh", "image/gif"))
     '[image, image/gif, 6 bytes]'

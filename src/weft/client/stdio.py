@@ -1,17 +1,17 @@
-"""stdio: the server is a child process; one line per message, in and out.
+"""Run a server as a child process, and exchange messages with it over stdio, one line each.
 
-Owns the process: how it is started, what it inherits, what it says on stderr, how it is ended. The child gets
+The child gets
 
-- the command as it is, without a shell (R11), as the leader of a process group of its own, so that nothing it starts
+- the command as it is, without a shell, as the leader of a process group of its own, so that nothing it starts
   outlives the connection (on Windows only the child itself is ended);
-- of the environment the few harmless variables of `default_environment`, and what the user gives. A server has no
-  business with the keys and tokens of whoever starts it; `env={**os.environ}` hands over everything.
+- of the environment the few harmless variables of `default_environment`, and what the user gives: not the keys and
+  tokens that may be there. `env={**os.environ}` hands over everything.
 
-It is ended politely at first: its stdin is closed, then SIGTERM, then SIGKILL, `close_seconds` apart (STDIO-11). When
-it ends by itself, the error says how, with its last lines on stderr; whatever else it writes there means nothing
-(STDIO-04).
+It is ended politely at first: its stdin is closed, then SIGTERM, then SIGKILL, `close_seconds` apart. When
+it ends by itself, the error says how, with its last lines on stderr; whatever else it writes there means
+nothing.
 
-What a message means is none of its business, and neither is whether a lost child is started anew (`reopen`).
+A child that was lost is started again by `reopen` alone.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _NO_SERVER = " It answered nothing before that: does it start its server, as by 
 
 
 def default_environment() -> dict[str, str]:
-    """What a child inherits without being given it: where programs and homes are, who the user is, and the language.
+    """Return the variables that a child inherits: where programs and homes are, who the user is, and the language.
 
     A value that is a shell function (it begins with `()`) is left out.
     """
@@ -127,7 +127,7 @@ class StdioTransport(PipeTransport):
             raise ConnectionFailed(f"The server `{self.where}` is only being started; try again.")
         if not child.takes_more.is_set():  # one who gives up meanwhile has sent nothing
             await child.takes_more.wait()
-        # JSON has newlines only between its tokens, where a space means the same (STDIO-01).
+        # JSON has newlines only between its tokens, where a space means the same.
         child.write(message.replace(b"\n", b" ") + b"\n")
 
     async def stop(self) -> None:
@@ -138,12 +138,12 @@ class StdioTransport(PipeTransport):
     # --- what a child calls; one that was replaced since is not listened to any more
 
     def heard(self, child: _Child, line: bytes) -> None:
-        """A line came."""
+        """Take a line of the child."""
         if child is self._child:
             self.incoming(line)
 
     def ended(self, child: _Child, how: str) -> None:
-        """Nothing more will come."""
+        """Note that the child has ended."""
         if child is self._child:
             hint = "" if self._has_answered or child.returncode != 0 else _NO_SERVER
             self.lost(ConnectionFailed(f"The server `{self.where}` {how}{hint}{child.stderr.last_lines()}"))
@@ -321,7 +321,7 @@ class _Child(asyncio.SubprocessProtocol):
     # --- the end, by itself
 
     def _near_the_end(self) -> None:
-        """A pipe is closed, or the process is gone: the rest follows within the grace, or never."""
+        """Handle a closed pipe, or the end of the process: wait a short time for the rest."""
         if self._is_over or (not self.has_exited and {0, 1} <= self._open_pipes):
             return
         if self.has_exited and not {1, 2} & self._open_pipes:

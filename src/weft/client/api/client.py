@@ -1,24 +1,14 @@
 """Connect to a server and call it: `Client`; and join the tools of several clients.
 
-When a client connects, agrees anew and closes: one after the other, from whatever tasks.
+`Client` has the public methods and the life of a connection, and leaves the work to other modules. It knows neither
+which era is spoken nor how messages travel.
 
-Owns whose turn it is. A change — connecting, reconnecting, agreeing anew — waits for its turn. A close overtakes: the
-change that has the turn is cancelled, and it and all that wait are told that the client was closed; what is asked for
-later waits until it is. A change that was overtaken ends the connection itself, before it gives up its turn: whoever
-closes may be cancelled, and leaves nothing open.
+`ConnectLock` serializes what changes a connection: connecting, reconnecting, greeting again. A close interrupts the
+change under way, and both it and all that wait end with ConnectionFailed. The interrupted change ends the connection
+itself, so that nothing stays open if the closing task is cancelled.
 
-What is opened and ended is the client's own affair.
-
-`Client`: point it at a server, and call.
-
-Owns the public verbs and the life of a connection: it puts the parts together, and does none of their work. It knows
-neither which era is spoken nor how messages travel.
-
-The tools of several servers as one list, for a model that is to choose among them all.
-
-Owns their names there. Each begins with the name that the program itself gave to the server: what a server calls itself
-is no name to rely on, for any other may call itself the same (TOOL-08). So no server can give a tool the name of
-another one's, and a name stays what it is whatever tools the others have.
+The names of joined tools begin with the name that the program gave to the server, not with what a server calls itself.
+So no server can give a tool the name of another server's tool.
 """
 
 from __future__ import annotations
@@ -90,12 +80,12 @@ T = TypeVar("T")
 
 
 def closed() -> ConnectionFailed:
-    """What those are told whom a close has overtaken."""
+    """Return the error of an operation that a close has interrupted."""
     return ConnectionFailed("The client was closed meanwhile.")
 
 
 class ConnectLock:
-    """Turns, and the one end to them all."""
+    """Serialize connecting, reconnecting and greeting again; a close interrupts them."""
 
     def __init__(self, end: Callable[[], Awaitable[None]]) -> None:
         self._end = end  # ends the connection, if there is one
@@ -105,7 +95,7 @@ class ConnectLock:
         self.closings = 0  # how often it was closed: a change that began before the last time does not go on
 
     def change(self) -> _Change:
-        """A turn, by `async with`; ConnectionFailed when the client is closed before that is done."""
+        """Return a turn, for `async with`; ConnectionFailed when the client is closed before it is over."""
         return _Change(self)
 
     async def close(self) -> None:
@@ -122,7 +112,7 @@ class ConnectLock:
             await self.end()
 
     async def end(self) -> None:
-        """End the connection; for whoever has the turn."""
+        """End the connection. The caller has the turn."""
         self._is_ending = True
         try:
             await self._end()
@@ -266,7 +256,7 @@ class Client:
         await self.close()
 
     async def connect(self) -> None:
-        """Connect, and find out which era the server speaks. A second time, nothing."""
+        """Connect, and find out which era the server speaks; do nothing where that was done already."""
         async with self._life.change():
             if self._link is not None:
                 self._link.check_loop()
@@ -322,7 +312,7 @@ class Client:
                     await link.roundtrip(*request)
 
     async def _renew(self, link: ClientConnection, generation: int) -> None:
-        """Agree anew, once for all who noticed that it is needed."""
+        """Greet the server again, once for all requests that found that it is needed."""
         async with self._life.change():
             if self._link is not link:
                 raise closed()
@@ -331,7 +321,7 @@ class Client:
                 link.spawn(self._subscriptions.renewed())
 
     async def reconnect(self) -> None:
-        """Start over: a child process is started anew. Whatever is under way is lost; those who listen go on."""
+        """Start over: a child process is started again. Requests under way are lost; listening goes on."""
         async with self._life.change():
             link = self._connected()
             await self._greet(link, is_reopening=True)
@@ -405,12 +395,12 @@ class Client:
     # --- tools
 
     async def list_tools(self) -> list[Tool]:
-        """All tools that can be used."""
+        """Return all tools that can be used."""
         tools = await self._lists().all("tools/list", ListToolsResult, lambda page: page.tools)
         return self._learn(tools, self._toolbox.learn_all)
 
     async def list_tools_page(self, cursor: str | None = None) -> ListToolsResult:
-        """One page of tools; its `next_cursor` leads to the next."""
+        """Return one page of tools; its `next_cursor` leads to the next."""
         page = await self._lists().one("tools/list", ListToolsResult, cursor)
         page.tools = self._learn(page.tools, self._toolbox.learn)
         return page
@@ -493,7 +483,7 @@ class Client:
         return result if result_type is None else read_value(name, result, result_type)
 
     async def _get_to_know(self) -> None:
-        """Fetch the list of tools, once, if it never was: an output is to be checked (TOOL-13)."""
+        """Fetch the list of tools, once, if it never was: an output is to be checked."""
         if not self._toolbox.is_complete:
             self._toolbox.is_complete = True
             with suppress(WeftError):  # the call itself was done
@@ -502,21 +492,21 @@ class Client:
     # --- resources
 
     async def list_resources(self) -> list[Resource]:
-        """All resources."""
+        """Return all resources."""
         return await self._lists().all("resources/list", ListResourcesResult, lambda page: page.resources)
 
     async def list_resources_page(self, cursor: str | None = None) -> ListResourcesResult:
-        """One page of resources."""
+        """Return one page of resources."""
         return await self._lists().one("resources/list", ListResourcesResult, cursor)
 
     async def list_resource_templates(self) -> list[ResourceTemplate]:
-        """All resource templates."""
+        """Return all resource templates."""
         return await self._lists().all(
             "resources/templates/list", ListResourceTemplatesResult, lambda page: page.resource_templates
         )
 
     async def list_resource_templates_page(self, cursor: str | None = None) -> ListResourceTemplatesResult:
-        """One page of resource templates."""
+        """Return one page of resource templates."""
         return await self._lists().one("resources/templates/list", ListResourceTemplatesResult, cursor)
 
     async def read_resource(
@@ -542,11 +532,11 @@ class Client:
     # --- prompts
 
     async def list_prompts(self) -> list[Prompt]:
-        """All prompts."""
+        """Return all prompts."""
         return await self._lists().all("prompts/list", ListPromptsResult, lambda page: page.prompts)
 
     async def list_prompts_page(self, cursor: str | None = None) -> ListPromptsResult:
-        """One page of prompts."""
+        """Return one page of prompts."""
         return await self._lists().one("prompts/list", ListPromptsResult, cursor)
 
     async def get_prompt(
@@ -576,7 +566,7 @@ class Client:
         arguments: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> Completion:
-        """Suggestions for an argument of a prompt, or of a resource template, given what is typed so far."""
+        """Return suggestions for an argument of a prompt, or of a resource template, for what is typed so far."""
         params = completion_params(argument, value, prompt, template, arguments)
         self._connected()
         return await self._suggestions.ask(params, timeout)
@@ -586,7 +576,7 @@ class Client:
     def listen(
         self, *, tools: bool = False, prompts: bool = False, resources: bool = False, uris: Iterable[str] = ()
     ) -> Listening:
-        """Changes as they come, of lists and of single resources; of all lists, if nothing is named.
+        """Return the changes of lists and of single resources as they come; of all lists by default.
 
         async with client.listen(uris=["file:///log"]) as changes:
             async for change in changes:
@@ -604,7 +594,7 @@ class Client:
         await self._exchange.request("ping", {}, EmptyResult, Options(timeout))
 
     async def set_log_level(self, level: LogLevel) -> None:
-        """From now on, hear log messages of this level and above."""
+        """Ask for log messages of this level and above from now on."""
         link = self._connected()
         self._log_level = link.log_level = read_level(level)
         request = link.era.log_request(self._log_level)
@@ -612,9 +602,9 @@ class Client:
             await self._exchange.request(*request, EmptyResult, Options())
 
     async def roots_changed(self) -> None:
-        """Tell the server that the roots are others now, where servers are told such things."""
+        """Notify the server that the roots have changed, where its era has that notification."""
         link = self._connected()
-        if link.era.answers_requests and link.capabilities.roots is not None:  # L11-06
+        if link.era.answers_requests and link.capabilities.roots is not None:
             await self.notify("notifications/roots/list_changed")
 
     async def request(
@@ -626,7 +616,7 @@ class Client:
         progress: ProgressCallback | None = None,
         mirrored: str | None = None,
     ) -> dict[str, Any]:
-        """Any request, and its result as it came. Questions of the server are answered as in other calls.
+        """Make any request, and return its result as it came. Questions of the server are answered as in other calls.
 
         `mirrored` names the param that the header Mcp-Name repeats, where a method of an extension has one.
         """
@@ -638,7 +628,7 @@ class Client:
         return await self._exchange.request_raw(method, given, options)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
-        """Any notification."""
+        """Send any notification."""
         link = self._connected()
         era, generation = link.era, link.generation
         try:
@@ -655,7 +645,7 @@ class Client:
     # --- inside
 
     def _heard(self, method: str, params: bytes, origin: RequestId | None) -> None:
-        """A notification that belongs to no request."""
+        """Take a notification that belongs to no request."""
         self._duties.heard(method, params)
         self._exchange.errands.heard(method, params)
         self._pages.heard(method)
@@ -688,7 +678,7 @@ class JoinedTool:
 
 
 async def join_tools(clients: Mapping[str, Client]) -> dict[str, JoinedTool]:
-    """All tools of some connected clients, by names such as `flights__book`: the name given here, and the tool's own.
+    """Return all tools of some connected clients, by names such as `flights__book`: the given name and the tool's.
 
     tools = await join_tools({"flights": flights, "hotels": hotels})
     await tools["flights__book"].call({"flight": "LX38"})
@@ -703,12 +693,12 @@ async def join_tools(clients: Mapping[str, Client]) -> dict[str, JoinedTool]:
 
 
 def joined_name(key: str, tool: Tool) -> str:
-    """What a tool is called among those of all servers."""
+    """Return the name of a tool among those of all servers."""
     return f"{key}{_BETWEEN}{tool.name}"
 
 
 def check_clients(clients: Any, kind: type) -> None:
-    """UsageError unless these are clients of a kind, by names that can begin those of tools."""
+    """Raise UsageError unless these are clients of a kind, by names that can begin those of tools."""
     if not isinstance(clients, Mapping):
         raise UsageError(
             f"join_tools was given {kind_of(clients)}; give a dictionary of names to clients: "

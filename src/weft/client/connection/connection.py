@@ -1,12 +1,10 @@
 """Hold one connection to a server: a transport, its era, and everything that comes in.
 
-The link to one server: a transport, the era that is spoken on it, and everything that comes in.
+This module makes single requests (ids, time limits, cancellation), answers the server's own requests, keeps the
+standing stream open, and owns all tasks that run beside the callers'. It is the only one that knows both the transport
+and the era: `negotiate` finds out which era that is, and `exchange` decides what is done about a refusal.
 
-Owns single requests (ids, clocks, cancellation), the answers to the server's own requests, the standing stream, and all
-tasks that run beside the callers'. It is the only part that knows both the transport and the era; which era that is,
-`negotiate` finds out, and what is done about a refusal, `exchange` decides.
-
-Trace context: a request carries the trace in which it was made. Nothing where OpenTelemetry is not in use.
+A request carries the trace in which it was made, where OpenTelemetry is in use.
 """
 
 from __future__ import annotations
@@ -47,16 +45,16 @@ _STAND_SECONDS = 0.25  # to wait for the standing stream before the first reques
 _STAND_AGAIN = 7  # a standing stream that stays lost is tried again after the pause of such an attempt: half a minute
 
 ProgressCallback = Callable[[ProgressParams], Any]
-"""Told of the progress of a request; plain or async."""
+"""Called with the progress of a request; plain or async."""
 
 
 class RequestHandlers(Protocol):
-    """What the client does for the server."""
+    """Answers the requests of the server."""
 
     capabilities: ClientCapabilities
 
     async def answer(self, method: str, params: Any = None) -> Any:
-        """The result of a request of the server; a ProtocolError when it is refused."""
+        """Return the result of a request of the server; a ProtocolError when it is refused."""
         ...
 
 
@@ -73,7 +71,7 @@ _read_cancelled = msgspec.json.Decoder(CancelledParams).decode
 
 
 def remote_error(frame: Frame) -> RemoteError:
-    """The error of a response; InvalidAnswer when it is none."""
+    """Return the error of a response; InvalidAnswer when it has none."""
     try:
         error = _read_error(frame.error if isinstance(frame.error, msgspec.Raw) else b"")
     except msgspec.DecodeError:
@@ -82,7 +80,7 @@ def remote_error(frame: Frame) -> RemoteError:
 
 
 def code_and_data(error: Refused | RemoteError) -> tuple[int | None, Any]:
-    """The code and data of an error as it came, however it came; nothing where it was no JSON-RPC error."""
+    """Return the code and data of an error; (None, None) where it was no JSON-RPC error."""
     if isinstance(error, Refused):
         if error.frame is None:
             return None, None
@@ -125,7 +123,7 @@ class ClientConnection:
 
     @property
     def capabilities(self) -> ClientCapabilities:
-        """What the server is told that this client can do."""
+        """The capabilities that this client declares."""
         return self._duties.capabilities
 
     # --- opening and closing
@@ -167,11 +165,11 @@ class ClientConnection:
                 await self._end_tasks()
 
     def check_loop(self) -> None:
-        """UsageError in another loop than the one it was made in: nothing of it works there."""
+        """Raise UsageError in another event loop than its own."""
         self._clocks.check_loop()
 
     def _check_open(self) -> None:
-        """Nothing begins on what is closed: nobody would end it, and no clock would run."""
+        """Raise ConnectionFailed where the connection is closed."""
         if self._is_closed:
             raise ConnectionFailed(f"The connection to {self.transport.where} was closed.")
 
@@ -201,7 +199,7 @@ class ClientConnection:
         self.spawn(self._stay_lost(self.generation, failure))
 
     async def _stay_lost(self, generation: int, failure: ConnectionFailed) -> None:
-        """Who listens gets as long as a stream of their own would: if nobody reconnects meanwhile, they are told."""
+        """End all listening with the failure, unless somebody reconnects in the time that a stream has for that."""
         for attempt in range(self._limits.resumptions + 1):
             await asyncio.sleep(pause(attempt))
             if self.generation != generation:
@@ -211,7 +209,7 @@ class ClientConnection:
     # --- requests
 
     def next_id(self) -> int:
-        """An id that no request of this link ever had (JRPC-05, L11-07)."""
+        """Return an id that no request of this connection had before."""
         return next(self._ids)
 
     def roundtrip(
@@ -224,7 +222,7 @@ class ClientConnection:
         progress: ProgressCallback | None = None,
         is_greeting: bool = False,
     ) -> Coroutine[Any, Any, Answer]:
-        """One request and its answer, which has a result. Raises RemoteError, Refused, RequestTimeout and the like."""
+        """Make a request and return its answer. Raises RemoteError, Refused, RequestTimeout and the like."""
         work = self._roundtrip(method, params, headers, seconds, progress, is_greeting=is_greeting)
         return self._logged(method, params, work) if log.isEnabledFor(logging.INFO) else work
 
@@ -255,7 +253,7 @@ class ClientConnection:
         limits = self._limits
         request_id = next(self._ids)
         courier = None
-        if progress is not None:  # the id is a token that no other active request has (PROG-02)
+        if progress is not None:  # the id is a token that no other active request has
             courier = CallbackQueue(progress, limits.changes_kept, "progress(told)")
             params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": request_id}}
         if seconds is not None:
@@ -268,7 +266,7 @@ class ClientConnection:
         except asyncio.CancelledError:
             self._clocks.stop(request_id)
             is_late = clock.has_run_out()
-            if not is_greeting:  # a handshake is never cancelled (L11-32)
+            if not is_greeting:  # a handshake is never cancelled
                 self.give_up(request_id, "timeout" if is_late else "cancelled")
             if courier is not None:
                 await courier.stop()
@@ -284,7 +282,7 @@ class ClientConnection:
                 await courier.drain(limits.close_seconds)
 
     async def exchange(self, request_id: RequestId, method: str, params: Mapping[str, Any]) -> Answer:
-        """The bare exchange, with neither clock nor cancellation: what listens may wait for ever."""
+        """Make one exchange with neither time limit nor cancellation: listening may wait for ever."""
         self.check_loop()
         if self.settling is not None:
             await self.settling.wait()
@@ -295,7 +293,7 @@ class ClientConnection:
     def _write(
         self, request_id: RequestId, method: str, params: Mapping[str, Any], headers: Mapping[str, str] = NO_HEADERS
     ) -> tuple[bytes, Mapping[str, str]]:
-        """A request as it goes out, and its headers where it has some."""
+        """Return an encoded request and its headers."""
         era = self.era
         if self.transport.stream_per_request:
             headers = {**era.headers(method, params), **headers}
@@ -316,7 +314,7 @@ class ClientConnection:
         return f"{began}{told} within {clock.seconds:g} s. Is it busy, or stuck? {longer}"
 
     def give_up(self, request_id: RequestId, reason: str = "cancelled") -> None:
-        """Tell the server that nobody waits any more, unless it sees that by itself (CAN-01, STDIO-08, L11-13)."""
+        """Cancel a request at the server, unless closing its stream does that."""
         by_closing = self.era.closing_cancels and self.transport.stream_per_request
         if not (by_closing or self._is_closed):
             self.spawn(self._tell_cancelled({"requestId": request_id, "reason": reason}))
@@ -383,7 +381,7 @@ class ClientConnection:
     async def stand_again(self) -> None:
         """For one who begins to listen: try a stream that had ended for good once more; ConnectionFailed if in vain.
 
-        A server that has none may still tell of changes while it answers a request, so that is no error (L11-09).
+        A server that has none may still tell of changes while it answers a request, so that is no error.
         """
         if self._silence is not None:
             await self.stand(self._silence)
@@ -397,7 +395,7 @@ class ClientConnection:
             )
 
     async def _stand(self, generation: int, stands: Callable[[], None], silence: ConnectionFailed | None) -> None:
-        """Run the stream; where the server does not take it any more because all is over, that is found out here."""
+        """Keep the standing stream open; greet again where the server says that the session is over."""
         era = self.era
         while True:
             try:
@@ -451,10 +449,10 @@ class ClientConnection:
             self.on_notification(method, params, origin)
 
     def _taken_back(self, told: CancelledParams) -> None:
-        """The server does not want an answer any more. One that it never asked for, or has, is ignored (CAN-10)."""
+        """Stop to answer a question that the server has cancelled. An unknown one is ignored."""
         ask = self._asks.get(told.request_id)
         if ask is not None:
-            log.debug("%s took back a question: %s", self.transport.where, told.reason)  # CAN-11
+            log.debug("%s took back a question: %s", self.transport.where, told.reason)
             ask.cancel()
 
     def _asked(self, frame: Frame, origin: RequestId | None) -> None:
@@ -574,7 +572,7 @@ _OUTCOMES: Mapping[type[BaseException], str] = {
 
 
 def _checked(answer: Answer) -> Answer:
-    """An answer with a result; the error of any other is raised."""
+    """Return an answer that has a result; raise the error of any other."""
     frame = answer.frame
     if frame.result is UNSET:
         raise remote_error(frame)
@@ -590,18 +588,18 @@ def _params(frame: Frame) -> bytes:
 
 
 async def _not_renewed(generation: int) -> None:
-    """Where nothing is agreed on anew."""
+    """Do nothing: the connection has no owner that greets again."""
 
 
 def _nobody(*_: Any) -> None:
-    """Where nobody wants to be told."""
+    """Ignore the call: the connection has no owner yet."""
 
 
 _KEYS = ("traceparent", "tracestate", "baggage")
 
 
 def traced(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The params, with the current trace in their `_meta` (META-15).
+    """Return the params with the current trace in their `_meta`.
 
     A program that traces has imported OpenTelemetry itself; so nothing is imported here for one that does not.
     """

@@ -1,23 +1,14 @@
 """Define what a transport is, read messages from bytes, and reach a server in this process.
 
-What a transport is to the client, and what those that are one line in, one line out have in common.
-
 A transport carries encoded messages to one server and decoded messages back. It matches an answer with its request by
-the id; all else that comes it hands to `receive`, and does not look into it: what a message means, how often
-something is tried, how long it may take and how it is cancelled is decided by its callers.
+the id, and hands everything else to `receive` unread. Its callers decide what a message means, how often something is
+tried, how long it may take and how it is cancelled.
 
-Two families exist. Over HTTP every request has a stream of its own, which ends with it. Over a pipe — a child process,
-a server in this process, the HTTP+SSE transport of the first revision — all share one stream: `PipeTransport` is
-their common part. A new pipe needs `start`, `write` and `stop`, and calls `incoming` with what arrives and `lost`
-when nothing will.
+Over HTTP every request has a stream of its own. Over a pipe — a child process, a server in this process, the HTTP+SSE
+transport of the first revision — all share one stream: `PipeTransport` is their common part. A new pipe implements
+`start`, `write` and `stop`, and calls `incoming` with what arrives and `lost` when nothing will.
 
-From bytes that came to messages; and what can still be told of bytes that are none.
-
-Nothing here awaits or decides: who waits for an answer that cannot be read is told so by the transports.
-
-A server in this process: no socket, no child, yet every message crosses as bytes, both ways.
-
-Owns the two ends of that pipe on the client's side. A server is recognised by what it can do: it has a method `pipe`.
+A server in this process is recognised by its method `pipe`. Every message crosses as bytes, both ways.
 """
 
 from __future__ import annotations
@@ -45,7 +36,7 @@ Receive = Callable[[Frame, RequestId | None], None]
 Never awaits, never raises."""
 
 Lost = Callable[[ConnectionFailed], None]
-"""Told once, when the connection has ended by itself."""
+"""Called once, when the connection has ended by itself."""
 
 NO_HEADERS: Mapping[str, str] = {}
 
@@ -139,7 +130,7 @@ class Transport(Protocol):
         ...
 
     async def dismiss(self, headers: Mapping[str, str]) -> None:
-        """Tell the server that its session is over (L11-26). Whether it minds is of no interest."""
+        """End the session at the server. Its answer is ignored."""
         ...
 
     async def close(self) -> None:
@@ -202,7 +193,7 @@ class PipeTransport:
     # --- what a pipe calls
 
     def incoming(self, data: bytes) -> None:
-        """Take one message as it arrived. Whatever cannot be read is logged and left out (R1)."""
+        """Take one message as it arrived. What cannot be read is logged and dropped."""
         if not self._open:
             return
         if wire_log.isEnabledFor(logging.DEBUG):
@@ -224,7 +215,7 @@ class PipeTransport:
                 self._receive(frame, None)
 
     def lost(self, failure: ConnectionFailed) -> None:
-        """Nothing more will come: everybody who waits is told why."""
+        """End the connection: all requests that wait fail with this."""
         if self._failure is not None or not self._open:
             return
         self._fail(failure)
@@ -318,11 +309,11 @@ class PipeTransport:
                 waiting.settle(self._gone())
 
     def _gone(self) -> ConnectionFailed:
-        """Why nothing can be sent: a new exception each time, for many tasks may raise it."""
+        """Return why nothing can be sent: a new exception each time, for many tasks may raise it."""
         return ConnectionFailed(str(self._failure))
 
     def _unreadable(self, data: bytes, error: ProtocolError) -> None:
-        """What came is no message. Where it was meant as an answer, who waits for that need not wait any longer."""
+        """Handle what is no message. Where it was meant as an answer, the request that waits for it fails."""
         if (frame := error_in(data)) is not None:
             self._settle(frame)
             return
@@ -337,11 +328,11 @@ class PipeTransport:
             waiting.settle(InvalidAnswer(f"{self.where} sent an answer that cannot be read: {error}"))
 
     def _only_one(self) -> _Waiting | None:
-        """The only one that an answer without an id can be about."""
+        """Return the only request that an answer without an id can be about."""
         return next(iter(self._waiting.values())) if len(self._waiting) == 1 else None
 
     def _settle(self, frame: Frame) -> None:
-        """Give an answer to whom it belongs. One that nobody waits for is late or made up: it is dropped (CAN-08)."""
+        """Give an answer to its request. One that no request waits for is dropped."""
         named: Any = frame.id
         waiting = self._waiting.get(named)
         if waiting is None:
@@ -354,8 +345,9 @@ class PipeTransport:
 
 
 class _Waiting:
-    """A request that is not answered yet. A server in this process may answer while it is being asked: then nobody
-    has to be woken up, and there is no future.
+    """A request that is not answered yet.
+
+    A server in this process may answer while it is being asked: then there is no future to wake up.
     """
 
     __slots__ = ("outcome", "woken")
@@ -371,7 +363,7 @@ class _Waiting:
 
 
 def _ignore(*_: Any) -> None:
-    """The receiver of a transport that is not open."""
+    """Ignore what comes while the transport is not open."""
 
 
 _MOST_MESSAGES = 1000  # in one array: a client sends none, so few come back in one
@@ -379,12 +371,12 @@ _PIECE = 16 * 1024  # of a stream: what is read without looking at the time
 
 
 def bounds_of(limits: ClientLimits) -> Limits:
-    """What one message to a client may be."""
+    """Return the bounds of one message to a client."""
     return Limits(json_values=limits.json_values)
 
 
 def split_messages(data: bytes, bounds: Limits) -> Sequence[bytes]:
-    """The messages in a body, an event or a line, not read yet: one, or in one revision an array of them (L03-01).
+    """Split a body, an event or a line into messages: one, or in one revision an array of them.
 
     InvalidRequest when an array has too many: all of them are taken in one go.
     """
@@ -409,14 +401,14 @@ def _count_objects(data: bytes) -> int:
 
 
 def pieces(chunk: bytes) -> Sequence[bytes]:
-    """Cut what came at once: between two of these it is looked whether others should have their turn."""
+    """Cut a chunk into pieces, between which other tasks can get their turn."""
     if len(chunk) <= _PIECE:
         return (chunk,)
     return [chunk[start : start + _PIECE] for start in range(0, len(chunk), _PIECE)]
 
 
 def as_sent(named: Any) -> Any:
-    """The id of an answer as it was sent: a number, which some servers write back as text (JRPC-06).
+    """Return the id of an answer as it was sent: a number, which some servers write back as text.
 
     >>> as_sent("2"), as_sent(2), as_sent("two"), as_sent("02")
     (2, 2, 'two', '02')
@@ -428,7 +420,7 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,15}")
 
 
 def is_nameless(frame: Frame) -> bool:
-    """Whether an answer is an error that names nobody (JRPC-11). A result always does: one without an id is none."""
+    """Return whether an answer is an error without an id."""
     return frame.reply_id is None and frame.error is not UNSET
 
 
@@ -446,7 +438,7 @@ class _Nameless(msgspec.Struct):
 
 
 def error_in(data: bytes) -> Frame | None:
-    """The error response in some bytes, whether or not it names the request; None when there is none."""
+    """Return the error response in some bytes, whether or not it has an id; None when there is none."""
     try:
         frame = decode(data)
         return frame if frame.is_response and isinstance(frame.error, msgspec.Raw) else None
@@ -480,7 +472,7 @@ _END = re.compile(rb",\s*(?:%b\s*,\s*)?%b\s*(?:,\s*%b\s*)?\}\s*\Z" % (_VERSION, 
 
 
 def whom_it_answers(data: bytes) -> tuple[bool, RequestId | None]:
-    """Whether something that cannot be read was meant as an answer to somebody, and the id in it if that can be read.
+    """Return whether something that cannot be read was meant as an answer, and its id if that can be read.
 
     >>> whom_it_answers(b'{"result": {"n": NaN}, "jsonrpc": "2.0", "id": 7}')
     (True, 7)
@@ -501,7 +493,7 @@ def whom_it_answers(data: bytes) -> tuple[bool, RequestId | None]:
 
 
 def _id_in(raw: msgspec.Raw) -> RequestId | None:
-    """The id that stands there; None where it is none, or too long to be one of ours."""
+    """Return the id that is written there; None where it is none, or too long to be one of ours."""
     value: Any = msgspec.json.decode(raw) if len(raw) <= _WINDOW else None
     return as_sent(value) if type(value) in (int, str) else None
 
@@ -529,7 +521,7 @@ class Pipe(Protocol):
         ...
 
     async def close(self) -> None:
-        """The client is gone."""
+        """End the connection of the client."""
         ...
 
 

@@ -1,7 +1,7 @@
-"""The transport of the first revision: one stream of events down, POSTs up.
+"""Speak the transport of the first revision: one stream of events down, POSTs up.
 
-A GET opens the stream; its first event names where to POST (L24-02). All answers come down the stream, so it is a pipe
-like any other. Only ever used where a server refuses everything newer (COMPAT-14).
+A GET opens the stream; its first event names where to POST. All answers come down the stream, so it is a pipe
+like any other. Only ever used where a server refuses everything newer.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class SseTransport(PipeTransport):
                 clock.reschedule(asyncio.get_running_loop().time() + self.limits.connect_seconds)
 
     def _checked(self, named: str) -> str:
-        """Where to send: within the origin, for whatever is sent there may be secret (R11)."""
+        """Where to send: within the origin, for whatever is sent there may be secret."""
         target, is_within = resolved(self._url, named)
         if not is_within:
             raise ConnectionFailed(f"it names an endpoint of another origin, {place(target)[:200]}")

@@ -1,17 +1,11 @@
 """Send messages by Streamable HTTP, with authorization.
 
-Streamable HTTP: every message is a POST, and the answer to a request is a JSON body or a stream of events.
+Every message is a POST, and the answer to a request is a JSON body or a stream of events. This module handles what a
+response is (status, form, size, redirects), takes up streams that broke off, and keeps the standing stream open. Its
+callers give the headers and decide what a status means: it raises `Refused`.
 
-Owns what becomes of a response: its status, its form, its size, its redirects, the streams that break off and are taken
-up again, and the standing stream. Which headers a message has is told to it; what a status means, others decide: it
-raises `Refused`.
-
-The JSON way is the quick one: one exchange, one decoding, nothing else.
-
-Exchanges with a server that wants to know who sends them: the token goes along, and a refusal is looked at.
-
-Owns the hook for authorization, and how often a request is tried again. How a token is come by is known to whoever
-implements the hook (`weft.client.auth`).
+With authorization, each request carries a token, and a refusal is shown to the `Auth` hook (`weft.client.auth`), which
+may log in; then the request is tried again, a bounded number of times.
 """
 
 from __future__ import annotations
@@ -96,7 +90,7 @@ class HttpTransport:
     async def request(
         self, message: bytes, request_id: RequestId, headers: Mapping[str, str] = NO_HEADERS, *, resumable: bool = False
     ) -> Answer:
-        """Send a request and wait for its answer, in either form (HTTP-14)."""
+        """Send a request and wait for its answer, in either form."""
         reply = await self._exchange("POST", {**self._posted, **headers}, message)
         form = media_type(reply) if 200 <= reply.status < 300 else ""
         if form.startswith("text/event-stream"):
@@ -110,7 +104,7 @@ class HttpTransport:
             reply.done()
 
     async def send(self, message: bytes, headers: Mapping[str, str] = NO_HEADERS) -> None:
-        """Send a notification or a response; any 2xx means that it was taken (HTTP-11)."""
+        """Send a notification or a response; any 2xx means that it was taken."""
         sent = {**self._posted, **headers}
         try:
             reply = await self._exchange("POST", sent, message)
@@ -125,7 +119,7 @@ class HttpTransport:
             reply.done()
 
     async def dismiss(self, headers: Mapping[str, str]) -> None:
-        """End the session; a server may not allow it (L11-26)."""
+        """End the session; a server may not allow it."""
         try:
             async with asyncio.timeout(self._limits.close_seconds):
                 reply = await self._exchange("DELETE", {**self._gotten, **headers}, None)
@@ -139,7 +133,7 @@ class HttpTransport:
         return self.hold()  # as it is by then: whoever uses the transport sets it
 
     async def _exchange(self, method: str, headers: Mapping[str, str], body: bytes | None) -> HttpResponse:
-        """One exchange, with redirects within the origin (R11)."""
+        """One exchange, with redirects within the origin."""
         exchange = self._shown_exchange if wire_log.isEnabledFor(logging.DEBUG) else self._wire.exchange
         reply = await exchange(method, self.url, headers, body)
         if not 300 <= reply.status < 400:
@@ -183,7 +177,7 @@ class HttpTransport:
         return refusal
 
     def _answer_in(self, body: bytes, request_id: RequestId) -> Frame:
-        """The answer in a JSON body. One to another request is not taken for it, whatever it says (R6)."""
+        """Return the answer in a JSON body. One to another request is not accepted."""
         frame = self._sort(body, request_id)
         if frame is None:
             raise InvalidAnswer(f"{self.where} answered, but not the request with the id {request_id!r}.")
@@ -235,7 +229,7 @@ class HttpTransport:
     async def _follow(
         self, reply: HttpResponse, request_id: RequestId, headers: Mapping[str, str], *, resumable: bool
     ) -> Frame:
-        """Read a stream up to the answer, taking it up again where it broke off, if that may be (L11-17)."""
+        """Read a stream up to the answer, taking it up again where it broke off, if that may be."""
         events = sse.Decoder(max_event_bytes=self._limits.event_bytes)
         faults: list[InvalidAnswer] = []
         attempt = 0
@@ -298,7 +292,7 @@ class HttpTransport:
             del failure
 
     def _anew(self, events: sse.Decoder) -> sse.Decoder:
-        """A decoder for the next connection, which remembers where the last one ended."""
+        """Return a decoder for the next connection, which remembers where the last one ended."""
         fresh = sse.Decoder(max_event_bytes=self._limits.event_bytes)
         fresh.last_event_id, fresh.retry = events.last_event_id, events.retry
         return fresh
@@ -366,7 +360,7 @@ class HttpTransport:
                     if stood and not stands:
                         raise await self._not_again(reply)
                     opened()
-                    if not stands:  # the server has none, which is its right (L11-09)
+                    if not stands:  # the server has none, which is its right
                         return
                     stood, since = True, now()
                     await self._read(reply, events, None, [])
@@ -395,7 +389,7 @@ class HttpTransport:
 
 
 def _ignore(frame: Frame, request_id: RequestId | None) -> None:
-    """The receiver of a transport that is not open."""
+    """Ignore what comes while the transport is not open."""
 
 
 _MOST_AUTHORIZATIONS = 3
@@ -451,7 +445,7 @@ class AuthorizedWire:
 
 
 async def read_refusal(reply: HttpResponse, where: str, seconds: float) -> Refused:
-    """A refusal with its body, as far as anybody will want to read it; it decides what the refusal means.
+    """Read a refusal with the beginning of its body, which decides what the refusal means.
 
     Nothing more is read of the reply, also where somebody gives up meanwhile.
     """

@@ -51,7 +51,7 @@ class HttpResponse(Protocol):
         ...
 
     def chunks(self) -> AsyncIterator[bytes]:
-        """It piece by piece, as it comes; ConnectionFailed when it breaks off."""
+        """Yield the body piece by piece as it comes; ConnectionFailed when it breaks off."""
         ...
 
     def done(self) -> None:
@@ -75,7 +75,7 @@ class Wire(Protocol):
         ...
 
     def renew(self) -> None:
-        """The connections that are there may lead nowhere: take others from now on."""
+        """Open new connections from now on: those that are open may lead nowhere."""
         ...
 
     async def close(self) -> None:
@@ -114,7 +114,7 @@ class _Reply:
         return bytes(whole)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """It piece by piece."""
+        """Yield the body piece by piece."""
         self._probe()
         try:
             async for chunk in self._response.content.iter_any():
@@ -297,7 +297,7 @@ class AiohttpWire:
                 self.renew()
 
     async def _find_proxy(self, url: str) -> Proxy | None:
-        """The proxy of the environment, looked up once for an origin: some systems take their time."""
+        """Return the proxy of the environment, looked up once for an origin: some systems take their time."""
         origin = urlsplit(url)[:2]
         if origin not in self._found:
             self._found[origin] = await asyncio.to_thread(environment_proxy, url)
@@ -330,7 +330,7 @@ def _is_cancelled() -> bool:
 
 
 def media_type(reply: HttpResponse) -> str:
-    """What the body is, in lower case: servers may write it as they like."""
+    """Return the media type of a body, in lower case."""
     return reply.headers.get("Content-Type", "").lower()
 
 
@@ -340,7 +340,7 @@ def is_event_stream(reply: HttpResponse) -> bool:
 
 
 def resolved(url: str, named: str) -> tuple[str, bool]:
-    """Where a server at a URL leads to; and whether that is within its origin, as nothing is that is no URL (R11).
+    """Where a server at a URL leads to; and whether that is within its origin, as nothing is that is no URL.
 
     >>> resolved("https://a.example/mcp", "/post?n=1"), resolved("https://a.example/mcp", "//[")
     (('https://a.example/post?n=1', True), ('//[', False))
@@ -364,14 +364,14 @@ _GIVE_CLIENT_CERTIFICATE = "load one with load_cert_chain() into an ssl.SSLConte
 
 
 def place(url: str) -> str:
-    """A URL for error texts: without a query, which may be a key."""
+    """Return a URL for error texts: without a query, which may be a key."""
     return url.partition("?")[0]
 
 
 def why_unreached(
     url: str, error: Exception, *, proxy: Proxy | None, connect_seconds: float, was_reached: bool = False
 ) -> str:
-    """The sentence for an exchange that got no response. `was_reached` is whether another did before."""
+    """Return the sentence for an exchange that got no response. `was_reached`: another one did before."""
     parts, where = urlsplit(url), place(url)
     if fault := proxy_fault(error, proxy) or tls_fault(error):
         return f"{where} cannot be reached: {fault}."
@@ -407,12 +407,12 @@ def is_unanswered(error: Exception) -> bool:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What aiohttp wrapped."""
+    """Return the exception that aiohttp wrapped."""
     return getattr(error, "os_error", None) or error.__cause__ or error
 
 
 def broken_off(where: str, error: Exception) -> str:
-    """The sentence for an answer that did not end."""
+    """Return the sentence for an answer that did not end."""
     return (
         f"The connection to {where} broke off before its answer was complete ({type(error).__name__}). The server, or "
         "a proxy before it, went away; whether it did what was asked is not known."
@@ -423,7 +423,7 @@ def broken_off(where: str, error: Exception) -> str:
 
 
 def proxy_fault(error: Exception, proxy: Proxy | None) -> str | None:
-    """What the proxy has to do with a failure; None where that is nothing."""
+    """Return what the proxy has to do with a failure; None if nothing."""
     if proxy is None:
         return None
     if isinstance(error, aiohttp.ClientHttpProxyError):
@@ -436,7 +436,7 @@ def proxy_fault(error: Exception, proxy: Proxy | None) -> str | None:
 
 
 def proxy_refusal(status: int, headers: Mapping[str, str], proxy: Proxy) -> str:
-    """What a proxy means that refuses to connect."""
+    """Return why a proxy refuses to connect."""
     if status != PROXY_REFUSES:
         return (
             f"the proxy {proxy.url} answered with the HTTP status {status}: it does not get there, or does not allow it"
@@ -454,7 +454,7 @@ def proxy_refusal(status: int, headers: Mapping[str, str], proxy: Proxy) -> str:
 
 
 def tls_fault(error: BaseException) -> str | None:
-    """What went wrong with TLS; None where it was something else."""
+    """Return what went wrong with TLS; None where it was something else."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return _untrusted(error.certificate_error)
     cause = _cause(error)
@@ -537,12 +537,12 @@ class Proxy:
         return parts.hostname or "", parts.port or _PORTS[parts.scheme]
 
     def headers_through(self, url: str) -> Mapping[str, str]:
-        """What goes along with a request to a URL: the proxy reads it, where no tunnel leads past it."""
+        """Return the headers for the proxy in a request to a URL; none where a tunnel leads past it."""
         return NO_HEADERS if url[:6].lower() == "https:" else self.headers
 
 
 def read_proxy(given: object) -> Proxy:
-    """The proxy that a program names.
+    """Return the proxy that a program names.
 
     >>> read_proxy("http://ann:secret@proxy.example:3128")
     Proxy(url='http://proxy.example:3128', said_in='`proxy`')
@@ -561,7 +561,7 @@ http://host:port, or http://name:password@host:port.
 
 
 def environment_proxy(url: str) -> Proxy | None:
-    """The proxy that the environment, or else the system, has for a URL; None where it has none. May take a moment."""
+    """Return the proxy of the environment, or of the system, for a URL; None where it has none. May take a moment."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     given = urllib.request.getproxies().get(parts.scheme)
@@ -577,7 +577,7 @@ def environment_proxy(url: str) -> Proxy | None:
 
 
 def environment_proxy_hosts() -> frozenset[str]:
-    """The hosts of all proxies that the environment may lead to."""
+    """Return the hosts of all proxies that the environment may lead to."""
     found: set[str] = set()
     for given in urllib.request.getproxies().values():
         try:
@@ -588,7 +588,7 @@ def environment_proxy_hosts() -> frozenset[str]:
 
 
 def _with_scheme(given: str) -> str:
-    """A proxy as the environment has it, where many leave out how it is spoken to."""
+    """Read a proxy of the environment, where many leave out the scheme."""
     return given if "://" in given else f"http://{given}"
 
 

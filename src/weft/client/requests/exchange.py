@@ -54,11 +54,11 @@ log = logging.getLogger("weft.client")
 R = TypeVar("R", bound=Result)
 T = TypeVar("T")
 
-_COMPLETE = (None, "complete")  # absent means complete (JRPC-08)
+_COMPLETE = (None, "complete")  # absent means complete
 _ASKS = "input_required"
 # What only reads: asking twice does no harm. All else may have happened although no answer came.
 _REPEATABLE = CACHEABLE | {"prompts/get", "completion/complete", "ping"}
-_QUESTIONS = frozenset({"elicitation/create", "sampling/createMessage", "roots/list"})  # MRTR-06
+_QUESTIONS = frozenset({"elicitation/create", "sampling/createMessage", "roots/list"})
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -81,7 +81,7 @@ _decoders: dict[type[Result], Any] = {}
 
 
 class Exchange:
-    """Makes requests on a link."""
+    """Makes requests on one connection."""
 
     def __init__(
         self,
@@ -106,11 +106,11 @@ class Exchange:
     def request_page(
         self, method: str, params: Mapping[str, Any], type: type[R], options: Options
     ) -> Awaitable[tuple[R, bytes]]:
-        """The same, with the result also as it came."""
+        """Make a request, and return its result both decoded and as it came."""
         return cast("Awaitable[tuple[R, bytes]]", self._rounds(method, params, options, _read_page, type))
 
     def request_raw(self, method: str, params: Mapping[str, Any], options: Options) -> Awaitable[dict[str, Any]]:
-        """The same, with the result as it came."""
+        """Make a request, and return its result as it came."""
         return self._rounds(method, params, options, _read_object, dict[str, Any])
 
     async def _rounds(
@@ -139,7 +139,7 @@ class Exchange:
     async def _next_round(
         self, params: Mapping[str, Any], asked: InputRequiredResult, options: Options
     ) -> Mapping[str, Any]:
-        """The original params with the answers: no state of an earlier round goes along (MRTR-19, MRTR-22)."""
+        """Return the original params with the answers of this round alone."""
         if options.is_manual:
             raise PendingQuestions(asked)
         kept = {key: value for key, value in params.items() if key not in ("inputResponses", "requestState")}
@@ -148,7 +148,7 @@ class Exchange:
     # --- one round
 
     def _fetch(self, method: str, params: Mapping[str, Any], options: Options) -> Awaitable[bytes]:
-        """The result as it came, or as it was kept."""
+        """Return the result as it came, from the server or the cache."""
         if self.cache is None or method not in CACHEABLE:
             return self._send(method, params, options)
         return self._fetch_cached(self.cache, method, params, options)
@@ -199,7 +199,7 @@ class Exchange:
             raise self._explained(error, method) from None
 
     def _explained(self, error: Refused | RemoteError, method: str) -> WeftError:
-        """A refusal as the caller sees it; where the client is to declare something, with the option that does so."""
+        """Return a refusal as the caller gets it; with the option that declares a capability, where one is missing."""
         failure = explained(error)
         if not isinstance(failure, RemoteError):
             return failure
@@ -218,10 +218,10 @@ class Exchange:
     # --- questions
 
     async def _answers(self, asked: InputRequiredResult) -> dict[str, Any]:
-        """What is added to the params of the next round: all answers, and the state byte for byte (MRTR-17, -18)."""
+        """Return what is added to the params of the next round: all answers, and the state unchanged."""
         requests = asked.input_requests
         if requests is None and asked.request_state is None:
-            raise InvalidAnswer("The server wants to be called again, but says neither with what nor why (MRTR-04).")
+            raise InvalidAnswer("The server wants to be called again, but says neither with what nor why.")
         more: dict[str, Any] = {}
         if requests is not None:
             if len(requests) > self._limits.input_requests:
@@ -240,14 +240,14 @@ class Exchange:
         try:
             async with asyncio.timeout(self._limits.ask_seconds):
                 return await self._duties.answer(method, params or {})
-        except ProtocolError as error:  # there is no way to tell the server: it is simply not called again (MRTR-28)
+        except ProtocolError as error:  # there is no way to tell the server: it is simply not called again
             raise CannotAnswer(f"The server asked for {method} ({key[:100]!r}): {_why_not(error)}") from error
         except TimeoutError:
             raise CannotAnswer(f"The server asked for {method} ({key[:100]!r}), and nobody answered in time.") from None
 
 
 def _why_not(refusal: ProtocolError) -> str:
-    """Why a question was not answered, for the program whose function that was: a server is told less.
+    """Return why a question was not answered, for the program that has the function; the server gets less.
 
     Nothing that was answered is in it: what Weft finds wrong with an answer names fields and kinds alone.
     """
@@ -262,7 +262,7 @@ def _why_not(refusal: ProtocolError) -> str:
 def with_rounds(
     params: dict[str, Any], meta: Mapping[str, Any] | None, answers: Mapping[str, Any] | None, state: str | None
 ) -> dict[str, Any]:
-    """The params of a call that a caller takes to its next round by hand."""
+    """Return the params of a call with what a caller adds by hand."""
     if meta is not None:
         params["_meta"] = dict(meta)
     if answers is not None:
@@ -284,7 +284,7 @@ async def _together(questions: list[Any]) -> list[Any]:
 
 
 def _read(raw: bytes, type: type[R], method: str) -> R | InputRequiredResult:
-    """A result of the type expected, or questions; InvalidAnswer for anything else (JRPC-09)."""
+    """Read a result of the type expected, or questions; InvalidAnswer for anything else."""
     decoder = _decoders.get(type)
     if decoder is None:
         decoder = _decoders[type] = msgspec.json.Decoder(type)
@@ -315,7 +315,7 @@ def _read_questions(raw: bytes) -> InputRequiredResult:
 
 
 def _read_object(raw: bytes, _: Any, method: str) -> dict[str, Any] | InputRequiredResult:
-    """A result as it came, or questions."""
+    """Read a result as it came, or questions."""
     try:
         result = _read_dict(raw)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -344,7 +344,7 @@ class _Complete(msgspec.Struct, rename="camel"):
 
 
 class _Errand:
-    """What one request waits for."""
+    """The pages that one request waits for."""
 
     def __init__(self) -> None:
         self.end = 0.0  # when one gives up, unless there is a new page
@@ -354,16 +354,16 @@ class _Errand:
 
 
 class UrlElicitationRetry:
-    """The errands of all requests of one client."""
+    """The pages that requests of one client wait for."""
 
     def __init__(self, link: ClientConnection, limits: ClientLimits, ask: _Ask) -> None:
         self._link = link
         self._limits = limits
         self._ask = ask
-        self._waiting: dict[str, _Errand] = {}  # by the ids of pages; those of nobody are ignored (L11-40)
+        self._waiting: dict[str, _Errand] = {}  # by the ids of pages; those of nobody are ignored
 
     def heard(self, method: str, params: bytes) -> None:
-        """A notification came."""
+        """Take a notification that a page is done."""
         if method == _COMPLETE_NOTIFICATION:
             errand = self._waiting.pop(msgspec.json.decode(params, type=_Complete).elicitation_id, None)
             if errand is not None:
@@ -391,7 +391,7 @@ class UrlElicitationRetry:
                 attempt += 1
 
     def _pages(self, error: RemoteError) -> list[Mapping[str, Any]]:
-        """The pages that an error names; where it names none, or nobody can be asked, the error is raised."""
+        """Return the pages that an error names; raise it where it names none, or the user cannot be asked."""
         pages = self._link.era.pages(error.code, error.data)
         elicitation = self._link.capabilities.elicitation
         if not pages or elicitation is None or elicitation.url is None:
@@ -435,8 +435,10 @@ Page = TypeVar("Page", ListToolsResult, ListResourcesResult, ListResourceTemplat
 
 
 def says_none(error: RemoteError, cursor: str | None) -> bool:
-    """Return whether the refusal of a page says that there is no such list: many servers declare `resources`, know no
-    templates, and answer -32601. In the middle of a list it says nothing of the kind.
+    """Return whether the refusal of a page says that there is no such list.
+
+    Many servers declare `resources`, know no templates, and answer -32601. In the middle of a list it means another
+    thing.
     """
     return cursor is None and error.code == MethodNotFound.code
 
@@ -463,7 +465,7 @@ class ListPages:
         return page
 
     async def _one(self, method: str, type: type[Page], cursor: str | None) -> tuple[Page, bytes]:
-        """One page, and what it came in."""
+        """Return one page, and its bytes."""
         if await self._is_there(method.partition("/")[0]):
             params = {} if cursor is None else {"cursor": cursor}
             try:
@@ -475,20 +477,20 @@ class ListPages:
         return convert(empty, type), b""
 
     def heard(self, notification: str) -> None:
-        """The server has said something."""
+        """Note that the server has a list that it says has changed."""
         kind, _, rest = notification.removeprefix("notifications/").partition("/")
         if rest == "list_changed":
             self._changed.add(kind)
 
     async def _is_there(self, capability: str) -> bool:
-        """Whether the server has such lists. One that had none before may have got them since."""
+        """Return whether the server has such lists. One that had none before may have got them since."""
         facts = self._facts()
         if capability not in self._changed and getattr(facts.capabilities, capability) is None:
             await self._look_again(facts)
         return capability in self._changed or getattr(facts.capabilities, capability) is not None
 
     async def all(self, method: str, type: type[Page], items: Callable[[Page], list[Any]]) -> list[Any]:
-        """All items. A cursor that is refused half-way means that the list is another one now (CACHE-14)."""
+        """Return all items. A cursor that is refused half-way means that the list has changed: it is fetched again."""
         try:
             return await self._walk(method, type, items)
         except _CursorRefused:
@@ -515,13 +517,13 @@ class ListPages:
                 self._check(method, size, values)
             found += items(page)
             cursor = page.next_cursor
-            if cursor is None:  # any other is one more page, the empty one too (PAG-02)
+            if cursor is None:  # any other is one more page, the empty one too
                 return found
         most = self._limits.pages
         raise InvalidAnswer(f"{method} has more than {most} pages; raise the limit `pages`, or go page by page.")
 
     def _check(self, method: str, size: int, values: int) -> None:
-        """InvalidAnswer when pages are more than one message may be: all of them are kept until the last has come."""
+        """Raise InvalidAnswer when pages together are more than one message may be: all are kept until the last."""
         limits = self._limits
         if size > limits.message_bytes:
             most, limit = f"{limits.message_bytes} bytes", "message_bytes"
@@ -555,7 +557,7 @@ class Suggestions:
         self._line = asyncio.Lock()
 
     async def ask(self, params: Mapping[str, Any], timeout: float | None) -> Completion:
-        """The values that the server suggests, in its order."""
+        """Return the values that the server suggests, in its order."""
         check_timeout(timeout)
         left = await self._turn(timeout)
         result = await self._exchange.request("completion/complete", params, CompleteResult, Options(left))
@@ -565,7 +567,7 @@ class Suggestions:
         return found
 
     async def _turn(self, timeout: float | None) -> float | None:
-        """Wait for one's turn, first come, first served; what is left of the time for it."""
+        """Wait for the allowed rate, first come, first served; return what is left of the timeout."""
         try:
             async with asyncio.timeout(timeout) as limit, self._line:
                 while seconds := self._allowance.wait():  # noqa: ASYNC110 - how long is known, and nobody sets an event
@@ -582,7 +584,7 @@ class Suggestions:
 def completion_params(
     argument: str, value: str, prompt: str | None, template: str | None, arguments: Mapping[str, str] | None
 ) -> dict[str, Any]:
-    """The params of a request for suggestions; UsageError for what is no question.
+    """Return the params of a request for suggestions; UsageError where they are not clear.
 
     >>> completion_params("city", "Par", "plan", None, None)
     {'ref': {'type': 'ref/prompt', 'name': 'plan'}, 'argument': {'name': 'city', 'value': 'Par'}}
