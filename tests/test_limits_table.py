@@ -34,7 +34,7 @@ NO_BOUNDS = {
     "client.auth.registration._LATEST": "what a time is",
     "client.callbacks.TURN_SECONDS": "how often others have their turn",
     "client.handlers.USER_REJECTED": "an error code",
-    "client.connection.connection._STAND_AGAIN": "which pause of the list",
+    "client.connection.connection._STREAM_ATTEMPT": "which pause of the list",
     "client.argument_checks._DEEPEST": "how far a frame is looked for",
     "client.http.wire.PROXY_REFUSES": "a status",
     "client.http.transport._NO_STREAMS": "a status",

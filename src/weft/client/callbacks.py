@@ -115,9 +115,9 @@ class Clock:
         "_holds",
         "_is_over",
         "_task",
-        "courier",
         "deadline",
         "failure",
+        "queue",
         "seconds",
     )
 
@@ -128,7 +128,7 @@ class Clock:
         now: float,
         seconds: float,
         most: float,
-        courier: CallbackQueue | None,
+        queue: CallbackQueue | None,
     ) -> None:
         self._task = task
         self._cancelling = task.cancelling()  # by others, before
@@ -138,7 +138,7 @@ class Clock:
         self._holds = 0
         self._is_over = False
         self.deadline = now + min(seconds, most)
-        self.courier = courier  # of progress
+        self.queue = queue  # of progress
         self.failure: WeftError | None = None  # why its request is given up before its time
 
     def wind(self) -> None:
@@ -188,12 +188,12 @@ class Clocks:
         self._timer: asyncio.TimerHandle | None = None
         self._next = math.inf  # when it is looked again
 
-    def start(self, request_id: RequestId, seconds: float, most: float, courier: CallbackQueue | None) -> Clock:
+    def start(self, request_id: RequestId, seconds: float, most: float, queue: CallbackQueue | None) -> Clock:
         """Start the clock of a request that this task sends."""
         task = asyncio.current_task(self._loop)
         if task is None:
             raise other_loop()
-        clock = self._running[request_id] = Clock(self, task, self._loop.time(), seconds, most, courier)
+        clock = self._running[request_id] = Clock(self, task, self._loop.time(), seconds, most, queue)
         if clock.deadline < self._next:
             self.expect(clock.deadline)
         return clock
@@ -312,7 +312,7 @@ class CallbackQueue:
             await asyncio.wait([task], timeout=_END_SECONDS)
 
 
-def courier(function: Callable[..., Any] | None, most: int, form: str) -> CallbackQueue | None:
+def queue_for(function: Callable[..., Any] | None, most: int, form: str) -> CallbackQueue | None:
     """Return a queue for a function, or None where there is no function."""
     return None if function is None else CallbackQueue(function, most, form)
 

@@ -29,7 +29,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from weft.client.argument_checks import check_function, kind_of, plainly, write_json
-from weft.client.callbacks import Functions, courier
+from weft.client.callbacks import Functions, queue_for
 from weft.client.config import Command
 from weft.client.questions import (
     Form,
@@ -75,8 +75,8 @@ _MAX_LOGS = 1000  # log messages that an async function has not taken yet; more,
 class ServerRequestHandlers:
     """The functions that the user gave, and how they answer requests of the server.
 
-    >>> duties = ServerRequestHandlers(elicit=lambda question: {"name": "Ann"})
-    >>> duties.capabilities.elicitation
+    >>> handlers = ServerRequestHandlers(elicit=lambda question: {"name": "Ann"})
+    >>> handlers.capabilities.elicitation
     ElicitationCapability(form={}, url=None)
     """
 
@@ -103,7 +103,7 @@ class ServerRequestHandlers:
         self._sample = sample or sample_with_tools
         self._sample_with_tools = sample_with_tools
         self._roots = roots if callable(roots) or roots is None else read_roots(roots)
-        self._log = courier(log, _MAX_LOGS, "on_log(message)")
+        self._log = queue_for(log, _MAX_LOGS, "on_log(message)")
         self.server = ""  # who asks, for the questions: set by the client once it knows
         self.capabilities = self._declared()  # what the functions make possible; an era leaves out what it has not
         self._call = Functions().call

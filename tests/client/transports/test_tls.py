@@ -18,7 +18,7 @@ from weft import Client, ClientLimits, ConnectionFailed, Http
 from weft.client import ToolsChanged
 from weft.client.auth import ClientCredentials, Fetcher
 from weft.client.auth.steps import FetchFailed, HttpRequest
-from weft.client.http import failures as http_failures
+from weft.client.http import wire
 from weft.errors import UsageError
 
 TEXT = {"content": [{"type": "text", "text": "done"}]}
@@ -220,7 +220,7 @@ async def test_a_client_without_a_certificate_is_told_that_one_is_wanted(
 def test_an_alert_that_is_not_about_certificates_blames_none() -> None:
     error = ssl.SSLError()
     error.reason = "TLSV1_ALERT_INTERNAL_ERROR"
-    assert http_failures._refused(error) == "TLS failed (tlsv1 alert internal error)"
+    assert wire._refused(error) == "TLS failed (tlsv1 alert internal error)"
 
 
 @pytest.mark.parametrize("version", [V12, V13])

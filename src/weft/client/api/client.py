@@ -38,7 +38,7 @@ from weft.client.argument_checks import (
     read_level,
     resource_not_found,
 )
-from weft.client.callbacks import courier
+from weft.client.callbacks import queue_for
 from weft.client.connection.connection import ClientConnection, ProgressCallback, code_and_data
 from weft.client.connection.negotiate import Memory, Negotiator, eras_for, explained
 from weft.client.connection.transport import NO_HEADERS, Refused
@@ -208,7 +208,7 @@ class Client:
         dialled = self._dial()
         self._dialled: Dialled | None = dialled  # for the next connection
         self._url = dialled.key  # of the server, where it has one
-        self._duties = ServerRequestHandlers(
+        self._handlers = ServerRequestHandlers(
             elicit=elicit,
             elicit_url=elicit_url,
             sample=sample,
@@ -221,8 +221,8 @@ class Client:
         declared = read_extensions(extensions)
         if (extension := getattr(dialled.auth, "extension", None)) is not None:
             declared.setdefault(extension, {})
-        self._duties.capabilities.extensions = declared or None
-        self._on_notification = courier(on_notification, limits.changes_kept, "on_notification(method, params)")
+        self._handlers.capabilities.extensions = declared or None
+        self._on_notification = queue_for(on_notification, limits.changes_kept, "on_notification(method, params)")
         self._log_level: LogLevel | None = None if log_level is None else read_level(log_level)
         self._cache = cache_from(cache, limits)
         self._is_caching = cache is not False
@@ -264,7 +264,7 @@ class Client:
             await self._life.end()  # what one who gave up closing has left
             dialled, self._dialled = self._dialled or self._dial(), None  # each connection has its own
             link = self._opened = ClientConnection(
-                dialled.transport, self._eras[0], self._duties, self._info, self._limits
+                dialled.transport, self._eras[0], self._handlers, self._info, self._limits
             )
             self._put_together(link, dialled)
             try:
@@ -283,7 +283,7 @@ class Client:
             link,
             self._eras,
             info=self._info,
-            capabilities=lambda: self._duties.capabilities,
+            capabilities=lambda: self._handlers.capabilities,
             limits=self._limits,
             memory=Memory() if dialled.key is None or self._is_pinned else _memory,  # what was pinned is no finding
             key=dialled.key or "here",
@@ -293,18 +293,18 @@ class Client:
         if self._is_caching:
             name = dialled.key or f"{dialled.transport.where} {unique_name(self)}"
             view = self._cache.view(name, authorization_partition({**dialled.headers, **whose(dialled.auth)}))
-        self._exchange = Exchange(link, self._duties, self._limits, renew=partial(self._renew, link), cache=view)
+        self._exchange = Exchange(link, self._handlers, self._limits, renew=partial(self._renew, link), cache=view)
         self._pages = ListPages(self._exchange, self._limits, self._facts, self._negotiator.look_again)
         self._suggestions = Suggestions(self._exchange, self._limits)
         self._subscriptions = Subscriptions(link, self._limits, self.request, self._facts)
-        link.on_stand = self._subscriptions.reopened
+        link.on_stream_reopened = self._subscriptions.reopened
         link.on_silence = self._subscriptions.silenced
         link.on_over = partial(self._renew, link)
 
     async def _greet(self, link: ClientConnection, *, is_reopening: bool = False) -> None:
         self._welcome = await self._negotiator.negotiate(is_reopening=is_reopening)
         info, where = self._welcome.server_info, link.transport.where
-        self._duties.server = where if info is None else f"{info.display_name} ({where})"
+        self._handlers.server = where if info is None else f"{info.display_name} ({where})"
         if self._log_level is not None and self._welcome.capabilities.logging is not None:
             request = link.era.log_request(self._log_level)
             if request is not None:
@@ -342,7 +342,7 @@ class Client:
             await link.close()
             self._opened = None  # else, when whoever closes is cancelled, the next one waits for the rest
         finally:
-            await self._duties.close()
+            await self._handlers.close()
             if self._on_notification is not None:
                 await self._on_notification.stop()
 
@@ -461,7 +461,7 @@ class Client:
         self._connected()
         given = arguments or {}
         if self._confirming is not None:
-            given = await self._confirming.agreed(name, given, self._duties.server)
+            given = await self._confirming.agreed(name, given, self._handlers.server)
         params = with_rounds({"name": name, "arguments": given}, meta, answers, state)
         try:
             options = Options(timeout, progress, self._toolbox.headers(name, given), self._is_manual)
@@ -646,8 +646,8 @@ class Client:
 
     def _heard(self, method: str, params: bytes, origin: RequestId | None) -> None:
         """Take a notification that belongs to no request."""
-        self._duties.heard(method, params)
-        self._exchange.errands.heard(method, params)
+        self._handlers.heard(method, params)
+        self._exchange.page_visits.heard(method, params)
         self._pages.heard(method)
         if method == "notifications/tools/list_changed":
             self._toolbox.forget()

@@ -41,8 +41,10 @@ from weft.types.lifecycle import CancelledParams, ClientCapabilities, ProgressPa
 
 log = logging.getLogger("weft.client")
 
-_STAND_SECONDS = 0.25  # to wait for the standing stream before the first request
-_STAND_AGAIN = 7  # a standing stream that stays lost is tried again after the pause of such an attempt: half a minute
+_STREAM_SECONDS = 0.25  # to wait for the standing stream before the first request
+_STREAM_ATTEMPT = (
+    7  # a standing stream that stays lost is tried again after the pause of such an attempt: half a minute
+)
 
 ProgressCallback = Callable[[ProgressParams], Any]
 """Called with the progress of a request; plain or async."""
@@ -95,7 +97,12 @@ class ClientConnection:
     """One connection."""
 
     def __init__(
-        self, transport: Transport, era: ClientEra, duties: RequestHandlers, info: Implementation, limits: ClientLimits
+        self,
+        transport: Transport,
+        era: ClientEra,
+        handlers: RequestHandlers,
+        info: Implementation,
+        limits: ClientLimits,
     ) -> None:
         self.transport = transport
         self.era = era
@@ -103,10 +110,10 @@ class ClientConnection:
         self.settling: asyncio.Event | None = None  # set when it is settled what is spoken; None while it is
         self.log_level: LogLevel | None = None
         self.on_notification: Callable[[str, bytes, RequestId | None], None] = _nobody
-        self.on_stand: Callable[[], None] = _nobody  # the standing stream stands again after it was lost
+        self.on_stream_reopened: Callable[[], None] = _nobody  # the standing stream is open again
         self.on_silence: Callable[[ConnectionFailed], None] = _nobody  # nothing will be heard for now: it stays lost
         self.on_over: Callable[[int], Coroutine[Any, Any, None]] = _not_renewed  # agrees anew with the server
-        self._duties = duties
+        self._handlers = handlers
         self._info = info
         self._limits = limits
         self._ids = itertools.count(1)
@@ -115,7 +122,7 @@ class ClientConnection:
         self._asks: dict[RequestId, asyncio.Task[None]] = {}  # requests of the server being answered
         self._asks_bytes = 0  # of these
         self._gate = asyncio.Semaphore(limits.asks_at_once)
-        self._standing: asyncio.Task[None] | None = None
+        self._stream: asyncio.Task[None] | None = None
         self._silence: ConnectionFailed | None = None  # why the standing stream ended for good
         self._has_stream = True  # False where the server has no standing stream
         self._is_closed = False
@@ -124,7 +131,7 @@ class ClientConnection:
     @property
     def capabilities(self) -> ClientCapabilities:
         """The capabilities that this client declares."""
-        return self._duties.capabilities
+        return self._handlers.capabilities
 
     # --- opening and closing
 
@@ -152,11 +159,11 @@ class ClientConnection:
         """End everything: what waits gets a ConnectionFailed, and no task is left. Again: what is left of it."""
         farewell = None if self._is_closed else self.era.farewell()
         self._is_closed = True
-        if self._standing is not None:
-            self._standing.cancel()
+        if self._stream is not None:
+            self._stream.cancel()
         try:
             if farewell is not None:
-                await self.transport.dismiss(farewell)
+                await self.transport.end_session(farewell)
         finally:  # also when whoever closes is cancelled
             try:
                 await self.transport.close()
@@ -252,14 +259,14 @@ class ClientConnection:
             self._check_open()
         limits = self._limits
         request_id = next(self._ids)
-        courier = None
+        queue = None
         if progress is not None:  # the id is a token that no other active request has
-            courier = CallbackQueue(progress, limits.changes_kept, "progress(told)")
+            queue = CallbackQueue(progress, limits.changes_kept, "progress(told)")
             params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": request_id}}
         if seconds is not None:
             check_timeout(seconds)
         wait = limits.request_seconds if seconds is None else seconds
-        clock = self._clocks.start(request_id, wait, limits.total_seconds, courier)
+        clock = self._clocks.start(request_id, wait, limits.total_seconds, queue)
         try:
             message, headers = self._write(request_id, method, params, headers)
             return _checked(await self.transport.request(message, request_id, headers, resumable=self.era.resumes))
@@ -268,8 +275,8 @@ class ClientConnection:
             is_late = clock.has_run_out()
             if not is_greeting:  # a handshake is never cancelled
                 self.give_up(request_id, "timeout" if is_late else "cancelled")
-            if courier is not None:
-                await courier.stop()
+            if queue is not None:
+                await queue.stop()
             if not is_late:
                 raise
             if clock.failure is not None:
@@ -278,8 +285,8 @@ class ClientConnection:
         finally:
             self._clocks.stop(request_id)
             del clock  # it knows the task, which would know of its cancellation, which knows this frame: a cycle
-            if courier is not None:
-                await courier.drain(limits.close_seconds)
+            if queue is not None:
+                await queue.drain(limits.close_seconds)
 
     async def exchange(self, request_id: RequestId, method: str, params: Mapping[str, Any]) -> Answer:
         """Make one exchange with neither time limit nor cancellation: listening may wait for ever."""
@@ -298,7 +305,7 @@ class ClientConnection:
         if self.transport.stream_per_request:
             headers = {**era.headers(method, params), **headers}
         params = era.stamp(
-            method, traced(params), info=self._info, capabilities=self._duties.capabilities, log_level=self.log_level
+            method, traced(params), info=self._info, capabilities=self._handlers.capabilities, log_level=self.log_level
         )
         return write_json(method, params, encode_request, request_id, method, params), headers
 
@@ -308,7 +315,7 @@ class ClientConnection:
         if clock.is_at_its_end:
             most = self._limits.total_seconds
             return f"{began} within {most:g} s in all; `ClientLimits(total_seconds=...)` allows more."
-        told = "" if clock.courier is None else ", nor tell of progress,"
+        told = "" if clock.queue is None else ", nor tell of progress,"
         call = "" if is_greeting else "`timeout=` for this call, or "
         longer = f"To wait longer, give {call}`Client(..., limits=ClientLimits(request_seconds=...))`."
         return f"{began}{told} within {clock.seconds:g} s. Is it busy, or stuck? {longer}"
@@ -351,40 +358,40 @@ class ClientConnection:
 
     # --- the standing stream
 
-    async def stand(self, silence: ConnectionFailed | None = None) -> None:
+    async def open_stream(self, silence: ConnectionFailed | None = None) -> None:
         """Open the stream on which the server speaks up, where there is one; wait for it, but not for long.
 
         Some servers hold back the head of a response until there is something to say in it. `silence` is why it had
         ended before, in the same session: a server that has none now had one then.
         """
-        if self._standing is not None:
-            self._standing.cancel()
-            self._standing = None
+        if self._stream is not None:
+            self._stream.cancel()
+            self._stream = None
         self._silence, self._has_stream = None, True
         if not self.era.keeps_stream:
             return
         opened = asyncio.Event()
 
-        def stands() -> None:
+        def opened_again() -> None:
             if opened.is_set():
-                self.on_stand()
+                self.on_stream_reopened()
             opened.set()
 
-        self._standing = self.spawn(self._stand(self.generation, stands, silence))
-        self._standing.add_done_callback(lambda _: opened.set())
+        self._stream = self.spawn(self._keep_stream(self.generation, opened_again, silence))
+        self._stream.add_done_callback(lambda _: opened.set())
         try:
-            async with asyncio.timeout(_STAND_SECONDS):
+            async with asyncio.timeout(_STREAM_SECONDS):
                 await opened.wait()
         except TimeoutError:
             log.debug("%s holds back the head of its standing stream.", self.transport.where)
 
-    async def stand_again(self) -> None:
+    async def reopen_stream(self) -> None:
         """For one who begins to listen: try a stream that had ended for good once more; ConnectionFailed if in vain.
 
         A server that has none may still tell of changes while it answers a request, so that is no error.
         """
         if self._silence is not None:
-            await self.stand(self._silence)
+            await self.open_stream(self._silence)
         if self._silence is not None:
             raise ConnectionFailed(str(self._silence))
         if not self._has_stream:
@@ -394,12 +401,12 @@ class ClientConnection:
                 self.transport.where,
             )
 
-    async def _stand(self, generation: int, stands: Callable[[], None], silence: ConnectionFailed | None) -> None:
+    async def _keep_stream(self, generation: int, opened: Callable[[], None], silence: ConnectionFailed | None) -> None:
         """Keep the standing stream open; greet again where the server says that the session is over."""
         era = self.era
         while True:
             try:
-                await self.transport.stand(era.headers(), stands)
+                await self.transport.open_standalone_stream(era.headers(), opened)
                 self._has_stream = not self.transport.stream_per_request  # a pipe is one itself
                 if silence is not None:
                     self._fall_silent(silence)
@@ -413,7 +420,7 @@ class ClientConnection:
                 self._fall_silent(ConnectionFailed(str(error)))
             except ConnectionFailed as failure:
                 self.on_silence(failure)
-                await asyncio.sleep(pause(_STAND_AGAIN))
+                await asyncio.sleep(pause(_STREAM_ATTEMPT))
                 continue
             return
 
@@ -440,9 +447,9 @@ class ClientConnection:
         if method == "notifications/progress":
             told = _read_progress(params)
             clock = self._clocks.get(told.progress_token)
-            if clock is not None and clock.courier is not None:  # else nobody asked, or it is late
+            if clock is not None and clock.queue is not None:  # else nobody asked, or it is late
                 clock.wind()
-                clock.courier.call(told, size=len(params))
+                clock.queue.call(told, size=len(params))
         elif method == "notifications/cancelled":
             self._taken_back(_read_cancelled(params))
         else:
@@ -526,7 +533,7 @@ class ClientConnection:
     async def _perform(self, method: str, params: bytes, origin: RequestId | None) -> Any:
         async with self._gate, asyncio.timeout(self._limits.ask_seconds):
             with self._held(origin):
-                return await self._duties.answer(method, msgspec.Raw(params))
+                return await self._handlers.answer(method, msgspec.Raw(params))
 
     @contextmanager
     def _held(self, origin: RequestId | None) -> Generator[None]:

@@ -274,7 +274,7 @@ class Negotiator:
             self._memory.forget(self._key)
         else:
             self._memory.keep(self._key, agreed.name, link.transport.kind)
-        await link.stand()
+        await link.open_stream()
         return welcome
 
     def _refused(self, era: ClientEra, method: str, refused: Refused) -> _Refusal:

@@ -120,16 +120,16 @@ class Transport(Protocol):
         """Send a notification or a response. Raises as `request` does."""
         ...
 
-    async def stand(self, headers: Mapping[str, str], opened: Callable[[], None]) -> None:
+    async def open_standalone_stream(self, headers: Mapping[str, str], opened: Callable[[], None]) -> None:
         """Keep the stream open on which the server speaks up by itself, where it is one of its own (HTTP).
 
-        Calls `opened` when it stands, or when the server has none; returns then, and where there is nothing to open.
+        Calls `opened` when it is open, or when the server has none; returns then, and where there is nothing to open.
         Runs until it is cancelled. Raises Refused when the server does not take it any more, and ConnectionFailed when
         it is lost and could not be opened again several times in a row.
         """
         ...
 
-    async def dismiss(self, headers: Mapping[str, str]) -> None:
+    async def end_session(self, headers: Mapping[str, str]) -> None:
         """End the session at the server. Its answer is ignored."""
         ...
 
@@ -264,11 +264,11 @@ class PipeTransport:
         if (writing := self._out(message)) is not None:
             await writing
 
-    async def stand(self, headers: Mapping[str, str], opened: Callable[[], None]) -> None:
+    async def open_standalone_stream(self, headers: Mapping[str, str], opened: Callable[[], None]) -> None:
         """Nothing to do: the pipe itself is that stream."""
         opened()
 
-    async def dismiss(self, headers: Mapping[str, str]) -> None:
+    async def end_session(self, headers: Mapping[str, str]) -> None:
         """Nothing to do: the end of the pipe says it."""
 
     async def close(self) -> None:

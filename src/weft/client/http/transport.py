@@ -118,7 +118,7 @@ class HttpTransport:
         finally:
             reply.done()
 
-    async def dismiss(self, headers: Mapping[str, str]) -> None:
+    async def end_session(self, headers: Mapping[str, str]) -> None:
         """End the session; a server may not allow it."""
         try:
             async with asyncio.timeout(self._limits.close_seconds):
@@ -339,7 +339,7 @@ class HttpTransport:
                     return frame
         return None
 
-    async def stand(self, headers: Mapping[str, str], opened: Callable[[], None]) -> None:
+    async def open_standalone_stream(self, headers: Mapping[str, str], opened: Callable[[], None]) -> None:
         """Keep the standing stream open, through every loss of it, as long as the server takes it.
 
         ConnectionFailed when it could not be opened again several times in a row.
@@ -356,11 +356,11 @@ class HttpTransport:
             try:
                 reply = await self._exchange("GET", sent, None)
                 try:
-                    stands = is_event_stream(reply)
-                    if stood and not stands:
+                    is_stream = is_event_stream(reply)
+                    if stood and not is_stream:
                         raise await self._not_again(reply)
                     opened()
-                    if not stands:  # the server has none, which is its right
+                    if not is_stream:  # the server has none, which is its right
                         return
                     stood, since = True, now()
                     await self._read(reply, events, None, [])

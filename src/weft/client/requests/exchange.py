@@ -86,18 +86,18 @@ class Exchange:
     def __init__(
         self,
         link: ClientConnection,
-        duties: RequestHandlers,
+        handlers: RequestHandlers,
         limits: ClientLimits,
         *,
         renew: Callable[[int], Awaitable[None]],
         cache: CacheView | None,
     ) -> None:
         self._link = link
-        self._duties = duties
+        self._handlers = handlers
         self._limits = limits
         self._renew = renew  # agrees anew with the server, if nobody has since the generation named
         self.cache = cache
-        self.errands = UrlElicitationRetry(link, limits, self._answer)
+        self.page_visits = UrlElicitationRetry(link, limits, self._answer)
 
     def request(self, method: str, params: Mapping[str, Any], type: type[R], options: Options) -> Awaitable[R]:
         """Make a request and read its result; what the server asks before it answers is answered."""
@@ -175,7 +175,7 @@ class Exchange:
             status = error.status if isinstance(error, Refused) else 200
             failure = self._explained(error, method)
             if isinstance(failure, RemoteError) and not options.is_manual and era.pages(code, data) is not None:
-                return await self.errands.run(failure, lambda: self._again(method, params, options))
+                return await self.page_visits.run(failure, lambda: self._again(method, params, options))
             if not era.is_over(status, code, data):
                 try:
                     raise failure from None
@@ -206,7 +206,7 @@ class Exchange:
         code, said, data = failure.code, failure.message.rstrip(". "), failure.data
         if code == MethodNotFound.code and method not in failure.message:
             return RemoteError(code, f"{said}: the server does not offer {method}", data)
-        if options := options_for(data, self._duties.capabilities):
+        if options := options_for(data, self._handlers.capabilities):
             return RemoteError(code, f"{said}. Give the client {options}.", data)
         return failure
 
@@ -239,7 +239,7 @@ class Exchange:
             raise InvalidAnswer(f"The server asks for {method[:100]!r} ({key[:100]!r}), which no server may ask for.")
         try:
             async with asyncio.timeout(self._limits.ask_seconds):
-                return await self._duties.answer(method, params or {})
+                return await self._handlers.answer(method, params or {})
         except ProtocolError as error:  # there is no way to tell the server: it is simply not called again
             raise CannotAnswer(f"The server asked for {method} ({key[:100]!r}): {_why_not(error)}") from error
         except TimeoutError:
@@ -343,7 +343,7 @@ class _Complete(msgspec.Struct, rename="camel"):
     elicitation_id: str
 
 
-class _Errand:
+class _PageVisits:
     """The pages that one request waits for."""
 
     def __init__(self) -> None:
@@ -360,27 +360,27 @@ class UrlElicitationRetry:
         self._link = link
         self._limits = limits
         self._ask = ask
-        self._waiting: dict[str, _Errand] = {}  # by the ids of pages; those of nobody are ignored
+        self._waiting: dict[str, _PageVisits] = {}  # by the ids of pages; those of nobody are ignored
 
     def heard(self, method: str, params: bytes) -> None:
         """Take a notification that a page is done."""
         if method == _COMPLETE_NOTIFICATION:
-            errand = self._waiting.pop(msgspec.json.decode(params, type=_Complete).elicitation_id, None)
-            if errand is not None:
-                errand.news.set()
+            visits = self._waiting.pop(msgspec.json.decode(params, type=_Complete).elicitation_id, None)
+            if visits is not None:
+                visits.news.set()
 
     async def run(self, error: RemoteError, again: _Again) -> bytes:
         """Do what the error asks for, and make the request again. Any other error is raised as it is."""
-        errand = _Errand()
+        visits = _PageVisits()
         attempt = 0
         while True:
             pages = self._pages(error)
             ids = [page["elicitationId"] for page in pages if isinstance(page.get("elicitationId"), str)]
-            self._waiting.update(dict.fromkeys(ids, errand))
+            self._waiting.update(dict.fromkeys(ids, visits))
             try:
-                if await self._ask_about(pages, errand, error):
+                if await self._ask_about(pages, visits, error):
                     attempt = 0
-                await self._wait(errand, attempt, error)
+                await self._wait(visits, attempt, error)
             finally:
                 for one in ids:
                     self._waiting.pop(one, None)
@@ -402,33 +402,33 @@ class UrlElicitationRetry:
             raise error
         return cast("list[Mapping[str, Any]]", pages)
 
-    async def _ask_about(self, pages: list[Mapping[str, Any]], errand: _Errand, error: RemoteError) -> bool:
+    async def _ask_about(self, pages: list[Mapping[str, Any]], visits: _PageVisits, error: RemoteError) -> bool:
         """Ask about the pages that are new, one after the other; whether there were any. A refusal raises the error."""
-        new = [page for page in pages if str(page.get("url")) not in errand.visited]
-        if new or errand.news.is_set():
-            errand.rounds += 1
-            if errand.rounds > self._limits.rounds:
+        new = [page for page in pages if str(page.get("url")) not in visits.visited]
+        if new or visits.news.is_set():
+            visits.rounds += 1
+            if visits.rounds > self._limits.rounds:
                 raise InvalidAnswer(
                     f"{self._link.transport.where} named pages to visit {self._limits.rounds} times in a row; raise "
                     "the limit `rounds` if that is as it should be."
                 )
-        errand.news.clear()
+        visits.news.clear()
         for page in new:
-            errand.visited.add(str(page.get("url")))
+            visits.visited.add(str(page.get("url")))
             answer = await self._ask("page", "elicitation/create", {"message": error.message, **page, "mode": "url"})
             if answer["action"] != "accept":
                 raise error
         if new:
-            errand.end = asyncio.get_running_loop().time() + self._limits.ask_seconds
+            visits.end = asyncio.get_running_loop().time() + self._limits.ask_seconds
         return bool(new)
 
-    async def _wait(self, errand: _Errand, attempt: int, error: RemoteError) -> None:
+    async def _wait(self, visits: _PageVisits, attempt: int, error: RemoteError) -> None:
         """Wait until the user is done, or it is time to look whether they are; in all, as long as for any question."""
-        if asyncio.get_running_loop().time() >= errand.end:
+        if asyncio.get_running_loop().time() >= visits.end:
             raise error
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause(attempt)):
-                await errand.news.wait()
+                await visits.news.wait()
 
 
 Page = TypeVar("Page", ListToolsResult, ListResourcesResult, ListResourceTemplatesResult, ListPromptsResult)

@@ -225,7 +225,7 @@ class Listening:
         plan = subscriptions.link.era.listen(self.wish)
         if plan.stream is None:
             try:
-                await subscriptions.link.stand_again()
+                await subscriptions.link.reopen_stream()
                 await subscriptions.begin(plan)
             except BaseException:
                 self.end(None)
