@@ -74,7 +74,7 @@ class Attempts:
 
 
 class StreamWatchdog:
-    """When a stream is to be taken for lost, although nobody has closed it: the way to its server may be cut.
+    """Decides when a silent stream counts as lost, although it was not closed: the network may be cut.
 
     A server that keeps its streams alive says something now and then, if only a comment; after the first it is missed
     when it does not. Of a server that never does so, silence says nothing.
@@ -246,7 +246,7 @@ class CallbackQueue:
     """Calls a function, one call after the other, with what arrives; what is too much for it is left out.
 
     A plain function is called at once, where the message arrives; it should be quick. An async one runs in a task.
-    `form` is how it is called, for whoever gave something else.
+    `form` is how it is called, for the error about a function that does not fit.
     """
 
     def __init__(self, function: Callable[..., Any], most: int, form: str) -> None:
@@ -299,7 +299,7 @@ class CallbackQueue:
             return
         try:
             await asyncio.wait([task], timeout=seconds)
-        finally:  # also when whoever waits is cancelled: nobody else would end it
+        finally:  # also when the waiting task is cancelled
             await self.stop()
 
     async def stop(self) -> None:
@@ -317,7 +317,7 @@ def queue_for(function: Callable[..., Any] | None, most: int, form: str) -> Call
     return None if function is None else CallbackQueue(function, most, form)
 
 
-_MAX_THREADS = 16  # functions that run at the same time, with those that nobody waits for any more
+_MAX_THREADS = 16  # functions that run at the same time, also those whose answer is not waited for any more
 
 
 async def settled(work: Awaitable[Any]) -> Any:
@@ -353,7 +353,7 @@ class Functions:
         context = contextvars.copy_context()
 
         def settle(value: Any, error: BaseException | None) -> None:
-            if answer.done():  # nobody waits any more
+            if answer.done():  # not waited for any more
                 return
             if error is None:
                 answer.set_result(value)

@@ -93,7 +93,7 @@ class StdioTransport(PipeTransport):
         return "" if self._child is None else self._child.stderr.text
 
     @property
-    def has_read(self) -> bool:  # type: ignore[override] # pyright: ignore[reportIncompatibleVariableOverride] - nobody sets it
+    def has_read(self) -> bool:  # type: ignore[override] # pyright: ignore[reportIncompatibleVariableOverride] - it is never set
         """False where the child has ended, and is known to have read nothing of what it was sent."""
         return self._child is None or not self._child.left_unread
 
@@ -150,7 +150,7 @@ class StdioTransport(PipeTransport):
 
 
 class _Stderr:
-    """What a child says on the side: the last of it, and each line to whoever wants it."""
+    """The stderr of a child: its last bytes, and each line for the user's function."""
 
     def __init__(self, on_line: Callable[[str], Any] | None) -> None:
         self._on_line = on_line
@@ -243,7 +243,7 @@ class _Child(asyncio.SubprocessProtocol):
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
         self._open_pipes.discard(fd)
         if fd == 0:
-            self.takes_more.set()  # whoever waits to write is told by the end of the child
+            self.takes_more.set()  # a task that waits to write fails with the end of the child
         if fd == 2:
             self.stderr.finish()
         self._near_the_end()
@@ -349,7 +349,7 @@ class _Child(asyncio.SubprocessProtocol):
 
     def _set_over(self) -> None:
         self._is_over = True
-        self._forget_stdin()  # a child sees the end of its stdin only when nobody has it any more
+        self._forget_stdin()  # a child sees the end of its stdin only when no copy of it is open
         self.takes_more.set()
         if self._timer is not None:
             self._timer.cancel()
@@ -409,7 +409,7 @@ def _has_reader(stdin: int) -> bool:
 
 
 def _has_unread(stdin: int) -> bool:
-    """Whether something is left in a pipe, or pair of sockets, that nobody reads any more; False where unknown."""
+    """Return whether unread bytes are left in a pipe, or pair of sockets; False where unknown."""
     try:
         if stat.S_ISSOCK(os.fstat(stdin).st_mode):
             with socket.socket(fileno=os.dup(stdin)) as pair:  # closed with something unread, it is a reset

@@ -104,7 +104,7 @@ class ConnectLock:
         here, changing = asyncio.current_task(), self.changing
         assert here is not None
         if self._is_ending and here.cancelling():
-            return  # whoever ends the connection waits for this one
+            return  # the task that ends the connection waits for this one
         if changing is not None:
             self.changing = None
             changing.cancel()  # this very task, where connecting has called a function that closes: it ends there
@@ -229,7 +229,7 @@ class Client:
         self._check_output = check_output
         self._is_manual = manual_input
         self._toolbox = Toolbox()
-        self._life = ConnectLock(self._end)  # connecting, agreeing anew, and closing, from whatever tasks
+        self._life = ConnectLock(self._end)  # connecting, greeting again, and closing, from any task
         self._opened: ClientConnection | None = None  # to be closed
         self._link: ClientConnection | None = None  # the same, once it is agreed what is spoken
         self._welcome: ServerHello | None = None
@@ -261,7 +261,7 @@ class Client:
             if self._link is not None:
                 self._link.check_loop()
                 return
-            await self._life.end()  # what one who gave up closing has left
+            await self._life.end()  # finish an interrupted close
             dialled, self._dialled = self._dialled or self._dial(), None  # each connection has its own
             link = self._opened = ClientConnection(
                 dialled.transport, self._eras[0], self._handlers, self._info, self._limits
@@ -340,7 +340,7 @@ class Client:
         self._subscriptions.close()
         try:
             await link.close()
-            self._opened = None  # else, when whoever closes is cancelled, the next one waits for the rest
+            self._opened = None  # not reached when the closing task is cancelled: the next close waits for the rest
         finally:
             await self._handlers.close()
             if self._on_notification is not None:

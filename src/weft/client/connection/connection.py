@@ -112,7 +112,7 @@ class ClientConnection:
         self.on_notification: Callable[[str, bytes, RequestId | None], None] = _nobody
         self.on_stream_reopened: Callable[[], None] = _nobody  # the standing stream is open again
         self.on_silence: Callable[[ConnectionFailed], None] = _nobody  # nothing will be heard for now: it stays lost
-        self.on_over: Callable[[int], Coroutine[Any, Any, None]] = _not_renewed  # agrees anew with the server
+        self.on_over: Callable[[int], Coroutine[Any, Any, None]] = _not_renewed  # greets the server again
         self._handlers = handlers
         self._info = info
         self._limits = limits
@@ -164,7 +164,7 @@ class ClientConnection:
         try:
             if farewell is not None:
                 await self.transport.end_session(farewell)
-        finally:  # also when whoever closes is cancelled
+        finally:  # also when the closing task is cancelled
             try:
                 await self.transport.close()
             finally:
@@ -447,7 +447,7 @@ class ClientConnection:
         if method == "notifications/progress":
             told = _read_progress(params)
             clock = self._clocks.get(told.progress_token)
-            if clock is not None and clock.queue is not None:  # else nobody asked, or it is late
+            if clock is not None and clock.queue is not None:  # else progress was not asked for, or it is late
                 clock.wind()
                 clock.queue.call(told, size=len(params))
         elif method == "notifications/cancelled":

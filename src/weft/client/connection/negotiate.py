@@ -47,7 +47,7 @@ _MOST_GREETINGS = 5
 _MOST_REMEMBERED = 4096
 _OLD_TRANSPORT = (400, 404, 405)  # how a server of the first revision answers a POST to its stream
 _OLD_KIND = "sse"  # of transport
-_BUSY = (408, 425, 429, 502, 503, 504)  # nobody has looked at the request
+_BUSY = (408, 425, 429, 502, 503, 504)  # the server has not looked at the request
 _MAY_BE_OURS = (InvalidParams.code, InternalError.code)  # what else than its era may keep a server from answering
 
 
@@ -210,7 +210,7 @@ class Negotiator:
         raise VersionMismatch(where=self._link.transport.where, ours=ours, theirs=supported)
 
     async def _greet(self, era: ClientEra, *, may_be_silent: bool, is_again: bool = False) -> ServerHello | _Refusal:
-        """Greet in one era; once more, where nobody had the time to look at it."""
+        """Greet in one era; once more, where the server was busy."""
         greeted = await self._greet_once(era, may_be_silent=may_be_silent)
         if isinstance(greeted, ServerHello) or greeted.busy_seconds is None:
             return greeted

@@ -103,13 +103,13 @@ class Transport(Protocol):
         ...
 
     async def reopen(self) -> None:
-        """Start over after the connection was lost: a child process is started anew. HTTP has nothing to do."""
+        """Start over after the connection was lost: a child process is started again. HTTP has nothing to do."""
         ...
 
     async def request(
         self, message: bytes, request_id: RequestId, headers: Mapping[str, str] = NO_HEADERS, *, resumable: bool = False
     ) -> Answer:
-        """Send a request and wait for its answer. Cancelling the wait gives up the stream, and tells nobody.
+        """Send a request and wait for its answer. Cancelling the wait gives up the stream, and sends nothing.
 
         `headers` mean something over HTTP only; so does `resumable`: a stream that breaks off is taken up again where
         it was, by Last-Event-ID. Raises Refused, ConnectionFailed or InvalidAnswer.
@@ -387,7 +387,7 @@ def split_messages(data: bytes, bounds: Limits) -> Sequence[bytes]:
                 raise InvalidRequest(f"Invalid request: an array has at most {_MOST_MESSAGES} messages.")
             return [bytes(raw) for raw in msgspec.json.decode(data, type=list[msgspec.Raw])]
         except (ParseError, msgspec.DecodeError, RecursionError):
-            pass  # whoever reads it finds out
+            pass  # decoding it fails later
     return (data,)
 
 

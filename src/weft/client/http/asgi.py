@@ -203,7 +203,7 @@ class AsgiWire:
         try:
             if tasks:
                 await asyncio.wait(tasks, timeout=seconds)
-        finally:  # also when whoever closes is cancelled
+        finally:  # also when the closing task is cancelled
             late = [task for task in tasks if not task.done()]
             for task in late:
                 task.cancel()

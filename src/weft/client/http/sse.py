@@ -133,7 +133,7 @@ class SseTransport(PipeTransport):
             reply.done()
             if not named.done():
                 named.set_exception(ConnectionFailed("the stream ended before it named an endpoint"))
-                named.exception()  # whoever waited may have given up
+                named.exception()  # the task that waited may have given up
         self.lost(failure)
 
     async def write(self, message: bytes) -> None:

@@ -130,7 +130,7 @@ class HttpTransport:
     # --- exchanges
 
     def _holding(self) -> AbstractContextManager[Any]:
-        return self.hold()  # as it is by then: whoever uses the transport sets it
+        return self.hold()  # looked up late: the connection sets it
 
     async def _exchange(self, method: str, headers: Mapping[str, str], body: bytes | None) -> HttpResponse:
         """One exchange, with redirects within the origin."""
@@ -383,7 +383,7 @@ class HttpTransport:
         """Why a standing stream is not opened again: a ConnectionFailed if that may still be, else for good."""
         if reply.status == _TAKEN:
             return ConnectionFailed(f"{self.where} has not noticed yet that its stream was lost.")
-        if reply.status >= 500:  # it, or a proxy before it, may be starting anew
+        if reply.status >= 500:  # it, or a proxy before it, may be starting again
             return ConnectionFailed(f"{self.where} answered with the HTTP status {reply.status}.")
         return await self._refusal(reply)
 

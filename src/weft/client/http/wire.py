@@ -183,7 +183,7 @@ class _Connector(aiohttp.TCPConnector):
 
 
 def _is_over(protocol: Any) -> bool:
-    """Return whether a kept connection has ended, or has bytes of an answer that nobody asked for."""
+    """Return whether a kept connection has ended, or has bytes of an answer without a request."""
     if protocol.should_close:
         return True
     end = protocol.transport.get_extra_info("socket")

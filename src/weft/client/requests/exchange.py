@@ -95,7 +95,7 @@ class Exchange:
         self._link = link
         self._handlers = handlers
         self._limits = limits
-        self._renew = renew  # agrees anew with the server, if nobody has since the generation named
+        self._renew = renew  # greets the server again, unless that was done since this generation
         self.cache = cache
         self.page_visits = UrlElicitationRetry(link, limits, self._answer)
 
@@ -360,7 +360,7 @@ class UrlElicitationRetry:
         self._link = link
         self._limits = limits
         self._ask = ask
-        self._waiting: dict[str, _PageVisits] = {}  # by the ids of pages; those of nobody are ignored
+        self._waiting: dict[str, _PageVisits] = {}  # by the ids of pages; unknown ids are ignored
 
     def heard(self, method: str, params: bytes) -> None:
         """Take a notification that a page is done."""
@@ -570,7 +570,7 @@ class Suggestions:
         """Wait for the allowed rate, first come, first served; return what is left of the timeout."""
         try:
             async with asyncio.timeout(timeout) as limit, self._line:
-                while seconds := self._allowance.wait():  # noqa: ASYNC110 - how long is known, and nobody sets an event
+                while seconds := self._allowance.wait():  # noqa: ASYNC110 - how long is known, and there is no event
                     await asyncio.sleep(seconds)
         except TimeoutError:
             raise RequestTimeout(

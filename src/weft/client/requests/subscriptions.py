@@ -171,7 +171,7 @@ class Listening:
 
     When the stream is lost, it is opened again, and a `StreamReopened` tells that changes may have been missed; when
     that does not succeed several times in a row, the iteration ends with a ConnectionFailed. It ends without one when
-    the server ends it, or the client is closed. Changes that nobody reads are kept up to a limit, then the oldest are
+    the server ends it, or the client is closed. Unread changes are kept up to a limit, then the oldest are
     lost.
     """
 
@@ -238,7 +238,7 @@ class Listening:
         except TimeoutError:
             await self.close()
             raise RequestTimeout(f"{subscriptions.link.transport.where} did not begin to listen in time.") from None
-        except asyncio.CancelledError:  # nobody is left who could close it
+        except asyncio.CancelledError:  # no task is left that could close it
             self.end(None)
             self._task.cancel()
             raise
