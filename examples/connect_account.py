@@ -24,7 +24,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from weft import Context, Server, TokenInfo, ToolError
+from weft import Context, Server, ToolError
+from weft.auth import TokenInfo
 
 PUBLIC_URL = os.environ.get("PUBLIC_URL", "http://127.0.0.1:8000")  # where browsers find this server
 DRIVE_URL = os.environ.get("DRIVE_URL", "https://drive.example")  # the third party

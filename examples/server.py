@@ -13,7 +13,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from weft import Context, ResourceNotFound, Server, TextContent, ToolError
+from weft import Context, ResourceNotFound, Server, ToolError
+from weft.types import TextContent
 
 server = Server(
     "library",

@@ -406,7 +406,7 @@ def test_a_reference_page_names_every_option_and_its_default(page: str, title: s
 def test_the_page_of_the_client_names_all_that_a_client_gets():
     told = {row[0].partition("(")[0].partition(".")[0] for row in rows_of("reference/client.md", 3)}
     assert set(weft.client.__all__) - {"Change"} <= told
-    for name in ("ToolResult", "FormQuestion", "UrlQuestion", "InputNeeded"):
+    for name in ("ToolResult", "FormQuestion", "UrlQuestion", "PendingQuestions"):
         assert name in told
 
 

@@ -9,7 +9,8 @@ import pytest
 
 import weft
 from support import make_server
-from weft import Client, Server, StaticTokens
+from weft import Client, Server
+from weft.auth import StaticTokens
 from weft.client.results import ToolResult
 from weft.errors import UsageError
 

@@ -102,7 +102,7 @@ async def call_many(client: Client, numbers: Iterator[int], until: float) -> int
 async def mixed(mode: Any, target: Any) -> list[str]:
     """Soak one era on one transport; returns what was wrong."""
     began = time.monotonic()
-    async with Client(target, mode=mode, log_level="info", on_log=lambda _: None) as client:
+    async with Client(target, eras=[mode], log_level="info", on_log=lambda _: None) as client:
         made = await call_many(client, iter(range(FIRST)), began + SECONDS / 2)
         first = await look(client)
         more = await call_many(client, iter(range(FIRST, CALLS)), began + SECONDS)

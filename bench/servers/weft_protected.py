@@ -10,7 +10,8 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from weft import JwtVerifier, ResourceServer, Server
+from weft import Server
+from weft.auth import JwtVerifier, ResourceServer
 
 ISSUER = "http://127.0.0.1:9"
 RESOURCE = "http://127.0.0.1:8000/mcp"

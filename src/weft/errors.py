@@ -17,11 +17,10 @@
      │    │    └── QuestionFailed        a question of the server was refused, or not answered well or in time
      │    ├── NoBackChannelError         nothing can be sent to this peer on its own
      │    ├── RemoteError                the peer refused a request of ours, with a code
-     │    │    └── ResourceMissing       it has no such resource
      │    ├── RequestTimeout             the peer did not answer a request of ours in time
      │    ├── ConnectionFailed           the peer cannot be reached, or is gone
      │    ├── InvalidAnswer              the peer answered, but not as the protocol or its own schema demands
-     │    ├── AskFailed                  a question of the peer, on which its answer depends, was not answered by us
+     │    ├── CannotAnswer                  a question of the peer, on which its answer depends, was not answered by us
      │    ├── AuthorizationFailed        the server wants a login, and none was given or succeeded
      │    ├── VersionMismatch            the two sides share no revision of the protocol
      │    └── UsageError                 the program that uses Weft is wrong; raised before serving
@@ -29,8 +28,8 @@
      │         └── StartError            the server cannot be started as asked
 
 "They erred" is a `ProtocolError`; "you erred" is a `UsageError`; the two never mix. A `RemoteError` is what a peer
-answered to a request of ours; what we found out by ourselves (a timeout, a lost connection) never looks like one
-(JRPC-22). Which code a ProtocolError has on the wire of a given revision is the era's decision (`weft.eras`); the codes
+answered to a request of ours; what we found out by ourselves (a timeout, a lost connection) never looks like one.
+Which code a ProtocolError has on the wire of a given revision is the era's decision (`weft.eras`); the codes
 here are those of the newest.
 """
 
@@ -40,8 +39,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = [
-    "AskFailed",
     "AuthorizationFailed",
+    "CannotAnswer",
     "ConnectionFailed",
     "HeaderMismatch",
     "InternalError",
@@ -57,7 +56,6 @@ __all__ = [
     "RegistrationError",
     "RemoteError",
     "RequestTimeout",
-    "ResourceMissing",
     "ResourceNotFound",
     "StartError",
     "ToolError",
@@ -200,21 +198,20 @@ class NoBackChannelError(WeftError):
 class RemoteError(WeftError):
     """The peer answered a request of ours with an error: its `code`, its `message` and its `data`.
 
+    `not_found` is True if it was asked for a resource that it does not have; the code of that depends on the revision.
+
     >>> raise RemoteError(-32602, "Unknown tool: brew")
     Traceback (most recent call last):
     ...
     weft.errors.RemoteError: Unknown tool: brew (-32602)
     """
 
-    def __init__(self, code: int, message: str, data: Any = None) -> None:
+    def __init__(self, code: int, message: str, data: Any = None, *, not_found: bool = False) -> None:
         super().__init__(f"{message} ({code})")
         self.code = code
         self.message = message
         self.data = data
-
-
-class ResourceMissing(RemoteError):
-    """The server has no resource of the URI that was asked for. Its code depends on the revision."""
+        self.not_found = not_found
 
 
 class RequestTimeout(WeftError):
@@ -231,7 +228,7 @@ class InvalidAnswer(WeftError):
     """The peer answered, but not as the protocol, or the schema it published itself, demands."""
 
 
-class AskFailed(WeftError):
+class CannotAnswer(WeftError):
     """The peer needs an answer before it can go on, and this side did not give one: it cannot, or the user refused."""
 
 
@@ -256,7 +253,7 @@ class VersionMismatch(WeftError):
         super().__init__(
             f"{where} speaks no protocol version that this client may use: it speaks "
             f"{', '.join(self.theirs) or 'none it names'}, this client {', '.join(self.ours)}. Update whichever is "
-            "older, or take away what pins the version here (`version=`, `mode=`)."
+            "older, or take away what pins the version here (`version=`, `eras=`)."
         )
 
 

@@ -1,12 +1,16 @@
-"""Names that people bring along from other SDKs, and what they are called here.
+"""Import public names when they are first used, and explain those that other SDKs have or that live elsewhere.
 
-One table for all of them. Type checkers know nothing of it: for them there is no such attribute, which is right.
+Type checkers know nothing of the explanations: for them there is no such name, which is right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
+
+_ELSEWHERE = ("weft.types", "weft.auth", "weft.forms", "weft.middleware", "weft.client", "weft.errors")
 
 _NAMES: Mapping[str, Mapping[str, str]] = {
     "weft": {
@@ -35,7 +39,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
 
 
 def attribute_of(thing: object, name: str) -> Any:
-    """Say what a name is called here that `thing` does not have; any other fails as it did."""
+    """Raise AttributeError with what a name is called here that `thing` does not have; any other fails as it did."""
     kind = type(thing)
     for one in kind.__mro__:
         if meant := _NAMES.get(one.__name__, {}).get(name):
@@ -43,8 +47,27 @@ def attribute_of(thing: object, name: str) -> Any:
     return object.__getattribute__(thing, name)  # once more: what a property raised is lost by now
 
 
-def no_such_name(name: str) -> Exception:
-    """Say what a name is called here that `weft` does not have. `from weft import ...` shows an ImportError alone."""
-    if meant := _NAMES["weft"].get(name):
-        return ImportError(f"weft has no {name!r}; {meant}.", name="weft")
-    return AttributeError(f"module 'weft' has no attribute {name!r}")
+def lazily(module: str, homes: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
+    """Return a `__getattr__` for a module: it imports each name from its home when it is first used."""
+    home_of = {name: home for home, names in homes.items() for name in names}
+
+    def get(name: str) -> Any:
+        home = home_of.get(name)
+        if home is None:
+            raise _no_such_name(module, name)
+        value = getattr(import_module(home), name)
+        setattr(sys.modules[module], name, value)
+        return value
+
+    return get
+
+
+def _no_such_name(module: str, name: str) -> Exception:
+    """Return an error that says where a name is. `from weft import ...` shows the text of an ImportError alone."""
+    meant = _NAMES["weft"].get(name) if module == "weft" else None
+    if meant is None and module == "weft" and not name.startswith("_"):
+        home = next((home for home in _ELSEWHERE if name in import_module(home).__all__), None)
+        meant = None if home is None else f"import it from {home}: from {home} import {name}"
+    if meant is not None:
+        return ImportError(f"{module} has no {name!r}; {meant}.", name=module)
+    return AttributeError(f"module {module!r} has no attribute {name!r}")

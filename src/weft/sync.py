@@ -5,13 +5,13 @@
     with Client("https://flights.example/mcp") as client:
         print(client.call_tool("book", {"flight": "LX38"}).text)
 
-Every verb of `weft.Client` is here by the same name, and waits for its result. For use in scripts, in a REPL, in a
-notebook, from several threads at once; Ctrl-C interrupts a call. A client that nobody closes is closed when the program
+Every method of `weft.Client` is here by the same name, and waits for its result. Use it in scripts, in a REPL, in a
+notebook, from several threads at once; Ctrl-C interrupts a call. A client that is not closed is closed when the program
 ends.
 
-Owns one thread for each client, with an event loop in it, and the waiting; all else is `weft.Client`'s. Functions given
-to the client are called as they are there: those that answer questions in a thread of their own, from which they may
-use the client again; those for progress and log messages in the client's thread, where it cannot be waited for.
+Each client has one thread with an event loop, in which a `weft.Client` does the work. Functions that answer questions
+run in threads, from which they may use the client again; those for progress and log messages run in the client's
+thread, where it cannot be waited for.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast, overload
 from urllib.parse import urlsplit
 
 from weft.client.api.client import Client as AsyncClient
@@ -38,6 +38,7 @@ from weft.net.hosts import is_loopback
 from weft.net.logs import masked_url
 
 if TYPE_CHECKING:
+    from weft.client.connection.connection import ProgressCallback
     from weft.client.connection.transport import Transport
     from weft.client.requests.subscriptions import Listening as AsyncListening
     from weft.client.results import Change, ToolResult
@@ -65,7 +66,7 @@ class _LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, R]) -> R:
-        """Run something on the loop, and wait for it. One who is interrupted meanwhile cancels it."""
+        """Run a coroutine on the loop, and wait for it. An interrupt cancels it."""
         if threading.current_thread() is self._thread:
             work.close()
             raise UsageError(
@@ -86,7 +87,7 @@ class _LoopThread:
             raise
 
     def end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do one last thing, and stop. Where the loop's own thread ends it (in a finalizer), nobody waits for that."""
+        """Do one last thing, and stop. In the loop's own thread (in a finalizer), do not wait for it."""
         with self._lock:
             if self.is_over or not self._thread.is_alive():
                 return
@@ -162,12 +163,13 @@ def _is_served_by(loop: asyncio.AbstractEventLoop, url: str) -> bool:
 def _blocking(
     verb: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Client, P], R]:
-    """The same verb, with the same parameters, that waits."""
+    """Return the same method, with the same parameters, that waits for its result."""
 
     @functools.wraps(verb)
     def call(self: Client, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return self.wait_for(verb(self.asynchronous, *args, **kwargs))
+            work = verb(self._asynchronous, *args, **kwargs)  # pyright: ignore[reportPrivateUsage] - a method of it
+            return self._wait_for(work)  # pyright: ignore[reportPrivateUsage] - the same
         except WeftError as error:
             plainly(error)
             raise
@@ -178,12 +180,15 @@ def _blocking(
 def _like(
     other: Callable[Concatenate[AsyncClient, P], Any],
 ) -> Callable[[Callable[..., R]], Callable[Concatenate[Client, P], R]]:
-    """Gives a method the parameters of another."""
+    """Give a method the parameters of another."""
 
     def entitle(method: Callable[..., R]) -> Callable[Concatenate[Client, P], R]:
         return functools.wraps(other, assigned=())(method)
 
     return entitle
+
+
+_call_tool: Callable[..., Any] = _blocking(AsyncClient.call_tool)
 
 
 class Client:
@@ -193,18 +198,18 @@ class Client:
         print([tool.name for tool in client.list_tools()])
     """
 
-    asynchronous: AsyncClient  # the client that does the work, on a loop of its own
+    _asynchronous: AsyncClient  # the client that does the work, on a loop of its own
 
     @_like(AsyncClient.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.asynchronous = behind = _Behind(*args, **kwargs)
+        self._asynchronous = behind = _Behind(*args, **kwargs)
         self._url = behind.url
         self._harmless: weakref.ref[asyncio.AbstractEventLoop] | None = None  # a loop that may be waited in
         self._thread: _LoopThread | None = None  # started when it is first needed
         self._starting = threading.Lock()
         self._finalizer: weakref.finalize[Any, Any] | None = None  # also called when the program ends
 
-    def wait_for(self, work: Coroutine[Any, Any, R]) -> R:
+    def _wait_for(self, work: Coroutine[Any, Any, R]) -> R:
         """Run a coroutine where the client runs, and wait for its result."""
         try:
             self._check_loop()
@@ -214,7 +219,7 @@ class Client:
         with self._starting:
             if self._thread is None:
                 self._thread = _LoopThread()
-                self._finalizer = weakref.finalize(self, self._thread.end, self.asynchronous.close)
+                self._finalizer = weakref.finalize(self, self._thread.end, self._asynchronous.close)
         return self._thread.run(work)
 
     def _check_loop(self) -> None:
@@ -264,7 +269,7 @@ class Client:
             self._finalizer()
 
     @property
-    def is_closed(self) -> bool:
+    def _is_closed(self) -> bool:
         """Whether it was closed; then a new client is needed."""
         return self._thread is not None and self._thread.is_over
 
@@ -276,36 +281,69 @@ class Client:
     @property
     def era(self) -> str:
         """The era that is spoken: "stateless" or "session"."""
-        return self.asynchronous.era
+        return self._asynchronous.era
 
     @property
     def protocol_version(self) -> str:
         """The version that is spoken."""
-        return self.asynchronous.protocol_version
+        return self._asynchronous.protocol_version
 
     @property
     def server_info(self) -> Implementation | None:
         """Name and version of the server, if it told."""
-        return self.asynchronous.server_info
+        return self._asynchronous.server_info
 
     @property
     def server_capabilities(self) -> ServerCapabilities:
         """What the server offers."""
-        return self.asynchronous.server_capabilities
+        return self._asynchronous.server_capabilities
 
     @property
     def instructions(self) -> str | None:
         """How the server wants to be used, in its own words."""
-        return self.asynchronous.instructions
+        return self._asynchronous.instructions
 
     @property
     def transport(self) -> Transport:
         """How messages travel; a child process has its `stderr` and `pid` here."""
-        return self.asynchronous.transport
+        return self._asynchronous.transport
 
     # --- verbs
 
-    call_tool = _blocking(AsyncClient.call_tool)
+    @overload
+    def call_tool(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        result_type: None = None,
+        raise_on_error: bool = False,
+        timeout: float | None = None,
+        progress: ProgressCallback | None = None,
+        meta: Mapping[str, Any] | None = None,
+        answers: Mapping[str, Any] | None = None,
+        state: str | None = None,
+    ) -> ToolResult: ...
+
+    @overload
+    def call_tool(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        result_type: type[R],
+        timeout: float | None = None,
+        progress: ProgressCallback | None = None,
+        meta: Mapping[str, Any] | None = None,
+        answers: Mapping[str, Any] | None = None,
+        state: str | None = None,
+    ) -> R: ...
+
+    @functools.wraps(AsyncClient.call_tool, assigned=())
+    def call_tool(self, *args: Any, **kwargs: Any) -> Any:
+        """Call a tool; see `weft.Client.call_tool`."""
+        return _call_tool(self, *args, **kwargs)
+
     complete = _blocking(AsyncClient.complete)
     get_prompt = _blocking(AsyncClient.get_prompt)
     list_prompts = _blocking(AsyncClient.list_prompts)
@@ -325,24 +363,30 @@ class Client:
 
     @_like(AsyncClient.listen)
     def listen(self, *args: Any, **kwargs: Any) -> Listening:
-        """Changes as they come, of lists and of single resources; of all lists, if nothing is named.
+        """Return the changes of lists and of single resources as they come; of all lists by default.
 
         with client.listen(uris=["file:///log"]) as changes:
             for change in changes:
                 ...
         """
-        return Listening(self, self.asynchronous.listen(*args, **kwargs))
+        return Listening(self._asynchronous.listen(*args, **kwargs), self._wait_for, lambda: self._is_closed)
 
 
 class Listening:
     """Changes as they come: iterate over it. `with` waits until the server listens, and ends it for sure."""
 
-    def __init__(self, client: Client, listening: AsyncListening) -> None:
-        self._client = client
+    def __init__(
+        self,
+        listening: AsyncListening,
+        wait_for: Callable[[Coroutine[Any, Any, Any]], Any],
+        is_closed: Callable[[], bool],
+    ) -> None:
         self._listening = listening
+        self._wait_for = wait_for
+        self._is_closed = is_closed  # whether the client is
 
     def __enter__(self) -> Self:
-        self._client.wait_for(self._listening.start())
+        self._wait_for(self._listening.start())
         return self
 
     def __exit__(
@@ -367,11 +411,11 @@ class Listening:
         return await anext(self._listening, None)
 
     def _unless_closed(self, work: Coroutine[Any, Any, R]) -> R | None:
-        """What comes of something; None where the client is closed, before or meanwhile: that ends the listening."""
+        """Return a result; None where the client is closed, before or meanwhile: that ends the listening."""
         try:
-            return self._client.wait_for(work)
+            return cast("R", self._wait_for(work))
         except (ConnectionFailed, UsageError):
-            if not self._client.is_closed:
+            if not self._is_closed():
                 raise
             return None
 
@@ -385,12 +429,13 @@ class JoinedTool:
     client: Client
 
     def call(self, arguments: Mapping[str, Any] | None = None, **options: Any) -> ToolResult:
-        """Call it where it is; the options are those of `Client.call_tool`."""
-        return self.client.call_tool(self.tool.name, arguments, **options)
+        """Call the tool at its server; the options are those of `Client.call_tool`."""
+        result: ToolResult = self.client.call_tool(self.tool.name, arguments, **options)
+        return result
 
 
 def join_tools(clients: Mapping[str, Client]) -> dict[str, JoinedTool]:
-    """All tools of some connected clients, by names such as `flights__book`: the name given here, and the tool's own.
+    """Return all tools of some connected clients, by names such as `flights__book`: the given name and the tool's.
 
     tools = join_tools({"flights": flights, "hotels": hotels})
     tools["flights__book"].call({"flight": "LX38"})

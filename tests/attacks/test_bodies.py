@@ -13,7 +13,7 @@ from weft.limits import DEFAULT_LIMITS
 
 def made(options: str) -> str:
     """The source of a server with these options."""
-    imported = SERVER.replace("import Server", "import Limits, Server\nfrom weft import StaticTokens")
+    imported = SERVER.replace("import Server", "import Limits, Server\nfrom weft.auth import StaticTokens")
     return imported.replace('"1.0")', f'"1.0", {options})')
 
 

@@ -24,7 +24,8 @@ from weft.server.run.listening import bind, try_line
 
 SERVER = """
 from typing import Annotated
-from weft import Context, MirroredHeader, Server, ToolAnnotations, ToolError
+from weft import Context, MirroredHeader, Server, ToolError
+from weft.types import ToolAnnotations
 
 server = Server("shop")
 
@@ -211,7 +212,8 @@ def test_what_to_try_at_the_example_works_from_anywhere(tmp_path: Path) -> None:
 
 
 GUARDED = """
-from weft import ResourceServer, Server, StaticTokens
+from weft import Server
+from weft.auth import ResourceServer, StaticTokens
 
 server = Server("safe", auth=ResourceServer(
     "http://127.0.0.1/mcp",
@@ -247,7 +249,7 @@ def test_what_to_try_can_be_typed(is_found: bool, tmp_path: Path, monkeypatch: p
 
 
 OFFERED: dict[str, dict[str, Any]] = {
-    "erase": {"annotations": weft.ToolAnnotations(destructive_hint=True)},
+    "erase": {"annotations": weft.types.ToolAnnotations(destructive_hint=True)},
     "scoped": {"scopes": ["go"]},
     "named": {"input_schema": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}},
     "plain": {},
@@ -263,10 +265,10 @@ OFFERED: dict[str, dict[str, Any]] = {
     ids=["one that needs nothing", "none that needs nothing"],
 )
 def test_what_to_try_at_a_protected_server_is_what_most_callers_may(tools: list[str], expected: str) -> None:
-    auth = weft.ResourceServer(
+    auth = weft.auth.ResourceServer(
         "http://127.0.0.1/mcp",
         authorization_servers=["https://login.example.com"],
-        verifier=weft.StaticTokens({"token-of-ann": "ann"}),
+        verifier=weft.auth.StaticTokens({"token-of-ann": "ann"}),
     )
     server = weft.Server("s", auth=auth)
 
@@ -654,7 +656,7 @@ def test_a_redirect_in_a_circle_ends(tmp_path: Path) -> None:
     assert "redirects again and again" in done.stderr
 
 
-TRIED = "server/discover: HTTP 500 (<p>no); initialize: HTTP 500 (<p>no)"
+TRIED = "server/discover and initialize: HTTP 500 (<p>no)"
 LOOK = "ook into its log, and into that of a proxy before it."
 
 
@@ -684,8 +686,10 @@ def test_a_server_that_cannot_start_is_told_in_its_own_words(tmp_path: Path) -> 
 def test_a_wrong_path_of_a_server_is_told(url: str, tmp_path: Path) -> None:
     done = run_weft("list", url.removesuffix("/mcp"), cwd=tmp_path)
     assert done.returncode == 1
-    assert "Tried: server/discover: There is nothing at this path: the MCP endpoint is /mcp. (-32600); " in done.stderr
-    assert "Check the address (its path is usually /mcp)" in done.stderr
+    said = "There is nothing at this path: the MCP endpoint is /mcp. (-32600); "
+    assert f"Tried: server/discover and initialize: {said}" in done.stderr
+    assert done.stderr.count("/mcp") == 1
+    assert "Check the address, and look into the server's log." in done.stderr
 
 
 @pytest.mark.mistake("server not running")
@@ -697,7 +701,7 @@ def test_something_else_is_running(tmp_path: Path, content_type: str, body: byte
     with other_server(content_type, body) as url:
         done = run_weft("list", url, cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stderr.startswith(f"weft: {url} does not answer as an MCP server does. Tried: server/discover: ")
+    assert done.stderr.startswith(f"weft: {url} does not answer as an MCP server does. Tried: server/discover")
     assert "Check the address (its path is usually /mcp)" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from support import serve
-from weft import Context, Server, TokenInfo
+from weft import Context, Server
+from weft.auth import TokenInfo
 from weft.cli import main
 
 PROGRAM = """

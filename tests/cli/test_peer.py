@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from support import serve
-from weft import Context, ResourceServer, Server, StaticTokens, TokenInfo
+from weft import Context, Server
+from weft.auth import ResourceServer, StaticTokens, TokenInfo
 from weft.cli import main
 from weft.client import stdio
 

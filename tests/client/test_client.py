@@ -9,13 +9,13 @@ import pytest
 from support import make_server
 from support.fakes import DISCOVERED, Exchange, FakePipe, http_server, initialized, reply, sse
 from weft import (
+    Asgi,
     Client,
     ClientLimits,
     ConnectionFailed,
     InvalidAnswer,
     RemoteError,
     RequestTimeout,
-    ResourceMissing,
     Server,
 )
 from weft.client import PromptsChanged, ResourceUpdated, StreamReopened, ToolsChanged
@@ -308,16 +308,17 @@ async def test_what_hangs_on_answers_of_ours_is_not_kept() -> None:
 async def test_a_resource_that_is_not_there_is_missing_by_either_code(code: int) -> None:
     error = {"code": code, "message": "Resource not found", "data": {"uri": "x://a"}}
     async with Client(answering(lambda pipe, message: pipe.answer(message, error=error))) as client:
-        with pytest.raises(ResourceMissing, match="not found") as caught:
+        with pytest.raises(RemoteError, match="not found") as caught:
             await client.read_resource("x://a")
     assert (caught.value.code, caught.value.data) == (code, {"uri": "x://a"})
+    assert caught.value.not_found
     assert caught.value.message == "Resource not found: x://a"
 
 
 async def test_a_uri_that_the_server_repeats_is_not_told_twice() -> None:
     error = {"code": -32602, "message": "There is no x://a."}
     async with Client(answering(lambda pipe, message: pipe.answer(message, error=error))) as client:
-        with pytest.raises(ResourceMissing, match=r"^There is no x://a\. \(-32602\)$"):
+        with pytest.raises(RemoteError, match=r"^There is no x://a\. \(-32602\)$"):
             await client.read_resource("x://a")
 
 
@@ -403,7 +404,7 @@ async def test_what_is_closed_before_it_began_never_begins(mode: Any) -> None:
             pipe.answer(message, DISCOVERED if message["method"] == "server/discover" else initialized())
 
     server = FakePipe(handle)
-    async with Client(server, mode=mode) as client:
+    async with Client(server, eras=[mode]) as client:
         changes = client.listen(tools=True, uris=["x://a"])
         greeted = len(server.heard)
         await changes.close()
@@ -481,7 +482,7 @@ async def test_a_stream_that_stays_lost_is_reported() -> None:
 async def test_the_end_of_one_listener_leaves_another_its_resource() -> None:
     server = Server("notes")
     server.add_resource("note://a", "text", name="a")
-    async with Client(server, mode="session") as client, client.listen(uris=["note://a"]) as changes:
+    async with Client(server, eras=["session"]) as client, client.listen(uris=["note://a"]) as changes:
         async with client.listen(uris=["note://a"]):
             pass
         server.notify_resource_updated("note://a")
@@ -516,7 +517,7 @@ async def test_the_log_level_goes_where_the_era_has_it() -> None:
             pipe.answer(message, initialized() if message["method"] == "initialize" else {})
 
     legacy = FakePipe(handle)
-    async with Client(legacy, mode="session", log_level="info", roots=[]) as client:
+    async with Client(legacy, eras=["session"], log_level="info", roots=[]) as client:
         await client.ping()
         await client.set_log_level("error")
         await client.roots_changed()
@@ -655,7 +656,7 @@ async def test_an_app_with_a_lifespan_is_started_and_stopped() -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
         await send({"type": "http.response.body", "body": answer})
 
-    async with Client(app, path="/here"):
+    async with Client(Asgi(app, path="/here")):
         pass
     assert seen == ["lifespan.startup", "POST /here server/discover", "lifespan.shutdown"]
 
@@ -688,7 +689,7 @@ async def test_a_server_without_subscriptions_is_not_asked_for_one() -> None:
         seen.append(ctx.method)
         return await next()
 
-    async with Client(server.asgi(sessions=False), mode="session") as client:
+    async with Client(server.asgi(sessions=False), eras=["session"]) as client:
         assert client.server_capabilities.resources is not None
         with pytest.raises(UsageError, match=r"did not declare `resources\.subscribe`.* Leave uris= out"):
             async with client.listen(uris=["x://a"]):
@@ -696,6 +697,6 @@ async def test_a_server_without_subscriptions_is_not_asked_for_one() -> None:
         async with client.listen(resources=True):
             pass
     assert "resources/subscribe" not in seen
-    async with Client(server, mode="session") as client, client.listen(uris=["x://a"]) as changes:
+    async with Client(server, eras=["session"]) as client, client.listen(uris=["x://a"]) as changes:
         server.notify_resource_updated("x://a")
         assert await anext(changes) == ResourceUpdated("x://a")

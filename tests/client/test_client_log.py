@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from support.fakes import DISCOVERED, Exchange, FakePipe, http_server, initialized, sse
-from weft import BearerToken, Client, ClientLimits, ConnectionFailed, RemoteError, RequestTimeout, Server
+from weft import Client, ClientLimits, ConnectionFailed, Http, RemoteError, RequestTimeout, Server
+from weft.auth import BearerToken
 from weft.client.connection import connection as link_module
 
 TEXT = {"content": [{"type": "text", "text": "done"}]}
@@ -85,7 +86,7 @@ async def test_the_era_is_the_one_that_is_spoken_and_a_pipe_has_no_status(caplog
         return a + b
 
     caplog.set_level(logging.INFO, "weft.client")
-    async with Client(server, mode="session") as client:
+    async with Client(server, eras=["session"]) as client:
         await client.call_tool("add", {"a": 1, "b": 2})
     assert lines(caplog) == [("initialize", "-", "session", "ok"), ("tools/call", "add", "session", "ok")]
 
@@ -95,7 +96,7 @@ async def test_the_wire_is_shown_and_its_secrets_are_not(caplog: pytest.LogCaptu
     headers = {"X-Api-Key": SECRET, "Cookie": f"a={SECRET}"}
     async with (
         http_server(answer) as url,
-        Client(f"{url}?key={SECRET}", headers=headers, auth=BearerToken(SECRET)) as client,
+        Client(Http(f"{url}?key={SECRET}", headers=headers, auth=BearerToken(SECRET))) as client,
     ):
         await client.call_tool("add", {"password": SECRET, "plain": "shown"})
         await client.call_tool("stream")
@@ -127,7 +128,7 @@ async def test_lines_of_a_pipe_are_shown_in_both_directions(caplog: pytest.LogCa
             pipe.answer(message, initialized() if message["method"] == "initialize" else {**TEXT, "secret": SECRET})
 
     caplog.set_level(logging.DEBUG, "weft.client")
-    async with Client(FakePipe(handle), mode="session") as client:
+    async with Client(FakePipe(handle), eras=["session"]) as client:
         await client.call_tool("add", {"token": SECRET})
     shown = wire(caplog)
     assert any(line.startswith("> {") and '"method":"tools/call"' in line for line in shown)

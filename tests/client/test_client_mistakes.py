@@ -14,7 +14,7 @@ import pytest
 import weft.sync
 from support import serve
 from support.fakes import DISCOVERED, Exchange, FakePipe, http_server
-from weft import Client, ClientLimits, ConnectionFailed, RemoteError, RequestTimeout, Server
+from weft import Asgi, Client, ClientLimits, Command, ConnectionFailed, Http, RemoteError, RequestTimeout, Server
 from weft.client.argument_checks import not_json, plainly
 from weft.errors import UsageError
 
@@ -71,10 +71,6 @@ async def test_arguments_that_are_no_json_are_named(arguments: Any, place: str) 
         (Server("x"), {"log_level": "warn"}, "The log level cannot be 'warn'; use one of 'debug', 'info', 'notice', "),
         (Server("x"), {"log_level": 5}, "The log level cannot be something of the type 'int'; use one of 'debug', "),
         (Server("x"), {"limits": 5}, "limits= was given something of the type 'int'; give ClientLimits(request_sec"),
-        (Server("x"), {"headers": "x"}, "headers= was given something of the type 'str'; give a dict such as {'X-Key'"),
-        (NOBODY, {"headers": {"X": 5}}, "headers= has something of the type 'int' at 'X'; names and values are text."),
-        (NOBODY, {"headers": {"a b": "s3cret"}}, "headers= has the header 'a b', which cannot be sent; take out what"),
-        (NOBODY, {"headers": {"X": "s3cret\n"}}, "headers= has the header 'X', which cannot be sent; take out what"),
         (NOBODY, {"auth": "Bearer s3cret"}, "The token cannot be sent as it is: leave off 'Bearer ', which is put be"),
         (Server, {}, "A client was given the class Server; give it an instance of it."),
         (["a 'b'"], {"auth": "x"}, """auth= is for servers at a URL; the command `'a '"'"'b'"'"''` gets credentials"""),
@@ -85,6 +81,28 @@ def test_what_a_client_cannot_be_given(target: Any, options: dict[str, Any], sai
         Client(target, **options)
     assert str(caught.value).startswith(said)
     assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [functools.partial(Http, NOBODY), functools.partial(Asgi, Server("x").asgi())])
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        ("x", "headers= was given something of the type 'str'; give a dict such as {'X-Key'"),
+        ({"X": 5}, "headers= has something of the type 'int' at 'X'; names and values are text."),
+        ({"a b": "s3cret"}, "headers= has the header 'a b', which cannot be sent; take out what"),
+        ({"X": "s3cret\n"}, "headers= has the header 'X', which cannot be sent; take out what"),
+    ],
+)
+def test_headers_that_cannot_be_sent(kind: Any, headers: Any, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        kind(headers=headers)
+    assert str(caught.value).startswith(said)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_login_is_given_once() -> None:
+    with pytest.raises(UsageError, match="auth= was given twice, to the client and to its target; leave one of them"):
+        Client(Http(NOBODY, auth="x"), auth="y")
 
 
 def nothing() -> None:
@@ -107,12 +125,20 @@ FORMS = [
 ]
 
 
+def given_to(option: str, function: Any) -> None:
+    """Give a function to the client, or to the command that it starts."""
+    if option == "on_stderr":
+        Command(["x"], on_stderr=function)
+    else:
+        Client(Server("x"), **{option: function})
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("given", [5, "x", False])
 def test_an_option_that_is_no_function_is_named(form: str, given: Any) -> None:
     option = form.partition("(")[0]
     with pytest.raises(UsageError) as caught:
-        Client(Server("x"), **{option: given})
+        given_to(option, given)
     kind = type(given).__name__
     assert str(caught.value) == (
         f"{option}= was given something of the type {kind!r}; give a function, to be called as {form}."
@@ -127,7 +153,7 @@ def test_so_is_one_that_takes_something_else(form: str) -> None:
         with pytest.raises(
             UsageError, match=re.escape(f"{option}= was given a function that cannot be called as {form}: ")
         ):
-            Client(Server("x"), **{option: function})
+            given_to(option, function)
 
 
 def test_functions_of_all_kinds_are_taken() -> None:
@@ -141,7 +167,8 @@ def test_functions_of_all_kinds_are_taken() -> None:
     class Log:
         def __call__(self, _message: Any) -> None: ...
 
-    Client(Server("x"), elicit=decorate(three), sample=functools.partial(three, 1, 2), on_log=Log(), on_stderr=print)
+    Client(Server("x"), elicit=decorate(three), sample=functools.partial(three, 1, 2), on_log=Log())
+    Command("x", on_stderr=print)
     Client(Server("x"), on_log=int)  # does not tell what it takes
 
 

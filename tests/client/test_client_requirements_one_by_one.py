@@ -263,7 +263,7 @@ async def test_sampling_is_declared_with_each_request_or_in_the_handshake(
     functions: Any, declared: Any, is_session: bool
 ) -> None:
     server = piped(lambda pipe, message: pipe.answer(message, TEXT), is_session=is_session)
-    async with Client(server, mode="session" if is_session else "stateless", **functions) as client:
+    async with Client(server, eras=["session" if is_session else "stateless"], **functions) as client:
         await client.call_tool("t")
         await client.call_tool("t")
     if is_session:
@@ -283,7 +283,7 @@ async def test_sampling_is_declared_with_each_request_or_in_the_handshake(
 async def test_a_host_of_apps_declares_what_it_shows(mode: Any) -> None:
     server = piped(lambda pipe, message: pipe.answer(message, TEXT), is_session=mode == "session")
     settings = {"mimeTypes": ["text/html;profile=mcp-app"]}
-    async with Client(server, mode=mode, extensions={f"{META}ui": settings}) as client:
+    async with Client(server, eras=[mode], extensions={f"{META}ui": settings}) as client:
         await client.call_tool("t")
     if mode == "session":
         told = server.calls("initialize")[0]["params"]["capabilities"]

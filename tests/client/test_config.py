@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.client.config import CommandTarget, UrlTarget, check_url, is_config, parse_target, read_config
+from weft.client.config import Command, Http, check_url, is_config, parse_target, read_config
 from weft.errors import UsageError
 
 
@@ -28,9 +28,9 @@ def refused(target: object, **options) -> str:
     ],
 )
 def test_urls(url):
-    assert parse_target(url) == UrlTarget(url)
-    assert parse_target(f"  {url}\n") == UrlTarget(url)
-    assert parse_target({"url": url}) == UrlTarget(url)
+    assert parse_target(url) == Http(url)
+    assert parse_target(f"  {url}\n") == Http(url)
+    assert parse_target({"url": url}) == Http(url)
 
 
 @pytest.mark.security("R11")
@@ -48,8 +48,9 @@ def test_urls(url):
 def test_http_stays_on_this_machine(url):
     assert "allow_insecure=True" in refused(url)
     assert "allow_insecure=True" in refused({"url": url})
-    assert "allow_insecure=True" in refused(UrlTarget(url))
-    assert isinstance(parse_target(url, allow_insecure=True), UrlTarget)
+    with pytest.raises(UsageError, match="allow_insecure=True"):
+        Http(url)
+    assert parse_target(Http(url, allow_insecure=True)).url == url
 
 
 @pytest.mark.security("R11")
@@ -104,7 +105,7 @@ def test_a_key_in_the_query_is_not_told():
     ],
 )
 def test_commands(target, command):
-    assert parse_target(target) == CommandTarget(command)
+    assert parse_target(target) == Command(command)
 
 
 @pytest.mark.security("R11")
@@ -144,12 +145,25 @@ def test_what_is_no_target(target, said):
     assert said in refused(target)
 
 
+def test_the_file_of_a_configuration(tmp_path):
+    file = tmp_path / "mcp.json"
+    file.write_text(json.dumps({"mcpServers": {"time": {"command": "uvx"}, "web": {"url": "https://a.example/mcp"}}}))
+    assert parse_target(file, server="web") == Http("https://a.example/mcp")
+    assert "has several servers; choose one of 'time', 'web'" in refused(file)
+    assert "cannot be read" in refused(tmp_path / "none.json")
+
+
+def test_a_command_as_a_value():
+    assert Command("uvx 'a b'") == Command(["uvx", "a b"]) == Command((Path("uvx"), "a b"))
+    assert Command(["x"], cwd=Path("/tmp")).cwd == "/tmp"
+    with pytest.raises(UsageError, match="only a shell understands"):
+        Command("a | b")
+
+
 def test_an_entry_with_a_command():
     entry = {"command": "npx", "args": ["-y", "x"], "env": {"KEY": "v"}, "cwd": "/tmp", "disabled": False}
-    assert parse_target(entry) == CommandTarget(("npx", "-y", "x"), {"KEY": "v"}, "/tmp")
-    assert parse_target({"command": "npx -y x"}) == CommandTarget(
-        ("npx -y x",)
-    )  # one program: its path may have spaces
+    assert parse_target(entry) == Command(("npx", "-y", "x"), env={"KEY": "v"}, cwd="/tmp")
+    assert parse_target({"command": "npx -y x"}) == Command(["npx -y x"])  # one program: its path may have spaces
     assert parse_target({"type": "stdio", "command": ["npx", "-y"], "args": ["x"]}).command == ("npx", "-y", "x")
 
 
@@ -157,12 +171,12 @@ def test_an_entry_with_a_command():
 def test_an_entry_with_a_url(kind):
     entry = {"type": kind, "url": "https://a.example/mcp", "headers": {"Authorization": "Bearer s3cret"}}
     target = parse_target(entry)
-    assert target == UrlTarget("https://a.example/mcp", {"Authorization": "Bearer s3cret"})
+    assert target == Http("https://a.example/mcp", headers={"Authorization": "Bearer s3cret"})
     assert "s3cret" not in repr(target)
 
 
 def test_secrets_of_the_environment_are_not_shown():
-    assert "s3cret" not in repr(CommandTarget(("x",), {"TOKEN": "s3cret"}))
+    assert "s3cret" not in repr(Command(("x",), env={"TOKEN": "s3cret"}))
 
 
 @pytest.mark.parametrize(
@@ -246,8 +260,8 @@ CONFIG = {
 def test_a_whole_configuration():
     assert is_config(CONFIG)
     assert not is_config({"command": "x"})
-    assert parse_target(CONFIG, server="web") == UrlTarget("https://a.example/mcp")
-    assert parse_target({"servers": {"web": {"url": "https://a.example"}}}) == UrlTarget("https://a.example")
+    assert parse_target(CONFIG, server="web") == Http("https://a.example/mcp")
+    assert parse_target({"servers": {"web": {"url": "https://a.example"}}}) == Http("https://a.example")
     assert refused(CONFIG) == (
         "The configuration has several servers; choose one of 'time', 'web' by server='time' or the like."
     )
@@ -262,8 +276,8 @@ def test_a_configuration_file(tmp_path):
         read_config(path)
         == read_config(CONFIG)
         == {
-            "time": CommandTarget(("uvx", "mcp-server-time")),
-            "web": UrlTarget("https://a.example/mcp"),
+            "time": Command(("uvx", "mcp-server-time")),
+            "web": Http("https://a.example/mcp"),
         }
     )
 

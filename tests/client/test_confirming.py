@@ -12,8 +12,8 @@ import pytest
 from support.fakes import DISCOVERED, FakePipe
 from weft import Client, Context, Server, sync
 from weft.client import CallDeclined
-from weft.client.config import CommandTarget, read_config
-from weft.client.handlers.confirming import ToolCall, command_question
+from weft.client.config import Command, read_config
+from weft.client.handlers import ToolCall, command_question
 from weft.errors import UsageError
 
 TEXT = {"content": [{"type": "text", "text": "done"}]}
@@ -122,7 +122,9 @@ async def test_a_call_with_rounds_is_confirmed_once(mode: Any) -> None:
         return str(answer.accepted)
 
     calls: list[ToolCall] = []
-    client = Client(server, mode=mode, confirm=lambda call: calls.append(call) or True, elicit=lambda _: {"sure": True})
+    client = Client(
+        server, eras=[mode], confirm=lambda call: calls.append(call) or True, elicit=lambda _: {"sure": True}
+    )
     async with client:
         assert (await client.call_tool("pay")).text == "True"
     assert len(calls) == 1
@@ -152,7 +154,7 @@ async def test_a_configuration_starts_nothing_until_somebody_says_so(tmp_path: P
     args = [str(program), "--key", "a b; rm -rf ~", "$HOME", "x" * 500]
     (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"it": {"command": sys.executable, "args": args}}}))
     target = read_config(tmp_path / "mcp.json")["it"]
-    assert isinstance(target, CommandTarget)
+    assert isinstance(target, Command)
     question = command_question(target)
     client = Client(target)
     await asyncio.sleep(0.1)
@@ -177,25 +179,25 @@ async def test_a_configuration_starts_nothing_until_somebody_says_so(tmp_path: P
     ],
 )
 def test_a_command_comes_with_warnings(command: list[str], warning: str) -> None:
-    first, *others = command_question(CommandTarget(tuple(command))).warnings
+    first, *others = command_question(Command(tuple(command))).warnings
     assert "with all your rights" in first
     assert any(text.startswith(warning) for text in others)
 
 
 @pytest.mark.spec("SBP-04")
 def test_a_harmless_command_has_the_one_warning_that_all_have() -> None:
-    assert len(command_question(CommandTarget(("uvx", "mcp-server-time", "--utc"))).warnings) == 1
+    assert len(command_question(Command(("uvx", "mcp-server-time", "--utc"))).warnings) == 1
 
 
 @pytest.mark.spec("SBP-04")
 def test_a_variable_that_changes_which_code_runs_is_named_without_its_value() -> None:
-    question = command_question(CommandTarget(("npx", "x"), {"LD_PRELOAD": "/tmp/evil.so", "API_KEY": "s3cret"}))
+    question = command_question(Command(("npx", "x"), env={"LD_PRELOAD": "/tmp/evil.so", "API_KEY": "s3cret"}))
     assert [text for text in question.warnings if "LD_PRELOAD" in text]
     assert "s3cret" not in repr(question)
 
 
 @pytest.mark.security("R11")
 def test_a_command_cannot_hide_a_part_of_itself() -> None:
-    shown = command_question(CommandTarget(("x", "\x1b[2K\rsafe", "a\nb", "\u202egnp.exe"))).command
+    shown = command_question(Command(("x", "\x1b[2K\rsafe", "a\nb", "\u202egnp.exe"))).command
     assert shown.isprintable()
     assert r"\x1b[2K\rsafe" in shown

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from support.fakes import DISCOVERED, LEGACY, FakePipe, initialized
-from weft import AskFailed, Client, ClientLimits
-from weft.client.handlers.handlers import ServerRequestHandlers
-from weft.client.handlers.questions import FormQuestion, SampleQuestion, UrlQuestion, preferred_model
+from weft import CannotAnswer, Client, ClientLimits
+from weft.client.handlers import ServerRequestHandlers
+from weft.client.questions import FormQuestion, SampleQuestion, UrlQuestion, preferred_model
 from weft.errors import InternalError, InvalidParams, ProtocolError, UsageError
 from weft.net.rate import Allowance
 from weft.types.content import TextContent
@@ -128,7 +128,7 @@ async def test_a_user_can_say_no(method: str, params: dict[str, Any], refusal: A
 async def test_a_turn_of_a_model_that_is_refused_ends_the_call() -> None:
     server = serve(iter([asking(("sampling/createMessage", sampling()))]))
     async with Client(server, sample=lambda _: None) as client:
-        with pytest.raises(AskFailed, match="rejected"):
+        with pytest.raises(CannotAnswer, match="rejected"):
             await client.call_tool("t")
     assert len(server.calls("tools/call")) == 1
 
@@ -321,7 +321,7 @@ async def test_what_is_asked_and_answered_is_in_no_log_and_no_error(
             async with Client(server, elicit=respond, elicit_url=respond, sample=respond) as client:
                 try:
                     await client.call_tool("t")
-                except AskFailed as error:
+                except CannotAnswer as error:
                     said = f"{error!r} {error}"
         assert SECRET not in said
         refusals = [message["error"] for message in server.heard if "error" in message]

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from weft.client.handlers.handlers import ServerRequestHandlers
-from weft.client.handlers.questions import FormQuestion, UrlQuestion, preferred_model
+from weft.client.handlers import ServerRequestHandlers
+from weft.client.questions import FormQuestion, UrlQuestion, preferred_model
 from weft.errors import InternalError, InvalidParams, MethodNotFound, ProtocolError, UsageError
 from weft.types.content import TextContent
 from weft.types.interaction import (

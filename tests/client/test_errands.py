@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from support.fakes import DISCOVERED, FakePipe, initialized
-from weft import AskFailed, Client, ClientLimits, InvalidAnswer, RemoteError, Server, UrlElicitationRequired
+from weft import CannotAnswer, Client, ClientLimits, InvalidAnswer, RemoteError, Server, UrlElicitationRequired
 from weft.client.requests import exchange as errands
 
 TEXT = {"content": [{"type": "text", "text": "done"}]}
@@ -188,7 +188,7 @@ async def test_in_the_stateless_era_the_code_means_nothing() -> None:
 async def test_nobody_is_sent_to_a_page_that_is_none(url: Any) -> None:
     user = User()
     async with Client(Gate([page("one", url=url)]), elicit_url=user) as client:
-        with pytest.raises(AskFailed):
+        with pytest.raises(CannotAnswer):
             await client.call_tool("t")
     assert user.asked == []
 
@@ -259,7 +259,7 @@ async def test_a_server_of_our_own_that_waits_for_a_page_to_be_visited(mode: Any
             await asyncio.sleep(0.2)  # rounds are answered at once, so this is the time to wait
         return True
 
-    async with Client(server, mode=mode, elicit_url=visit) as client:
+    async with Client(server, eras=[mode], elicit_url=visit) as client:
         assert (await asyncio.wait_for(client.call_tool("buy"), 30)).text == "bought"
     assert paid == ["https://pay.example/1"]
     assert refusals >= 1

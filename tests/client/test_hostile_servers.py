@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import pytest
 
 from support.fakes import DISCOVERED, LEGACY, Exchange, FakePipe, http_server, initialized, reply, sse
-from weft import Client, ClientLimits, ConnectionFailed, InvalidAnswer, RemoteError, RequestTimeout, WeftError
+from weft import Client, ClientLimits, ConnectionFailed, Http, InvalidAnswer, RemoteError, RequestTimeout, WeftError
 from weft.client.connection import transport as reading
 from weft.client.requests import subscriptions
 from weft.client.requests.cache import MemoryCacheStore, ResponseCache
@@ -393,7 +393,7 @@ async def test_nobody_follows_to_another_origin(status: int, where: str) -> None
 
         async with (
             http_server(hostile(call)) as url,
-            Client(url, headers={"Authorization": "Bearer secret"}) as client,
+            Client(Http(url, headers={"Authorization": "Bearer secret"})) as client,
         ):
             with pytest.raises(ConnectionFailed, match="sends you to"):
                 await client.call_tool("bad")

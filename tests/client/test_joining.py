@@ -82,7 +82,7 @@ def test_without_await() -> None:
         with pytest.raises(UsageError, match="give a dictionary of names to clients"):
             weft.sync.join_tools([web, wiki])  # pyright: ignore[reportArgumentType] - that is the point
         with pytest.raises(UsageError, match="as 'web'; give clients: `weft"):
-            weft.sync.join_tools({"web": web.asynchronous})  # pyright: ignore[reportArgumentType] - the same
+            weft.sync.join_tools({"web": web._asynchronous})  # pyright: ignore[reportArgumentType] - the same
 
 
 @pytest.mark.spec("TOOL-21")

@@ -84,7 +84,7 @@ def others() -> list[asyncio.Task[Any]]:
 
 @pytest.mark.parametrize("mode", ["stateless", "session"])
 async def test_killed_during_a_call(server: Process, mode: Any) -> None:
-    async with Client(server.url, mode=mode, limits=LIMITS) as client:
+    async with Client(server.url, eras=[mode], limits=LIMITS) as client:
         call = asyncio.create_task(client.call_tool("wait"))
         await asyncio.sleep(0.2)
         server.kill()
@@ -98,7 +98,7 @@ async def test_killed_during_a_call(server: Process, mode: Any) -> None:
 
 @pytest.mark.parametrize("mode", ["stateless", "session"])
 async def test_killed_during_a_listen(server: Process, mode: Any) -> None:
-    async with Client(server.url, mode=mode, limits=LIMITS) as client, client.listen(tools=True) as changes:
+    async with Client(server.url, eras=[mode], limits=LIMITS) as client, client.listen(tools=True) as changes:
         server.kill()
         await asyncio.sleep(0.2)
         server.start()
@@ -109,7 +109,7 @@ async def test_killed_during_a_listen(server: Process, mode: Any) -> None:
 @pytest.mark.parametrize("mode", ["stateless", "session"])
 async def test_killed_for_good_during_a_listen(server: Process, mode: Any) -> None:
     """Of the session era it is the GET stream that is lost."""
-    async with Client(server.url, mode=mode, limits=IMPATIENT) as client, client.listen(tools=True) as changes:
+    async with Client(server.url, eras=[mode], limits=IMPATIENT) as client, client.listen(tools=True) as changes:
         server.kill()
         with pytest.raises(ConnectionFailed) as caught:
             await asyncio.wait_for(anext(changes), 30)
@@ -134,7 +134,7 @@ async def test_killed_while_many_wait(server: Process) -> None:
 
 async def test_a_call_whose_stream_is_cut_is_reported_and_not_made_again(server: Process) -> None:
     with cutting(server.port, b"notifications/progress") as cut:
-        async with Client(cut.url, mode="stateless", limits=LIMITS) as client:
+        async with Client(cut.url, eras=["stateless"], limits=LIMITS) as client:
             with pytest.raises(ConnectionFailed, match=r"is not known|ended the stream"):
                 await client.call_tool("count", progress=lambda _: None)
             assert cut.happened
@@ -145,7 +145,7 @@ async def test_a_call_whose_stream_is_cut_is_reported_and_not_made_again(server:
 @pytest.mark.spec("L11-17")
 async def test_in_a_session_a_stream_that_is_cut_is_taken_up_again(server: Process) -> None:
     with cutting(server.port, b"notifications/progress") as cut:
-        async with Client(cut.url, mode="session", limits=LIMITS) as client:
+        async with Client(cut.url, eras=["session"], limits=LIMITS) as client:
             result = await asyncio.wait_for(client.call_tool("count", progress=lambda _: None), 30)
             assert (result.text, cut.happened) == ("1", True)
             assert len(cut.last_event_ids) >= 1
@@ -156,7 +156,7 @@ async def test_in_a_session_a_stream_that_is_cut_is_taken_up_again(server: Proce
 @pytest.mark.spec("SUB-15")
 async def test_a_listen_stream_that_is_cut_is_opened_again(server: Process) -> None:
     with cutting(server.port, b"subscriptions/acknowledged") as cut:
-        async with Client(cut.url, mode="stateless", limits=LIMITS) as client, client.listen(tools=True) as changes:
+        async with Client(cut.url, eras=["stateless"], limits=LIMITS) as client, client.listen(tools=True) as changes:
             assert await asyncio.wait_for(anext(changes), 30) == StreamReopened()
             assert cut.happened
     assert others() == []
@@ -237,7 +237,7 @@ async def test_a_stream_that_fell_silent_is_noticed_and_opened_again(tmp_path: P
     try:
         async with (
             way as url,
-            Client(url, mode=mode, limits=limits) as client,
+            Client(url, eras=[mode], limits=limits) as client,
             client.listen(tools=True) as changes,
         ):
             before = way.connections
@@ -267,7 +267,7 @@ def children() -> set[int]:
 async def test_a_child_killed_for_good_while_one_listens(program: Path, mode: Any) -> None:
     before = children()
     command = [sys.executable, "-m", "weft", "run", str(program)]
-    async with Client(command, mode=mode, limits=IMPATIENT) as client, client.listen(tools=True) as changes:
+    async with Client(command, eras=[mode], limits=IMPATIENT) as client, client.listen(tools=True) as changes:
         os.kill(client.transport.pid, signal.SIGKILL)  # type: ignore[attr-defined] - a child process has one
         with pytest.raises(ConnectionFailed, match=r"SIGKILL|signal|killed"):
             await asyncio.wait_for(anext(changes), 30)
@@ -278,7 +278,7 @@ async def test_a_child_killed_for_good_while_one_listens(program: Path, mode: An
 @pytest.mark.parametrize("mode", ["stateless", "session"])
 async def test_a_child_killed_during_a_call(program: Path, mode: Any) -> None:
     before = children()
-    async with Client([sys.executable, "-m", "weft", "run", str(program)], mode=mode, limits=LIMITS) as client:
+    async with Client([sys.executable, "-m", "weft", "run", str(program)], eras=[mode], limits=LIMITS) as client:
         call = asyncio.create_task(client.call_tool("wait"))
         await asyncio.sleep(0.2)
         os.kill(client.transport.pid, signal.SIGKILL)  # type: ignore[attr-defined] - a child process has one
@@ -296,7 +296,7 @@ async def test_a_child_killed_during_a_call(program: Path, mode: Any) -> None:
 @pytest.mark.parametrize("mode", ["stateless", "session"])
 async def test_who_listens_to_a_child_goes_on_after_it_was_started_anew(program: Path, mode: Any) -> None:
     command = [sys.executable, "-m", "weft", "run", str(program)]
-    async with Client(command, mode=mode, limits=LIMITS) as client, client.listen(tools=True) as changes:
+    async with Client(command, eras=[mode], limits=LIMITS) as client, client.listen(tools=True) as changes:
         os.kill(client.transport.pid, signal.SIGKILL)  # type: ignore[attr-defined] - a child process has one
         await asyncio.sleep(0.1)
         await client.reconnect()

@@ -20,7 +20,7 @@ from weft import Client, ClientLimits, ConnectionFailed
 from weft.client.api.client import ConnectLock
 from weft.client.connection.connection import ClientConnection
 from weft.client.connection.transport import MemoryTransport
-from weft.client.handlers.handlers import ServerRequestHandlers
+from weft.client.handlers import ServerRequestHandlers
 from weft.eras.stateless_client import StatelessClient
 from weft.errors import UsageError
 from weft.limits import DEFAULT_CLIENT_LIMITS
@@ -189,7 +189,7 @@ async def test_a_close_ends_the_agreeing_on_a_session_anew() -> None:
             await exchange.respond(405 if exchange.method == "GET" else 404 if "id" in exchange.message else 202)
 
     async with http_server(handle) as url:
-        client = Client(url, mode="session")
+        client = Client(url, eras=["session"])
         await client.connect()
         call = asyncio.create_task(client.call_tool("t"))
         await asyncio.sleep(0.2)
@@ -258,7 +258,7 @@ async def test_connecting_waits_for_the_close_before_it() -> None:
             await exchange.respond(405 if exchange.method == "GET" else 202)
 
     async with http_server(handle) as url:
-        client = Client(url, mode="session")
+        client = Client(url, eras=["session"])
         await client.connect()
         closing = asyncio.create_task(client.close())
         await asyncio.sleep(0.05)
@@ -460,7 +460,7 @@ async def test_a_function_may_close_the_client_and_goes_on(option: str, question
         await client.close()
         went_on.set()
 
-    client = Client(asking(question), mode="session", **{option: close})
+    client = Client(asking(question), eras=["session"], **{option: close})
     await client.connect()
     with pytest.raises(ConnectionFailed):
         await asyncio.wait_for(client.call_tool("t"), 15)
@@ -501,7 +501,7 @@ async def test_a_function_that_closes_at_its_end_does_not_wait_for_the_one_who_e
         finally:
             await client.close()
 
-    client = Client(asking(question), mode="session", **{option: function})
+    client = Client(asking(question), eras=["session"], **{option: function})
     await client.connect()
     call = asyncio.create_task(client.call_tool("t"))
     await began.wait()
@@ -516,7 +516,7 @@ async def test_a_function_may_close_the_client_while_it_connects(option: str, qu
     async def close(*_: Any) -> None:
         await client.close()
 
-    client = Client(FakePipe(lambda pipe, message: pipe.say(question)), mode="session", **{option: close})
+    client = Client(FakePipe(lambda pipe, message: pipe.say(question)), eras=["session"], **{option: close})
     await assert_overtaken(asyncio.create_task(client.connect()))
     await assert_closed(client)
 
@@ -548,7 +548,7 @@ async def test_a_function_that_does_not_end_is_not_waited_for(
             with suppress(asyncio.CancelledError):
                 await may_end.wait()
 
-    client = Client(asking(ELICIT if option == "elicit" else LOG), mode="session", limits=QUICK, **{option: deaf})
+    client = Client(asking(ELICIT if option == "elicit" else LOG), eras=["session"], limits=QUICK, **{option: deaf})
     await client.connect()
     call = asyncio.create_task(client.call_tool("t"))
     await asyncio.sleep(0.02)

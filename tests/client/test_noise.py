@@ -113,7 +113,7 @@ async def test_answers_that_are_not_taken_are_few_lines(caplog: pytest.LogCaptur
             await exchange.respond(500)
 
     caplog.set_level(logging.WARNING, "weft.client")
-    async with http_server(handle) as url, Client(url, mode="session") as client:
+    async with http_server(handle) as url, Client(url, eras=["session"]) as client:
         await client.call_tool("t")
     assert 1 <= len(caplog.records) <= MOST_LINES
 

@@ -77,7 +77,7 @@ def flights() -> tuple[Server, asyncio.Event]:
 async def test_a_byte_stream_carries_the_lines_of_stdio(mode: Any) -> None:
     server, _ = flights()
     async with listening(server) as (port, heard, connections):
-        async with Client(tcp_transport()("127.0.0.1", port), mode=mode) as client:
+        async with Client(tcp_transport()("127.0.0.1", port), eras=[mode]) as client:
             assert (await client.call_tool("book", {"flight": "LX\n38 \u2028"})).text == "LX\n38 \u2028"
             texts = [(await client.call_tool("book", {"flight": str(number)})).text for number in range(5)]
         assert texts == ["0", "1", "2", "3", "4"]
@@ -121,7 +121,7 @@ async def test_what_it_carries_is_json_rpc_and_introduces_itself() -> None:
     server, _ = flights()
     async with (
         listening(server) as (port, heard, _),
-        Client(tcp_transport()("127.0.0.1", port), mode="stateless") as client,
+        Client(tcp_transport()("127.0.0.1", port), eras=["stateless"]) as client,
     ):
         assert (await client.call_tool("book", {"flight": "LX38"})).text == "LX38"
     messages = [json.loads(line) for line in heard]

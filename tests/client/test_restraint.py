@@ -14,7 +14,7 @@ from support.fakes import DISCOVERED, LEGACY, Exchange, FakePipe, http_server, i
 from weft import Client, ClientLimits, ConnectionFailed
 from weft.client import auth
 from weft.client import callbacks as calls
-from weft.client.handlers.handlers import ServerRequestHandlers
+from weft.client.handlers import ServerRequestHandlers
 from weft.errors import WeftError
 from weft.types.lifecycle import ProgressParams
 
@@ -114,7 +114,7 @@ async def test_so_it_is_with_a_standing_stream(monkeypatch: pytest.MonkeyPatch) 
         else:
             await exchange.respond(202)
 
-    async with http_server(handle) as url, Client(url, mode="session") as client:
+    async with http_server(handle) as url, Client(url, eras=["session"]) as client:
         with pytest.raises(ConnectionFailed):
             await asyncio.wait_for(anext(client.listen()), 30)
     assert attempts == sorted(attempts)
@@ -147,7 +147,7 @@ async def test_so_it_is_with_one_that_is_taken_and_lost_at_once_every_time(
             await exchange.respond(202)
 
     monkeypatch.setattr("weft.client.callbacks.pause", noted)
-    async with http_server(handle) as url, Client(url, mode=mode) as client, client.listen():
+    async with http_server(handle) as url, Client(url, eras=[mode]) as client, client.listen():
         await asyncio.wait_for(enough.wait(), 30)
     assert attempts == [0, 1, 2, 3, 4, 4, 4, 4, 4, 4, 4, 4]  # it is not given up
 
@@ -308,7 +308,7 @@ async def test_a_revision_without_a_version_header_is_sent_none(version: str, ha
         else:
             await exchange.respond(405 if exchange.method == "GET" else 202)
 
-    async with http_server(handle) as url, Client(url, mode="session") as client:
+    async with http_server(handle) as url, Client(url, eras=["session"]) as client:
         assert client.protocol_version == version
         await client.call_tool("t")
     later = [exchange for exchange in seen if exchange.rpc != "initialize"]

@@ -41,7 +41,7 @@ async def test_a_server_that_does_not_take_the_end_of_the_handshake_fails_the_co
     async with http_server(handle) as url:
         with pytest.raises(RequestTimeout, match=r"did not take notifications/initialized within 0.3 s") as caught:
             await asyncio.wait_for(Client(url, limits=IMPATIENT).connect(), 30)
-        assert "mode=" not in str(caught.value), "it has answered: which era it speaks is known"
+        assert "eras=" not in str(caught.value), "it has answered: which era it speaks is known"
 
 
 async def test_a_notification_that_is_not_taken_does_not_hang() -> None:
@@ -105,7 +105,7 @@ async def test_a_standing_stream_is_opened_again_after_a_server_that_was_not_rea
         if streams > 2:
             await exchange.hang()
 
-    async with http_server(handle) as url, Client(url, mode="session") as client, client.listen() as changes:
+    async with http_server(handle) as url, Client(url, eras=["session"]) as client, client.listen() as changes:
         assert await asyncio.wait_for(anext(changes), 30) == StreamReopened()
     assert streams == 3
 
@@ -123,7 +123,7 @@ async def test_who_listens_to_a_server_without_a_stream_is_told_and_hears_what_c
         else:
             await session(exchange)
 
-    async with http_server(handle) as url, Client(url, mode="session") as client:
+    async with http_server(handle) as url, Client(url, eras=["session"]) as client:
         assert not caplog.messages  # a server need not have one
         async with client.listen() as changes:
             (told,) = caplog.messages
@@ -140,7 +140,7 @@ async def test_who_listens_over_a_pipe_is_told_nothing_of_the_kind(caplog: pytes
         if "id" in message:
             pipe.answer(message, initialized())
 
-    async with Client(FakePipe(handle), mode="session") as client, client.listen():
+    async with Client(FakePipe(handle), eras=["session"]) as client, client.listen():
         assert not caplog.messages
 
 
@@ -156,7 +156,7 @@ async def test_who_listens_is_told_when_the_standing_stream_is_refused_for_good(
         streams += 1
         await (exchange.stream() if streams == 1 else exchange.respond(status))
 
-    async with http_server(handle) as url, Client(url, mode="session", limits=IMPATIENT) as client:
+    async with http_server(handle) as url, Client(url, eras=["session"], limits=IMPATIENT) as client:
         with pytest.raises(ConnectionFailed, match=str(status)):
             await asyncio.wait_for(anext(client.listen()), 30)
 
@@ -236,7 +236,7 @@ async def test_an_event_that_cannot_be_read_does_not_end_the_standing_stream(bad
         await exchange.raw(bad + sse('{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}'))
         await exchange.hang()
 
-    async with http_server(handle) as url, Client(url, mode="session") as client, client.listen() as changes:
+    async with http_server(handle) as url, Client(url, eras=["session"]) as client, client.listen() as changes:
         assert await asyncio.wait_for(anext(changes), 30) == ToolsChanged()
     assert streams == 1
 
@@ -262,7 +262,7 @@ async def test_who_listens_after_the_standing_stream_has_ended_has_it_opened_aga
         await exchange.hang()
 
     limits = ClientLimits(event_bytes=20_000)
-    async with http_server(handle) as url, Client(url, mode="session", limits=limits) as client:
+    async with http_server(handle) as url, Client(url, eras=["session"], limits=limits) as client:
         with pytest.raises(ConnectionFailed, match="20000 bytes"):
             await asyncio.wait_for(anext(client.listen()), 30)
         if is_taken_again:
@@ -477,7 +477,7 @@ async def test_one_who_gives_up_to_close_leaves_nothing_open() -> None:
             await (exchange.hang() if exchange.method == "DELETE" else session(exchange))
 
     async with http_server(handle) as url:
-        client = Client(url, mode="session")
+        client = Client(url, eras=["session"])
         await client.connect()
         wire = client.transport._wire  # there is no other way to see that it is closed
         closing = asyncio.create_task(client.close())

@@ -116,7 +116,7 @@ async def test_a_list_that_is_not_declared_is_empty_and_not_asked_for(capability
 @pytest.mark.spec("PRM-10")
 async def test_a_list_that_a_server_gets_later_is_found() -> None:
     server = Server("growing")
-    async with Client(server, mode="session") as client:
+    async with Client(server, eras=["session"]) as client:
         assert await client.list_tools() == []
         async with client.listen(tools=True) as changes:
             server.add_tool(lambda: "hello", name="hello")
@@ -127,7 +127,7 @@ async def test_a_list_that_a_server_gets_later_is_found() -> None:
 @pytest.mark.spec("PRM-10")
 async def test_and_without_being_told_where_one_may_ask_again() -> None:
     server = Server("growing")
-    async with Client(server, mode="stateless") as client:
+    async with Client(server, eras=["stateless"]) as client:
         assert await client.list_prompts() == []
         server.add_prompt(lambda: "Hello", name="greet")
         assert [prompt.name for prompt in await client.list_prompts()] == ["greet"]

@@ -197,14 +197,14 @@ def test_closing_the_client_just_before_a_listening_ends(command, monkeypatch):
     client = weft.sync.Client(command)
     client.connect()
     changes = client.listen(tools=True)
-    wait_for = client.wait_for
+    wait_for = changes._wait_for
 
     def overtaken(work):
         client.close()  # by another thread
         return wait_for(work)
 
     with changes:
-        monkeypatch.setattr(client, "wait_for", overtaken)
+        monkeypatch.setattr(changes, "_wait_for", overtaken)
     changes.close()
     assert threads() == []
 
@@ -216,7 +216,7 @@ def test_closing_the_client_within_an_iteration(command):
         client.call_tool("change")
         assert next(changes) == ToolsChanged()
         client.close()
-        assert client.is_closed
+        assert client._is_closed
         assert list(changes) == []
     assert threads() == []
 

@@ -52,7 +52,7 @@ class Asking:
 
 
 def connect(url: str, **options: Any) -> Client:
-    return Client(url, mode="session", elicit=lambda question: {"name": "Ada"}, limits=LIMITS, **options)
+    return Client(url, eras=["session"], elicit=lambda question: {"name": "Ada"}, limits=LIMITS, **options)
 
 
 async def test_an_answer_that_finds_no_session_fails_the_call_at_once_and_a_session_is_agreed_on_again() -> None:
@@ -221,7 +221,7 @@ async def test_a_notification_that_is_refused_is_told(status: int) -> None:
 
 async def test_a_cancellation_that_finds_no_session_has_one_agreed_on_again() -> None:
     server = Asking(404)
-    async with http_server(server) as url, Client(url, mode="session", elicit=_never, limits=LIMITS) as client:
+    async with http_server(server) as url, Client(url, eras=["session"], elicit=_never, limits=LIMITS) as client:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(client.call_tool("ask"), 0.3)
         for _ in range(100):

@@ -11,7 +11,8 @@ from starlette.middleware import Middleware
 from starlette.routing import Mount
 
 from support import CLIENT_CAPABILITIES_KEY, CLIENT_INFO_KEY, Live, Response, ask, serve
-from weft import Context, Limits, Server, TokenInfo
+from weft import Context, Limits, Server
+from weft.auth import TokenInfo
 
 WORD = {"type": "object", "properties": {"word": {"type": "string"}}}
 META = {CLIENT_CAPABILITIES_KEY: {"elicitation": {}}}

@@ -14,7 +14,8 @@ from support import Live, encode, headers_for, message, serve
 from support.protected import ERAS, Peer, challenge_of, make_protected
 from support.sessions import introduction, rpc
 from support.tokens import BAD_TOKENS, ISSUER, METADATA, RESOURCE, token_for
-from weft import Limits, Server, TokenInfo
+from weft import Limits, Server
+from weft.auth import TokenInfo
 from weft.server.auth import ResourceServer, StaticTokens
 
 WELL_KNOWN = "/.well-known/oauth-protected-resource"
@@ -362,7 +363,7 @@ def test_a_verifier_may_return_scopes_as_it_likes(scopes: Any, options: dict[str
         (lambda: TokenInfo("ann", scopes="read"), "TokenInfo(scopes='read') is not possible: give a set of texts"),
         (lambda: TokenInfo("ann", scopes=None), "TokenInfo(scopes=None) is not possible"),
         (lambda: TokenInfo("ann", claims=None), "It returned claims that are no dictionary. A verifier returns"),
-        (lambda: {"sub": "ann"}, "It returned a dict. A verifier returns weft.TokenInfo(subject=...), or None."),
+        (lambda: {"sub": "ann"}, "It returned a dict. A verifier returns weft.auth.TokenInfo(subject=...), or None."),
         (lambda: TokenInfo(""), "It returned a TokenInfo whose subject is '': say whose the token is."),
     ],
     ids=["text", "none", "claims", "dictionary", "nobody"],

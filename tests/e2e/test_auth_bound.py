@@ -13,7 +13,8 @@ from support.authorizing import CLIENTS, SECRET, Authorization, authorize, error
 from support.logging_in import REDIRECT, Browser, log_in
 from support.protected import Peer, challenge_of, make_protected
 from support.tokens import RESOURCE, ec_jwk, proof_for, rsa_jwk
-from weft import Client, ClientCredentials, OAuth
+from weft import Client
+from weft.auth import ClientCredentials, OAuth
 from weft.authorization import CLIENT_CREDENTIALS, AuthorizationServer, RegisteredClient
 from weft.client.auth import FunctionRedirect
 from weft.server.auth import Dpop, IntrospectionVerifier, ResourceServer, dpop

@@ -23,7 +23,8 @@ from support import serve
 from support.logging_in import REDIRECT, Browser, log_in, pkce
 from support.protected import make_protected
 from support.tokens import bound_to, ec_jwk, ec_key, proof_for, rsa_jwk, rsa_key
-from weft import AuthorizationFailed, Client, ClientCredentials, EnterpriseManaged, WorkloadIdentity
+from weft import AuthorizationFailed, Client
+from weft.auth import ClientCredentials, EnterpriseManaged, WorkloadIdentity
 from weft.authorization import (
     CLIENT_CREDENTIALS,
     JWT_BEARER,

@@ -11,8 +11,9 @@ from support.protected import ERAS, Peer, challenge_of, make_protected, protect
 from support.sessions import introduction, rpc
 from support.tokens import METADATA, token_for
 from support.wire import encode
-from weft import CacheHint, Client, Context, Next, Server
+from weft import CacheHint, Client, Context, Server
 from weft.errors import UsageError
+from weft.middleware import Next
 
 WRITER = "read write"
 

@@ -15,7 +15,8 @@ from support.protected import ERAS, Peer, challenge_of, make_protected, protect
 from support.sessions import Stream as SessionStream
 from support.sessions import rpc
 from support.tokens import ISSUER, rsa_jwk, token_for
-from weft import BearerToken, Client, Server
+from weft import Client, Server
+from weft.auth import BearerToken
 from weft.client.results import StreamReopened, ToolsChanged
 from weft.server.auth import JwtVerifier
 

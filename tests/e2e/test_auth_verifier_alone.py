@@ -10,7 +10,8 @@ import pytest
 from support import Live, encode, headers_for, message, serve
 from support.protected import ERAS, Peer, challenge_of, make_protected
 from support.tokens import ISSUER, RESOURCE, bound_to, proof_for, rsa_jwk, token_for
-from weft import AuthorizationFailed, Client, JwtVerifier, ResourceServer, Server, StaticTokens, TokenInfo
+from weft import AuthorizationFailed, Client, Server
+from weft.auth import JwtVerifier, ResourceServer, StaticTokens, TokenInfo
 from weft.errors import UsageError
 
 TOKEN = "a-long-random-text"

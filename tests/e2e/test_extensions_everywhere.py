@@ -44,7 +44,7 @@ async def connected(transport: str, **options: Any) -> AsyncIterator[Client]:
 async def test_a_client_that_declares_it_calls_its_methods(
     mode: Literal["stateless", "session"], transport: str
 ) -> None:
-    async with connected(transport, mode=mode, extensions=DECLARED) as client:
+    async with connected(transport, eras=[mode], extensions=DECLARED) as client:
         assert client.era == mode
         assert client.server_capabilities.extensions == {BLENDING: {"maxTeas": 3}}
         assert (await client.call_tool("seen")).text == "{'favourite': 'assam'}"
@@ -59,7 +59,7 @@ async def test_a_client_that_declares_it_calls_its_methods(
 async def test_a_client_that_does_not_is_told_how(
     mode: Literal["stateless", "session"], code: int, transport: str
 ) -> None:
-    async with connected(transport, mode=mode) as client:
+    async with connected(transport, eras=[mode]) as client:
         with pytest.raises(RemoteError) as refused:
             await client.request("blend/plain", {"name": "x"})
     assert refused.value.code == code
@@ -87,7 +87,7 @@ def test_its_result_type_reaches_a_session_and_the_cores_does_not() -> None:
 
 @pytest.mark.parametrize("mode", ERAS)
 async def test_what_equals_its_default_is_sent(mode: Literal["stateless", "session"]) -> None:
-    async with connected("memory", mode=mode, extensions=DECLARED) as client:
+    async with connected("memory", eras=[mode], extensions=DECLARED) as client:
         result = await client.request("blend/plain", {"name": "x"})
     told = {name: value for name, value in result.items() if name not in ("_meta", "resultType")}
     assert told == {"name": "x", "teas": [], "strength": 0, "isSold": False, "note": "", "ttlMs": 0}
@@ -103,7 +103,7 @@ async def test_another_worker_knows_what_the_session_declared() -> None:
 
 
 async def test_without_sessions_a_call_of_its_method_is_declaration_enough() -> None:
-    async with Client(make_blending_server().asgi(sessions=False), mode="session", extensions=DECLARED) as client:
+    async with Client(make_blending_server().asgi(sessions=False), eras=["session"], extensions=DECLARED) as client:
         assert client.server_capabilities.extensions == {BLENDING: {"maxTeas": 3}}
         assert (await client.request("blend/plain", {"name": "x"}))["name"] == "x"
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from support import CLIENT_CAPABILITIES_KEY, PNG, VERSIONS, Live, make_server, serve
-from weft import CacheHint, EmbeddedResource, ProtocolError, ResourceContents, ResourceLink, Server, UserMessage
+from weft import CacheHint, ProtocolError, Server, UserMessage
 from weft.server.features.content import Audio, File, Image
+from weft.types import EmbeddedResource, ResourceContents, ResourceLink
 
 LISTS = ["tools/list", "resources/list", "resources/templates/list", "prompts/list"]
 

@@ -17,7 +17,8 @@ from starlette.routing import Mount
 
 from support import VERSION, Live, Response, encode, make_server, message, serve, start_request, until
 from support.wire import headers_for
-from weft import Context, Limits, Server, TokenInfo
+from weft import Context, Limits, Server
+from weft.auth import TokenInfo
 from weft.eras.session import HANDSHAKE, READY, REVISIONS
 from weft.errors import UsageError
 from weft.net.asgi import TOKEN_INFO

@@ -56,7 +56,7 @@ async def test_over_http_it_comes_on_the_stream_of_the_session(caplog: pytest.Lo
 async def test_on_a_pipe_it_is_a_line_like_any_other() -> None:
     go_on, is_over = asyncio.Event(), asyncio.Event()
     heard: list[Any] = []
-    async with Client(make_server(go_on, is_over), mode="session", on_log=heard.append) as client:
+    async with Client(make_server(go_on, is_over), eras=["session"], on_log=heard.append) as client:
         await client.call_tool("begin")
         go_on.set()
         await eventually(lambda: heard)
@@ -91,7 +91,7 @@ async def test_what_is_said_in_time_is_heard(mode: Literal["session", "stateless
         await ctx.info("in time")
         return "told"
 
-    async with Client(server, mode=mode, on_log=heard.append, log_level="info") as client:
+    async with Client(server, eras=[mode], on_log=heard.append, log_level="info") as client:
         await client.call_tool("tell")
         await eventually(lambda: heard)
     assert [message.data for message in heard] == ["in time"]

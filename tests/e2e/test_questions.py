@@ -8,8 +8,10 @@ import pytest
 from pydantic import BaseModel, Field
 
 from support import CLIENT_CAPABILITIES_KEY, Live, Response, serve
-from weft import EMAIL, Context, InputRequired, Server, TextContent, Titles, ask_form, ask_model, ask_url
+from weft import Context, InputRequired, Server, ask_form, ask_model, ask_url
 from weft.errors import UsageError
+from weft.forms import EMAIL, Titles
+from weft.types import TextContent
 from weft.types.features import Tool
 from weft.types.interaction import SamplingMessage, ToolResultContent, ToolUseContent
 

@@ -15,8 +15,10 @@ from support import (
     serve,
 )
 from support.sessions import OpenSession, rpc
-from weft import Client, Context, PromptMessage, ResourceServer, Server, StaticTokens, TextContent, TokenInfo
+from weft import Client, Context, Http, Server
+from weft.auth import ResourceServer, StaticTokens, TokenInfo
 from weft.errors import NoBackChannelError
+from weft.types import PromptMessage, TextContent
 from weft.types.interaction import SamplingMessage
 
 EVERYTHING = {"elicitation": {"form": {}, "url": {}}, "sampling": {"tools": {}, "context": {}}, "roots": {}}
@@ -294,7 +296,7 @@ async def test_the_token_of_a_caller_goes_no_further() -> None:
     @server.tool
     async def relay(ctx: Context) -> str:
         passed_on = {name: value for name, value in ctx.headers.items() if name not in OF_THE_MESSAGE}
-        async with Client(f"http://127.0.0.1:{above.port}/mcp", headers=passed_on) as client:
+        async with Client(Http(f"http://127.0.0.1:{above.port}/mcp", headers=passed_on)) as client:
             return (await client.call_tool("look")).text
 
     try:
@@ -365,11 +367,11 @@ def app_server() -> Server:
 @pytest.mark.spec("APP-02", "APP-03", "APP-06", "APP-07")
 @pytest.mark.parametrize("mode", ["stateless", "session"])
 async def test_an_app_made_by_hand_reaches_hosts_of_both_eras(mode: Any) -> None:
-    async with Client(app_server(), mode=mode, extensions={UI: {"mimeTypes": [APP]}}) as client:
+    async with Client(app_server(), eras=[mode], extensions={UI: {"mimeTypes": [APP]}}) as client:
         [tool] = await client.list_tools()
         assert tool.meta == {"ui": {"resourceUri": "ui://teas", "visibility": ["model", "app"]}}
         [page] = (await client.read_resource(tool.meta["ui"]["resourceUri"])).contents
         assert (page.mime_type, (page.text or "").startswith("<!doctype html>")) == (APP, True)
         assert (await client.call_tool("teas")).text == "on the page"
-    async with Client(app_server(), mode=mode) as client:
+    async with Client(app_server(), eras=[mode]) as client:
         assert (await client.call_tool("teas")).text == "assam, mint"

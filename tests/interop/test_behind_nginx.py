@@ -23,7 +23,8 @@ from support.logging_in import FORM, hidden_fields
 from support.ports import find_port
 from support.protected import challenge_of
 from support.wire import finish
-from weft import Client, OAuth
+from weft import Client, Http
+from weft.auth import OAuth
 from weft.client.auth import FunctionRedirect
 
 BEHIND = Path(__file__).parent / "servers" / "behind.py"
@@ -155,7 +156,7 @@ async def test_a_client_logs_in_through_the_proxy_and_comes_back_for_more(front:
 
     # What is said of TLS to the client holds for its login as well.
     auth = OAuth(redirect=FunctionRedirect(log_in, REDIRECT))
-    async with Client(f"{front.origin}/tools/mcp", auth=auth, tls=front.tls) as client:
+    async with Client(Http(f"{front.origin}/tools/mcp", auth=auth, tls=front.tls)) as client:
         assert (await client.call_tool("who", {})).text == "ann"
         assert (await client.call_tool("erase", {})).text == "read write"
     assert len(logins) == 2

@@ -11,7 +11,8 @@ from processes import listening, skip_without
 
 from support.chromium import Page, browsing, find_chromium
 from support.ports import find_port
-from weft import AuthorizationFailed, Client, OAuth
+from weft import AuthorizationFailed, Client
+from weft.auth import OAuth
 from weft.client.auth import LoopbackRedirect
 
 PROTECTED = Path(__file__).parent / "servers" / "protected.py"

@@ -8,7 +8,8 @@ import pytest
 from processes import listening, python_of
 
 from support.ports import find_port
-from weft import AuthorizationFailed, Client, OAuth
+from weft import AuthorizationFailed, Client
+from weft.auth import OAuth
 from weft.client.auth import FunctionRedirect
 
 SERVERS = Path(__file__).parent / "servers"

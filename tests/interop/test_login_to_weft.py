@@ -11,7 +11,8 @@ from processes import NODE, listening, node_package, python_of
 
 from support.logging_in import Browser, hidden_fields
 from support.ports import find_port
-from weft import Client, OAuth
+from weft import Client
+from weft.auth import OAuth
 from weft.client.auth import FunctionRedirect
 
 HERE = Path(__file__).parent

@@ -33,12 +33,12 @@ async def test_negotiate_and_list(name: str, transport: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "transport"), EVERYWHERE)
-@pytest.mark.parametrize("mode", ["auto", "session"])
-async def test_everything_a_library_does(name: str, transport: Any, mode: Any) -> None:
+@pytest.mark.parametrize("eras", [("stateless", "session"), ("session",)], ids=["both", "session"])
+async def test_everything_a_library_does(name: str, transport: Any, eras: Any) -> None:
     logs: list[Any] = []
     steps: list[Any] = []
     with start(name, transport) as target:
-        async with Client(target, mode=mode, **functions(on_log=logs.append, log_level="info")) as client:
+        async with Client(target, eras=eras, **functions(on_log=logs.append, log_level="info")) as client:
             assert "add" in {tool.name for tool in await client.list_tools()}
             assert (await client.call_tool("add", {"a": 2, "b": 3})).text == "5"
             assert "5 books" in (await client.call_tool("take_stock", progress=steps.append)).text
@@ -92,12 +92,12 @@ async def reads(client: Client) -> None:
 
 
 @pytest.mark.parametrize(("name", "transport"), EVERYWHERE)
-@pytest.mark.parametrize("mode", ["auto", "session"])
-async def test_changes(name: str, transport: Any, mode: Any) -> None:
-    if mode == "auto" and "listen" in LACKING[name]:
+@pytest.mark.parametrize("eras", [("stateless", "session"), ("session",)], ids=["both", "session"])
+async def test_changes(name: str, transport: Any, eras: Any) -> None:
+    if len(eras) == 2 and "listen" in LACKING[name]:
         pytest.skip(f"{name} does not listen in the stateless era")
     with start(name, transport) as target:
-        async with Client(target, mode=mode) as client, client.listen(tools=True, uris=[NOTICES]) as changes:
+        async with Client(target, eras=eras) as client, client.listen(tools=True, uris=[NOTICES]) as changes:
             await client.call_tool("pin_notice", {"text": "Closed today"})
             assert await asyncio.wait_for(anext(changes), 30) == ResourceUpdated(NOTICES)
             await client.call_tool("turn_cafe_sign", {"to": "open"})
@@ -105,10 +105,10 @@ async def test_changes(name: str, transport: Any, mode: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "transport"), EVERYWHERE)
-@pytest.mark.parametrize("mode", ["auto", "session"])
-async def test_giving_up(name: str, transport: Any, mode: Any) -> None:
+@pytest.mark.parametrize("eras", [("stateless", "session"), ("session",)], ids=["both", "session"])
+async def test_giving_up(name: str, transport: Any, eras: Any) -> None:
     with start(name, transport) as target:
-        async with Client(target, mode=mode) as client:
+        async with Client(target, eras=eras) as client:
             with pytest.raises(RequestTimeout):
                 await client.call_tool("wait_at_desk", {"seconds": 30}, timeout=0.4)
             for _ in range(100):

@@ -6,7 +6,9 @@ import pytest
 from pydantic import BaseModel, Field
 
 from support import CLIENT_CAPABILITIES_KEY, ask
-from weft import Context, InputRequired, MirroredHeader, ResourceServer, Server, StaticTokens, Titles, ask_form
+from weft import Context, InputRequired, MirroredHeader, Server, ask_form
+from weft.auth import ResourceServer, StaticTokens
+from weft.forms import Titles
 from weft.server.asking import questions
 from weft.server.run.listening import try_line, warn_of_scopes
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 from typing_extensions import TypeAliasType
 
-from weft import Completion, Context, Server
+from weft import Context, Server
 from weft.eras.stateless import NEWEST, STATELESS
 from weft.eras.stateless_client import StatelessClient
 from weft.errors import MethodNotFound, RegistrationError
@@ -21,6 +21,7 @@ from weft.server.diagnostics import Unserialisable
 from weft.server.features.prompts import to_completion
 from weft.server.run.listening import HttpOptions
 from weft.server.run.running import start
+from weft.types import Completion
 from weft.types.base import Implementation
 from weft.types.lifecycle import ClientCapabilities
 

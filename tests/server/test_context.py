@@ -9,7 +9,8 @@ from pydantic import BaseModel
 
 from support import CLIENT_CAPABILITIES_KEY, CLIENT_INFO_KEY, LOG_LEVEL_KEY, VERSION, ask
 from support.raw_sessions import AppPeer, called
-from weft import Client, Context, Server, TokenInfo
+from weft import Client, Context, Server
+from weft.auth import TokenInfo
 from weft.errors import UsageError
 from weft.server.asking.questions import ask_roots
 from weft.server.asking.rounds import InputRequired

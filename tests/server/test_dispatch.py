@@ -9,8 +9,10 @@ from typing import Annotated, Any
 import pytest
 
 from support import SERVER_INFO, ask, make_server
-from weft import CallToolResult, Context, MirroredHeader, Next, ProtocolError, Server, TextContent, ToolError
+from weft import Context, MirroredHeader, ProtocolError, Server, ToolError
+from weft.middleware import Next
 from weft.server.run import engine as app
+from weft.types import CallToolResult, TextContent
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,10 @@ from typing import Annotated, Any
 import pytest
 
 from support import CLIENT_CAPABILITIES_KEY, ask
-from weft import CallToolResult, Context, Extension, MirroredHeader, RegistrationError, Server
+from weft import Context, Extension, MirroredHeader, RegistrationError, Server
 from weft.protocol.revisions import Method
 from weft.server.calls.call import Call
+from weft.types import CallToolResult
 from weft.types.base import EmptyResult, Result
 from weft.types.lifecycle import RequestParams
 

@@ -3,7 +3,7 @@
 import pytest
 
 from support import ACCEPT_BOTH, ask, make_server
-from weft import TokenInfo
+from weft.auth import TokenInfo
 from weft.errors import UsageError
 from weft.net.asgi import TOKEN_INFO
 from weft.server.http.request import TrustedProxies

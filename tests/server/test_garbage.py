@@ -161,7 +161,7 @@ async def left_behind(make: Callable[[], Awaitable[Any]]) -> list[str]:
 async def test_no_call_leaves_a_cycle(over: str, mode: Any, no_collector: None) -> None:
     server = make_server()
     target = server if over == "pipe" else server.asgi()
-    async with Client(target, mode=mode, elicit=lambda question: {"sure": True}) as client:
+    async with Client(target, eras=[mode], elicit=lambda question: {"sure": True}) as client:
         left = {name: await left_behind(lambda way=way: way(client)) for name, way in WAYS.items()}
     assert {name: found for name, found in left.items() if found} == {}
 

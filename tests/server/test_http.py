@@ -8,7 +8,8 @@ import pytest
 from starlette.applications import Starlette
 
 from support import ask, encode, headers_for, make_server, message, serve
-from weft import Context, Limits, Server, TokenInfo
+from weft import Context, Limits, Server
+from weft.auth import TokenInfo
 from weft.errors import UsageError
 from weft.net.asgi import Refusal
 from weft.server.calls.connection import Cancellation
@@ -364,7 +365,7 @@ async def test_a_caller_of_another_kind_is_the_fault_of_whoever_says_so(value: A
     response = await ask(server, "tools/call", {"name": "run"}, id=7, scope={"weft.token_info": value})
     assert (response.refusal, response.json["id"], ran) == ((500, -32603), 7, [])
     assert "scope['weft.token_info'] holds" in caplog.text
-    assert "Put weft.TokenInfo(subject=...) there" in caplog.text
+    assert "Put weft.auth.TokenInfo(subject=...) there" in caplog.text
     assert "secret" not in caplog.text + response.body.decode()
     assert (await ask(server, "tools/call", {"name": "run"}, scope={"weft.token_info": None})).status == 200
 
@@ -381,7 +382,7 @@ async def test_so_it_is_of_sessions(caplog: pytest.LogCaptureFixture) -> None:
         assert "id" not in refused.json
     batch = await ask(app, "x", headers=headers, scope=scope, body=b"[" + hello + b"]")
     assert batch.refusal == (500, -32603)
-    assert caplog.text.count("Put weft.TokenInfo(subject=...) there") == 4
+    assert caplog.text.count("Put weft.auth.TokenInfo(subject=...) there") == 4
     assert not app.runtime.sessions
     assert app.runtime.in_flight == 0
 

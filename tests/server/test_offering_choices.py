@@ -90,11 +90,11 @@ async def test_what_a_client_cannot_use_is_not_in_its_lists(over: str, mode: Any
     server = hiding()
     target = server if over == "pipe" else server.asgi()
     for _ in range(2):  # lists are kept for each kind of client
-        async with Client(target, mode=mode) as client:
+        async with Client(target, eras=[mode]) as client:
             assert [tool.name for tool in await client.list_tools()] == ["open", "shown"]
             assert [resource.uri for resource in await client.list_resources()] == ["a://open"]
             assert [prompt.name for prompt in await client.list_prompts()] == ["open"]
-        async with Client(target, mode=mode, elicit=lambda question: {}) as client:
+        async with Client(target, eras=[mode], elicit=lambda question: {}) as client:
             assert [tool.name for tool in await client.list_tools()] == ["open", "asks", "shown"]
             assert [resource.uri for resource in await client.list_resources()] == ["a://open", "a://asks"]
             assert [prompt.name for prompt in await client.list_prompts()] == ["open", "asks"]

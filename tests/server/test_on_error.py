@@ -8,8 +8,9 @@ import pytest
 
 from support import ask
 from support.blending import Blending
-from weft import CallToolResult, Client, Context, InputRequired, ProtocolError, Server, TextContent, ToolError, ask_form
+from weft import Client, Context, InputRequired, ProtocolError, Server, ToolError, ask_form
 from weft.errors import RemoteError, UsageError
+from weft.types import CallToolResult, TextContent
 
 
 class SoldOut(Exception):
@@ -230,7 +231,7 @@ async def test_a_handler_that_is_run_again_gets_each_change_once() -> None:
         return await next()
 
     for mode in ("session", "stateless"):
-        async with Client(server, mode=mode, elicit=lambda question: {}) as client:
+        async with Client(server, eras=[mode], elicit=lambda question: {}) as client:
             assert (await client.call_tool("choose", {"number": 1})).text == "done"
     assert seen == [2, 2, 2, 2]
 
@@ -385,7 +386,7 @@ async def test_questions_pass_a_function_for_every_exception() -> None:
 
     server.on_error(Exception, lambda error: "never")
     for mode in ("session", "stateless"):
-        async with Client(server, mode=mode, elicit=lambda question: {}) as client:
+        async with Client(server, eras=[mode], elicit=lambda question: {}) as client:
             assert (await client.call_tool("choose")).text == "accept"
 
 

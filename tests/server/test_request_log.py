@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from support import encode, headers_for, message, serve
-from weft import Client, Context, Extension, Limits, ResourceServer, Server, StaticTokens, TokenInfo, ToolError
+from weft import Client, Context, Extension, Limits, Server, ToolError
+from weft.auth import ResourceServer, StaticTokens, TokenInfo
 from weft.protocol.revisions import Method
 from weft.server.http.app import HttpApp
 from weft.server.run.running import set_up_logging
@@ -91,9 +92,9 @@ def test_a_line_for_each_call_and_none_of_its_arguments(lines: Any) -> None:
 
 async def test_the_line_of_a_session_and_of_a_pipe(lines: Any) -> None:
     server = shop()
-    async with Client(server, mode="session") as client:
+    async with Client(server, eras=["session"]) as client:
         await client.call_tool("price", {"item": "secret-tea"})
-    async with Client(server, mode="stateless") as client:
+    async with Client(server, eras=["stateless"]) as client:
         await client.call_tool("price", {"item": "secret-tea"})
     said = lines.now()
     assert "initialize - session ok # ms" in said
@@ -110,7 +111,7 @@ async def test_a_call_that_asks_is_one_line_a_round(lines: Any) -> None:
         form = {"type": "object", "properties": {"tea": {"type": "string"}}}
         return str((await ctx.elicit("Which tea?", form)).accepted)
 
-    async with Client(server, mode="stateless", elicit=lambda _: {"tea": "secret-tea"}) as client:
+    async with Client(server, eras=["stateless"], elicit=lambda _: {"tea": "secret-tea"}) as client:
         await client.call_tool("order")
     assert lines.now()[-2:] == ["tools/call order stateless asks # ms", "tools/call order stateless ok # ms"]
 
@@ -181,7 +182,7 @@ class Counting(Extension):
 async def test_a_name_that_is_no_text_does_not_keep_the_answer_back(lines: Any, mode: Any) -> None:
     async with (
         asyncio.timeout(10),
-        Client(Server("s", extensions=[Counting()]), mode=mode, extensions=DECLARED) as client,
+        Client(Server("s", extensions=[Counting()]), eras=[mode], extensions=DECLARED) as client,
     ):
         await client.request("count/to", {"number": 7})
     assert f"count/to 7 {mode} ok # ms" in lines.now()
@@ -190,7 +191,7 @@ async def test_a_name_that_is_no_text_does_not_keep_the_answer_back(lines: Any, 
 @pytest.mark.parametrize("mode", ["stateless", "session"])
 async def test_a_name_that_is_no_text_is_answered_over_http(lines: Any, mode: Any) -> None:
     with serve(Server("s", extensions=[Counting()])) as live:
-        async with Client(f"http://127.0.0.1:{live.port}/mcp", mode=mode, extensions=DECLARED) as client:
+        async with Client(f"http://127.0.0.1:{live.port}/mcp", eras=[mode], extensions=DECLARED) as client:
             await client.request("count/to", {"number": 7}, mirrored="number")
     assert f"count/to 7 {mode} 200 # ms" in lines.now()
 

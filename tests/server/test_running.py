@@ -18,7 +18,8 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from weft import ResourceServer, Server, StaticTokens
+from weft import Server
+from weft.auth import ResourceServer, StaticTokens
 from weft.backends.memory import MemoryBackend
 from weft.cli.peer import CallFailed, RemoteServer
 from weft.eras.session import NEWEST

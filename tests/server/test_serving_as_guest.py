@@ -136,7 +136,7 @@ async def test_nothing_is_left_in_the_loop(
         return ""
 
     before = asyncio.all_tasks()
-    async with served(server, capsys, sessions=sessions) as (url, task), Client(url, mode=mode) as client:
+    async with served(server, capsys, sessions=sessions) as (url, task), Client(url, eras=[mode]) as client:
         asked = asyncio.create_task(client.call_tool("hang"))
         await begun.wait()
         task.cancel()
@@ -160,7 +160,7 @@ async def test_it_can_be_served_again_in_the_same_loop(capsys: pytest.CaptureFix
     for mode in ("stateless", "session", "stateless"):
         async with (
             served(server, capsys) as (url, _),
-            Client(url, mode=mode) as client,  # type: ignore[arg-type] - a str
+            Client(url, eras=[mode]) as client,  # type: ignore[arg-type] - a str
             client.listen(tools=True) as changes,
         ):
             server.notify_tools_changed()
@@ -178,7 +178,7 @@ async def test_the_last_of_several_ends_what_they_share(capsys: pytest.CaptureFi
 
     server = Server("s", lifespan=lifespan, limits=QUICK)
     server.add_tool(lambda: "x", name="x")
-    async with served(server, capsys) as (url, _), Client(url, mode="session") as client:
+    async with served(server, capsys) as (url, _), Client(url, eras=["session"]) as client:
         session = next(iter(server.engine.sessions._used))
         async with client.listen(tools=True) as changes:
             async with served(server, capsys) as (other, _), Client(other) as somebody:

@@ -9,7 +9,8 @@ import pytest
 
 from support import encode, headers_for, message, parse_sse
 from support.raw_sessions import eventually
-from weft import Limits, Server, TokenInfo
+from weft import Limits, Server
+from weft.auth import TokenInfo
 from weft.server.calls.changes import Change
 from weft.server.runtime.subscriptions import Listener
 from weft.types.interaction import SubscriptionFilter

@@ -8,19 +8,11 @@ import msgspec
 import pytest
 
 from support import CLIENT_CAPABILITIES_KEY, ask, encode, make_server, message
-from weft import (
-    CallToolResult,
-    Icon,
-    MirroredHeader,
-    RegistrationError,
-    Server,
-    TextContent,
-    ToolAnnotations,
-    ToolError,
-)
+from weft import MirroredHeader, RegistrationError, Server, ToolError
 from weft.errors import UsageError
 from weft.server.asking.questions import ask_roots
 from weft.server.asking.rounds import InputRequired
+from weft.types import CallToolResult, Icon, TextContent, ToolAnnotations
 
 
 async def test_the_list_is_encoded_once_and_again_after_a_change(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,19 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BaseModel
 
-from weft import (
-    CallToolResult,
-    Context,
-    Image,
-    Limits,
-    MirroredHeader,
-    ProtocolError,
-    ResourceContents,
-    ResourceNotFound,
-    Server,
-    TextContent,
-    ToolError,
-)
+from weft import Context, Image, Limits, MirroredHeader, ProtocolError, ResourceNotFound, Server, ToolError
+from weft.types import CallToolResult, ResourceContents, TextContent
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
 

@@ -8,18 +8,15 @@ from pydantic import BaseModel
 from weft import (
     Audio,
     Context,
-    Icon,
     InputRequired,
-    ResourceLink,
     Server,
-    TextContent,
-    ToolAnnotations,
     ToolError,
     UrlElicitationRequired,
     ask_form,
     ask_model,
     ask_roots,
 )
+from weft.types import Icon, ResourceLink, TextContent, ToolAnnotations
 from weft.types.features import Tool
 from weft.types.interaction import SamplingMessage, ToolResultContent
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from support.wire import ACCEPT_BOTH, encode, headers_for
 from support.wire import message as stateless_message
-from weft import TokenInfo
+from weft.auth import TokenInfo
 from weft.eras.session import NEWEST
 
 __all__ = [

@@ -4,7 +4,8 @@ from asgiref.typing import ASGI3Application, ASGIReceiveCallable, ASGISendCallab
 from asgiref.typing import Scope as AsgirefScope
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from weft import Server, TokenInfo
+from weft import Server
+from weft.auth import TokenInfo
 
 server = Server("flights")
 

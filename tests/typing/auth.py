@@ -1,13 +1,12 @@
 """Protecting a server, and logging in."""
 
-from weft import (
+from weft import Context, Server
+from weft.auth import (
     ClientCredentials,
-    Context,
     IntrospectionVerifier,
     JwtVerifier,
     OAuth,
     ResourceServer,
-    Server,
     StaticTokens,
     TokenInfo,
 )

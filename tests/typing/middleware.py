@@ -3,7 +3,8 @@
 import time
 from typing import Any
 
-from weft import Context, Middleware, Next, Server
+from weft import Context, Server
+from weft.middleware import Middleware, Next
 
 
 async def timing(ctx: Context, next: Next) -> Any:

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from weft import CacheHint, Context, Icon, Image, Limits, Server, ToolAnnotations, ToolError
+from weft import CacheHint, Context, Image, Limits, Server, ToolError
+from weft.types import Icon, ToolAnnotations
 
 
 class Database:

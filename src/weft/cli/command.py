@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from weft import __version__
 from weft.cli.printing import WrongCommand, show_failure, to_text
-from weft.errors import StartError, WeftError
+from weft.errors import StartError, UsageError, WeftError
 
 if TYPE_CHECKING:
     from weft.cli.peer import RemoteServer
@@ -258,12 +258,12 @@ def _request(parsed: argparse.Namespace) -> int:
 
 def _peer(parsed: argparse.Namespace) -> RemoteServer:
     from weft.cli.peer import RemoteServer
-    from weft.client.config import CommandTarget, UrlTarget
+    from weft.client.config import Command, Http
 
     target = _target(parsed)
-    is_command = parsed.stdio or isinstance(target, CommandTarget)
+    is_command = parsed.stdio or isinstance(target, Command)
     headers = dict(_header(text) for text in parsed.header)
-    given = target.headers if isinstance(target, UrlTarget) else ()
+    given = target.headers if isinstance(target, Http) else ()
     has_authorization = "authorization" in {name.lower() for name in (*headers, *given)}
     if is_command and (headers or parsed.token is not None):
         raise WrongCommand("--token and --header are for servers at a URL; a command takes neither.")
@@ -291,11 +291,13 @@ def _target(parsed: argparse.Namespace) -> Target | None:
 
 def _header(text: str) -> tuple[str, str]:
     """Return the name and value of a typed header. An error does not show the header: it may be a secret."""
-    from weft.client.config import is_sendable
+    from weft.client.config import check_headers
 
     name, colon, value = (part.strip() for part in text.partition(":"))
-    if not colon or not name or not is_sendable(name, value):
-        raise WrongCommand("A --header cannot be sent; write it like --header 'X-Key: value', in quotes.")
+    try:
+        check_headers({name: value} if colon else None)
+    except UsageError:
+        raise WrongCommand("A --header cannot be sent; write it like --header 'X-Key: value', in quotes.") from None
     return name, value
 
 

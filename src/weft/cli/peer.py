@@ -11,6 +11,7 @@ import os
 import shlex
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, urlsplit
@@ -19,11 +20,11 @@ import msgspec
 
 from weft.cli.printing import WrongCommand, show_line
 from weft.client.api.client import Client
-from weft.client.config import CommandTarget, Target, UrlTarget, read_server
+from weft.client.config import Command, Http, Target, parse_target, read_server
 from weft.client.connection.transport import Refused
-from weft.client.handlers.confirming import changes_code, command_question, visible
-from weft.client.requests.paging import says_none
-from weft.client.results import InputNeeded
+from weft.client.handlers import changes_code, command_question, visible
+from weft.client.requests.exchange import says_none
+from weft.client.results import PendingQuestions
 from weft.errors import (
     AuthorizationFailed,
     ConnectionFailed,
@@ -78,13 +79,16 @@ class RemoteServer:
             raise WrongCommand(str(error)) from None
 
     def _client(self) -> Client:
+        found = parse_target(self._target)
+        if isinstance(found, Command):
+            target: Target = replace(found, on_stderr=_show_stderr)
+        else:
+            target = replace(found, headers={**found.headers, **self._headers})
         return Client(
-            self._target,
+            target,
             limits=self._limits,
             auth=self._token,
-            headers=self._headers,
             on_notification=_show_notification,
-            on_stderr=_show_stderr,
             check_output=False,
             manual_input=True,
         )
@@ -164,7 +168,7 @@ class RemoteServer:
         if isinstance(error, RemoteError):
             hint = _unanswered(self._asking, error.data) if error.code == MissingCapability.code else ""
             return CallFailed(f"{self.where} refused {self._asking}: {error}{hint}")
-        if isinstance(error, InputNeeded):
+        if isinstance(error, PendingQuestions):
             return CallFailed(f"{self._asking} of {self.where} asks back (input_required).{_unanswered(self._asking)}")
         if isinstance(error, AuthorizationFailed | ConnectionFailed):
             return CallFailed(self._why(error))
@@ -197,7 +201,7 @@ class RemoteServer:
         said = f" ({refused.reason.rstrip('.')})" if refused.reason else ""
         if _has_authorization(self._headers):
             return f"{self.where} refused the Authorization that --header gave (HTTP 401){said}; check it."
-        if isinstance(self._target, UrlTarget):  # WEFT_TOKEN is not sent to servers from a file
+        if isinstance(self._target, Http):  # WEFT_TOKEN is not sent to servers from a file
             if _has_authorization(self._target.headers):
                 return f"{self.where} refused the Authorization that the file gives (HTTP 401){said}; check it."
             remedy = "Give a token by --token TOKEN, or what it wants in the 'headers' of its entry in the file."
@@ -267,7 +271,7 @@ def find(path: str, name: str) -> Target:
 
 def approve(target: Target, path: str) -> None:
     """Ask the user to start a command or to send variables. Raises `NotApproved` unless the user agrees."""
-    if isinstance(target, CommandTarget):
+    if isinstance(target, Command):
         _ask(_describe(target, path), "start", "started")
     elif target.taken:
         parts = urlsplit(target.url)
@@ -294,7 +298,7 @@ def _ask(shown: str, do: str, done: str) -> None:
         raise NotApproved(f"Nothing was {done}.")
 
 
-def _describe(target: CommandTarget, path: str) -> str:
+def _describe(target: Command, path: str) -> str:
     """Return the whole command as it will be started, with nothing in it that a terminal would hide."""
     question = command_question(target)
     lines = [f"{visible(path)} wants to start a program:", f"  command:      {question.command}"]

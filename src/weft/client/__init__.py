@@ -1,25 +1,77 @@
-"""The client: an agent points it at a server, of either era, and calls."""
+"""The client: what programs name beside `weft.Client` — changes, questions, configurations, joined tools, caches."""
 
-from weft.client.results import (
-    CallDeclined,
-    Change,
-    InputNeeded,
-    PromptsChanged,
-    ResourcesChanged,
-    ResourceUpdated,
-    StreamReopened,
-    ToolResult,
-    ToolsChanged,
-)
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weft.foreign import lazily
+
+if TYPE_CHECKING:
+    from weft.client.api.client import JoinedTool, join_tools
+    from weft.client.config import read_config
+    from weft.client.connection.transport import PipeTransport, Transport
+    from weft.client.handlers import CommandQuestion, ToolCall, command_question
+    from weft.client.questions import FormQuestion, SampleQuestion, UrlQuestion, preferred_model
+    from weft.client.requests.cache import CacheStore, MemoryCacheStore, ResponseCache
+    from weft.client.results import (
+        CallDeclined,
+        Change,
+        PendingQuestions,
+        PromptsChanged,
+        ResourcesChanged,
+        ResourceUpdated,
+        StreamReopened,
+        ToolsChanged,
+    )
 
 __all__ = [
+    "CacheStore",
     "CallDeclined",
     "Change",
-    "InputNeeded",
+    "CommandQuestion",
+    "FormQuestion",
+    "JoinedTool",
+    "MemoryCacheStore",
+    "PendingQuestions",
+    "PipeTransport",
     "PromptsChanged",
     "ResourceUpdated",
     "ResourcesChanged",
+    "ResponseCache",
+    "SampleQuestion",
     "StreamReopened",
-    "ToolResult",
+    "ToolCall",
     "ToolsChanged",
+    "Transport",
+    "UrlQuestion",
+    "command_question",
+    "join_tools",
+    "preferred_model",
+    "read_config",
 ]
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "weft.client.api.client": ("JoinedTool", "join_tools"),
+        "weft.client.config": ("read_config",),
+        "weft.client.connection.transport": ("PipeTransport", "Transport"),
+        "weft.client.handlers": ("CommandQuestion", "ToolCall", "command_question"),
+        "weft.client.questions": ("FormQuestion", "SampleQuestion", "UrlQuestion", "preferred_model"),
+        "weft.client.requests.cache": ("CacheStore", "MemoryCacheStore", "ResponseCache"),
+        "weft.client.results": (
+            "CallDeclined",
+            "Change",
+            "PendingQuestions",
+            "PromptsChanged",
+            "ResourceUpdated",
+            "ResourcesChanged",
+            "StreamReopened",
+            "ToolsChanged",
+        ),
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return __all__

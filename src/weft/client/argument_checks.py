@@ -1,8 +1,4 @@
-"""What is said to a program that uses the client wrongly, and how its failures are shown.
-
-Owns the checks of what a caller gives to a client or a verb, where a sentence helps more than what would come of it;
-and which frames of a traceback are shown: those of Weft say nothing to whoever reads that nobody is there.
-"""
+"""Check what a program gives to a client, and take Weft's own frames out of the tracebacks of its errors."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar, cast, get_args
 
 import msgspec
 
-from weft.errors import RemoteError, ResourceMissing, UsageError, WeftError
+from weft.errors import RemoteError, UsageError, WeftError
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
 from weft.protocol.names import check_extension_id
 from weft.types.base import LogLevel
@@ -66,12 +62,12 @@ def _traces(trace: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def kind_of(value: object) -> str:
-    """What something is, for a sentence about it: never the thing itself, which may be a secret."""
+    """Return the type of a value for a sentence: never the value itself, which may be a secret."""
     return f"something of the type {type(value).__name__!r}"
 
 
 def check_function(function: Any, form: str) -> None:
-    """UsageError that names the option, unless this is a function that can be called so.
+    """Raise UsageError that names the option, unless this is a function that can be called so.
 
     >>> check_function(lambda message, fields: {}, "elicit(question)")
     Traceback (most recent call last):
@@ -119,7 +115,7 @@ def read_extensions(given: Any) -> dict[str, dict[str, Any]]:
 
 
 def check_limits(limits: object) -> ClientLimits:
-    """These limits; UsageError where they are none of a client, or nobody could live within them.
+    """Return these limits; UsageError where they are not of a client, or not possible.
 
     >>> check_limits(ClientLimits(asks_at_once=0))
     Traceback (most recent call last):
@@ -142,7 +138,7 @@ def check_limits(limits: object) -> ClientLimits:
 
 
 def check_tls(tls: Any) -> None:
-    """UsageError unless it is a context, or nothing. What else it could mean is not guessed: too much hangs on it.
+    """Raise UsageError unless it is an SSL context or None.
 
     >>> check_tls("ca.pem")
     Traceback (most recent call last):
@@ -164,7 +160,7 @@ tls=ssl.create_default_context(cafile=...).
 
 
 def check_timeout(seconds: Any) -> None:
-    """UsageError unless it is a number of seconds, or nothing.
+    """Raise UsageError unless it is a number of seconds, or None.
 
     >>> check_timeout("5")
     Traceback (most recent call last):
@@ -184,7 +180,7 @@ def check_timeout(seconds: Any) -> None:
 
 
 def read_level(level: Any) -> LogLevel:
-    """The level of a log, whichever case it is written in; UsageError that lists them for anything else.
+    """Return a log level, written in any case; UsageError that lists the levels for anything else.
 
     >>> read_level("INFO")
     'info'
@@ -197,7 +193,7 @@ def read_level(level: Any) -> LogLevel:
 
 
 def other_loop() -> UsageError:
-    """What is said to one who connects in one `asyncio.run` and goes on in the next."""
+    """Return the error for a client that was connected in one `asyncio.run` and is used in another."""
     return UsageError(
         "The client was connected in another event loop; do all that it is for, and close it, within one "
         "asyncio.run(...), or use weft.sync.Client."
@@ -205,7 +201,7 @@ def other_loop() -> UsageError:
 
 
 def not_connected(opening: str, *, was_closed: bool) -> UsageError:
-    """Return what is said to one who uses a client that is not open; `opening` is `with`, or `async with`.
+    """Return the error for a client that is not open; `opening` is `with`, or `async with`.
 
     >>> print(not_connected("async with", was_closed=False))
     The client is not connected. Use it within `async with Client(...) as client:`, or `await client.connect()` first.
@@ -221,10 +217,10 @@ def not_connected(opening: str, *, was_closed: bool) -> UsageError:
     )
 
 
-def resource_missing(error: RemoteError, uri: str) -> ResourceMissing:
-    """What a server said of a resource that it has not, with its URI, which few of them repeat."""
+def resource_not_found(error: RemoteError, uri: str) -> RemoteError:
+    """Return the error of a server about a resource that it does not have, with the URI, which few servers repeat."""
     said = error.message if uri in error.message else f"{error.message.rstrip('. ')}: {uri[:200]}"
-    return ResourceMissing(error.code, said, error.data)
+    return RemoteError(error.code, said, error.data, not_found=True)
 
 
 def explain_arguments(call: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
@@ -249,7 +245,7 @@ def explain_arguments(call: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, 
 
 
 def as_texts(arguments: Mapping[str, Any] | None, whose: str) -> dict[str, str]:
-    """Arguments that are text on the wire: numbers, true and false as JSON has them; UsageError for anything else.
+    """Return arguments as text: numbers, true and false as JSON has them; UsageError for anything else.
 
     >>> as_texts({"lines": 4, "rhymed": True, "mood": "glad"}, "the prompt 'haiku'")
     {'lines': '4', 'rhymed': 'true', 'mood': 'glad'}
@@ -265,7 +261,7 @@ def as_texts(arguments: Mapping[str, Any] | None, whose: str) -> dict[str, str]:
 
 
 def check_texts(arguments: Mapping[str, Any] | None, whose: str) -> None:
-    """UsageError that names the argument, unless all are text.
+    """Raise UsageError that names the argument, unless all are text.
 
     >>> check_texts({"day": 1}, "the prompt 'plan'")
     Traceback (most recent call last):
@@ -286,7 +282,7 @@ def check_texts(arguments: Mapping[str, Any] | None, whose: str) -> None:
 
 
 def write_json(method: str, params: Any, write: Callable[..., bytes], *args: Any) -> bytes:
-    """What `write` makes of its arguments, `params` among them; UsageError with the place of what JSON does not have.
+    """Return what `write` makes of its arguments; UsageError with the place in `params` that JSON cannot hold.
 
     >>> params = {"arguments": {"days": [1, object()]}}
     >>> write_json("tools/call", params, msgspec.json.encode, params)
@@ -305,7 +301,7 @@ can hold; give text, numbers, True, False, None, lists and dicts.
 
 
 def not_json(method: str, params: Any) -> UsageError:
-    """What is said of params that cannot be sent: the place of the first value that is no JSON."""
+    """Return the error for params that cannot be sent: it names the first value that is no JSON."""
     place, value = _culprit("", params, _DEEPEST)
     return UsageError(
         f"{method} cannot be sent: {place or 'its params'}, of the type {type(value).__name__!r}, is nothing that JSON "
@@ -314,7 +310,7 @@ def not_json(method: str, params: Any) -> UsageError:
 
 
 def check_numbers(method: str, params: Any) -> None:
-    """UsageError that names its place, if there is a number that JSON does not have: it would go out as null.
+    """Raise UsageError that names its place, if there is a number that JSON does not have: it would go out as null.
 
     >>> check_numbers("tools/call", {"arguments": {"days": [1, float("nan")]}})
     Traceback (most recent call last):
@@ -333,7 +329,7 @@ give another, or None.
 
 
 def _culprit(place: str, value: Any, depth: int) -> tuple[str, Any]:
-    """The innermost value that cannot be written as JSON, and where it is."""
+    """Return the place of the innermost value that cannot be written as JSON, and the value."""
     if depth:
         for where, part in _parts(place, value):
             if not _is_json(part):
@@ -342,7 +338,7 @@ def _culprit(place: str, value: Any, depth: int) -> tuple[str, Any]:
 
 
 def _parts(place: str, value: Any) -> list[tuple[str, Any]]:
-    """What a value consists of, and where that is."""
+    """Return the parts of a value, each with its place."""
     if isinstance(value, Mapping):
         items = cast("Mapping[Any, Any]", value)
         return [(f"{place}.{name}" if place else str(name), part) for name, part in items.items()]

@@ -1,14 +1,9 @@
 """Time requests and streams, and call the user's functions.
 
-What runs beside a request: its clock, and the calls of the user's own functions on its behalf.
+This module decides when a request has waited too long, when a silent stream counts as lost, how long to wait before
+another attempt, and in which order callbacks run and how many may wait. It sends nothing.
 
-Owns when a request has waited too long, when a stream has been silent for too long, how long one waits before another
-attempt, in which order and how far behind callbacks may run. It sends nothing.
-
-Calling the functions of the user's that answer something, and may take their time.
-
-An async function is awaited; a plain one runs in a thread of its own, so that it stops nobody else. What a function is
-called with and what becomes of its answer is its callers' business, and so is every exception that it raises.
+An async function is awaited. A plain one that answers a question runs in a thread, so that it does not block the loop.
 """
 
 from __future__ import annotations
@@ -41,7 +36,7 @@ _WAITING_BYTES = 4 * 1024 * 1024  # of messages that a function of the user's ha
 _STEADY_SECONDS = 5.0  # a stream that stood so long is as good as one that never was lost
 _MOST_BRIEF = 5  # streams in a row that did not, that count: four seconds between them
 _SHORTEST_PAUSE = 0.1  # whatever a server asks for: it must not make a client run in circles
-_LONGEST_ASKED = 600.0  # what a server asks for is respected (L11-17), but a stream must not stay away for ever
+_LONGEST_ASKED = 600.0  # what a server asks for is respected, but a stream must not stay away for ever
 
 
 def pause(attempt: int, asked: int | None = None) -> float:
@@ -67,7 +62,7 @@ class Attempts:
         self._brief = 0  # streams in a row that did not stand for long
 
     def took(self, stood: float) -> None:
-        """It was taken, and stood for so many seconds."""
+        """Note that the stream was opened, and how many seconds it lasted."""
         self.failed = 0
         self._brief = 0 if stood >= _STEADY_SECONDS else min(self._brief + 1, _MOST_BRIEF)
 
@@ -79,7 +74,7 @@ class Attempts:
 
 
 class StreamWatchdog:
-    """When a stream is to be taken for lost, although nobody has closed it: the way to its server may be cut.
+    """Decides when a silent stream counts as lost, although it was not closed: the network may be cut.
 
     A server that keeps its streams alive says something now and then, if only a comment; after the first it is missed
     when it does not. Of a server that never does so, silence says nothing.
@@ -107,7 +102,7 @@ class StreamWatchdog:
 
 
 class Clock:
-    """How long a request may take: so long without progress, and never longer than the hard maximum (CAN-14).
+    """The time limit of a request: so long without progress, and never longer than the hard maximum.
 
     While the server waits for an answer of ours, its time does not run: a user may think. When it has run out, the task
     that waits for the request is cancelled; `has_run_out` then tells it why.
@@ -120,9 +115,9 @@ class Clock:
         "_holds",
         "_is_over",
         "_task",
-        "courier",
         "deadline",
         "failure",
+        "queue",
         "seconds",
     )
 
@@ -133,7 +128,7 @@ class Clock:
         now: float,
         seconds: float,
         most: float,
-        courier: CallbackQueue | None,
+        queue: CallbackQueue | None,
     ) -> None:
         self._task = task
         self._cancelling = task.cancelling()  # by others, before
@@ -143,32 +138,32 @@ class Clock:
         self._holds = 0
         self._is_over = False
         self.deadline = now + min(seconds, most)
-        self.courier = courier  # of progress
+        self.queue = queue  # of progress
         self.failure: WeftError | None = None  # why its request is given up before its time
 
     def wind(self) -> None:
-        """There was progress."""
+        """Start the time without progress again."""
         if self._holds == 0:
             self.deadline = min(self._clocks.now() + self.seconds, self._end)
             self._clocks.expect(self.deadline)
 
     def hold(self) -> None:
-        """The server asked something."""
+        """Stop the clock while the server waits for an answer."""
         self._holds += 1
         self.deadline = self._end
 
     def release(self) -> None:
-        """It was answered."""
+        """Let the clock run again."""
         self._holds -= 1
         self.wind()
 
     @property
     def is_at_its_end(self) -> bool:
-        """Whether it is the hard maximum that runs out next."""
+        """Whether the hard maximum runs out next."""
         return self.deadline >= self._end
 
     def ring(self) -> None:
-        """Its time has run out."""
+        """Cancel the task that waits for the request."""
         if not self._is_over:
             self._is_over = True
             self._task.cancel()
@@ -180,7 +175,7 @@ class Clock:
             self.ring()
 
     def has_run_out(self) -> bool:
-        """Whether a cancellation that has just come is the clock's own, and no one else's as well."""
+        """Return whether a cancellation that has just come is the clock's alone."""
         return self._is_over and self._task.uncancel() <= self._cancelling
 
 
@@ -193,39 +188,39 @@ class Clocks:
         self._timer: asyncio.TimerHandle | None = None
         self._next = math.inf  # when it is looked again
 
-    def start(self, request_id: RequestId, seconds: float, most: float, courier: CallbackQueue | None) -> Clock:
-        """A request goes out, in this task."""
+    def start(self, request_id: RequestId, seconds: float, most: float, queue: CallbackQueue | None) -> Clock:
+        """Start the clock of a request that this task sends."""
         task = asyncio.current_task(self._loop)
         if task is None:
             raise other_loop()
-        clock = self._running[request_id] = Clock(self, task, self._loop.time(), seconds, most, courier)
+        clock = self._running[request_id] = Clock(self, task, self._loop.time(), seconds, most, queue)
         if clock.deadline < self._next:
             self.expect(clock.deadline)
         return clock
 
     def stop(self, request_id: RequestId) -> None:
-        """It is answered, or given up."""
+        """Remove the clock of a request that is over."""
         self._running.pop(request_id, None)
 
     def get(self, request_id: RequestId | None) -> Clock | None:
-        """The clock of one."""
+        """Return the clock of a request, or None."""
         return None if request_id is None else self._running.get(request_id)
 
     def all(self) -> list[Clock]:
-        """Those of all."""
+        """Return all clocks."""
         return list(self._running.values())
 
     def check_loop(self) -> None:
-        """UsageError in any loop but their own."""
+        """Raise UsageError in any event loop but the clocks' own."""
         if asyncio.get_running_loop() is not self._loop:
             raise other_loop()
 
     def now(self) -> float:
-        """By the loop."""
+        """Return the time of the event loop."""
         return self._loop.time()
 
     def expect(self, deadline: float) -> None:
-        """Look at the clocks then, if not before."""
+        """Look at the clocks at this time, if not before."""
         if deadline < self._next:
             if self._timer is not None:
                 self._timer.cancel()
@@ -233,7 +228,7 @@ class Clocks:
             self._timer = self._loop.call_at(deadline, self._look)
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -251,7 +246,7 @@ class CallbackQueue:
     """Calls a function, one call after the other, with what arrives; what is too much for it is left out.
 
     A plain function is called at once, where the message arrives; it should be quick. An async one runs in a task.
-    `form` is how it is called, for whoever gave something else.
+    `form` is how it is called, for the error about a function that does not fit.
     """
 
     def __init__(self, function: Callable[..., Any], most: int, form: str) -> None:
@@ -304,7 +299,7 @@ class CallbackQueue:
             return
         try:
             await asyncio.wait([task], timeout=seconds)
-        finally:  # also when whoever waits is cancelled: nobody else would end it
+        finally:  # also when the waiting task is cancelled
             await self.stop()
 
     async def stop(self) -> None:
@@ -317,16 +312,16 @@ class CallbackQueue:
             await asyncio.wait([task], timeout=_END_SECONDS)
 
 
-def courier(function: Callable[..., Any] | None, most: int, form: str) -> CallbackQueue | None:
-    """A courier to a function, where there is one."""
+def queue_for(function: Callable[..., Any] | None, most: int, form: str) -> CallbackQueue | None:
+    """Return a queue for a function, or None where there is no function."""
     return None if function is None else CallbackQueue(function, most, form)
 
 
-_MAX_THREADS = 16  # functions that run at the same time, with those that nobody waits for any more
+_MAX_THREADS = 16  # functions that run at the same time, also those whose answer is not waited for any more
 
 
 async def settled(work: Awaitable[Any]) -> Any:
-    """What something of the user's comes to. A cancellation that was not asked of this task is a failure like any."""
+    """Return the result of an awaitable of the user. A cancellation that was not meant for this task is a failure."""
     try:
         return await work
     except asyncio.CancelledError as error:
@@ -337,20 +332,20 @@ async def settled(work: Awaitable[Any]) -> Any:
 
 
 class Functions:
-    """Calls functions, and bounds the threads that they are in."""
+    """Calls functions of the user, and bounds the threads that plain ones run in."""
 
     def __init__(self) -> None:
         self._room = threading.Semaphore(_MAX_THREADS)  # given back by a thread itself: it may outlive its loop
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """What a function returns, or what it returns is awaited to."""
+        """Return what a function returns, awaited where it has to be."""
         if inspect.iscoroutinefunction(function):
             return await settled(function(*args))
         value = await self._in_thread(function, args)
         return await settled(value) if inspect.isawaitable(value) else value
 
     async def _in_thread(self, function: Callable[..., Any], args: Sequence[Any]) -> Any:
-        """Call a plain function in a thread of its own, which no exit of the program has to wait for."""
+        """Call a plain function in a daemon thread."""
         if not self._room.acquire(blocking=False):
             raise UsageError(f"{_MAX_THREADS} questions are being answered already; end the functions sooner.")
         loop = asyncio.get_running_loop()
@@ -358,7 +353,7 @@ class Functions:
         context = contextvars.copy_context()
 
         def settle(value: Any, error: BaseException | None) -> None:
-            if answer.done():  # nobody waits any more
+            if answer.done():  # not waited for any more
                 return
             if error is None:
                 answer.set_result(value)
@@ -372,7 +367,7 @@ class Functions:
                 value = context.run(function, *args)
             except StopIteration as error:
                 failure = RuntimeError(f"raised {error!r}")  # which no Future can carry
-            except BaseException as error:  # noqa: BLE001 - carried over to the loop, where it is logged (R1)
+            except BaseException as error:  # noqa: BLE001 - carried over to the loop, where it is logged
                 failure = error
             self._room.release()
             with suppress(RuntimeError):  # the loop is closed

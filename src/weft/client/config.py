@@ -1,28 +1,18 @@
-"""Read targets and `mcpServers` configurations.
+"""Describe what a client can be pointed at, and read it from text, lists and `mcpServers` configurations.
 
-What a client can be pointed at, in writing: a URL, a command, an entry of an `mcpServers` configuration.
-
-    "https://flights.example/mcp"                                    a URL
-    ["npx", "-y", "@acme/flights"]  or  "npx -y @acme/flights"       a command
+    "https://flights.example/mcp"                                    a URL: `Http`
+    ["npx", "-y", "@acme/flights"]  or  "npx -y @acme/flights"       a command: `Command`
     {"url": "https://…", "headers": {"Authorization": "Bearer …"}}   an entry with a URL
     {"command": "npx", "args": ["…"], "env": {…}, "cwd": "…"}        an entry with a command
     {"mcpServers": {"flights": {…}, "hotels": {…}}}                  several entries by name; one is chosen
+    Path("mcp.json")                                                 a file with such a configuration
 
-In an entry, `${NAME}` stands for a variable of the environment (`variables`). Nothing else is filled in anywhere.
+In an entry, `${NAME}` and `${env:NAME}` stand for a variable of the environment, and `${NAME:-other}` for something
+else where that is not set or empty. So a file that names a token need not hold it. Nothing else is filled in. The names
+that were filled in are kept (`taken`), to be shown before anything is sent; their values are in no message.
 
 A command is a program and its arguments; there is no shell between, and what a shell would do with `|`, `$HOME` or `*`
-is not done (R11). A string is split at its spaces as a shell would split it. A URL is https, or http on this machine.
-
-Owns how targets are read and refused. It opens no connection, starts no program, and reads no file but the one named.
-
-Variables of the environment in an entry of an `mcpServers` configuration, written as editors have them.
-
-    ${NAME}  ${env:NAME}      the value of a variable
-    ${NAME:-other}            or something else, where it is not set or empty
-
-So a file that names a token need not hold it. Owns how they are written, and which of them were taken: whoever got the
-file from somebody else wants to know that before anything is sent. Values are in no message of this module; errors show
-the command as it is written in the file, and a URL as it was filled in, without its query.
+is not done. A URL is https, or http on this machine. Nothing here connects or starts a program.
 """
 
 from __future__ import annotations
@@ -30,13 +20,16 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, TypeAlias, TypeGuard, cast
 
 import msgspec
 
+from weft.client.argument_checks import check_function, check_tls, kind_of
+from weft.client.connection.transport import Auth
 from weft.errors import UsageError
 from weft.net.hosts import is_loopback
 from weft.net.urls import UrlRefused, read_url, shown_url
@@ -53,68 +46,128 @@ _MAX_CONFIG_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class UrlTarget:
-    """A server to reach over HTTP. The values of headers are not shown: they are secrets as often as not."""
+class Http:
+    """A server to reach over HTTP, and how. What may be a secret is not in its repr.
+
+    >>> Http("https://flights.example/mcp", headers={"X-Key": "…"}, trust_env=True)
+    Http(url='https://flights.example/mcp', trust_env=True, allow_insecure=False)
+    """
 
     url: str
-    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    taken: tuple[str, ...] = field(default=(), repr=False)  # variables of the environment that are in it
+    _: KW_ONLY
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # sent with every request
+    auth: Auth | str | None = field(default=None, repr=False)  # a login of `weft.auth`, or a token as text
+    proxy: str | None = field(default=None, repr=False)  # URL of an HTTP proxy, with the credentials for it
+    tls: ssl.SSLContext | None = field(default=None, repr=False)  # for private certificates
+    trust_env: bool = False  # take the proxy from the environment, if none is named
+    allow_insecure: bool = False  # allow http to other machines
+    taken: tuple[str, ...] = field(default=(), repr=False)  # variables of the environment that an entry took
+
+    def __post_init__(self) -> None:
+        check_url(self.url, allow_insecure=self.allow_insecure)
+        check_headers(self.headers)
+        check_tls(self.tls)
 
     @property
     def where(self) -> str:
-        """For messages: the URL without its query, which may be a key."""
+        """The URL for messages: without its query, which may be a key."""
         return self.url.partition("?")[0]
 
 
-@dataclass(frozen=True, slots=True)
-class CommandTarget:
-    """A server to start as a program. The environment is not shown: it is where secrets are."""
+@dataclass(frozen=True, slots=True, init=False)
+class Command:
+    """A server to start as a program, and how. Its environment, which may hold secrets, is not in its repr.
+
+    >>> Command("uvx mcp-server-time", env={"TOKEN": "…"})
+    Command(command=('uvx', 'mcp-server-time'), cwd=None)
+    """
 
     command: tuple[str, ...]
-    env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    cwd: str | None = None
-    written: tuple[str, ...] = field(default=(), repr=False)  # the command before variables were filled in, if any were
-    taken: tuple[str, ...] = field(default=(), repr=False)  # variables of the environment that are in it
+    env: Mapping[str, str] = field(repr=False)  # added to what a child process gets of this one's environment
+    cwd: str | None
+    on_stderr: Callable[[str], Any] | None = field(repr=False)  # called with each line that the program writes there
+    written: tuple[str, ...] = field(repr=False)  # the command before variables were filled in, if any were
+    taken: tuple[str, ...] = field(repr=False)  # variables of the environment that an entry took
+
+    def __init__(
+        self,
+        command: str | Sequence[str | Path],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+        on_stderr: Callable[[str], Any] | None = None,
+        written: tuple[str, ...] = (),
+        taken: tuple[str, ...] = (),
+    ) -> None:
+        if on_stderr is not None:
+            check_function(on_stderr, "on_stderr(line)")
+        values = {
+            "command": _words(_split(command) if isinstance(command, str) else command, "The command"),
+            "env": dict(env or {}),
+            "cwd": None if cwd is None else str(cwd),
+            "on_stderr": on_stderr,
+            "written": written,
+            "taken": taken,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     @property
     def line(self) -> str:
-        """The command as one would type it; what a variable holds may be a secret, and is not in it."""
+        """The command as one would type it, with variables that may be secrets by their names."""
         return shlex.join(self.written or self.command)
 
     @property
     def where(self) -> str:
-        """For messages: the command, not more of it than fits a line."""
+        """The command for messages: not more of it than fits a line."""
         shown = self.line
         return shown if len(shown) <= 200 else f"{shown[:200]}…"
 
 
-Target: TypeAlias = UrlTarget | CommandTarget
+@dataclass(frozen=True, slots=True)
+class Asgi:
+    """An ASGI application in this process, and where its endpoint is."""
+
+    app: Any
+    _: KW_ONLY
+    path: str = "/mcp"
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    auth: Auth | str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        check_headers(self.headers)
+        if not self.path.startswith("/"):
+            raise UsageError(f"path={self.path!r} is not possible: a path begins with a slash, like '/mcp'.")
 
 
-def parse_target(target: object, *, server: str | None = None, allow_insecure: bool = False) -> Target:
+Target: TypeAlias = Http | Command
+
+
+def parse_target(target: object, *, server: str | None = None) -> Target:
     """Read a target; UsageError that says what would do when it is none.
 
-    `server` chooses among the entries of a whole configuration. `allow_insecure` lets http leave this machine.
+    `server` chooses among the entries of a whole configuration.
 
     >>> parse_target("python -m flights --verbose").command
     ('python', '-m', 'flights', '--verbose')
     >>> parse_target("http://flights.example/mcp")
     Traceback (most recent call last):
     ...
-    weft.errors.UsageError: http://flights.example/mcp is not encrypted; use https, or allow_insecure=True if \
-the network is trusted.
+    weft.errors.UsageError: http://flights.example/mcp is not encrypted; use https, or Http(url, allow_insecure=True) \
+if the network is trusted.
     """
-    if isinstance(target, UrlTarget):
-        check_url(target.url, allow_insecure=allow_insecure)
-        return target
-    if isinstance(target, CommandTarget):
+    if isinstance(target, Http | Command):
         return target
     if isinstance(target, str):
-        return _from_text(target, allow_insecure=allow_insecure)
+        return _from_text(target)
+    if isinstance(target, os.PathLike):
+        return read_server(cast("os.PathLike[str]", target), server)
     if _is_mapping(target):
-        return _from_mapping(target, server, allow_insecure=allow_insecure)
+        if is_config(target):
+            return _from_servers(_servers(target), server)
+        return _from_entry(target, "The entry")
     if _is_list(target):
-        return CommandTarget(_words(target, "The command"))
+        return Command(target)
     raise UsageError(
         f"A client cannot be pointed at something {_kind(target)}; give it a URL, a command as a list such as "
         "['python', 'server.py'], a Server, an ASGI app, or an entry of an mcpServers configuration."
@@ -124,10 +177,10 @@ the network is trusted.
 def read_config(
     source: str | os.PathLike[str] | Mapping[str, Any], *, allow_insecure: bool = False
 ) -> dict[str, Target]:
-    """All servers of an `mcpServers` configuration, by name; from the file of that path, or from what was in it.
+    """Return all servers of an `mcpServers` configuration, by name; from a file, or from what was in it.
 
     >>> read_config({"mcpServers": {"time": {"command": "uvx", "args": ["mcp-server-time"]}}})
-    {'time': CommandTarget(command=('uvx', 'mcp-server-time'), cwd=None)}
+    {'time': Command(command=('uvx', 'mcp-server-time'), cwd=None)}
     """
     config = source if isinstance(source, Mapping) else _load(Path(source))
     return {
@@ -136,13 +189,13 @@ def read_config(
     }
 
 
-def read_server(path: str | os.PathLike[str], name: str) -> Target:
-    """The server of this name in a configuration file, whatever the others there are like."""
-    return _from_servers(_servers(_load(Path(path))), name, allow_insecure=False)
+def read_server(path: str | os.PathLike[str], name: str | None) -> Target:
+    """Return the server of this name in a configuration file, whatever the others there are like."""
+    return _from_servers(_servers(_load(Path(path))), name)
 
 
 def is_config(target: Mapping[str, Any]) -> bool:
-    """Whether this is a whole configuration, and not one entry of it."""
+    """Return whether this is a whole configuration, and not one entry of it."""
     return any(_is_mapping(target.get(word)) for word in _SERVERS)
 
 
@@ -167,26 +220,31 @@ def check_url(url: str, *, allow_insecure: bool = False) -> None:
 _URL_FAULTS = {
     "malformed": "This is not a URL that can be connected to: {url}",
     "credentials": "The URL has a name or password before its host {host!r}; take it out, and give it as "
-    "headers={{'Authorization': ...}}.",
+    "Http(url, headers={{'Authorization': ...}}).",
     "scheme": "{url} has the scheme {scheme!r}; a server is reached by https, or by a command.",
     "host": "{url} names no host; write it as https://host/path.",
-    "insecure": "{url} is not encrypted; use https, or allow_insecure=True if the network is trusted.",
+    "insecure": "{url} is not encrypted; use https, or Http(url, allow_insecure=True) if the network is trusted.",
 }
 
 
-def is_sendable(name: str, value: str) -> bool:
-    """Whether this can be a header."""
-    return _HEADER_NAME.fullmatch(name) is not None and not any(char in value for char in "\r\n\0")
+def check_headers(headers: Any) -> None:
+    """Raise UsageError unless these can be sent; without their values, which may be secrets."""
+    if not isinstance(headers, Mapping):
+        raise UsageError(f"headers= was given {kind_of(headers)}; give a dict such as {{'X-Key': 'value'}}.")
+    for name, value in cast("Mapping[Any, Any]", headers).items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise UsageError(f"headers= has {kind_of(value)} at {str(name)[:60]!r}; names and values are text.")
+        if not _HEADER_NAME.fullmatch(name) or any(char in value for char in "\r\n\0"):
+            raise UsageError(f"headers= has the header {name[:60]!r}, which cannot be sent; take out what is no text.")
 
 
 # --- the forms of a target
 
 
-def _from_text(text: str, *, allow_insecure: bool) -> Target:
+def _from_text(text: str) -> Target:
     url = text.strip()
     if _SCHEME.match(url):
-        check_url(url, allow_insecure=allow_insecure)
-        return UrlTarget(url)
+        return Http(url)
     if found := _HALF_SCHEME.match(url):
         rest = url[found.end() :].partition("?")[0][:200]
         raise UsageError(f"{found[0] + rest!r} is no URL; write {found['scheme']}://{rest}")
@@ -196,6 +254,10 @@ def _from_text(text: str, *, allow_insecure: bool) -> Target:
         raise UsageError(
             f"{shown!r} is neither a URL nor a command; if it is a server's address, write {scheme}://{shown}"
         )
+    return Command(text)
+
+
+def _split(text: str) -> list[str]:
     try:
         words = shlex.split(text, posix=os.name != "nt")  # on Windows a backslash is a part of a path
     except ValueError as error:
@@ -205,16 +267,10 @@ def _from_text(text: str, *, allow_insecure: bool) -> Target:
             f"The command has {shell!r}, which only a shell understands, and there is none; start one program, or "
             f"write the command as a list if {shell!r} is meant as an argument."
         )
-    return CommandTarget(_words(words, "The command"))
+    return words
 
 
-def _from_mapping(target: Mapping[str, Any], server: str | None, *, allow_insecure: bool) -> Target:
-    if not is_config(target):
-        return _from_entry(target, "The entry", allow_insecure=allow_insecure)
-    return _from_servers(_servers(target), server, allow_insecure=allow_insecure)
-
-
-def _from_servers(entries: Mapping[str, Any], server: str | None, *, allow_insecure: bool) -> Target:
+def _from_servers(entries: Mapping[str, Any], server: str | None) -> Target:
     if server is None and len(entries) == 1:
         server = next(iter(entries))
     if server is None or server not in entries:
@@ -223,10 +279,10 @@ def _from_servers(entries: Mapping[str, Any], server: str | None, *, allow_insec
         by_option = f" by server={next(iter(entries))!r} or the like" if server is None else ""
         remedy = f"did you mean {near!r}?" if near else f"choose one of {_listed(entries)}{by_option}."
         raise UsageError(f"The configuration {wanted}; {remedy}")
-    return _from_entry(entries[server], f"The entry {server!r}", allow_insecure=allow_insecure)
+    return _from_entry(entries[server], f"The entry {server!r}")
 
 
-def _from_entry(entry: object, what: str, *, allow_insecure: bool) -> Target:
+def _from_entry(entry: object, what: str, *, allow_insecure: bool = False) -> Target:
     if not _is_mapping(entry):
         raise UsageError(f"{what} is {_kind(entry)}; it needs to be an object with a 'command' or a 'url'.")
     kind = entry.get("type", entry.get("transport"))
@@ -242,25 +298,21 @@ def _from_entry(entry: object, what: str, *, allow_insecure: bool) -> Target:
     return _from_url(entry, what, allow_insecure=allow_insecure) if has_url else _from_command(entry, what)
 
 
-def _from_url(entry: Mapping[str, Any], what: str, *, allow_insecure: bool) -> UrlTarget:
+def _from_url(entry: Mapping[str, Any], what: str, *, allow_insecure: bool) -> Http:
     url = entry["url"]
     if not isinstance(url, str):
         raise UsageError(f"{what} has a 'url' that is {_kind(url)}; it needs to be text.")
     variables = Variables(what)
     url = variables.fill(url)
-    try:
-        check_url(url, allow_insecure=allow_insecure)
-    except UsageError as error:
-        raise UsageError(f"{what} cannot be used. {error}") from None
     given = _texts(entry.get("headers"), f"{what} has 'headers'")
     headers = {name: variables.fill(value) for name, value in given.items()}
-    for name, value in headers.items():
-        if not is_sendable(name, value):
-            raise UsageError(f"{what} has the header {name[:60]!r}, which cannot be sent; take out what is no text.")
-    return UrlTarget(url, headers, variables.taken)
+    try:
+        return Http(url, headers=headers, allow_insecure=allow_insecure, taken=variables.taken)
+    except UsageError as error:
+        raise UsageError(f"{what} cannot be used. {error}") from None
 
 
-def _from_command(entry: Mapping[str, Any], what: str) -> CommandTarget:
+def _from_command(entry: Mapping[str, Any], what: str) -> Command:
     program, args, cwd = entry["command"], entry.get("args"), entry.get("cwd")
     if not (args is None or _is_list(args)):
         raise UsageError(f"{what} has 'args' that are {_kind(args)}; they need to be a list, one for each argument.")
@@ -278,7 +330,7 @@ def _from_command(entry: Mapping[str, Any], what: str) -> CommandTarget:
     words = tuple(variables.fill(word) for word in written)
     folder = None if cwd is None else variables.fill(str(cwd))
     taken = tuple(dict.fromkeys(of_env.taken + variables.taken))
-    return CommandTarget(words, env, folder, () if words == written else written, taken)
+    return Command(words, env=env, cwd=folder, written=() if words == written else written, taken=taken)
 
 
 # --- parts of them
@@ -356,7 +408,7 @@ _VARIABLE = re.compile(r"\$\{(?:(?P<kind>[A-Za-z]+):)?(?P<name>[A-Za-z_][A-Za-z0
 
 
 class Variables:
-    """Fills in the variables of one entry.
+    """The variables of one entry, to be filled in.
 
     >>> Variables("The entry", {"DAY": "today"}).fill("${DAY}, ${env:NO_SUCH_HOUR:-noon}")
     'today, noon'
@@ -369,11 +421,11 @@ class Variables:
 
     @property
     def taken(self) -> tuple[str, ...]:
-        """Those whose values came from the environment."""
+        """The names of the variables that came from the environment."""
         return tuple(self._taken)
 
     def fill(self, text: str) -> str:
-        """The text with their values; UsageError that names one that is not set."""
+        """Return the text with the values filled in; UsageError that names a variable that is not set."""
         return _VARIABLE.sub(self._value, text)
 
     def _value(self, found: re.Match[str]) -> str:

@@ -1,17 +1,16 @@
-"""What a client gets: the results of calls, and the changes it hears of.
+"""Describe what a caller gets: results of tools, exceptions of calls, changes.
 
-Values only. They hold the protocol's own types, and are lenient where a server left something out that one can do
-without.
+The values hold the protocol's own types, and accept results where a server left out something dispensable.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args
 
 import msgspec
 from msgspec import UNSET, field
 
-from weft.errors import WeftError
+from weft.errors import InvalidAnswer, WeftError
 from weft.foreign import attribute_of
 from weft.types.base import Result
 from weft.types.content import (
@@ -25,12 +24,14 @@ from weft.types.content import (
 )
 from weft.types.interaction import InputRequest, InputRequiredResult
 
+T = TypeVar("T")
+
 
 class ToolResult(Result, kw_only=True):
-    """What a tool answered.
+    r"""The result of a tool.
 
     >>> ToolResult(content=[TextContent("12"), TextContent("apples")]).text
-    '12\\napples'
+    '12\napples'
     """
 
     content: list[ContentBlock] = field(default_factory=list[ContentBlock])
@@ -50,16 +51,16 @@ class ToolResult(Result, kw_only=True):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Say what is called otherwise elsewhere."""
+            """Explain names that other SDKs have."""
             return attribute_of(self, name)
 
     def __str__(self) -> str:
-        """The text, and in the place of what is no text a note of what it is."""
+        """Return the text, with a note in place of each block that is not text."""
         return "\n".join(map(_shown, self.content))
 
 
 def _shown(block: ContentBlock) -> str:
-    """A block as people read it.
+    """Return a block as people read it.
 
     >>> _shown(ImageContent("R0lGODlh", "image/gif"))
     '[image, image/gif, 6 bytes]'
@@ -88,7 +89,48 @@ class CallDeclined(WeftError):
     """A call was not made, for `confirm=` did not say yes to it. The server knows nothing of it."""
 
 
-class InputNeeded(WeftError):
+class ToolCallFailed(WeftError):
+    """A tool has failed, and the caller wanted an exception for that. `result` is what the tool answered."""
+
+    def __init__(self, name: str, result: ToolResult) -> None:
+        super().__init__(f"The tool {name!r} failed: {str(result) or 'it did not say why'}")
+        self.result = result
+
+
+def read_value(name: str, result: ToolResult, type: type[T]) -> T:
+    """Return what a tool returned as a value of a type; InvalidAnswer when it is none.
+
+    The value is the structured content, or its only member `result`, in which some servers wrap what is no object.
+    Where there is no structured content, it is the text, as it is where that fits, else read as JSON.
+
+    >>> read_value("add", ToolResult(structured_content={"result": 3}), int)
+    3
+    >>> read_value("add", ToolResult(structured_content="three"), int)
+    Traceback (most recent call last):
+    ...
+    weft.errors.InvalidAnswer: The result of 'add' is not of the type int: Input should be a valid integer.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    value, text = result.structured_content, result.text
+    if value is UNSET:
+        forms = [msgspec.json.encode(text), text.encode()]
+    elif isinstance(value, dict) and value.keys() == {"result"}:
+        forms = [msgspec.json.encode(value), msgspec.json.encode(value["result"])]
+    else:
+        forms = [msgspec.json.encode(value)]
+    adapter, fault = TypeAdapter(type), ""
+    for form in forms:
+        try:
+            return adapter.validate_json(form, strict=True)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            fault = "".join(f" {str(part)[:100]}:" for part in first["loc"]) + f" {first['msg']}"
+    shown = str(type) if get_args(type) else type.__name__
+    raise InvalidAnswer(f"The result of {name!r} is not of the type {shown}:{fault}.")
+
+
+class PendingQuestions(WeftError):
     """The server asks before it goes on, and the client was told to leave the answers to the caller.
 
     Call again with `answers`, by the same keys, and with `state`, unchanged.

@@ -1,17 +1,17 @@
-"""stdio: the server is a child process; one line per message, in and out.
+"""Run a server as a child process, and exchange messages with it over stdio, one line each.
 
-Owns the process: how it is started, what it inherits, what it says on stderr, how it is ended. The child gets
+The child gets
 
-- the command as it is, without a shell (R11), as the leader of a process group of its own, so that nothing it starts
+- the command as it is, without a shell, as the leader of a process group of its own, so that nothing it starts
   outlives the connection (on Windows only the child itself is ended);
-- of the environment the few harmless variables of `default_environment`, and what the user gives. A server has no
-  business with the keys and tokens of whoever starts it; `env={**os.environ}` hands over everything.
+- of the environment the few harmless variables of `default_environment`, and what the user gives: not the keys and
+  tokens that may be there. `env={**os.environ}` hands over everything.
 
-It is ended politely at first: its stdin is closed, then SIGTERM, then SIGKILL, `close_seconds` apart (STDIO-11). When
-it ends by itself, the error says how, with its last lines on stderr; whatever else it writes there means nothing
-(STDIO-04).
+It is ended politely at first: its stdin is closed, then SIGTERM, then SIGKILL, `close_seconds` apart. When
+it ends by itself, the error says how, with its last lines on stderr; whatever else it writes there means
+nothing.
 
-What a message means is none of its business, and neither is whether a lost child is started anew (`reopen`).
+A child that was lost is started again by `reopen` alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from weft.client.callbacks import TURN_SECONDS
-from weft.client.config import CommandTarget
+from weft.client.config import Command
 from weft.client.connection.transport import PipeTransport
 from weft.errors import ConnectionFailed
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
@@ -56,7 +56,7 @@ _NO_SERVER = " It answered nothing before that: does it start its server, as by 
 
 
 def default_environment() -> dict[str, str]:
-    """What a child inherits without being given it: where programs and homes are, who the user is, and the language.
+    """Return the variables that a child inherits: where programs and homes are, who the user is, and the language.
 
     A value that is a shell function (it begins with `()`) is left out.
     """
@@ -67,22 +67,15 @@ def default_environment() -> dict[str, str]:
 class StdioTransport(PipeTransport):
     """A server that is started, spoken to over its stdin and stdout, and ended.
 
-    `on_stderr` is given each line the child writes to stderr, as it comes; `print` will do. The last 64 KiB are in
-    `stderr` in any case.
+    The target's `on_stderr` is called with each line that the child writes to stderr, as it comes; `print` will do.
+    The last 64 KiB are in `stderr` in any case.
     """
 
     kind = "stdio"
 
-    def __init__(
-        self,
-        target: CommandTarget,
-        limits: ClientLimits = DEFAULT_CLIENT_LIMITS,
-        *,
-        on_stderr: Callable[[str], Any] | None = None,
-    ) -> None:
+    def __init__(self, target: Command, limits: ClientLimits = DEFAULT_CLIENT_LIMITS) -> None:
         super().__init__(target.where, limits)
         self._target = target
-        self._on_stderr = on_stderr
         self._child: _Child | None = None  # the last one started; kept when it has ended, for what it said
 
     @property
@@ -101,12 +94,13 @@ class StdioTransport(PipeTransport):
         return "" if self._child is None else self._child.stderr.text
 
     @property
-    def has_read(self) -> bool:  # type: ignore[override] # pyright: ignore[reportIncompatibleVariableOverride] - nobody sets it
+    def has_read(self) -> bool:  # type: ignore[override] # pyright: ignore[reportIncompatibleVariableOverride] - it is never set
         """False where the child has ended, and is known to have read nothing of what it was sent."""
         return self._child is None or not self._child.left_unread
 
-    async def _start(self) -> None:
-        child = self._child = _Child(self, _Stderr(self._on_stderr))
+    async def start(self) -> None:
+        """Start the program."""
+        child = self._child = _Child(self, _Stderr(self._target.on_stderr))
         command, cwd = self._target.command, self._target.cwd
         try:
             await asyncio.get_running_loop().subprocess_exec(
@@ -126,36 +120,38 @@ class StdioTransport(PipeTransport):
             await child.end(self.limits.close_seconds)
             raise ConnectionFailed(f"The connection to {self.where} was closed.")
 
-    async def _write(self, message: bytes) -> None:
+    async def write(self, message: bytes) -> None:
+        """Write one line to the stdin of the program."""
         child = self._child
         assert child is not None
         if not child.pid:
             raise ConnectionFailed(f"The server `{self.where}` is only being started; try again.")
         if not child.takes_more.is_set():  # one who gives up meanwhile has sent nothing
             await child.takes_more.wait()
-        # JSON has newlines only between its tokens, where a space means the same (STDIO-01).
+        # JSON has newlines only between its tokens, where a space means the same.
         child.write(message.replace(b"\n", b" ") + b"\n")
 
-    async def _stop(self) -> None:
+    async def stop(self) -> None:
+        """End the program."""
         if self._child is not None:
             await self._child.end(self.limits.close_seconds)
 
     # --- what a child calls; one that was replaced since is not listened to any more
 
     def heard(self, child: _Child, line: bytes) -> None:
-        """A line came."""
+        """Take a line of the child."""
         if child is self._child:
-            self._incoming(line)
+            self.incoming(line)
 
     def ended(self, child: _Child, how: str) -> None:
-        """Nothing more will come."""
+        """Note that the child has ended."""
         if child is self._child:
             hint = "" if self._has_answered or child.returncode != 0 else _NO_SERVER
-            self._lost(ConnectionFailed(f"The server `{self.where}` {how}{hint}{child.stderr.last_lines()}"))
+            self.lost(ConnectionFailed(f"The server `{self.where}` {how}{hint}{child.stderr.last_lines()}"))
 
 
 class _Stderr:
-    """What a child says on the side: the last of it, and each line to whoever wants it."""
+    """The stderr of a child: its last bytes, and each line for the user's function."""
 
     def __init__(self, on_line: Callable[[str], Any] | None) -> None:
         self._on_line = on_line
@@ -248,7 +244,7 @@ class _Child(asyncio.SubprocessProtocol):
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
         self._open_pipes.discard(fd)
         if fd == 0:
-            self.takes_more.set()  # whoever waits to write is told by the end of the child
+            self.takes_more.set()  # a task that waits to write fails with the end of the child
         if fd == 2:
             self.stderr.finish()
         self._near_the_end()
@@ -326,7 +322,7 @@ class _Child(asyncio.SubprocessProtocol):
     # --- the end, by itself
 
     def _near_the_end(self) -> None:
-        """A pipe is closed, or the process is gone: the rest follows within the grace, or never."""
+        """Handle a closed pipe, or the end of the process: wait a short time for the rest."""
         if self._is_over or (not self.has_exited and {0, 1} <= self._open_pipes):
             return
         if self.has_exited and not {1, 2} & self._open_pipes:
@@ -354,7 +350,7 @@ class _Child(asyncio.SubprocessProtocol):
 
     def _set_over(self) -> None:
         self._is_over = True
-        self._forget_stdin()  # a child sees the end of its stdin only when nobody has it any more
+        self._forget_stdin()  # a child sees the end of its stdin only when no copy of it is open
         self.takes_more.set()
         if self._timer is not None:
             self._timer.cancel()
@@ -414,7 +410,7 @@ def _has_reader(stdin: int) -> bool:
 
 
 def _has_unread(stdin: int) -> bool:
-    """Whether something is left in a pipe, or pair of sockets, that nobody reads any more; False where unknown."""
+    """Return whether unread bytes are left in a pipe, or pair of sockets; False where unknown."""
     try:
         if stat.S_ISSOCK(os.fstat(stdin).st_mode):
             with socket.socket(fileno=os.dup(stdin)) as pair:  # closed with something unread, it is a reset
@@ -490,7 +486,7 @@ def _not_found(program: str) -> str:
     if os.sep in program:
         return "there is no such file, or the interpreter that its first line names is missing; check the path."
     if program.endswith(".json"):
-        return f"it is no program; weft.client.config.read_config({program!r}) has the servers of a configuration."
+        return f"it is no program; weft.client.read_config({program!r}) has the servers of a configuration."
     return "there is no such program on the PATH; install it, or give its full path."
 
 

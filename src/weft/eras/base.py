@@ -12,7 +12,7 @@ from the handshake.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -25,6 +25,7 @@ from weft.types.base import Implementation, LogLevel, Meta, NotificationParams, 
 from weft.types.interaction import SubscriptionFilter
 from weft.types.lifecycle import ClientCapabilities, RequestParams, ServerCapabilities
 
+EraName: TypeAlias = Literal["stateless", "session"]
 NO_PARAMS: Mapping[str, Any] = {}
 CORE_TYPES = frozenset({"complete", "input_required"})  # types of results in the core protocol; extensions add others
 

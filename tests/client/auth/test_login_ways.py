@@ -9,7 +9,8 @@ from test_login_client import Guarded
 from support import serve
 from support.fakes import Exchange, http_server, initialized, reply, sse
 from support.logging_in import Browser, hidden_fields
-from weft import AuthorizationFailed, Client, ClientLimits, Context, OAuth, Server, TokenInfo
+from weft import AuthorizationFailed, Client, ClientLimits, Context, Http, Server
+from weft.auth import OAuth, TokenInfo
 from weft.authorization import AuthorizationServer
 from weft.client.auth import ClientCredentials, Fetcher, FunctionRedirect
 from weft.client.auth.discovery import read_challenges
@@ -29,7 +30,7 @@ async def test_a_login_goes_through_the_proxy_of_its_client() -> None:
     auth = ClientCredentials("robot", client_secret="s")
     async with http_server(guarded.handle) as proxy:
         options = {"auth": auth, "proxy": proxy.removesuffix("/mcp")}
-        async with Client(f"{guarded.base}/mcp", **options) as client:
+        async with Client(Http(f"{guarded.base}/mcp", **options)) as client:
             assert [tool.name for tool in await client.list_tools()] == ["of-token-1"]
     assert len(guarded.forms) == 1
 
@@ -42,7 +43,7 @@ async def test_a_proxy_in_the_environment_is_used_where_the_client_trusts_it(mon
         monkeypatch.delenv("no_proxy", raising=False)
         monkeypatch.delenv("NO_PROXY", raising=False)
         auth = ClientCredentials("robot", client_secret="s")
-        async with Client(f"{guarded.base}/mcp", auth=auth, trust_env=True) as client:
+        async with Client(Http(f"{guarded.base}/mcp", auth=auth, trust_env=True)) as client:
             assert await client.list_tools()
     assert len(guarded.forms) == 1
 
@@ -53,7 +54,7 @@ async def test_a_fetcher_of_ones_own_goes_its_own_way() -> None:
     auth = ClientCredentials("robot", client_secret="s", fetcher=Fetcher())
     async with http_server(guarded.handle) as proxy:
         with pytest.raises(AuthorizationFailed, match="cannot be reached"):
-            async with Client(f"{guarded.base}/mcp", auth=auth, proxy=proxy.removesuffix("/mcp")):
+            async with Client(Http(f"{guarded.base}/mcp", auth=auth, proxy=proxy.removesuffix("/mcp"))):
                 pass
     assert guarded.forms == []
 
@@ -64,7 +65,7 @@ async def test_clients_that_share_a_login_go_each_their_own_way() -> None:
     auth = ClientCredentials("robot", client_secret="s")
     async with near.running() as url, http_server(far.handle) as proxy:
         options = {"auth": auth, "proxy": proxy.removesuffix("/mcp")}
-        async with Client(url, auth=auth) as here, Client(f"{far.base}/mcp", **options) as there:
+        async with Client(url, auth=auth) as here, Client(Http(f"{far.base}/mcp", **options)) as there:
             assert await here.list_tools()
             assert await there.list_tools()
     assert (len(near.forms), len(far.forms)) == (1, 1)

@@ -13,14 +13,15 @@ import pytest
 from support.fakes import DISCOVERED, Exchange, http_server, initialized, reply, sse
 from weft import (
     AuthorizationFailed,
-    BearerToken,
     Client,
     ClientLimits,
     ConnectionFailed,
+    Http,
     InvalidAnswer,
     RemoteError,
     RequestTimeout,
 )
+from weft.auth import BearerToken
 from weft.client import StreamReopened, ToolsChanged
 from weft.client.connection.transport import Refused
 from weft.client.http.transport import HttpTransport
@@ -59,7 +60,7 @@ class Server:
 @pytest.mark.spec("HTTP-06", "HTTP-07", "HTTP-08", "HTTP-09", "HDR-01", "HDR-02", "HDR-06", "HDR-07", "HDR-08")
 async def test_every_message_is_a_post_with_its_headers() -> None:
     server = Server(lambda exchange: exchange.result({**TEXT, "contents": [], "messages": []}))
-    async with http_server(server) as url, Client(url, headers={"X-Mine": "yes"}) as client:
+    async with http_server(server) as url, Client(Http(url, headers={"X-Mine": "yes"})) as client:
         await client.call_tool("add")
         await client.read_resource("file:///h\u00e9")
         await client.get_prompt(" p ")
@@ -169,7 +170,7 @@ async def test_a_proxy_is_spoken_to_instead_of_the_server() -> None:
     server = Server(lambda exchange: exchange.result(TEXT))
     async with (
         http_server(server) as proxy,
-        Client("http://127.0.0.1:1/mcp", proxy=proxy.removesuffix("/mcp")) as client,
+        Client(Http("http://127.0.0.1:1/mcp", proxy=proxy.removesuffix("/mcp"))) as client,
     ):
         assert (await client.call_tool("t")).text == "done"
     assert {exchange.path for exchange in server.seen} == {"http://127.0.0.1:1/mcp"}
@@ -658,7 +659,7 @@ async def test_a_standing_stream_that_the_server_still_thinks_is_there_is_tried_
             await exchange.stream(sse(notification("notifications/tools/list_changed")))
             await exchange.hang()
 
-    async with http_server(Session(get=get)) as url, Client(url, mode="session", limits=QUICK) as client:
+    async with http_server(Session(get=get)) as url, Client(url, eras=["session"], limits=QUICK) as client:
         changes = client.listen(tools=True)
         assert await asyncio.wait_for(anext(changes), 30) == StreamReopened()
         assert await asyncio.wait_for(anext(changes), 30) == ToolsChanged()

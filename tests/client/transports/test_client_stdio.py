@@ -15,7 +15,7 @@ from typing import Self
 import pytest
 
 from weft.client import stdio
-from weft.client.config import CommandTarget
+from weft.client.config import Command
 from weft.client.connection.transport import Transport
 from weft.client.stdio import StdioTransport, default_environment
 from weft.errors import ConnectionFailed
@@ -34,14 +34,14 @@ for line in sys.stdin:
 """
 
 
-def python(code: str, **options) -> CommandTarget:
-    return CommandTarget((sys.executable, "-c", code), **options)
+def python(code: str, **options) -> Command:
+    return Command((sys.executable, "-c", code), **options)
 
 
 class Peer:
     """A transport with what came out of it."""
 
-    def __init__(self, target: CommandTarget, limits: ClientLimits = QUICK, **options) -> None:
+    def __init__(self, target: Command, limits: ClientLimits = QUICK, **options) -> None:
         self.transport = StdioTransport(target, limits, **options)
         self.received: list = []
         self.lost: list[ConnectionFailed] = []
@@ -121,7 +121,7 @@ async def test_what_is_no_message_is_left_out(caplog):
 async def test_stderr_is_no_sign_of_failure_and_kept():
     lines: list[str] = []
     code = "import sys; print('Error: fatal!', file=sys.stderr, flush=True); sys.stderr.write('no end')\n" + ECHO
-    async with Peer(python(code), on_stderr=lines.append) as peer:
+    async with Peer(python(code, on_stderr=lines.append)) as peer:
         assert await peer.ask(1) == {"got": 1}
     assert peer.transport.stderr == "Error: fatal!\nno end"
     assert lines == ["Error: fatal!", "no end"]
@@ -131,7 +131,7 @@ async def test_stderr_is_no_sign_of_failure_and_kept():
 async def test_only_the_last_of_stderr_is_kept():
     lines: list[str] = []
     code = "import sys; sys.stderr.write('x' * 300_000 + 'é the last'); sys.stderr.flush()\n" + ECHO
-    async with Peer(python(code), on_stderr=lines.append) as peer:
+    async with Peer(python(code, on_stderr=lines.append)) as peer:
         await peer.ask(1)
         await until(lambda: peer.transport.stderr.endswith("é the last"))
         assert len(peer.transport.stderr.encode()) == 64 * 1024
@@ -144,7 +144,7 @@ async def test_a_failing_listener_of_stderr_does_no_harm(caplog):
         raise RuntimeError("mine")
 
     code = "import sys; print('a\\nb\\nc', file=sys.stderr, flush=True)\n" + ECHO
-    async with Peer(python(code), on_stderr=fail) as peer:
+    async with Peer(python(code, on_stderr=fail)) as peer:
         assert await peer.ask(1) == {"got": 1}
         await until(lambda: "c" in peer.transport.stderr)
     assert caplog.text.count("on_stderr= failed") == 1
@@ -176,7 +176,7 @@ async def test_the_folder(tmp_path):
 async def test_no_shell_sees_the_command(tmp_path):
     code = ECHO.replace('message.get("params")', "sys.argv[1:]")
     words = ("$HOME", "`id`", f"; touch {tmp_path}/hacked", "a b", "*")
-    async with Peer(CommandTarget((sys.executable, "-c", code, *words))) as peer:
+    async with Peer(Command((sys.executable, "-c", code, *words))) as peer:
         assert (await peer.ask())["got"] == list(words)
     assert list(tmp_path.iterdir()) == []
 
@@ -197,7 +197,7 @@ async def test_no_shell_sees_the_command(tmp_path):
 )
 async def test_programs_that_cannot_be_started(command, said):
     with pytest.raises(ConnectionFailed) as caught:
-        await Peer(CommandTarget(command)).open()
+        await Peer(Command(command)).open()
     assert f"The server {command[0]!r} cannot be started" in str(caught.value)
     assert said in str(caught.value)
 
@@ -212,14 +212,14 @@ async def test_a_file_that_is_no_program(tmp_path):
     script.write_bytes(b"print('no first line')\n")
     script.chmod(0o644)
     with pytest.raises(ConnectionFailed, match=f"the file is not executable; run chmod \\+x {script}"):
-        await Peer(CommandTarget((str(script),))).open()
+        await Peer(Command((str(script),))).open()
     script.chmod(0o755)
     with pytest.raises(ConnectionFailed, match="the file is no program; give it a first line"):
-        await Peer(CommandTarget((str(script),))).open()
+        await Peer(Command((str(script),))).open()
 
 
 async def test_a_transport_that_did_not_start_says_so_afterwards():
-    peer = Peer(CommandTarget(("no-such-program-here",)))
+    peer = Peer(Command(("no-such-program-here",)))
     with pytest.raises(ConnectionFailed):
         await peer.open()
     with pytest.raises(ConnectionFailed, match="no connection"):
@@ -518,7 +518,7 @@ async def test_on_the_fast_loop_as_well():
             with pytest.raises(ConnectionFailed, match=r"exit code 1.*\n.*no key"):
                 await peer.ask()
         with pytest.raises(ConnectionFailed, match="cannot be started"):
-            await Peer(CommandTarget(("no-such-program-here",))).open()
+            await Peer(Command(("no-such-program-here",))).open()
 
     def run() -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

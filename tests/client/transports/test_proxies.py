@@ -13,9 +13,9 @@ import pytest
 from support.certificates import Authority, serving
 from support.fakes import DISCOVERED, Exchange, http_server
 from support.proxying import FakeProxy
-from weft import Client, ConnectionFailed
+from weft import Client, ConnectionFailed, Http
 from weft.client.auth import Fetcher
-from weft.client.http.failures import read_proxy, why_unreached
+from weft.client.http.wire import read_proxy, why_unreached
 from weft.errors import UsageError
 from weft.net.fetch import FetchFailed, HttpRequest
 
@@ -58,7 +58,7 @@ class Target:
         await exchange.result(DISCOVERED if exchange.rpc == "server/discover" else TEXT)
 
     async def call(self, url: str, **options: Any) -> str:
-        async with Client(url, tls=self.authority.trusted(), **options) as client:
+        async with Client(Http(url, tls=self.authority.trusted(), **options)) as client:
             return (await client.call_tool("t")).text
 
     async def refused(self, url: str, **options: Any) -> str:
@@ -177,7 +177,7 @@ async def test_certificates_are_checked_through_a_proxy(authority: Authority) ->
     target, proxy = Target(authority, "https"), FakeProxy()
     async with target.running() as url, proxy.running() as place:
         with pytest.raises(ConnectionFailed, match="its certificate is not trusted"):
-            async with Client(url, proxy=f"http://{place}"):
+            async with Client(Http(url, proxy=f"http://{place}")):
                 pass
     assert target.seen == []
 
@@ -308,7 +308,7 @@ NO_URL = f"`proxy` is no URL of a proxy; write it as {FORM}, with %40 and its li
     ],
 )
 def test_what_is_no_proxy(given: Any, said: str) -> None:
-    for make in (lambda: Client("https://flights.example/mcp", proxy=given), lambda: Fetcher(proxy=given)):
+    for make in (lambda: Client(Http("https://flights.example/mcp", proxy=given)), lambda: Fetcher(proxy=given)):
         with pytest.raises(UsageError) as caught:
             make()
         assert str(caught.value) == said
@@ -336,19 +336,16 @@ def test_credentials_for_a_proxy_are_no_header_of_the_server(target: Any) -> Non
         "http://name:password@host:port."
     )
     with pytest.raises(UsageError) as caught:
-        Client(target, headers=headers)
+        Client({**target, "headers": headers} if isinstance(target, dict) else Http(target, headers=headers))
     assert str(caught.value) == expected
-    if isinstance(target, dict):
-        with pytest.raises(UsageError) as caught:
-            Client({**target, "headers": headers})
-        assert str(caught.value) == expected
 
 
 async def test_credentials_are_shown_nowhere(target: Target, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     given = f"http://ann:{SECRET}@{DEAD}"
-    client = Client("http://127.0.0.1:1/mcp", proxy=given, headers={"X-Key": SECRET}, auth=f"token-{SECRET}")
-    shown = [repr(part) for part in (client, client._http, client._dialled, read_proxy(given), Fetcher(proxy=given))]
+    http = Http("http://127.0.0.1:1/mcp", proxy=given, headers={"X-Key": SECRET}, auth=f"token-{SECRET}")
+    client = Client(http)
+    shown = [repr(part) for part in (client, http, client._dialled, read_proxy(given), Fetcher(proxy=given))]
     async with target.running() as url:
         await target.refused(url, proxy=given)
     assert SECRET not in "".join([*shown, caplog.text])

@@ -179,7 +179,7 @@ async def test_a_greeting_is_sent_again(greeting: str) -> None:
 
     server = OnceDeaf(greeting) if greeting == "server/discover" else Old(greeting)
     mode: Any = "stateless" if greeting == "server/discover" else "session"
-    async with http_server(server) as url, Client(url, mode=mode):
+    async with http_server(server) as url, Client(url, eras=[mode]):
         pass
     assert server.count(greeting) == 2
 
@@ -204,7 +204,7 @@ async def test_an_answer_to_the_server_is_sent_again() -> None:
             else:
                 await super().answer(exchange)
 
-    async with http_server(Asking()) as url, Client(url, mode="session"):
+    async with http_server(Asking()) as url, Client(url, eras=["session"]):
         for _ in range(100):
             await asyncio.sleep(0.01)
             if len(answers) == 2:

@@ -14,10 +14,10 @@ import pytest
 
 from support.certificates import Authority, blind, serving
 from support.fakes import DISCOVERED, Exchange, http_server, initialized, reply, sse
-from weft import Client, ClientLimits, ConnectionFailed
+from weft import Client, ClientLimits, ConnectionFailed, Http
 from weft.client import ToolsChanged
 from weft.client.auth import ClientCredentials, Fetcher
-from weft.client.http import failures as http_failures
+from weft.client.http import wire
 from weft.errors import UsageError
 from weft.net.fetch import FetchFailed, HttpRequest
 
@@ -57,7 +57,7 @@ class Server:
 
 
 async def call(url: str, **options: Any) -> str:
-    async with Client(url, **options) as client:
+    async with Client(Http(url, **options)) as client:
         return (await client.call_tool("t")).text
 
 
@@ -150,7 +150,7 @@ async def test_a_server_that_speaks_no_tls() -> None:
     ],
 )
 def test_what_is_no_context_is_not_guessed_at(tls: Any, remedy: str) -> None:
-    for make in (lambda: Client("https://flights.example/mcp", tls=tls), lambda: Fetcher(tls=tls)):
+    for make in (lambda: Client(Http("https://flights.example/mcp", tls=tls)), lambda: Fetcher(tls=tls)):
         with pytest.raises(UsageError) as caught:
             make()
         assert str(caught.value) == f"tls= was given something of the type {remedy}"
@@ -220,7 +220,7 @@ async def test_a_client_without_a_certificate_is_told_that_one_is_wanted(
 def test_an_alert_that_is_not_about_certificates_blames_none() -> None:
     error = ssl.SSLError()
     error.reason = "TLSV1_ALERT_INTERNAL_ERROR"
-    assert http_failures._refused(error) == "TLS failed (tlsv1 alert internal error)"
+    assert wire._refused(error) == "TLS failed (tlsv1 alert internal error)"
 
 
 @pytest.mark.parametrize("version", [V12, V13])
@@ -283,7 +283,7 @@ async def test_streams_travel_over_tls(certificate: Path, authority: Authority) 
     limits = ClientLimits(close_seconds=0.5)
     async with (
         http_server(handle, tls=serving(certificate)) as url,
-        Client(url, tls=authority.trusted(), limits=limits) as client,
+        Client(Http(url, tls=authority.trusted()), limits=limits) as client,
     ):
         assert (await client.call_tool("t")).text == "done"
         async with client.listen(tools=True) as changes:

@@ -8,7 +8,8 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from weft import Context, TextContent
+from weft import Context
+from weft.types import TextContent
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "server.py"
 spec = importlib.util.spec_from_file_location("example_server", EXAMPLE)

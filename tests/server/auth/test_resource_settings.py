@@ -10,7 +10,8 @@ import pytest
 from support.protected import make_protected
 from support.tokens import ISSUER, rsa_jwk, token_for
 from support.wire import ask
-from weft import Server, TokenInfo
+from weft import Server
+from weft.auth import TokenInfo
 from weft.errors import UsageError
 from weft.net.urls import is_safe_url, same_url
 from weft.server.auth import JwtVerifier, ResourceServer, StaticTokens

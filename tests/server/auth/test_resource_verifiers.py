@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt.algorithms import RSAAlgorithm
 
 from support.tokens import BAD_TOKENS, ISSUER, RESOURCE, claims_for, ec_jwk, rsa_jwk, rsa_key, token_for
-from weft import TokenInfo
+from weft.auth import TokenInfo
 from weft.errors import UsageError
 from weft.server.auth import IntrospectionVerifier, JwtVerifier, StaticTokens, TokenRefused
 from weft.server.auth import keys as keys_module

@@ -1,43 +1,32 @@
 """Connect to a server and call it: `Client`; and join the tools of several clients.
 
-When a client connects, agrees anew and closes: one after the other, from whatever tasks.
+`Client` has the public methods and the life of a connection, and leaves the work to other modules. It knows neither
+which era is spoken nor how messages travel.
 
-Owns whose turn it is. A change — connecting, reconnecting, agreeing anew — waits for its turn. A close overtakes: the
-change that has the turn is cancelled, and it and all that wait are told that the client was closed; what is asked for
-later waits until it is. A change that was overtaken ends the connection itself, before it gives up its turn: whoever
-closes may be cancelled, and leaves nothing open.
+`ConnectLock` serializes what changes a connection: connecting, reconnecting, greeting again. A close interrupts the
+change under way, and both it and all that wait end with ConnectionFailed. The interrupted change ends the connection
+itself, so that nothing stays open if the closing task is cancelled.
 
-What is opened and ended is the client's own affair.
-
-`Client`: point it at a server, and call.
-
-Owns the public verbs and the life of a connection: it puts the parts together, and does none of their work. It knows
-neither which era is spoken nor how messages travel.
-
-The tools of several servers as one list, for a model that is to choose among them all.
-
-Owns their names there. Each begins with the name that the program itself gave to the server: what a server calls itself
-is no name to rely on, for any other may call itself the same (TOOL-08). So no server can give a tool the name of
-another one's, and a name stays what it is whatever tools the others have.
+The names of joined tools begin with the name that the program gave to the server, not with what a server calls itself.
+So no server can give a tool the name of another server's tool.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-import ssl
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
 
 import msgspec
 from msgspec import UNSET
 
-from weft.client.api.targets import Dialled, HttpSettings, dial
+from weft.client.api.targets import Dialled, dial
 from weft.client.argument_checks import (
     as_texts,
     check_limits,
@@ -47,14 +36,15 @@ from weft.client.argument_checks import (
     plainly,
     read_extensions,
     read_level,
-    resource_missing,
+    resource_not_found,
 )
-from weft.client.callbacks import courier
+from weft.client.callbacks import queue_for
 from weft.client.connection.connection import ClientConnection, ProgressCallback, code_and_data
 from weft.client.connection.negotiate import Memory, Negotiator, eras_for, explained
 from weft.client.connection.transport import NO_HEADERS, Refused
-from weft.client.handlers.confirming import ConfirmFunction, Confirming
-from weft.client.handlers.handlers import (
+from weft.client.handlers import (
+    ConfirmFunction,
+    Confirming,
     FormFunction,
     LogFunction,
     RootsFunction,
@@ -62,13 +52,12 @@ from weft.client.handlers.handlers import (
     ServerRequestHandlers,
     UrlFunction,
 )
-from weft.client.handlers.questions import RootLike
+from weft.client.questions import RootLike
 from weft.client.requests.cache import ResponseCache, Toolbox, authorization_partition, cache_from, unique_name, whose
-from weft.client.requests.exchange import Exchange, Options, with_rounds
-from weft.client.requests.paging import ListPages, Suggestions, completion_params
+from weft.client.requests.exchange import Exchange, ListPages, Options, Suggestions, completion_params, with_rounds
 from weft.client.requests.subscriptions import Listening, Subscriptions, wish_for
-from weft.client.results import ToolResult
-from weft.eras.base import ServerHello
+from weft.client.results import ToolCallFailed, ToolResult, read_value
+from weft.eras.base import EraName, ServerHello
 from weft.errors import ConnectionFailed, HeaderMismatch, RemoteError, UsageError, WeftError
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
 from weft.protocol.headers import encode_value
@@ -89,17 +78,18 @@ from weft.types.features import (
 from weft.types.lifecycle import ServerCapabilities
 
 if TYPE_CHECKING:
-    from weft.client.connection.transport import Transport
-    from weft.client.http.transport import Auth
+    from weft.client.connection.transport import Auth, Transport
+
+T = TypeVar("T")
 
 
 def closed() -> ConnectionFailed:
-    """What those are told whom a close has overtaken."""
+    """Return the error of an operation that a close has interrupted."""
     return ConnectionFailed("The client was closed meanwhile.")
 
 
 class ConnectLock:
-    """Turns, and the one end to them all."""
+    """Serialize connecting, reconnecting and greeting again; a close interrupts them."""
 
     def __init__(self, end: Callable[[], Awaitable[None]]) -> None:
         self._end = end  # ends the connection, if there is one
@@ -109,7 +99,7 @@ class ConnectLock:
         self.closings = 0  # how often it was closed: a change that began before the last time does not go on
 
     def change(self) -> _Change:
-        """A turn, by `async with`; ConnectionFailed when the client is closed before that is done."""
+        """Return a turn, for `async with`; ConnectionFailed when the client is closed before it is over."""
         return _Change(self)
 
     async def close(self) -> None:
@@ -118,7 +108,7 @@ class ConnectLock:
         here, changing = asyncio.current_task(), self.changing
         assert here is not None
         if self._is_ending and here.cancelling():
-            return  # whoever ends the connection waits for this one
+            return  # the task that ends the connection waits for this one
         if changing is not None:
             self.changing = None
             changing.cancel()  # this very task, where connecting has called a function that closes: it ends there
@@ -126,7 +116,7 @@ class ConnectLock:
             await self.end()
 
     async def end(self) -> None:
-        """End the connection; for whoever has the turn."""
+        """End the connection. The caller has the turn."""
         self._is_ending = True
         try:
             await self._end()
@@ -176,7 +166,9 @@ _memory = Memory()  # what was found out about servers, in this process
 class Client:
     """A connection to one server, of either era, over any transport.
 
-    `target` is a URL, a command (list or text), a `Server`, an ASGI app, or an entry of an `mcpServers` configuration.
+    `target` is a URL or `Http`, a command (list or text) or `Command`, a `Server`, an ASGI app or `Asgi`, a transport,
+    or an `mcpServers` configuration: one entry, or all of it, or the `Path` of its file, with `server` to choose one.
+    `auth` is a login, or a token as text, for a URL or an app.
 
         async with Client("https://flights.example/mcp") as client:
             result = await client.call_tool("book", {"flight": "LX38"})
@@ -192,9 +184,10 @@ class Client:
         self,
         target: Any,
         *,
-        mode: Literal["auto", "stateless", "session"] = "auto",
+        eras: Sequence[EraName] = ("stateless", "session"),
         version: str | None = None,
         server: str | None = None,
+        auth: Auth | str | None = None,
         info: Implementation | None = None,
         elicit: FormFunction | None = None,
         elicit_url: UrlFunction | None = None,
@@ -206,28 +199,20 @@ class Client:
         on_log: LogFunction | None = None,
         log_level: LogLevel | None = None,
         on_notification: Callable[[str, Any], Any] | None = None,
-        on_stderr: Callable[[str], Any] | None = None,
-        headers: Mapping[str, str] | None = None,
-        auth: Auth | str | None = None,
-        proxy: str | None = None,
-        tls: ssl.SSLContext | None = None,
-        trust_env: bool = False,
-        allow_insecure: bool = False,
-        path: str = "/mcp",
         cache: ResponseCache | bool = True,
         check_output: bool = True,
         manual_input: bool = False,
         limits: ClientLimits = DEFAULT_CLIENT_LIMITS,
     ) -> None:
         self._limits = check_limits(limits)
-        self._eras = eras_for(mode, version)
-        self._is_pinned = mode != "auto" or version is not None
+        self._eras = eras_for(eras, version)
+        self._is_pinned = len(self._eras) == 1 or version is not None
         self._info = info or Implementation("weft", sys.modules["weft"].__version__)  # it imports this, not vice versa
-        self._http = HttpSettings(headers or {}, auth, proxy, tls, trust_env, allow_insecure, path)
-        self._dial: Callable[[], Dialled] = lambda: dial(target, limits, self._http, server=server, on_stderr=on_stderr)
-        self._dialled: Dialled | None = self._dial()  # for the next connection
-        self._url = self._dialled.key  # of the server, where it has one
-        self._duties = ServerRequestHandlers(
+        self._dial: Callable[[], Dialled] = lambda: dial(target, limits, server=server, auth=auth)
+        dialled = self._dial()
+        self._dialled: Dialled | None = dialled  # for the next connection
+        self._url = dialled.key  # of the server, where it has one
+        self._handlers = ServerRequestHandlers(
             elicit=elicit,
             elicit_url=elicit_url,
             sample=sample,
@@ -238,17 +223,17 @@ class Client:
         )
         self._confirming = None if confirm is None else Confirming(confirm)
         declared = read_extensions(extensions)
-        if (extension := getattr(auth, "extension", None)) is not None:  # XAUTH-01
+        if (extension := getattr(dialled.auth, "extension", None)) is not None:
             declared.setdefault(extension, {})
-        self._duties.capabilities.extensions = declared or None
-        self._on_notification = courier(on_notification, limits.changes_kept, "on_notification(method, params)")
+        self._handlers.capabilities.extensions = declared or None
+        self._on_notification = queue_for(on_notification, limits.changes_kept, "on_notification(method, params)")
         self._log_level: LogLevel | None = None if log_level is None else read_level(log_level)
         self._cache = cache_from(cache, limits)
         self._is_caching = cache is not False
         self._check_output = check_output
         self._is_manual = manual_input
         self._toolbox = Toolbox()
-        self._life = ConnectLock(self._end)  # connecting, agreeing anew, and closing, from whatever tasks
+        self._life = ConnectLock(self._end)  # connecting, greeting again, and closing, from any task
         self._opened: ClientConnection | None = None  # to be closed
         self._link: ClientConnection | None = None  # the same, once it is agreed what is spoken
         self._welcome: ServerHello | None = None
@@ -275,15 +260,15 @@ class Client:
         await self.close()
 
     async def connect(self) -> None:
-        """Connect, and find out which era the server speaks. A second time, nothing."""
+        """Connect, and find out which era the server speaks; do nothing where that was done already."""
         async with self._life.change():
             if self._link is not None:
                 self._link.check_loop()
                 return
-            await self._life.end()  # what one who gave up closing has left
+            await self._life.end()  # finish an interrupted close
             dialled, self._dialled = self._dialled or self._dial(), None  # each connection has its own
             link = self._opened = ClientConnection(
-                dialled.transport, self._eras[0], self._duties, self._info, self._limits
+                dialled.transport, self._eras[0], self._handlers, self._info, self._limits
             )
             self._put_together(link, dialled)
             try:
@@ -302,7 +287,7 @@ class Client:
             link,
             self._eras,
             info=self._info,
-            capabilities=lambda: self._duties.capabilities,
+            capabilities=lambda: self._handlers.capabilities,
             limits=self._limits,
             memory=Memory() if dialled.key is None or self._is_pinned else _memory,  # what was pinned is no finding
             key=dialled.key or "here",
@@ -311,19 +296,19 @@ class Client:
         view = None
         if self._is_caching:
             name = dialled.key or f"{dialled.transport.where} {unique_name(self)}"
-            view = self._cache.view(name, authorization_partition({**dialled.headers, **whose(self._http.auth)}))
-        self._exchange = Exchange(link, self._duties, self._limits, renew=partial(self._renew, link), cache=view)
+            view = self._cache.view(name, authorization_partition({**dialled.headers, **whose(dialled.auth)}))
+        self._exchange = Exchange(link, self._handlers, self._limits, renew=partial(self._renew, link), cache=view)
         self._pages = ListPages(self._exchange, self._limits, self._facts, self._negotiator.look_again)
         self._suggestions = Suggestions(self._exchange, self._limits)
         self._subscriptions = Subscriptions(link, self._limits, self.request, self._facts)
-        link.on_stand = self._subscriptions.reopened
+        link.on_stream_reopened = self._subscriptions.reopened
         link.on_silence = self._subscriptions.silenced
         link.on_over = partial(self._renew, link)
 
     async def _greet(self, link: ClientConnection, *, is_reopening: bool = False) -> None:
         self._welcome = await self._negotiator.negotiate(is_reopening=is_reopening)
         info, where = self._welcome.server_info, link.transport.where
-        self._duties.server = where if info is None else f"{info.display_name} ({where})"
+        self._handlers.server = where if info is None else f"{info.display_name} ({where})"
         if self._log_level is not None and self._welcome.capabilities.logging is not None:
             request = link.era.log_request(self._log_level)
             if request is not None:
@@ -331,7 +316,7 @@ class Client:
                     await link.roundtrip(*request)
 
     async def _renew(self, link: ClientConnection, generation: int) -> None:
-        """Agree anew, once for all who noticed that it is needed."""
+        """Greet the server again, once for all requests that found that it is needed."""
         async with self._life.change():
             if self._link is not link:
                 raise closed()
@@ -340,7 +325,7 @@ class Client:
                 link.spawn(self._subscriptions.renewed())
 
     async def reconnect(self) -> None:
-        """Start over: a child process is started anew. Whatever is under way is lost; those who listen go on."""
+        """Start over: a child process is started again. Requests under way are lost; listening goes on."""
         async with self._life.change():
             link = self._connected()
             await self._greet(link, is_reopening=True)
@@ -359,9 +344,9 @@ class Client:
         self._subscriptions.close()
         try:
             await link.close()
-            self._opened = None  # else, when whoever closes is cancelled, the next one waits for the rest
+            self._opened = None  # not reached when the closing task is cancelled: the next close waits for the rest
         finally:
-            await self._duties.close()
+            await self._handlers.close()
             if self._on_notification is not None:
                 await self._on_notification.stop()
 
@@ -414,12 +399,12 @@ class Client:
     # --- tools
 
     async def list_tools(self) -> list[Tool]:
-        """All tools that can be used."""
+        """Return all tools that can be used."""
         tools = await self._lists().all("tools/list", ListToolsResult, lambda page: page.tools)
         return self._learn(tools, self._toolbox.learn_all)
 
     async def list_tools_page(self, cursor: str | None = None) -> ListToolsResult:
-        """One page of tools; its `next_cursor` leads to the next."""
+        """Return one page of tools; its `next_cursor` leads to the next."""
         page = await self._lists().one("tools/list", ListToolsResult, cursor)
         page.tools = self._learn(page.tools, self._toolbox.learn)
         return page
@@ -428,26 +413,59 @@ class Client:
         link = self._connected()
         return learn(tools, mirrors=link.era.mirrors_params and link.transport.stream_per_request)
 
+    @overload
+    async def call_tool(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        result_type: None = None,
+        raise_on_error: bool = False,
+        timeout: float | None = None,
+        progress: ProgressCallback | None = None,
+        meta: Mapping[str, Any] | None = None,
+        answers: Mapping[str, Any] | None = None,
+        state: str | None = None,
+    ) -> ToolResult: ...
+
+    @overload
+    async def call_tool(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        result_type: type[T],
+        timeout: float | None = None,
+        progress: ProgressCallback | None = None,
+        meta: Mapping[str, Any] | None = None,
+        answers: Mapping[str, Any] | None = None,
+        state: str | None = None,
+    ) -> T: ...
+
     @explain_arguments
     async def call_tool(
         self,
         name: str,
         arguments: Mapping[str, Any] | None = None,
         *,
+        result_type: Any = None,
+        raise_on_error: bool = False,
         timeout: float | None = None,
         progress: ProgressCallback | None = None,
         meta: Mapping[str, Any] | None = None,
         answers: Mapping[str, Any] | None = None,
         state: str | None = None,
-    ) -> ToolResult:
+    ) -> Any:
         """Call a tool. A tool that failed is a result with `is_error`; RemoteError is a call that could not be made.
 
-        With `manual_input`, questions of the server are raised as `InputNeeded`: call again with `answers` and `state`.
+        With `raise_on_error`, a tool that failed raises `ToolCallFailed`. With `result_type`, it does too, and what the
+        tool returned is returned as a value of this type; InvalidAnswer when it is none. With `manual_input`, questions
+        of the server are raised as `PendingQuestions`: call again with `answers` and `state`.
         """
         self._connected()
         given = arguments or {}
         if self._confirming is not None:
-            given = await self._confirming.agreed(name, given, self._duties.server)
+            given = await self._confirming.agreed(name, given, self._handlers.server)
         params = with_rounds({"name": name, "arguments": given}, meta, answers, state)
         try:
             options = Options(timeout, progress, self._toolbox.headers(name, given), self._is_manual)
@@ -455,7 +473,7 @@ class Client:
         except RemoteError as error:
             if error.code != HeaderMismatch.code:
                 raise
-            if self._exchange.cache is not None:  # what is known of its headers is wrong, or nothing is (HDR-37)
+            if self._exchange.cache is not None:  # what is known of its headers is wrong, or nothing is
                 await self._exchange.cache.drop("tools/list")
             await self.list_tools()
             options = Options(timeout, progress, self._toolbox.headers(name, given), self._is_manual)
@@ -464,10 +482,12 @@ class Client:
             if not self._toolbox.knows(name) and result.structured_content is not UNSET:
                 await self._get_to_know()
             self._toolbox.check(name, result)
-        return result
+        if result.is_error and (raise_on_error or result_type is not None):
+            raise ToolCallFailed(name, result)
+        return result if result_type is None else read_value(name, result, result_type)
 
     async def _get_to_know(self) -> None:
-        """Fetch the list of tools, once, if it never was: an output is to be checked (TOOL-13)."""
+        """Fetch the list of tools, once, if it never was: an output is to be checked."""
         if not self._toolbox.is_complete:
             self._toolbox.is_complete = True
             with suppress(WeftError):  # the call itself was done
@@ -476,21 +496,21 @@ class Client:
     # --- resources
 
     async def list_resources(self) -> list[Resource]:
-        """All resources."""
+        """Return all resources."""
         return await self._lists().all("resources/list", ListResourcesResult, lambda page: page.resources)
 
     async def list_resources_page(self, cursor: str | None = None) -> ListResourcesResult:
-        """One page of resources."""
+        """Return one page of resources."""
         return await self._lists().one("resources/list", ListResourcesResult, cursor)
 
     async def list_resource_templates(self) -> list[ResourceTemplate]:
-        """All resource templates."""
+        """Return all resource templates."""
         return await self._lists().all(
             "resources/templates/list", ListResourceTemplatesResult, lambda page: page.resource_templates
         )
 
     async def list_resource_templates_page(self, cursor: str | None = None) -> ListResourceTemplatesResult:
-        """One page of resource templates."""
+        """Return one page of resource templates."""
         return await self._lists().one("resources/templates/list", ListResourceTemplatesResult, cursor)
 
     async def read_resource(
@@ -502,7 +522,7 @@ class Client:
         answers: Mapping[str, Any] | None = None,
         state: str | None = None,
     ) -> ReadResourceResult:
-        """Read a resource; ResourceMissing when there is none of this URI, whatever the era calls that."""
+        """Read a resource; a RemoteError with `not_found` when the server has none of this URI."""
         link = self._connected()
         params = with_rounds({"uri": uri}, None, answers, state)
         options = Options(timeout, progress, is_manual=self._is_manual)
@@ -510,17 +530,17 @@ class Client:
             return await self._exchange.request("resources/read", params, ReadResourceResult, options)
         except RemoteError as error:
             if link.era.is_missing(error.code, error.data):
-                raise resource_missing(error, uri) from None
+                raise resource_not_found(error, uri) from None
             raise
 
     # --- prompts
 
     async def list_prompts(self) -> list[Prompt]:
-        """All prompts."""
+        """Return all prompts."""
         return await self._lists().all("prompts/list", ListPromptsResult, lambda page: page.prompts)
 
     async def list_prompts_page(self, cursor: str | None = None) -> ListPromptsResult:
-        """One page of prompts."""
+        """Return one page of prompts."""
         return await self._lists().one("prompts/list", ListPromptsResult, cursor)
 
     async def get_prompt(
@@ -550,7 +570,7 @@ class Client:
         arguments: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> Completion:
-        """Suggestions for an argument of a prompt, or of a resource template, given what is typed so far."""
+        """Return suggestions for an argument of a prompt, or of a resource template, for what is typed so far."""
         params = completion_params(argument, value, prompt, template, arguments)
         self._connected()
         return await self._suggestions.ask(params, timeout)
@@ -560,7 +580,7 @@ class Client:
     def listen(
         self, *, tools: bool = False, prompts: bool = False, resources: bool = False, uris: Iterable[str] = ()
     ) -> Listening:
-        """Changes as they come, of lists and of single resources; of all lists, if nothing is named.
+        """Return the changes of lists and of single resources as they come; of all lists by default.
 
         async with client.listen(uris=["file:///log"]) as changes:
             async for change in changes:
@@ -578,7 +598,7 @@ class Client:
         await self._exchange.request("ping", {}, EmptyResult, Options(timeout))
 
     async def set_log_level(self, level: LogLevel) -> None:
-        """From now on, hear log messages of this level and above."""
+        """Ask for log messages of this level and above from now on."""
         link = self._connected()
         self._log_level = link.log_level = read_level(level)
         request = link.era.log_request(self._log_level)
@@ -586,9 +606,9 @@ class Client:
             await self._exchange.request(*request, EmptyResult, Options())
 
     async def roots_changed(self) -> None:
-        """Tell the server that the roots are others now, where servers are told such things."""
+        """Notify the server that the roots have changed, where its era has that notification."""
         link = self._connected()
-        if link.era.answers_requests and link.capabilities.roots is not None:  # L11-06
+        if link.era.answers_requests and link.capabilities.roots is not None:
             await self.notify("notifications/roots/list_changed")
 
     async def request(
@@ -600,7 +620,7 @@ class Client:
         progress: ProgressCallback | None = None,
         mirrored: str | None = None,
     ) -> dict[str, Any]:
-        """Any request, and its result as it came. Questions of the server are answered as in other calls.
+        """Make any request, and return its result as it came. Questions of the server are answered as in other calls.
 
         `mirrored` names the param that the header Mcp-Name repeats, where a method of an extension has one.
         """
@@ -612,7 +632,7 @@ class Client:
         return await self._exchange.request_raw(method, given, options)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
-        """Any notification."""
+        """Send any notification."""
         link = self._connected()
         era, generation = link.era, link.generation
         try:
@@ -629,9 +649,9 @@ class Client:
     # --- inside
 
     def _heard(self, method: str, params: bytes, origin: RequestId | None) -> None:
-        """A notification that belongs to no request."""
-        self._duties.heard(method, params)
-        self._exchange.errands.heard(method, params)
+        """Take a notification that belongs to no request."""
+        self._handlers.heard(method, params)
+        self._exchange.page_visits.heard(method, params)
         self._pages.heard(method)
         if method == "notifications/tools/list_changed":
             self._toolbox.forget()
@@ -662,7 +682,7 @@ class JoinedTool:
 
 
 async def join_tools(clients: Mapping[str, Client]) -> dict[str, JoinedTool]:
-    """All tools of some connected clients, by names such as `flights__book`: the name given here, and the tool's own.
+    """Return all tools of some connected clients, by names such as `flights__book`: the given name and the tool's.
 
     tools = await join_tools({"flights": flights, "hotels": hotels})
     await tools["flights__book"].call({"flight": "LX38"})
@@ -677,12 +697,12 @@ async def join_tools(clients: Mapping[str, Client]) -> dict[str, JoinedTool]:
 
 
 def joined_name(key: str, tool: Tool) -> str:
-    """What a tool is called among those of all servers."""
+    """Return the name of a tool among those of all servers."""
     return f"{key}{_BETWEEN}{tool.name}"
 
 
 def check_clients(clients: Any, kind: type) -> None:
-    """UsageError unless these are clients of a kind, by names that can begin those of tools."""
+    """Raise UsageError unless these are clients of a kind, by names that can begin those of tools."""
     if not isinstance(clients, Mapping):
         raise UsageError(
             f"join_tools was given {kind_of(clients)}; give a dictionary of names to clients: "
@@ -696,6 +716,6 @@ def check_clients(clients: Any, kind: type) -> None:
             )
         if not isinstance(client, kind):
             raise UsageError(
-                f"join_tools was given {kind_of(client)} as {key!r}; give clients: `weft.client.api.client.join_tools` "
+                f"join_tools was given {kind_of(client)} as {key!r}; give clients: `weft.client.join_tools` "
                 "takes those of `weft.Client`, `weft.sync.join_tools` those of `weft.sync.Client`."
             )

@@ -1,69 +1,41 @@
-"""From what a client is pointed at to the transport that leads there.
+"""Choose the transport that leads to what a client is pointed at.
 
-Owns the choice alone. A server in this process and an ASGI app are known by what they can do, for neither is imported
-here; all that is written down, `config` reads. The HTTP library is imported when a URL or an app is dialled.
+A server in this process and an ASGI app are recognised by what they can do, for neither is imported here; everything
+that is written down, `config` reads. The HTTP library is imported when a URL or an app is dialled.
 """
 
 from __future__ import annotations
 
 import inspect
-import ssl
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import replace
+from typing import Any, cast
 
 import msgspec
 
-from weft.client.argument_checks import check_function, check_tls, kind_of
-from weft.client.config import CommandTarget, UrlTarget, is_sendable, parse_target
-from weft.client.connection.transport import NO_HEADERS, MemoryTransport, Piped, Transport
+from weft.client.config import Asgi, Command, Http, parse_target
+from weft.client.connection.transport import NO_HEADERS, Auth, MemoryTransport, Piped, Transport
 from weft.errors import UsageError
 from weft.limits import ClientLimits
 
-if TYPE_CHECKING:
-    from weft.client.http.transport import Auth
-
-
-class HttpSettings(msgspec.Struct, frozen=True):
-    """How HTTP is spoken. Most of it may be a secret, and is not shown."""
-
-    headers: Mapping[str, str] = NO_HEADERS
-    auth: Any = None  # an `Auth`, or a token as text
-    proxy: str | None = None
-    tls: ssl.SSLContext | None = None
-    trust_env: bool = False
-    allow_insecure: bool = False
-    path: str = "/mcp"  # of an ASGI app
-
-    def __repr__(self) -> str:
-        return f"HttpSettings(path={self.path!r})"
-
 
 class Dialled(msgspec.Struct):
-    """A transport, not yet open."""
+    """A transport that is not open yet, and what distinguishes its server and its user."""
 
     transport: Transport
     key: str | None = None  # under which the server is remembered
     headers: Mapping[str, str] = NO_HEADERS  # the user's own
+    auth: Auth | str | None = None
     old_transport: Callable[[], Transport] | None = None  # the last to be tried
 
     def __repr__(self) -> str:
         return f"Dialled({self.transport.where!r}, headers={sorted(self.headers)})"  # whose values may be secrets
 
 
-def dial(
-    target: Any,
-    limits: ClientLimits,
-    http: HttpSettings,
-    *,
-    server: str | None = None,
-    on_stderr: Callable[[str], Any] | None = None,
-) -> Dialled:
-    """The transport to a target."""
+def dial(target: Any, limits: ClientLimits, *, server: str | None = None, auth: Auth | str | None = None) -> Dialled:
+    """Return the transport to a target. `server` is an entry of a configuration; `auth` goes with a URL or an app."""
     if isinstance(target, type):
         raise UsageError(f"A client was given the class {target.__name__}; give it an instance of it.")
-    _check_headers(http.headers)
-    if on_stderr is not None:
-        check_function(on_stderr, "on_stderr(line)")
     if isinstance(target, Piped):
         name = getattr(target, "name", None) or type(target).__name__
         return Dialled(MemoryTransport(target, f"the server {name!r} in this process", limits))
@@ -74,24 +46,31 @@ def dial(
             f"A client was given the function {getattr(target, '__name__', '')!r}, which is no server. Give the Server "
             "that it is registered at, an ASGI app, a URL or a command."
         )
-    if callable(target):
-        return _dial_app(target, limits, http)
-    found = parse_target(target, server=server, allow_insecure=http.allow_insecure)
-    if isinstance(found, CommandTarget):
+    found = _as_value(target, server)
+    if isinstance(found, Command):
         from weft.client.stdio import StdioTransport
 
-        if http.auth is not None:  # AUTH-02
+        if auth is not None:
             raise UsageError(
                 f"auth= is for servers at a URL; the command `{found.where}` gets credentials from its environment: "
-                "give env in an entry of an mcpServers configuration."
+                "give Command([...], env={...})."
             )
+        return Dialled(StdioTransport(found, limits))
+    if auth is not None:
+        if found.auth is not None:
+            raise UsageError("auth= was given twice, to the client and to its target; leave one of them out.")
+        found = replace(found, auth=auth)
+    return _dial_app(found, limits) if isinstance(found, Asgi) else _dial_url(found, limits)
 
-        return Dialled(StdioTransport(found, limits, on_stderr=on_stderr))
-    return _dial_url(found, limits, http)
+
+def _as_value(target: Any, server: str | None) -> Http | Command | Asgi:
+    if isinstance(target, Asgi):
+        return target
+    return Asgi(target) if callable(target) else parse_target(target, server=server)
 
 
 def _takes_three(function: Any) -> bool:
-    """Whether a function may be an ASGI app: it is called with a scope, `receive` and `send`."""
+    """Return whether a function may be an ASGI app: it is called with a scope, `receive` and `send`."""
     try:
         inspect.signature(function).bind({}, None, None)
     except TypeError:
@@ -101,64 +80,52 @@ def _takes_three(function: Any) -> bool:
     return True
 
 
-def _check_headers(headers: Any) -> None:
-    """UsageError unless these can be sent. What is wrong with one is told without its value: it may be a secret."""
-    if not isinstance(headers, Mapping):
-        raise UsageError(f"headers= was given {kind_of(headers)}; give a dict such as {{'X-Key': 'value'}}.")
-    for name, value in cast("Mapping[Any, Any]", headers).items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise UsageError(f"headers= has {kind_of(value)} at {str(name)[:60]!r}; names and values are text.")
-        if not is_sendable(name, value):
-            raise UsageError(f"headers= has the header {name[:60]!r}, which cannot be sent; take out what is no text.")
-
-
-def _dial_url(target: UrlTarget, limits: ClientLimits, http: HttpSettings) -> Dialled:
-    from weft.client.http.failures import read_proxy
+def _dial_url(target: Http, limits: ClientLimits) -> Dialled:
     from weft.client.http.sse import SseTransport
     from weft.client.http.transport import HttpTransport
-    from weft.client.http.wire import AiohttpWire
+    from weft.client.http.wire import AiohttpWire, read_proxy
 
-    proxy = None if http.proxy is None else read_proxy(http.proxy)
-    check_tls(http.tls)
-    headers = {**target.headers, **http.headers}
+    url, headers = target.url, target.headers
+    proxy = None if target.proxy is None else read_proxy(target.proxy)
     if any(name.lower() == "proxy-authorization" for name in headers):
         raise UsageError(
             "The header 'Proxy-Authorization' would go to the server; write the credentials of a proxy into proxy=, as "
             "http://name:password@host:port."
         )
-    auth = _auth(http, target.url)
+    auth = _auth(target)
 
     def wire() -> AiohttpWire:
-        return AiohttpWire(limits, proxy=proxy, tls=http.tls, trust_env=http.trust_env)
+        return AiohttpWire(limits, proxy=proxy, tls=target.tls, trust_env=target.trust_env)
 
     return Dialled(
-        HttpTransport(target.url, wire(), limits, headers=headers, auth=auth),
-        key=target.url,
+        HttpTransport(url, wire(), limits, headers=headers, auth=auth),
+        key=url,
         headers=headers,
-        old_transport=lambda: SseTransport(target.url, wire(), limits, headers=headers, auth=auth),
+        auth=target.auth,
+        old_transport=lambda: SseTransport(url, wire(), limits, headers=headers, auth=auth),
     )
 
 
-def _dial_app(app: Any, limits: ClientLimits, http: HttpSettings) -> Dialled:
+def _dial_app(target: Asgi, limits: ClientLimits) -> Dialled:
     from weft.client.http.asgi import AsgiWire
     from weft.client.http.transport import HttpTransport
 
-    if not http.path.startswith("/"):
-        raise UsageError(f"path={http.path!r} is not possible: a path begins with a slash, like '/mcp'.")
-    url = f"http://localhost{http.path}"
-    transport = HttpTransport(url, AsgiWire(app, limits), limits, headers=http.headers, auth=_auth(http))
-    return Dialled(transport, headers=http.headers)
+    wire = AsgiWire(target.app, limits)
+    url = f"http://localhost{target.path}"
+    transport = HttpTransport(url, wire, limits, headers=target.headers, auth=_auth(target))
+    return Dialled(transport, headers=target.headers, auth=target.auth)
 
 
-def _auth(http: HttpSettings, url: str | None = None) -> Auth | None:
-    """The hook for authorization. A login on behalf of a server goes the way that its client does."""
-    if http.auth is None:
+def _auth(target: Http | Asgi) -> Auth | None:
+    """Return the hook for authorization. A login uses the proxy and the certificates of its client."""
+    given = target.auth
+    if given is None:
         return None
     from weft.client.auth import Authorizer, as_auth
 
-    if isinstance(http.auth, str) and http.auth[:7].lower() == "bearer ":
+    if isinstance(given, str) and given[:7].lower() == "bearer ":
         raise UsageError("The token cannot be sent as it is: leave off 'Bearer ', which is put before it anyway.")
-    auth = as_auth(http.auth)
-    if url is not None and isinstance(auth, Authorizer):
-        auth.go_as(url, proxy=http.proxy, tls=http.tls, trust_env=http.trust_env)
+    auth = as_auth(given)
+    if isinstance(target, Http) and isinstance(auth, Authorizer):
+        auth.go_as(target.url, proxy=target.proxy, tls=target.tls, trust_env=target.trust_env)
     return auth

@@ -34,8 +34,7 @@ from weft.protocol.names import printable
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
-    from weft.client.connection.transport import Refused
-    from weft.client.http.transport import Auth
+    from weft.client.connection.transport import Auth, Refused
 
 
 class BearerToken:

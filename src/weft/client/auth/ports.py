@@ -31,7 +31,7 @@ from weft.client.auth.storage import Storage
 from weft.client.auth.tokens import Steps
 from weft.client.callbacks import Functions
 from weft.client.connection.transport import wire_log
-from weft.client.http.failures import (
+from weft.client.http.wire import (
     PROXY_REFUSES,
     Proxy,
     environment_proxy,

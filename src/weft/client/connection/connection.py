@@ -1,12 +1,10 @@
 """Hold one connection to a server: a transport, its era, and everything that comes in.
 
-The link to one server: a transport, the era that is spoken on it, and everything that comes in.
+This module makes single requests (ids, time limits, cancellation), answers the server's own requests, keeps the
+standing stream open, and owns all tasks that run beside the callers'. It is the only one that knows both the transport
+and the era: `negotiate` finds out which era that is, and `exchange` decides what is done about a refusal.
 
-Owns single requests (ids, clocks, cancellation), the answers to the server's own requests, the standing stream, and all
-tasks that run beside the callers'. It is the only part that knows both the transport and the era; which era that is,
-`negotiate` finds out, and what is done about a refusal, `exchange` decides.
-
-Trace context: a request carries the trace in which it was made. Nothing where OpenTelemetry is not in use.
+A request carries the trace in which it was made, where OpenTelemetry is in use.
 """
 
 from __future__ import annotations
@@ -44,20 +42,22 @@ from weft.types.lifecycle import CancelledParams, ClientCapabilities, ProgressPa
 
 log = logging.getLogger("weft.client")
 
-_STAND_SECONDS = 0.25  # to wait for the standing stream before the first request
-_STAND_AGAIN = 7  # a standing stream that stays lost is tried again after the pause of such an attempt: half a minute
+_STREAM_SECONDS = 0.25  # to wait for the standing stream before the first request
+_STREAM_ATTEMPT = (
+    7  # a standing stream that stays lost is tried again after the pause of such an attempt: half a minute
+)
 
 ProgressCallback = Callable[[ProgressParams], Any]
-"""Told of the progress of a request; plain or async."""
+"""Called with the progress of a request; plain or async."""
 
 
 class RequestHandlers(Protocol):
-    """What the client does for the server."""
+    """Answers the requests of the server."""
 
     capabilities: ClientCapabilities
 
     async def answer(self, method: str, params: Any = None) -> Any:
-        """The result of a request of the server; a ProtocolError when it is refused."""
+        """Return the result of a request of the server; a ProtocolError when it is refused."""
         ...
 
 
@@ -74,7 +74,7 @@ _read_cancelled = msgspec.json.Decoder(CancelledParams).decode
 
 
 def remote_error(frame: Frame) -> RemoteError:
-    """The error of a response; InvalidAnswer when it is none."""
+    """Return the error of a response; InvalidAnswer when it has none."""
     try:
         error = _read_error(frame.error if isinstance(frame.error, msgspec.Raw) else b"")
     except msgspec.DecodeError:
@@ -83,7 +83,7 @@ def remote_error(frame: Frame) -> RemoteError:
 
 
 def code_and_data(error: Refused | RemoteError) -> tuple[int | None, Any]:
-    """The code and data of an error as it came, however it came; nothing where it was no JSON-RPC error."""
+    """Return the code and data of an error; (None, None) where it was no JSON-RPC error."""
     if isinstance(error, Refused):
         if error.frame is None:
             return None, None
@@ -98,7 +98,12 @@ class ClientConnection:
     """One connection."""
 
     def __init__(
-        self, transport: Transport, era: ClientEra, duties: RequestHandlers, info: Implementation, limits: ClientLimits
+        self,
+        transport: Transport,
+        era: ClientEra,
+        handlers: RequestHandlers,
+        info: Implementation,
+        limits: ClientLimits,
     ) -> None:
         self.transport = transport
         self.era = era
@@ -106,10 +111,10 @@ class ClientConnection:
         self.settling: asyncio.Event | None = None  # set when it is settled what is spoken; None while it is
         self.log_level: LogLevel | None = None
         self.on_notification: Callable[[str, bytes, RequestId | None], None] = _nobody
-        self.on_stand: Callable[[], None] = _nobody  # the standing stream stands again after it was lost
+        self.on_stream_reopened: Callable[[], None] = _nobody  # the standing stream is open again
         self.on_silence: Callable[[ConnectionFailed], None] = _nobody  # nothing will be heard for now: it stays lost
-        self.on_over: Callable[[int], Coroutine[Any, Any, None]] = _not_renewed  # agrees anew with the server
-        self._duties = duties
+        self.on_over: Callable[[int], Coroutine[Any, Any, None]] = _not_renewed  # greets the server again
+        self._handlers = handlers
         self._info = info
         self._limits = limits
         self._ids = itertools.count(1)
@@ -118,7 +123,7 @@ class ClientConnection:
         self._asks: dict[RequestId, asyncio.Task[None]] = {}  # requests of the server being answered
         self._asks_bytes = 0  # of these
         self._gate = asyncio.Semaphore(limits.asks_at_once)
-        self._standing: asyncio.Task[None] | None = None
+        self._stream: asyncio.Task[None] | None = None
         self._silence: ConnectionFailed | None = None  # why the standing stream ended for good
         self._has_stream = True  # False where the server has no standing stream
         self._is_closed = False
@@ -126,8 +131,8 @@ class ClientConnection:
 
     @property
     def capabilities(self) -> ClientCapabilities:
-        """What the server is told that this client can do."""
-        return self._duties.capabilities
+        """The capabilities that this client declares."""
+        return self._handlers.capabilities
 
     # --- opening and closing
 
@@ -155,12 +160,12 @@ class ClientConnection:
         """End everything: what waits gets a ConnectionFailed, and no task is left. Again: what is left of it."""
         farewell = None if self._is_closed else self.era.farewell()
         self._is_closed = True
-        if self._standing is not None:
-            self._standing.cancel()
+        if self._stream is not None:
+            self._stream.cancel()
         try:
             if farewell is not None:
-                await self.transport.dismiss(farewell)
-        finally:  # also when whoever closes is cancelled
+                await self.transport.end_session(farewell)
+        finally:  # also when the closing task is cancelled
             try:
                 await self.transport.close()
             finally:
@@ -168,11 +173,11 @@ class ClientConnection:
                 await self._end_tasks()
 
     def check_loop(self) -> None:
-        """UsageError in another loop than the one it was made in: nothing of it works there."""
+        """Raise UsageError in another event loop than its own."""
         self._clocks.check_loop()
 
     def _check_open(self) -> None:
-        """Nothing begins on what is closed: nobody would end it, and no clock would run."""
+        """Raise ConnectionFailed where the connection is closed."""
         if self._is_closed:
             raise ConnectionFailed(f"The connection to {self.transport.where} was closed.")
 
@@ -202,7 +207,7 @@ class ClientConnection:
         self.spawn(self._stay_lost(self.generation, failure))
 
     async def _stay_lost(self, generation: int, failure: ConnectionFailed) -> None:
-        """Who listens gets as long as a stream of their own would: if nobody reconnects meanwhile, they are told."""
+        """End all listening with the failure, unless somebody reconnects in the time that a stream has for that."""
         for attempt in range(self._limits.resumptions + 1):
             await asyncio.sleep(pause(attempt))
             if self.generation != generation:
@@ -212,7 +217,7 @@ class ClientConnection:
     # --- requests
 
     def next_id(self) -> int:
-        """An id that no request of this link ever had (JRPC-05, L11-07)."""
+        """Return an id that no request of this connection had before."""
         return next(self._ids)
 
     def roundtrip(
@@ -225,7 +230,7 @@ class ClientConnection:
         progress: ProgressCallback | None = None,
         is_greeting: bool = False,
     ) -> Coroutine[Any, Any, Answer]:
-        """One request and its answer, which has a result. Raises RemoteError, Refused, RequestTimeout and the like."""
+        """Make a request and return its answer. Raises RemoteError, Refused, RequestTimeout and the like."""
         work = self._roundtrip(method, params, headers, seconds, progress, is_greeting=is_greeting)
         return self._logged(method, params, work) if log.isEnabledFor(logging.INFO) else work
 
@@ -255,24 +260,24 @@ class ClientConnection:
             self._check_open()
         limits = self._limits
         request_id = next(self._ids)
-        courier = None
-        if progress is not None:  # the id is a token that no other active request has (PROG-02)
-            courier = CallbackQueue(progress, limits.changes_kept, "progress(told)")
+        queue = None
+        if progress is not None:  # the id is a token that no other active request has
+            queue = CallbackQueue(progress, limits.changes_kept, "progress(told)")
             params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": request_id}}
         if seconds is not None:
             check_timeout(seconds)
         wait = limits.request_seconds if seconds is None else seconds
-        clock = self._clocks.start(request_id, wait, limits.total_seconds, courier)
+        clock = self._clocks.start(request_id, wait, limits.total_seconds, queue)
         try:
             message, headers = self._write(request_id, method, params, headers)
             return _checked(await self.transport.request(message, request_id, headers, resumable=self.era.resumes))
         except asyncio.CancelledError:
             self._clocks.stop(request_id)
             is_late = clock.has_run_out()
-            if not is_greeting:  # a handshake is never cancelled (L11-32)
+            if not is_greeting:  # a handshake is never cancelled
                 self.give_up(request_id, "timeout" if is_late else "cancelled")
-            if courier is not None:
-                await courier.stop()
+            if queue is not None:
+                await queue.stop()
             if not is_late:
                 raise
             if clock.failure is not None:
@@ -281,11 +286,11 @@ class ClientConnection:
         finally:
             self._clocks.stop(request_id)
             del clock  # it knows the task, which would know of its cancellation, which knows this frame: a cycle
-            if courier is not None:
-                await courier.drain(limits.close_seconds)
+            if queue is not None:
+                await queue.drain(limits.close_seconds)
 
     async def exchange(self, request_id: RequestId, method: str, params: Mapping[str, Any]) -> Answer:
-        """The bare exchange, with neither clock nor cancellation: what listens may wait for ever."""
+        """Make one exchange with neither time limit nor cancellation: listening may wait for ever."""
         self.check_loop()
         if self.settling is not None:
             await self.settling.wait()
@@ -296,12 +301,12 @@ class ClientConnection:
     def _write(
         self, request_id: RequestId, method: str, params: Mapping[str, Any], headers: Mapping[str, str] = NO_HEADERS
     ) -> tuple[bytes, Mapping[str, str]]:
-        """A request as it goes out, and its headers where it has some."""
+        """Return an encoded request and its headers."""
         era = self.era
         if self.transport.stream_per_request:
             headers = {**era.headers(method, params), **headers}
         params = era.stamp(
-            method, traced(params), info=self._info, capabilities=self._duties.capabilities, log_level=self.log_level
+            method, traced(params), info=self._info, capabilities=self._handlers.capabilities, log_level=self.log_level
         )
         return write_json(method, params, encode_request, request_id, method, params), headers
 
@@ -311,13 +316,13 @@ class ClientConnection:
         if clock.is_at_its_end:
             most = self._limits.total_seconds
             return f"{began} within {most:g} s in all; `ClientLimits(total_seconds=...)` allows more."
-        told = "" if clock.courier is None else ", nor tell of progress,"
+        told = "" if clock.queue is None else ", nor tell of progress,"
         call = "" if is_greeting else "`timeout=` for this call, or "
         longer = f"To wait longer, give {call}`Client(..., limits=ClientLimits(request_seconds=...))`."
         return f"{began}{told} within {clock.seconds:g} s. Is it busy, or stuck? {longer}"
 
     def give_up(self, request_id: RequestId, reason: str = "cancelled") -> None:
-        """Tell the server that nobody waits any more, unless it sees that by itself (CAN-01, STDIO-08, L11-13)."""
+        """Cancel a request at the server, unless closing its stream does that."""
         by_closing = self.era.closing_cancels and self.transport.stream_per_request
         if not (by_closing or self._is_closed):
             self.spawn(self._tell_cancelled({"requestId": request_id, "reason": reason}))
@@ -354,40 +359,40 @@ class ClientConnection:
 
     # --- the standing stream
 
-    async def stand(self, silence: ConnectionFailed | None = None) -> None:
+    async def open_stream(self, silence: ConnectionFailed | None = None) -> None:
         """Open the stream on which the server speaks up, where there is one; wait for it, but not for long.
 
         Some servers hold back the head of a response until there is something to say in it. `silence` is why it had
         ended before, in the same session: a server that has none now had one then.
         """
-        if self._standing is not None:
-            self._standing.cancel()
-            self._standing = None
+        if self._stream is not None:
+            self._stream.cancel()
+            self._stream = None
         self._silence, self._has_stream = None, True
         if not self.era.keeps_stream:
             return
         opened = asyncio.Event()
 
-        def stands() -> None:
+        def opened_again() -> None:
             if opened.is_set():
-                self.on_stand()
+                self.on_stream_reopened()
             opened.set()
 
-        self._standing = self.spawn(self._stand(self.generation, stands, silence))
-        self._standing.add_done_callback(lambda _: opened.set())
+        self._stream = self.spawn(self._keep_stream(self.generation, opened_again, silence))
+        self._stream.add_done_callback(lambda _: opened.set())
         try:
-            async with asyncio.timeout(_STAND_SECONDS):
+            async with asyncio.timeout(_STREAM_SECONDS):
                 await opened.wait()
         except TimeoutError:
             log.debug("%s holds back the head of its standing stream.", self.transport.where)
 
-    async def stand_again(self) -> None:
+    async def reopen_stream(self) -> None:
         """For one who begins to listen: try a stream that had ended for good once more; ConnectionFailed if in vain.
 
-        A server that has none may still tell of changes while it answers a request, so that is no error (L11-09).
+        A server that has none may still tell of changes while it answers a request, so that is no error.
         """
         if self._silence is not None:
-            await self.stand(self._silence)
+            await self.open_stream(self._silence)
         if self._silence is not None:
             raise ConnectionFailed(str(self._silence))
         if not self._has_stream:
@@ -397,12 +402,12 @@ class ClientConnection:
                 self.transport.where,
             )
 
-    async def _stand(self, generation: int, stands: Callable[[], None], silence: ConnectionFailed | None) -> None:
-        """Run the stream; where the server does not take it any more because all is over, that is found out here."""
+    async def _keep_stream(self, generation: int, opened: Callable[[], None], silence: ConnectionFailed | None) -> None:
+        """Keep the standing stream open; greet again where the server says that the session is over."""
         era = self.era
         while True:
             try:
-                await self.transport.stand(era.headers(), stands)
+                await self.transport.open_standalone_stream(era.headers(), opened)
                 self._has_stream = not self.transport.stream_per_request  # a pipe is one itself
                 if silence is not None:
                     self._fall_silent(silence)
@@ -416,7 +421,7 @@ class ClientConnection:
                 self._fall_silent(ConnectionFailed(str(error)))
             except ConnectionFailed as failure:
                 self.on_silence(failure)
-                await asyncio.sleep(pause(_STAND_AGAIN))
+                await asyncio.sleep(pause(_STREAM_ATTEMPT))
                 continue
             return
 
@@ -443,19 +448,19 @@ class ClientConnection:
         if method == "notifications/progress":
             told = _read_progress(params)
             clock = self._clocks.get(told.progress_token)
-            if clock is not None and clock.courier is not None:  # else nobody asked, or it is late
+            if clock is not None and clock.queue is not None:  # else progress was not asked for, or it is late
                 clock.wind()
-                clock.courier.call(told, size=len(params))
+                clock.queue.call(told, size=len(params))
         elif method == "notifications/cancelled":
             self._taken_back(_read_cancelled(params))
         else:
             self.on_notification(method, params, origin)
 
     def _taken_back(self, told: CancelledParams) -> None:
-        """The server does not want an answer any more. One that it never asked for, or has, is ignored (CAN-10)."""
+        """Stop to answer a question that the server has cancelled. An unknown one is ignored."""
         ask = self._asks.get(told.request_id)
         if ask is not None:
-            log.debug("%s took back a question: %s", self.transport.where, told.reason)  # CAN-11
+            log.debug("%s took back a question: %s", self.transport.where, told.reason)
             ask.cancel()
 
     def _asked(self, frame: Frame, origin: RequestId | None) -> None:
@@ -529,7 +534,7 @@ class ClientConnection:
     async def _perform(self, method: str, params: bytes, origin: RequestId | None) -> Any:
         async with self._gate, asyncio.timeout(self._limits.ask_seconds):
             with self._held(origin):
-                return await self._duties.answer(method, msgspec.Raw(params))
+                return await self._handlers.answer(method, msgspec.Raw(params))
 
     @contextmanager
     def _held(self, origin: RequestId | None) -> Generator[None]:
@@ -575,7 +580,7 @@ _OUTCOMES: Mapping[type[BaseException], str] = {
 
 
 def _checked(answer: Answer) -> Answer:
-    """An answer with a result; the error of any other is raised."""
+    """Return an answer that has a result; raise the error of any other."""
     frame = answer.frame
     if frame.result is UNSET:
         raise remote_error(frame)
@@ -591,18 +596,18 @@ def _params(frame: Frame) -> bytes:
 
 
 async def _not_renewed(generation: int) -> None:
-    """Where nothing is agreed on anew."""
+    """Do nothing: the connection has no owner that greets again."""
 
 
 def _nobody(*_: Any) -> None:
-    """Where nobody wants to be told."""
+    """Ignore the call: the connection has no owner yet."""
 
 
 _KEYS = ("traceparent", "tracestate", "baggage")
 
 
 def traced(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The params, with the current trace in their `_meta` (META-15).
+    """Return the params with the current trace in their `_meta`.
 
     A program that traces has imported OpenTelemetry itself; so nothing is imported here for one that does not.
     """

@@ -1,16 +1,14 @@
-"""Which era does this server speak? Greet it in each that may be, and read how it refuses.
+"""Find out which era a server speaks: greet it in each that may be, and read how it refuses.
 
-The eras are tried in the order of preference, newest first (ledger 0.5). A refusal is read before anything is made of
-it: the era says whether a server that speaks it would refuse so, and which versions the server named. Only a refusal
-that is none of its own leads to the next era: nobody falls back from a server that understood and said no, and a
-server that wants authorization has said nothing about its era (COMPAT-04 … COMPAT-14). Last comes the transport of the
-first revision, where the client has one to offer.
+Eras are tried newest first. The era judges a refusal: whether a server that speaks it would refuse so, and which
+versions the server named. The next era is tried only after a refusal that is none of this era's; a server that
+understood and said no, or wants authorization, is an error. Last comes the transport of the first revision, where the
+client has one to offer.
 
-What was found out is remembered per URL in this process: it is tried first the next time, and found out anew when it
-does not hold any more. What a client was told to speak is no finding, and is not remembered. Nor is what followed over
-HTTP upon an answer that need not be about the era: a failure of the server, params that it does not like. A server
-that has no time to look says nothing at all: it is asked once more, and then it is an error. Silence is a refusal over
-pipes, where programs may leave out what they do not know; over HTTP it is waited for, as for any request.
+The outcome is remembered per URL in this process, and tried first the next time. Not remembered are eras that the
+program has pinned, and, over HTTP, what followed upon an answer that need not be about the era: a failure of the
+server, params that it does not like. A busy server is asked once more. Silence is a refusal over pipes, where programs
+may ignore what they do not know; over HTTP it is waited for, as for any request.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ import msgspec
 from weft.client.callbacks import pause
 from weft.client.connection.connection import ClientConnection, remote_error
 from weft.client.connection.transport import Answer, Refused, Transport
-from weft.eras.base import ClientEra, ServerHello
+from weft.eras.base import ClientEra, EraName, ServerHello
 from weft.eras.session_client import SessionClient
 from weft.eras.stateless_client import StatelessClient
 from weft.errors import (
@@ -47,44 +45,44 @@ from weft.types.lifecycle import ClientCapabilities
 _ERAS: Mapping[str, ClientEra] = {era.name: era for era in (StatelessClient(), SessionClient())}
 _MOST_GREETINGS = 5
 _MOST_REMEMBERED = 4096
-_OLD_TRANSPORT = (400, 404, 405)  # how a server of the first revision answers a POST to its stream (COMPAT-14)
+_OLD_TRANSPORT = (400, 404, 405)  # how a server of the first revision answers a POST to its stream
 _OLD_KIND = "sse"  # of transport
-_BUSY = (408, 425, 429, 502, 503, 504)  # nobody has looked at the request
+_BUSY = (408, 425, 429, 502, 503, 504)  # the server has not looked at the request
 _MAY_BE_OURS = (InvalidParams.code, InternalError.code)  # what else than its era may keep a server from answering
 
 
-def eras_for(mode: str, version: str | None) -> list[ClientEra]:
-    """The eras that a client may speak, in the order in which they are tried; UsageError when there is none."""
-    if mode != "auto" and mode not in _ERAS:
-        raise UsageError(f"mode={mode!r} is not known; use 'auto', {' or '.join(map(repr, _ERAS))}.")
-    eras = list(_ERAS.values()) if mode == "auto" else [_ERAS[mode]]
+def eras_for(names: Sequence[EraName], version: str | None) -> list[ClientEra]:
+    """Return the eras that a client may speak, in the order in which they are tried; UsageError when there is none."""
+    if isinstance(names, str) or not names or any(name not in _ERAS for name in names):
+        raise UsageError(f"eras={names!r} is not possible: give one or both of {', '.join(map(repr, _ERAS))}.")
+    eras = [era for name, era in _ERAS.items() if name in names]
     if version is None:
         return eras
     pinned = [one for era in eras if (one := era.pinned(version)) is not None]
     if not pinned:
         known = ", ".join(known for era in eras for known in era.versions)
-        raise UsageError(f"version={version!r} is not spoken here (with mode={mode!r}); use one of {known}.")
+        raise UsageError(f"version={version!r} is not spoken here (with eras={names!r}); use one of {known}.")
     return pinned
 
 
 class Memory:
-    """What was found out about servers, by their URLs: the name of the era, and the kind of transport."""
+    """The era and the kind of transport of each server, by its URL."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[str, str]] = {}
 
     def recall(self, key: str) -> tuple[str, str] | None:
-        """What is known of a server."""
+        """Return the era and the kind of transport of a server, or None."""
         return self._known.get(key)
 
     def keep(self, key: str, era_name: str, transport_kind: str) -> None:
-        """Remember."""
+        """Remember the era and the kind of transport of a server."""
         if len(self._known) >= _MOST_REMEMBERED:
             self._known.clear()
         self._known[key] = (era_name, transport_kind)
 
     def forget(self, key: str) -> None:
-        """It turned out otherwise."""
+        """Forget a server whose entry was wrong."""
         self._known.pop(key, None)
 
 
@@ -123,11 +121,11 @@ class Negotiator:
         self._memory = memory
         self._key = key  # under which the outcome is remembered
         self._old_transport = old_transport
-        self._tried: list[str] = []
+        self._tried: list[tuple[str, str]] = []  # what was sent, and what came of it
         self._doubted: set[str] = set()  # eras that the server may speak, although it was not heard to
 
     async def negotiate(self, *, is_reopening: bool = False) -> ServerHello:
-        """Greet until welcome. Afterwards the link speaks the era that was agreed on; other requests wait meanwhile."""
+        """Greet until the server agrees. The connection then speaks the agreed era; other requests wait meanwhile."""
         link = self._link
         before = link.era
         link.settling = asyncio.Event()
@@ -195,14 +193,14 @@ class Negotiator:
         raise self._failure(last)
 
     def _in_order(self) -> list[ClientEra]:
-        """What was found out the last time comes first."""
+        """Return the eras to try: first the one that was found the last time."""
         named = {era.name: era for era in self._eras}
         known = self._memory.recall(self._key)
         first = None if known is None else named.pop(known[0], None)
         return [*named.values()] if first is None else [first, *named.values()]
 
     def _common(self, supported: list[str], refused: set[str]) -> ClientEra:
-        """The era and version that both sides have. A version that was refused after being offered is not tried."""
+        """Return the era and version that both sides have, except versions that were refused before."""
         for era in self._eras:
             for version in era.versions:
                 if version in supported and version not in refused and (one := era.pinned(version)) is not None:
@@ -212,7 +210,7 @@ class Negotiator:
         raise VersionMismatch(where=self._link.transport.where, ours=ours, theirs=supported)
 
     async def _greet(self, era: ClientEra, *, may_be_silent: bool, is_again: bool = False) -> ServerHello | _Refusal:
-        """Greet in one era; once more, where nobody had the time to look at it."""
+        """Greet in one era; once more, where the server was busy."""
         greeted = await self._greet_once(era, may_be_silent=may_be_silent)
         if isinstance(greeted, ServerHello) or greeted.busy_seconds is None:
             return greeted
@@ -222,7 +220,7 @@ class Negotiator:
         return await self._greet(era, may_be_silent=may_be_silent, is_again=True)
 
     async def _greet_once(self, era: ClientEra, *, may_be_silent: bool) -> ServerHello | _Refusal:
-        """Silence counts as a refusal where another era is still to be tried, but over a pipe alone (COMPAT-08).
+        """Silence counts as a refusal where another era is still to be tried, but over a pipe alone.
 
         Over HTTP a server that knows nothing of a method says so; one that says nothing yet is slow.
         """
@@ -242,15 +240,15 @@ class Negotiator:
         except RequestTimeout as error:
             if link.transport.stream_per_request:
                 raise self._unanswered(error) if link.generation == generation else error from None
-            self._tried.append(f"{method}: no answer within {seconds:g} s")
+            self._tried.append((method, f"no answer within {seconds:g} s"))
             return _Refusal(error, is_silence=True, is_doubtful=True)
         except InvalidAnswer as error:
-            self._tried.append(f"{method}: {error}")
+            self._tried.append((method, str(error)))
             return _Refusal(error, is_doubtful=True)
         except ConnectionFailed as error:
             if not may_be_silent or not getattr(link.transport, "has_read", True):
                 raise  # one that ended before it read the greeting would end again
-            self._tried.append(f"{method}: {error}")
+            self._tried.append((method, str(error)))
             await link.reopen()  # the greeting was too much for it
             return _Refusal(error)
 
@@ -258,8 +256,8 @@ class Negotiator:
         """Return a timeout of a greeting, with what to do if the server answers in one era alone."""
         if len(self._eras) == 1:
             return error
-        modes = " or ".join(f"mode={era.name!r}" for era in self._eras)
-        return RequestTimeout(f"{error} If it answers in one era alone, name that: {modes}.")
+        eras = " or ".join(f"eras=[{era.name!r}]" for era in self._eras)
+        return RequestTimeout(f"{error} If it answers in one era alone, name that: {eras}.")
 
     async def _welcomed(self, era: ClientEra, answer: Answer) -> ServerHello | _Refusal:
         welcome = era.read_welcome(answer.result)
@@ -272,15 +270,15 @@ class Negotiator:
         link.generation += 1
         if agreed.confirmation is not None:
             await link.notify(agreed.confirmation)
-        if link.transport.stream_per_request and self._doubted - {agreed.name}:  # over a pipe they count (COMPAT-08)
+        if link.transport.stream_per_request and self._doubted - {agreed.name}:  # over a pipe they count
             self._memory.forget(self._key)
         else:
             self._memory.keep(self._key, agreed.name, link.transport.kind)
-        await link.stand()
+        await link.open_stream()
         return welcome
 
     def _refused(self, era: ClientEra, method: str, refused: Refused) -> _Refusal:
-        """An HTTP status: what is in the body decides, not the number (COMPAT-12)."""
+        """Judge a refusal by HTTP: the body decides, not the status."""
         if refused.status == 403:
             raise ConnectionFailed(refusal_sentence(refused))
         error = explained(refused)
@@ -289,7 +287,7 @@ class Negotiator:
         if isinstance(error, RemoteError):
             refusal = self._judged(era, method, error, refused.status)
         else:
-            self._tried.append(f"{method}: HTTP {refused.status} {_start(refused.body)}")
+            self._tried.append((method, f"HTTP {refused.status} {_start(refused.body)}"))
             refusal = _Refusal(error, refused.status)
         if refused.status in _BUSY and not refusal.is_ours and refusal.supported is None:
             return _busy(refused)
@@ -298,11 +296,11 @@ class Negotiator:
 
     def _judged(self, era: ClientEra, method: str, error: RemoteError, status: int | None) -> _Refusal:
         judgement = era.judge(error.code, error.data)
-        self._tried.append(f"{method}: {error.message[:200]} ({error.code})")
+        self._tried.append((method, f"{error.message[:200]} ({error.code})"))
         return _Refusal(error, status, judgement.is_ours, judgement.supported, is_doubtful=error.code in _MAY_BE_OURS)
 
     def _allowed_old(self) -> Callable[[], Transport] | None:
-        """The transport of the first revision, if there is one and the client may speak an era that it carries."""
+        """Return a maker of the transport of the first revision, if the client may speak an era that it carries."""
         return self._old_transport if any(era.keeps_stream for era in self._eras) else None
 
     async def _greet_as_remembered(self) -> ServerHello | None:
@@ -322,12 +320,12 @@ class Negotiator:
             return None
 
     async def _greet_old(self, make: Callable[[], Transport]) -> ServerHello:
-        """The transport of the first revision: a stream to be opened, which names where to send (COMPAT-14)."""
+        """Greet over the transport of the first revision: a stream that names where to send."""
         link = self._link
         try:
             await link.change(make())
         except (ConnectionFailed, InvalidAnswer) as error:
-            self._tried.append(f"GET, as the first revision has it: {error}")
+            self._tried.append(("GET, as the first revision has it", str(error)))
             raise self._failure(None) from None
         last: _Refusal | None = None
         for era in self._eras:
@@ -341,11 +339,17 @@ class Negotiator:
     def _failure(self, last: _Refusal | None) -> WeftError:
         if last is not None and last.is_silence and len(self._tried) == 1:
             return last.error
-        tried = "; ".join(one.rstrip(". ") for one in self._tried) or "nothing could be tried"
-        remedy = (
-            "Check the address (its path is usually /mcp), or the command (its stdout is for messages alone), and look "
-            "into the server's log."
-        )
+        by_outcome: dict[str, list[str]] = {}
+        for method, outcome in self._tried:
+            by_outcome.setdefault(outcome.rstrip(". "), []).append(method)
+        tried = "; ".join(f"{' and '.join(methods)}: {outcome}" for outcome, methods in by_outcome.items())
+        if self._link.transport.kind == "stdio":
+            check = "Check the command (its stdout is for messages alone)"
+        elif any("path" in outcome for outcome in by_outcome):  # the server says itself what is wrong with the address
+            check = "Check the address"
+        else:
+            check = "Check the address (its path is usually /mcp)"
+        remedy = f"{check}, and look into the server's log."
         if last is not None and last.status is not None and last.status >= 500:
             remedy = "Look into its log, and into that of a proxy before it."
             if isinstance(last.error, RemoteError):  # it is an MCP server, which says what is wrong with it
@@ -353,16 +357,16 @@ class Negotiator:
                 return ConnectionFailed(f"{self._link.transport.where} answered: {said}. {remedy}")
         elif len(self._eras) == 1:
             remedy = (
-                f"Nothing but the {self._eras[0].name} era was tried, as `mode=` or `version=` says: leave that out, "
+                f"Nothing but the {self._eras[0].name} era was tried, as `eras=` or `version=` says: leave that out, "
                 f"and the other is tried too. {remedy}"
             )
         return ConnectionFailed(
-            f"{self._link.transport.where} does not answer as an MCP server does. Tried: {tried}. {remedy}"
+            f"{self._link.transport.where} does not answer as an MCP server does. Tried: {tried or 'nothing'}. {remedy}"
         )
 
 
 def _busy(refused: Refused) -> _Refusal:
-    """Nobody has looked at the request: when to try again, and what is said when that is in vain, or too far away."""
+    """Return a refusal of a busy server: when to try again, and the error if that fails too."""
     after = refused.headers.get("Retry-After", "").strip()
     asked = int(after) if after.isdecimal() and len(after) < 10 else None
     wish = "" if asked is None else f" It asks to wait for {asked} s."
@@ -372,7 +376,7 @@ def _busy(refused: Refused) -> _Refusal:
 
 
 def _start(body: bytes) -> str:
-    """The beginning of a body that is no message, for a person to recognise it by."""
+    """Return the beginning of a body that is no message, for people to recognise."""
     text = printable(body[:80].decode("utf-8", "replace")).strip()
     return f"({text}{'…' if len(body) > 80 else ''})" if text else "(empty)"
 
@@ -392,12 +396,12 @@ _MISWRITTEN = "it cannot read the Authorization that was sent: check the token, 
 
 
 def _is_miswritten(refused: Refused) -> bool:
-    """Whether it is the Authorization that a server cannot read: that says nothing about its era (RFC 6750, 3.1)."""
+    """Return whether the server cannot read the Authorization: that says nothing about its era (RFC 6750, 3.1)."""
     return refused.status == 400 and "www-authenticate" in refused.headers
 
 
 def refusal_sentence(refused: Refused) -> str:
-    """What an HTTP status means for whoever sees it, and what to do."""
+    """Return a sentence that says what an HTTP status means, and what to do."""
     remedy = _MISWRITTEN if _is_miswritten(refused) else _REMEDIES.get(refused.status)
     if remedy is None:
         failed = refused.status >= 500
@@ -408,7 +412,7 @@ def refusal_sentence(refused: Refused) -> str:
 
 
 def session_gone(refused: Refused, method: str) -> ConnectionFailed:
-    """Return what is said where a session ended in the middle of a request."""
+    """Return the error for a session that ended in the middle of a request."""
     refusal = f"HTTP {refused.status} to {refused.what or 'the rest of its answer'}"
     return ConnectionFailed(
         f"{refused.where} does not know the session any more ({refusal}): it was restarted, or another of its workers "
@@ -417,7 +421,7 @@ def session_gone(refused: Refused, method: str) -> ConnectionFailed:
 
 
 def explained(error: Refused | RemoteError) -> WeftError:
-    """A refusal as the caller sees it: the server's own error where it gave one, unless it wants a login."""
+    """Return a refusal as the caller gets it: the server's own error if it gave one, unless it wants a login."""
     if isinstance(error, RemoteError):
         return error
     if error.status == 401 or _is_miswritten(error):

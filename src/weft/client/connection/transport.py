@@ -1,23 +1,14 @@
 """Define what a transport is, read messages from bytes, and reach a server in this process.
 
-What a transport is to the client, and what those that are one line in, one line out have in common.
-
 A transport carries encoded messages to one server and decoded messages back. It matches an answer with its request by
-the id; all else that comes it hands to `receive`, and does not look into it: what a message means, how often
-something is tried, how long it may take and how it is cancelled is decided by its callers.
+the id, and hands everything else to `receive` unread. Its callers decide what a message means, how often something is
+tried, how long it may take and how it is cancelled.
 
-Two families exist. Over HTTP every request has a stream of its own, which ends with it. Over a pipe — a child process,
-a server in this process, the HTTP+SSE transport of the first revision — all share one stream: `PipeTransport` is
-their common part. A new pipe needs `_start`, `_write` and `_stop`, and calls `_incoming` with what arrives and `_lost`
-when nothing will.
+Over HTTP every request has a stream of its own. Over a pipe — a child process, a server in this process, the HTTP+SSE
+transport of the first revision — all share one stream: `PipeTransport` is their common part. A new pipe implements
+`start`, `write` and `stop`, and calls `incoming` with what arrives and `lost` when nothing will.
 
-From bytes that came to messages; and what can still be told of bytes that are none.
-
-Nothing here awaits or decides: who waits for an answer that cannot be read is told so by the transports.
-
-A server in this process: no socket, no child, yet every message crosses as bytes, both ways.
-
-Owns the two ends of that pipe on the client's side. A server is recognised by what it can do: it has a method `pipe`.
+A server in this process is recognised by its method `pipe`. Every message crosses as bytes, both ways.
 """
 
 from __future__ import annotations
@@ -46,7 +37,7 @@ Receive = Callable[[Frame, RequestId | None], None]
 Never awaits, never raises."""
 
 Lost = Callable[[ConnectionFailed], None]
-"""Told once, when the connection has ended by itself."""
+"""Called once, when the connection has ended by itself."""
 
 NO_HEADERS: Mapping[str, str] = {}
 
@@ -113,13 +104,13 @@ class Transport(Protocol):
         ...
 
     async def reopen(self) -> None:
-        """Start over after the connection was lost: a child process is started anew. HTTP has nothing to do."""
+        """Start over after the connection was lost: a child process is started again. HTTP has nothing to do."""
         ...
 
     async def request(
         self, message: bytes, request_id: RequestId, headers: Mapping[str, str] = NO_HEADERS, *, resumable: bool = False
     ) -> Answer:
-        """Send a request and wait for its answer. Cancelling the wait gives up the stream, and tells nobody.
+        """Send a request and wait for its answer. Cancelling the wait gives up the stream, and sends nothing.
 
         `headers` mean something over HTTP only; so does `resumable`: a stream that breaks off is taken up again where
         it was, by Last-Event-ID. Raises Refused, ConnectionFailed or InvalidAnswer.
@@ -130,21 +121,36 @@ class Transport(Protocol):
         """Send a notification or a response. Raises as `request` does."""
         ...
 
-    async def stand(self, headers: Mapping[str, str], opened: Callable[[], None]) -> None:
+    async def open_standalone_stream(self, headers: Mapping[str, str], opened: Callable[[], None]) -> None:
         """Keep the stream open on which the server speaks up by itself, where it is one of its own (HTTP).
 
-        Calls `opened` when it stands, or when the server has none; returns then, and where there is nothing to open.
+        Calls `opened` when it is open, or when the server has none; returns then, and where there is nothing to open.
         Runs until it is cancelled. Raises Refused when the server does not take it any more, and ConnectionFailed when
         it is lost and could not be opened again several times in a row.
         """
         ...
 
-    async def dismiss(self, headers: Mapping[str, str]) -> None:
-        """Tell the server that its session is over (L11-26). Whether it minds is of no interest."""
+    async def end_session(self, headers: Mapping[str, str]) -> None:
+        """End the session at the server. Its answer is ignored."""
         ...
 
     async def close(self) -> None:
         """End the connection; whatever still waits on it gets a ConnectionFailed. May be called twice."""
+        ...
+
+
+class Auth(Protocol):
+    """The authorization of a client over HTTP: what goes along with a request, and what to do if that is refused."""
+
+    async def headers(self, url: str, method: str) -> Mapping[str, str]:
+        """Return the headers of the next request."""
+        ...
+
+    async def refused(self, refusal: Refused, given: Mapping[str, str], request: Mapping[str, str]) -> bool:
+        """Look at a 401 or a 403; return True when it is worth while to try again.
+
+        `given` is what `headers` returned for this request, `request` are its other headers.
+        """
         ...
 
 
@@ -170,25 +176,25 @@ class PipeTransport:
 
     # --- what a pipe implements
 
-    async def _start(self) -> None:
-        """Connect. From now on `_incoming` may be called."""
+    async def start(self) -> None:
+        """Connect. From now on `incoming` may be called."""
         raise NotImplementedError
 
-    def _write(self, message: bytes) -> Awaitable[None] | None:
+    def write(self, message: bytes) -> Awaitable[None] | None:
         """Send one message, without the newline; None where there is nothing to wait for.
 
         Raises ConnectionFailed when it cannot be sent.
         """
         raise NotImplementedError
 
-    async def _stop(self) -> None:
-        """End the connection and free what it holds. Called for every `_start` but one that failed by itself."""
+    async def stop(self) -> None:
+        """End the connection and free what it holds. Called for every `start` but one that failed by itself."""
         raise NotImplementedError
 
     # --- what a pipe calls
 
-    def _incoming(self, data: bytes) -> None:
-        """Take one message as it arrived. Whatever cannot be read is logged and left out (R1)."""
+    def incoming(self, data: bytes) -> None:
+        """Take one message as it arrived. What cannot be read is logged and dropped."""
         if not self._open:
             return
         if wire_log.isEnabledFor(logging.DEBUG):
@@ -209,8 +215,8 @@ class PipeTransport:
             else:
                 self._receive(frame, None)
 
-    def _lost(self, failure: ConnectionFailed) -> None:
-        """Nothing more will come: everybody who waits is told why."""
+    def lost(self, failure: ConnectionFailed) -> None:
+        """End the connection: all requests that wait fail with this."""
         if self._failure is not None or not self._open:
             return
         self._fail(failure)
@@ -226,7 +232,7 @@ class PipeTransport:
 
     async def reopen(self) -> None:
         """Start over."""
-        await self._end(ConnectionFailed(f"The connection to {self.where} is started anew."))
+        await self._end(ConnectionFailed(f"The connection to {self.where} is started again."))
         await self._begin()
 
     async def request(
@@ -259,11 +265,11 @@ class PipeTransport:
         if (writing := self._out(message)) is not None:
             await writing
 
-    async def stand(self, headers: Mapping[str, str], opened: Callable[[], None]) -> None:
+    async def open_standalone_stream(self, headers: Mapping[str, str], opened: Callable[[], None]) -> None:
         """Nothing to do: the pipe itself is that stream."""
         opened()
 
-    async def dismiss(self, headers: Mapping[str, str]) -> None:
+    async def end_session(self, headers: Mapping[str, str]) -> None:
         """Nothing to do: the end of the pipe says it."""
 
     async def close(self) -> None:
@@ -275,14 +281,14 @@ class PipeTransport:
     def _out(self, message: bytes) -> Awaitable[None] | None:
         if wire_log.isEnabledFor(logging.DEBUG):
             wire_log.debug("> %s", masked_body(message, from_client=True))
-        return self._write(message)
+        return self.write(message)
 
     async def _begin(self) -> None:
         self._failure = None
         self._has_answered = False
         self._open = True
         try:
-            await self._start()
+            await self.start()
         except BaseException:
             self._open = False
             self._fail(ConnectionFailed(f"There is no connection to {self.where}."))
@@ -292,7 +298,7 @@ class PipeTransport:
         was_open, self._open = self._open, False
         self._fail(failure)
         if was_open:
-            self._stopping = asyncio.create_task(self._stop())
+            self._stopping = asyncio.create_task(self.stop())
         if self._stopping is not None:
             await asyncio.shield(self._stopping)  # one who gives up does not stop it, and the next one waits for it
 
@@ -304,11 +310,11 @@ class PipeTransport:
                 waiting.settle(self._gone())
 
     def _gone(self) -> ConnectionFailed:
-        """Why nothing can be sent: a new exception each time, for many tasks may raise it."""
+        """Return why nothing can be sent: a new exception each time, for many tasks may raise it."""
         return ConnectionFailed(str(self._failure))
 
     def _unreadable(self, data: bytes, error: ProtocolError) -> None:
-        """What came is no message. Where it was meant as an answer, who waits for that need not wait any longer."""
+        """Handle what is no message. Where it was meant as an answer, the request that waits for it fails."""
         if (frame := error_in(data)) is not None:
             self._settle(frame)
             return
@@ -323,11 +329,11 @@ class PipeTransport:
             waiting.settle(InvalidAnswer(f"{self.where} sent an answer that cannot be read: {error}"))
 
     def _only_one(self) -> _Waiting | None:
-        """The only one that an answer without an id can be about."""
+        """Return the only request that an answer without an id can be about."""
         return next(iter(self._waiting.values())) if len(self._waiting) == 1 else None
 
     def _settle(self, frame: Frame) -> None:
-        """Give an answer to whom it belongs. One that nobody waits for is late or made up: it is dropped (CAN-08)."""
+        """Give an answer to its request. One that no request waits for is dropped."""
         named: Any = frame.id
         waiting = self._waiting.get(named)
         if waiting is None:
@@ -340,8 +346,9 @@ class PipeTransport:
 
 
 class _Waiting:
-    """A request that is not answered yet. A server in this process may answer while it is being asked: then nobody
-    has to be woken up, and there is no future.
+    """A request that is not answered yet.
+
+    A server in this process may answer while it is being asked: then there is no future to wake up.
     """
 
     __slots__ = ("outcome", "woken")
@@ -357,7 +364,7 @@ class _Waiting:
 
 
 def _ignore(*_: Any) -> None:
-    """The receiver of a transport that is not open."""
+    """Ignore what comes while the transport is not open."""
 
 
 _MOST_MESSAGES = 1000  # in one array: a client sends none, so few come back in one
@@ -365,12 +372,12 @@ _PIECE = 16 * 1024  # of a stream: what is read without looking at the time
 
 
 def bounds_of(limits: ClientLimits) -> Limits:
-    """What one message to a client may be."""
+    """Return the bounds of one message to a client."""
     return Limits(json_values=limits.json_values)
 
 
 def split_messages(data: bytes, bounds: Limits) -> Sequence[bytes]:
-    """The messages in a body, an event or a line, not read yet: one, or in one revision an array of them (L03-01).
+    """Split a body, an event or a line into messages: one, or in one revision an array of them.
 
     InvalidRequest when an array has too many: all of them are taken in one go.
     """
@@ -381,7 +388,7 @@ def split_messages(data: bytes, bounds: Limits) -> Sequence[bytes]:
                 raise InvalidRequest(f"Invalid request: an array has at most {_MOST_MESSAGES} messages.")
             return [bytes(raw) for raw in msgspec.json.decode(data, type=list[msgspec.Raw])]
         except (ParseError, msgspec.DecodeError, RecursionError):
-            pass  # whoever reads it finds out
+            pass  # decoding it fails later
     return (data,)
 
 
@@ -395,14 +402,14 @@ def _count_objects(data: bytes) -> int:
 
 
 def pieces(chunk: bytes) -> Sequence[bytes]:
-    """Cut what came at once: between two of these it is looked whether others should have their turn."""
+    """Cut a chunk into pieces, between which other tasks can get their turn."""
     if len(chunk) <= _PIECE:
         return (chunk,)
     return [chunk[start : start + _PIECE] for start in range(0, len(chunk), _PIECE)]
 
 
 def as_sent(named: Any) -> Any:
-    """The id of an answer as it was sent: a number, which some servers write back as text (JRPC-06).
+    """Return the id of an answer as it was sent: a number, which some servers write back as text.
 
     >>> as_sent("2"), as_sent(2), as_sent("two"), as_sent("02")
     (2, 2, 'two', '02')
@@ -414,7 +421,7 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,15}")
 
 
 def is_nameless(frame: Frame) -> bool:
-    """Whether an answer is an error that names nobody (JRPC-11). A result always does: one without an id is none."""
+    """Return whether an answer is an error without an id."""
     return frame.reply_id is None and frame.error is not UNSET
 
 
@@ -432,7 +439,7 @@ class _Nameless(msgspec.Struct):
 
 
 def error_in(data: bytes) -> Frame | None:
-    """The error response in some bytes, whether or not it names the request; None when there is none."""
+    """Return the error response in some bytes, whether or not it has an id; None when there is none."""
     try:
         frame = decode(data)
         return frame if frame.is_response and isinstance(frame.error, msgspec.Raw) else None
@@ -466,7 +473,7 @@ _END = re.compile(rb",\s*(?:%b\s*,\s*)?%b\s*(?:,\s*%b\s*)?\}\s*\Z" % (_VERSION, 
 
 
 def whom_it_answers(data: bytes) -> tuple[bool, RequestId | None]:
-    """Whether something that cannot be read was meant as an answer to somebody, and the id in it if that can be read.
+    """Return whether something that cannot be read was meant as an answer, and its id if that can be read.
 
     >>> whom_it_answers(b'{"result": {"n": NaN}, "jsonrpc": "2.0", "id": 7}')
     (True, 7)
@@ -487,7 +494,7 @@ def whom_it_answers(data: bytes) -> tuple[bool, RequestId | None]:
 
 
 def _id_in(raw: msgspec.Raw) -> RequestId | None:
-    """The id that stands there; None where it is none, or too long to be one of ours."""
+    """Return the id that is written there; None where it is none, or too long to be one of ours."""
     value: Any = msgspec.json.decode(raw) if len(raw) <= _WINDOW else None
     return as_sent(value) if type(value) in (int, str) else None
 
@@ -515,7 +522,7 @@ class Pipe(Protocol):
         ...
 
     async def close(self) -> None:
-        """The client is gone."""
+        """End the connection of the client."""
         ...
 
 
@@ -539,10 +546,12 @@ class MemoryTransport(PipeTransport):
         self._pipe: Pipe | None = None
         self._sent = 0
 
-    async def _start(self) -> None:
-        self._pipe = self._server.pipe(self._incoming)
+    async def start(self) -> None:
+        """Connect to the server."""
+        self._pipe = self._server.pipe(self.incoming)
 
-    def _write(self, message: bytes) -> Awaitable[None] | None:
+    def write(self, message: bytes) -> Awaitable[None] | None:
+        """Hand one message to the server."""
         assert self._pipe is not None
         self._pipe.send(message)
         self._sent += 1
@@ -550,7 +559,8 @@ class MemoryTransport(PipeTransport):
             return asyncio.sleep(0)
         return None
 
-    async def _stop(self) -> None:
+    async def stop(self) -> None:
+        """Leave the server."""
         pipe, self._pipe = self._pipe, None
         if pipe is not None:
             await pipe.close()

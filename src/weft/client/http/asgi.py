@@ -1,7 +1,4 @@
-"""One HTTP exchange with an ASGI application in this process: no socket, but the whole of HTTP all the same.
-
-Owns the ASGI protocol from the server's side, the lifespan included. The application cannot tell it from a server.
-"""
+"""Exchange HTTP requests with an ASGI application in this process, its lifespan included, without a socket."""
 
 from __future__ import annotations
 
@@ -48,7 +45,7 @@ class _AsgiReply:
         self._is_over = False
 
     async def receive(self) -> _Message:
-        """The application reads the request; then nothing comes until the reader is gone."""
+        """Give the request to the application; then wait until the reader is gone."""
         request, self._request = self._request, None
         if request is not None:
             return request
@@ -56,7 +53,7 @@ class _AsgiReply:
         return {"type": "http.disconnect"}
 
     async def send(self, message: _Message) -> None:
-        """The application writes."""
+        """Take a message of the application."""
         if self._gone.is_set():
             return
         if message["type"] == "http.response.start":
@@ -75,7 +72,7 @@ class _AsgiReply:
                 await self._room.wait()
 
     def ended(self, task: asyncio.Task[None]) -> None:
-        """The application returned, or failed."""
+        """Note that the application returned, or failed."""
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("The application at %s failed.", self._where, exc_info=error)
         self._is_over = True
@@ -83,7 +80,7 @@ class _AsgiReply:
         self._arrived.set()
 
     async def body(self, limit: int) -> bytes:
-        """All of it."""
+        """Return the whole body."""
         whole = bytearray()
         async for piece in self.chunks():
             whole += piece
@@ -92,7 +89,7 @@ class _AsgiReply:
         return bytes(whole)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """It piece by piece."""
+        """Yield the body piece by piece."""
         while True:
             while self._pieces:
                 yield self._pieces.popleft()
@@ -105,11 +102,11 @@ class _AsgiReply:
             raise ConnectionFailed(f"The application at {self._where} broke off its answer; look into its log.")
 
     def finish(self) -> None:
-        """Nothing is kept here."""
+        """End the response: no connection is kept."""
         self.done()
 
     def done(self) -> None:
-        """The reader is gone."""
+        """Note that the reader is gone."""
         self._gone.set()
         self._room.set()
 
@@ -206,7 +203,7 @@ class AsgiWire:
         try:
             if tasks:
                 await asyncio.wait(tasks, timeout=seconds)
-        finally:  # also when whoever closes is cancelled
+        finally:  # also when the closing task is cancelled
             late = [task for task in tasks if not task.done()]
             for task in late:
                 task.cancel()

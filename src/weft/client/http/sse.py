@@ -1,7 +1,7 @@
-"""The transport of the first revision: one stream of events down, POSTs up.
+"""Speak the transport of the first revision: one stream of events down, POSTs up.
 
-A GET opens the stream; its first event names where to POST (L24-02). All answers come down the stream, so it is a pipe
-like any other. Only ever used where a server refuses everything newer (COMPAT-14).
+A GET opens the stream; its first event names where to POST. All answers come down the stream, so it is a pipe
+like any other. Only ever used where a server refuses everything newer.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from weft.client.callbacks import TURN_SECONDS, StreamWatchdog
-from weft.client.connection.transport import NO_HEADERS, PipeTransport, Refused, pieces
-from weft.client.http.failures import place
-from weft.client.http.transport import Auth, AuthorizedWire
-from weft.client.http.wire import HttpResponse, Wire, is_event_stream, resolved
+from weft.client.connection.transport import NO_HEADERS, Auth, PipeTransport, Refused, pieces
+from weft.client.http.transport import AuthorizedWire
+from weft.client.http.wire import HttpResponse, Wire, is_event_stream, place, resolved
 from weft.errors import AuthorizationFailed, ConnectionFailed, InvalidAnswer
 from weft.limits import ClientLimits
 from weft.protocol import sse
@@ -48,13 +47,14 @@ class SseTransport(PipeTransport):
         self._reply: HttpResponse | None = None
         self._reader: asyncio.Task[None] | None = None
 
-    async def _start(self) -> None:
+    async def start(self) -> None:
+        """Open the stream, and wait for the address to send to."""
         await self._wire.open()
         try:
             async with asyncio.timeout(self.limits.connect_seconds) as self._opening:
                 self._endpoint = await self._find_endpoint()
         except BaseException as error:
-            await self._stop()
+            await self.stop()
             if isinstance(error, TimeoutError):
                 raise ConnectionFailed(f"no endpoint was named within {self.limits.connect_seconds:g} s") from None
             raise
@@ -98,7 +98,7 @@ class SseTransport(PipeTransport):
                 clock.reschedule(asyncio.get_running_loop().time() + self.limits.connect_seconds)
 
     def _checked(self, named: str) -> str:
-        """Where to send: within the origin, for whatever is sent there may be secret (R11)."""
+        """Where to send: within the origin, for whatever is sent there may be secret."""
         target, is_within = resolved(self._url, named)
         if not is_within:
             raise ConnectionFailed(f"it names an endpoint of another origin, {place(target)[:200]}")
@@ -118,7 +118,7 @@ class SseTransport(PipeTransport):
                             if event.event == "endpoint" and not named.done():
                                 named.set_result(event.data)
                             elif event.event == "message" and event.data:
-                                self._incoming(event.data.encode())
+                                self.incoming(event.data.encode())
                         if now() - began > TURN_SECONDS:
                             await asyncio.sleep(0)
                             began = now()
@@ -133,10 +133,11 @@ class SseTransport(PipeTransport):
             reply.done()
             if not named.done():
                 named.set_exception(ConnectionFailed("the stream ended before it named an endpoint"))
-                named.exception()  # whoever waited may have given up
-        self._lost(failure)
+                named.exception()  # the task that waited may have given up
+        self.lost(failure)
 
-    async def _write(self, message: bytes) -> None:
+    async def write(self, message: bytes) -> None:
+        """Post one message."""
         reply = await self._wire.exchange(
             "POST", self._endpoint, {"Content-Type": "application/json", **self._headers}, message
         )
@@ -146,7 +147,8 @@ class SseTransport(PipeTransport):
         finally:
             reply.done()
 
-    async def _stop(self) -> None:
+    async def stop(self) -> None:
+        """Close the stream."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.cancel()

@@ -1,17 +1,11 @@
 """Send messages by Streamable HTTP, with authorization.
 
-Streamable HTTP: every message is a POST, and the answer to a request is a JSON body or a stream of events.
+Every message is a POST, and the answer to a request is a JSON body or a stream of events. This module handles what a
+response is (status, form, size, redirects), takes up streams that broke off, and keeps the standing stream open. Its
+callers give the headers and decide what a status means: it raises `Refused`.
 
-Owns what becomes of a response: its status, its form, its size, its redirects, the streams that break off and are taken
-up again, and the standing stream. Which headers a message has is told to it; what a status means, others decide: it
-raises `Refused`.
-
-The JSON way is the quick one: one exchange, one decoding, nothing else.
-
-Exchanges with a server that wants to know who sends them: the token goes along, and a refusal is looked at.
-
-Owns the hook for authorization, and how often a request is tried again. How a token is come by is known to whoever
-implements the hook (`weft.client.auth`).
+With authorization, each request carries a token, and a refusal is shown to the `Auth` hook (`weft.client.auth`), which
+may log in; then the request is tried again, a bounded number of times.
 """
 
 from __future__ import annotations
@@ -20,12 +14,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 from weft.client.callbacks import TURN_SECONDS, Attempts, StreamWatchdog, pause
 from weft.client.connection.transport import (
     NO_HEADERS,
     Answer,
+    Auth,
     Lost,
     Receive,
     Refused,
@@ -37,8 +32,7 @@ from weft.client.connection.transport import (
     whom_it_answers,
     wire_log,
 )
-from weft.client.http.failures import place
-from weft.client.http.wire import HttpResponse, Wire, is_event_stream, media_type, resolved
+from weft.client.http.wire import HttpResponse, Wire, is_event_stream, media_type, place, resolved
 from weft.errors import ConnectionFailed, InvalidAnswer, ProtocolError, WeftError
 from weft.jsonrpc import Frame, decode
 from weft.limits import ClientLimits
@@ -96,7 +90,7 @@ class HttpTransport:
     async def request(
         self, message: bytes, request_id: RequestId, headers: Mapping[str, str] = NO_HEADERS, *, resumable: bool = False
     ) -> Answer:
-        """Send a request and wait for its answer, in either form (HTTP-14)."""
+        """Send a request and wait for its answer, in either form."""
         reply = await self._exchange("POST", {**self._posted, **headers}, message)
         form = media_type(reply) if 200 <= reply.status < 300 else ""
         if form.startswith("text/event-stream"):
@@ -110,7 +104,7 @@ class HttpTransport:
             reply.done()
 
     async def send(self, message: bytes, headers: Mapping[str, str] = NO_HEADERS) -> None:
-        """Send a notification or a response; any 2xx means that it was taken (HTTP-11)."""
+        """Send a notification or a response; any 2xx means that it was taken."""
         sent = {**self._posted, **headers}
         try:
             reply = await self._exchange("POST", sent, message)
@@ -124,8 +118,8 @@ class HttpTransport:
         finally:
             reply.done()
 
-    async def dismiss(self, headers: Mapping[str, str]) -> None:
-        """End the session; a server may not allow it (L11-26)."""
+    async def end_session(self, headers: Mapping[str, str]) -> None:
+        """End the session; a server may not allow it."""
         try:
             async with asyncio.timeout(self._limits.close_seconds):
                 reply = await self._exchange("DELETE", {**self._gotten, **headers}, None)
@@ -136,10 +130,10 @@ class HttpTransport:
     # --- exchanges
 
     def _holding(self) -> AbstractContextManager[Any]:
-        return self.hold()  # as it is by then: whoever uses the transport sets it
+        return self.hold()  # looked up late: the connection sets it
 
     async def _exchange(self, method: str, headers: Mapping[str, str], body: bytes | None) -> HttpResponse:
-        """One exchange, with redirects within the origin (R11)."""
+        """One exchange, with redirects within the origin."""
         exchange = self._shown_exchange if wire_log.isEnabledFor(logging.DEBUG) else self._wire.exchange
         reply = await exchange(method, self.url, headers, body)
         if not 300 <= reply.status < 400:
@@ -183,7 +177,7 @@ class HttpTransport:
         return refusal
 
     def _answer_in(self, body: bytes, request_id: RequestId) -> Frame:
-        """The answer in a JSON body. One to another request is not taken for it, whatever it says (R6)."""
+        """Return the answer in a JSON body. One to another request is not accepted."""
         frame = self._sort(body, request_id)
         if frame is None:
             raise InvalidAnswer(f"{self.where} answered, but not the request with the id {request_id!r}.")
@@ -235,7 +229,7 @@ class HttpTransport:
     async def _follow(
         self, reply: HttpResponse, request_id: RequestId, headers: Mapping[str, str], *, resumable: bool
     ) -> Frame:
-        """Read a stream up to the answer, taking it up again where it broke off, if that may be (L11-17)."""
+        """Read a stream up to the answer, taking it up again where it broke off, if that may be."""
         events = sse.Decoder(max_event_bytes=self._limits.event_bytes)
         faults: list[InvalidAnswer] = []
         attempt = 0
@@ -298,7 +292,7 @@ class HttpTransport:
             del failure
 
     def _anew(self, events: sse.Decoder) -> sse.Decoder:
-        """A decoder for the next connection, which remembers where the last one ended."""
+        """Return a decoder for the next connection, which remembers where the last one ended."""
         fresh = sse.Decoder(max_event_bytes=self._limits.event_bytes)
         fresh.last_event_id, fresh.retry = events.last_event_id, events.retry
         return fresh
@@ -345,7 +339,7 @@ class HttpTransport:
                     return frame
         return None
 
-    async def stand(self, headers: Mapping[str, str], opened: Callable[[], None]) -> None:
+    async def open_standalone_stream(self, headers: Mapping[str, str], opened: Callable[[], None]) -> None:
         """Keep the standing stream open, through every loss of it, as long as the server takes it.
 
         ConnectionFailed when it could not be opened again several times in a row.
@@ -362,11 +356,11 @@ class HttpTransport:
             try:
                 reply = await self._exchange("GET", sent, None)
                 try:
-                    stands = is_event_stream(reply)
-                    if stood and not stands:
+                    is_stream = is_event_stream(reply)
+                    if stood and not is_stream:
                         raise await self._not_again(reply)
                     opened()
-                    if not stands:  # the server has none, which is its right (L11-09)
+                    if not is_stream:  # the server has none, which is its right
                         return
                     stood, since = True, now()
                     await self._read(reply, events, None, [])
@@ -389,32 +383,17 @@ class HttpTransport:
         """Why a standing stream is not opened again: a ConnectionFailed if that may still be, else for good."""
         if reply.status == _TAKEN:
             return ConnectionFailed(f"{self.where} has not noticed yet that its stream was lost.")
-        if reply.status >= 500:  # it, or a proxy before it, may be starting anew
+        if reply.status >= 500:  # it, or a proxy before it, may be starting again
             return ConnectionFailed(f"{self.where} answered with the HTTP status {reply.status}.")
         return await self._refusal(reply)
 
 
 def _ignore(frame: Frame, request_id: RequestId | None) -> None:
-    """The receiver of a transport that is not open."""
+    """Ignore what comes while the transport is not open."""
 
 
 _MOST_AUTHORIZATIONS = 3
 _REFUSAL_BYTES = 1024 * 1024  # of a refusal's body are read
-
-
-class Auth(Protocol):
-    """Authorization: what goes along with a request, and what is done when that does not suffice."""
-
-    async def headers(self, url: str, method: str) -> Mapping[str, str]:
-        """The headers of the next request."""
-        ...
-
-    async def refused(self, refusal: Refused, given: Mapping[str, str], request: Mapping[str, str]) -> bool:
-        """Look at a 401 or a 403; True when it is worth while to try again.
-
-        `given` is what `headers` returned for this request, `request` are its other headers.
-        """
-        ...
 
 
 class AuthorizedWire:
@@ -466,7 +445,7 @@ class AuthorizedWire:
 
 
 async def read_refusal(reply: HttpResponse, where: str, seconds: float) -> Refused:
-    """A refusal with its body, as far as anybody will want to read it; it decides what the refusal means.
+    """Read a refusal with the beginning of its body, which decides what the refusal means.
 
     Nothing more is read of the reply, also where somebody gives up meanwhile.
     """

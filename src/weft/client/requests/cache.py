@@ -1,23 +1,15 @@
-"""Cache results, and remember what tools declare.
+"""Cache results for as long as the server says they are fresh, and remember what its tools declare.
 
-Answers kept for as long as the server said they are fresh: `ttlMs` and `cacheScope` (CACHE-05 to CACHE-14).
-
-A `ResponseCache` may be shared by many clients; each looks at it through a `CacheView` of its own server and its own
-authorization. What is kept is the result as it came, in bytes, so that nobody can change it for the next reader.
+A `ResponseCache` may be shared by many clients; each uses it through a `CacheView` for its server and authorization.
+Results are kept as they came, in bytes, so that no reader can change them for the next.
 
     public    one answer for everybody who asks that server
-    private   one answer for each authorization: another token, another cache (CACHE-11)
+    private   one answer for each authorization: another token, another cache
 
-Freshness is asked for when an answer is needed; nothing here refetches by itself (CACHE-09). The pages of a list are
-kept one by one, and read from the scope of their first page alone: a page that was shared never continues a list that
-was private.
+Freshness is looked at when an answer is needed; nothing is fetched in the background. The pages of a list are kept one
+by one, and read from the scope of their first page alone: a shared page never continues a private list.
 
-Owns what may be kept and for how long. It sends nothing, reads no clock but the one it is given, and belongs to one
-event loop.
-
-What a client knows of the server's tools: which arguments go into headers, and what their results look like.
-
-Owns that knowledge, and the checks that follow from it. It fetches nothing: it learns from the lists that pass by.
+`Toolbox` learns from the lists that pass by which arguments go into headers, and checks results by their schemas.
 """
 
 from __future__ import annotations
@@ -56,7 +48,7 @@ CACHEABLE = frozenset(
         "tools/list",
     }
 )
-"""The methods whose results may be kept (CACHE-01)."""
+"""The methods whose results may be kept."""
 
 _READ = "resources/read"
 _CHANGES: Mapping[str, tuple[str, ...]] = {
@@ -74,7 +66,7 @@ _MAX_STALE = 1024  # params that wait to be taken out of a store; beyond that, a
 
 
 class CacheKey(NamedTuple):
-    """What an answer answers: two questions share one only if all of this is equal (CACHE-05)."""
+    """What an answer answers: two questions share one only if all of this is equal."""
 
     server: str
     partition: str | None  # None: public
@@ -97,7 +89,7 @@ class CacheStore(Protocol):
     """
 
     async def get(self, key: CacheKey) -> CacheEntry | None:
-        """The entry, fresh or not; None when there is none."""
+        """Return the entry, fresh or not; None when there is none."""
         ...
 
     async def set(self, key: CacheKey, entry: CacheEntry) -> None:
@@ -122,7 +114,7 @@ class MemoryCacheStore:
         return len(self._entries)
 
     async def get(self, key: CacheKey) -> CacheEntry | None:
-        """The entry, which is now the last to go."""
+        """Return the entry, and mark it as used last."""
         entry = self._entries.get(key)
         if entry is not None:
             self._entries.move_to_end(key)
@@ -173,7 +165,7 @@ class ResponseCache:
         self._floor = 0  # the same for all that is not in there any more
 
     def view(self, server: str, partition: str = "") -> CacheView:
-        """The cache as one client sees it.
+        """Return the cache as one client sees it.
 
         `server` is what makes it another server to ask, such as its URL. `partition` stands for the caller's
         authorization (`authorization_partition`); callers without any share one.
@@ -181,11 +173,11 @@ class ResponseCache:
         return CacheView(self, server, partition)
 
     def mark(self) -> int:
-        """A moment between two changes."""
+        """Return the number of changes so far."""
         return self._count
 
     def note_change(self, server: str, method: str) -> None:
-        """What was asked before now is not to be kept any more."""
+        """Note a change: answers to requests sent before it are not kept."""
         if len(self._changed) >= _MAX_CHANGES:
             self._changed.clear()
             self._floor = self._count + 1
@@ -193,7 +185,7 @@ class ResponseCache:
         self._changed[server, method] = self._count
 
     def has_changed(self, server: str, method: str, mark: int) -> bool:
-        """Whether a change was heard since."""
+        """Return whether a server's method has changed since a mark."""
         return max(self._changed.get((server, method), 0), self._floor) > mark
 
 
@@ -213,7 +205,7 @@ class CacheView:
         return self._cache.mark()
 
     async def get(self, method: str, params: Mapping[str, Any] | None = None) -> bytes | None:
-        """The fresh answer to a request, or None: then ask the server (CACHE-08)."""
+        """Return the fresh answer to a request, or None: then ask the server."""
         key = self._key(method, params)
         if key is None:
             return None
@@ -235,7 +227,7 @@ class CacheView:
         with _spared():
             held = await self._scope(key)
             if key.cursor is not None and held != partition:
-                return  # of another scope than its first page, or that is not kept (CACHE-15)
+                return  # of another scope than its first page, or that is not kept
             if held not in (_NOWHERE, partition):  # the scope has changed, and that of all pages with it
                 await self._cache.store.drop(self._server, method, {key.params})
             fresh_until = self._cache.clock() + min(seconds, self._cache.max_seconds)
@@ -244,7 +236,7 @@ class CacheView:
                 await self._cache.store.drop(self._server, method, {key.params})
 
     def hear(self, method: str, params: Mapping[str, Any] | None = None) -> bool:
-        """Hear a notification: what it is about is stale at once (CACHE-12); any other is no matter.
+        """Mark as stale what a notification is about; other notifications are ignored.
 
         Return whether `drop_stale` is to be run: it is not, where it runs. A server may tell more than a store takes.
         """
@@ -270,12 +262,12 @@ class CacheView:
             self._is_dropping = False
 
     async def changed(self, method: str, params: Mapping[str, Any] | None = None) -> None:
-        """Hear a notification, and wait until what it is about is out of the store."""
+        """Take a notification, and wait until what it is about is out of the store."""
         if self.hear(method, params):
             await self.drop_stale()
 
     async def drop(self, method: str) -> None:
-        """Forget every page: a cursor was refused, or a consistent snapshot is wanted (CACHE-13, CACHE-14)."""
+        """Forget every page: a cursor was refused, or a consistent snapshot is wanted."""
         self._cache.note_change(self._server, method)
         await self._drop(method)
 
@@ -284,14 +276,14 @@ class CacheView:
             await self._cache.store.drop(self._server, method, params)
 
     async def _scope(self, key: CacheKey) -> str | None:
-        """The partition that the answer, or the first page of its list, is kept in, fresh or not; own before public."""
+        """Return the partition that holds the answer, or the first page of its list; private before public."""
         for partition in (self._partition, None):
             if await self._cache.store.get(key._replace(partition=partition, cursor=None)) is not None:
                 return partition
         return _NOWHERE
 
     def _key(self, method: str, params: Mapping[str, Any] | None) -> CacheKey | None:
-        """None where nothing may be kept: other methods, and what hangs on answers of this side (CACHE-06)."""
+        """Return the key of a request; None where nothing may be kept: other methods, and rounds with answers."""
         given = params or {}
         if method not in CACHEABLE or any(name in given for name in _ROUNDS):
             return None
@@ -307,7 +299,7 @@ class CacheView:
 
 @contextmanager
 def _spared() -> Generator[None]:
-    """Whatever happens to a store: answers may be lost or old, but no request fails because of it."""
+    """Log what a store raises: no request fails because of it."""
     try:
         yield
     except Exception:
@@ -315,7 +307,7 @@ def _spared() -> Generator[None]:
 
 
 def cache_from(given: Any, limits: ClientLimits) -> ResponseCache:
-    """The cache that an option of a client names: the one it was given, or one in memory, as large as it may be."""
+    """Return the cache that an option of a client names: the given one, or one in memory."""
     if isinstance(given, ResponseCache):
         return given
     if not isinstance(given, bool):
@@ -324,7 +316,7 @@ def cache_from(given: Any, limits: ClientLimits) -> ResponseCache:
 
 
 def authorization_partition(headers: Mapping[str, str]) -> str:
-    """A name for an authorization, made of all headers that the user gives; it does not tell what they are.
+    """Return a name for an authorization, made of a hash of all headers that the user gives.
 
     >>> authorization_partition({}), len(authorization_partition({"Authorization": "Bearer abc"}))
     ('', 64)
@@ -340,7 +332,7 @@ _numbers = itertools.count(1)
 
 
 def unique_name(owner: object) -> str:
-    """A name that is no other's, not even of one that is in its place in memory later: answers outlive who asked."""
+    """Return a name that no other object has, also not one that later has the same address in memory."""
     try:
         if owner not in _names:
             _names[owner] = str(next(_numbers))
@@ -350,7 +342,7 @@ def unique_name(owner: object) -> str:
 
 
 def whose(auth: Any) -> dict[str, str]:
-    """What stands for an authorization where answers are kept apart by it: a token, or an object that has some."""
+    """Return what stands for an authorization in the key of a partition: a token, or a name for a login."""
     if auth is None:
         return {}
     return {"Authorization": auth} if isinstance(auth, str) else {"": unique_name(auth)}
@@ -371,7 +363,7 @@ _read_hints = msgspec.json.Decoder(_Hints).decode
 
 
 def _hints(result: bytes) -> tuple[float, bool]:
-    """For how many seconds a result is fresh, 0 for one that is not to be kept; and whether anybody may have it."""
+    """Return for how many seconds a result is fresh, 0 for one not to be kept; and whether it is public."""
     try:
         hints = _read_hints(result)
     except (msgspec.DecodeError, RecursionError):
@@ -388,7 +380,7 @@ def _canonical(params: Mapping[str, Any]) -> bytes:
 
 
 def _with_parents(uri: str) -> Iterator[str]:
-    """A URI and those it is below of: what is told to have changed may be a part of what was read."""
+    """Yield a URI and its parents: what has changed may be a part of what was read."""
     yield uri
     rest = uri
     while "/" in rest:
@@ -435,7 +427,7 @@ class Toolbox:
     def learn(self, tools: Iterable[Tool], *, mirrors: bool) -> list[Tool]:
         """Take in a page; returns the tools that can be used.
 
-        Where arguments are mirrored in headers, a tool whose annotations are wrong is left out (HDR-23, HDR-24).
+        Where arguments are mirrored in headers, a tool whose annotations are wrong is left out.
         """
         usable: list[Tool] = []
         for tool in tools:
@@ -454,7 +446,7 @@ class Toolbox:
         return usable
 
     def _leave_out(self, name: str, error: ValueError) -> None:
-        """Tell of each tool once, as long as they are few."""
+        """Log each tool that is left out once, as long as they are few."""
         if name in self._told:
             return
         if len(self._told) < _MOST_TOLD:
@@ -464,15 +456,15 @@ class Toolbox:
             self._seldom.warning("More tools are left out, such as %r: %s", name, error)
 
     def forget(self) -> None:
-        """The list has changed: what is known of tools may be wrong, but is the best there is until it is fetched."""
+        """Note that the list has changed; what is known of its tools is used until it is fetched again."""
         self.is_complete = False
 
     def knows(self, name: str) -> bool:
-        """Whether a tool has been seen."""
+        """Return whether a tool has been seen."""
         return name in self._known
 
     def headers(self, name: str, arguments: Mapping[str, Any]) -> dict[str, str]:
-        """The headers that repeat arguments; none for a tool that has no such, or is not known."""
+        """Return the headers that repeat arguments; none for a tool that mirrors none, or is not known."""
         known = self._known.get(name)
         if known is None or not known.mirrors:
             return {}

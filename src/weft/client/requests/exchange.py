@@ -1,17 +1,10 @@
-"""Send one request, with its retries, rounds and pages to visit.
+"""Make requests: one with its retries and rounds of questions, a list with its pages, completions at a bounded rate.
 
-One request, with all that may lie between it and its result.
+A refusal is answered once: the client agrees with the server again, or asks again where that does no harm. Questions of
+the stateless era are answered in rounds. Where a server refuses a request until pages were visited, the user is asked
+about each page once, and the request is made again until the server accepts it, or time is up.
 
-Owns what is done about a refusal (agree anew once, ask again once where that does no harm), the rounds of questions of
-the stateless era, and how a result is read. The single exchange is the link's; what a method's params are, the verbs
-know.
-
-Pages that a user has to visit before a request can be served, where the server says so by an error (L11-41).
-
-Owns what follows from such an error: the user is asked about each page once, and the request is made again until the
-server does not refuse it for that reason any more. Between two attempts one waits for word that the user is done there
-(L11-40), and in any case no longer than a pause, for that word may never come. How an error says it, the era knows; how
-a question is put to the user, and how the request is made, the caller.
+A list that changes while its pages are fetched is fetched once more; one that the server does not declare is empty.
 """
 
 from __future__ import annotations
@@ -23,27 +16,42 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar, cast
 
 import msgspec
+from msgspec import convert
+from msgspec.structs import fields
 
-from weft.client.argument_checks import plainly
+from weft.client.argument_checks import as_texts, check_texts, check_timeout, plainly
 from weft.client.callbacks import pause
 from weft.client.connection.connection import ClientConnection, ProgressCallback, RequestHandlers, code_and_data
 from weft.client.connection.negotiate import explained, session_gone
 from weft.client.connection.transport import NO_HEADERS, Answer, Refused
-from weft.client.handlers.handlers import options_for
+from weft.client.handlers import options_for
 from weft.client.requests.cache import CACHEABLE, CacheView
-from weft.client.results import InputNeeded
+from weft.client.results import PendingQuestions
+from weft.eras.base import ServerHello
 from weft.errors import (
-    AskFailed,
+    CannotAnswer,
     ConnectionFailed,
     InvalidAnswer,
+    InvalidParams,
     MethodNotFound,
     ProtocolError,
     RemoteError,
+    RequestTimeout,
     UsageError,
     WeftError,
 )
+from weft.jsonrpc import values_in
 from weft.limits import ClientLimits
+from weft.net.rate import Allowance
 from weft.types.base import Result
+from weft.types.features import (
+    CompleteResult,
+    Completion,
+    ListPromptsResult,
+    ListResourcesResult,
+    ListResourceTemplatesResult,
+    ListToolsResult,
+)
 from weft.types.interaction import InputRequiredResult
 
 log = logging.getLogger("weft.client")
@@ -51,11 +59,11 @@ log = logging.getLogger("weft.client")
 R = TypeVar("R", bound=Result)
 T = TypeVar("T")
 
-_COMPLETE = (None, "complete")  # absent means complete (JRPC-08)
+_COMPLETE = (None, "complete")  # absent means complete
 _ASKS = "input_required"
 # What only reads: asking twice does no harm. All else may have happened although no answer came.
 _REPEATABLE = CACHEABLE | {"prompts/get", "completion/complete", "ping"}
-_QUESTIONS = frozenset({"elicitation/create", "sampling/createMessage", "roots/list"})  # MRTR-06
+_QUESTIONS = frozenset({"elicitation/create", "sampling/createMessage", "roots/list"})
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -78,23 +86,23 @@ _decoders: dict[type[Result], Any] = {}
 
 
 class Exchange:
-    """Makes requests on a link."""
+    """Makes requests on one connection."""
 
     def __init__(
         self,
         link: ClientConnection,
-        duties: RequestHandlers,
+        handlers: RequestHandlers,
         limits: ClientLimits,
         *,
         renew: Callable[[int], Awaitable[None]],
         cache: CacheView | None,
     ) -> None:
         self._link = link
-        self._duties = duties
+        self._handlers = handlers
         self._limits = limits
-        self._renew = renew  # agrees anew with the server, if nobody has since the generation named
+        self._renew = renew  # greets the server again, unless that was done since this generation
         self.cache = cache
-        self.errands = UrlElicitationRetry(link, limits, self._answer)
+        self.page_visits = UrlElicitationRetry(link, limits, self._answer)
 
     def request(self, method: str, params: Mapping[str, Any], type: type[R], options: Options) -> Awaitable[R]:
         """Make a request and read its result; what the server asks before it answers is answered."""
@@ -103,11 +111,11 @@ class Exchange:
     def request_page(
         self, method: str, params: Mapping[str, Any], type: type[R], options: Options
     ) -> Awaitable[tuple[R, bytes]]:
-        """The same, with the result also as it came."""
+        """Make a request, and return its result both decoded and as it came."""
         return cast("Awaitable[tuple[R, bytes]]", self._rounds(method, params, options, _read_page, type))
 
     def request_raw(self, method: str, params: Mapping[str, Any], options: Options) -> Awaitable[dict[str, Any]]:
-        """The same, with the result as it came."""
+        """Make a request, and return its result as it came."""
         return self._rounds(method, params, options, _read_object, dict[str, Any])
 
     async def _rounds(
@@ -136,16 +144,16 @@ class Exchange:
     async def _next_round(
         self, params: Mapping[str, Any], asked: InputRequiredResult, options: Options
     ) -> Mapping[str, Any]:
-        """The original params with the answers: no state of an earlier round goes along (MRTR-19, MRTR-22)."""
+        """Return the original params with the answers of this round alone."""
         if options.is_manual:
-            raise InputNeeded(asked)
+            raise PendingQuestions(asked)
         kept = {key: value for key, value in params.items() if key not in ("inputResponses", "requestState")}
         return {**kept, **await self._answers(asked)}
 
     # --- one round
 
     def _fetch(self, method: str, params: Mapping[str, Any], options: Options) -> Awaitable[bytes]:
-        """The result as it came, or as it was kept."""
+        """Return the result as it came, from the server or the cache."""
         if self.cache is None or method not in CACHEABLE:
             return self._send(method, params, options)
         return self._fetch_cached(self.cache, method, params, options)
@@ -172,7 +180,7 @@ class Exchange:
             status = error.status if isinstance(error, Refused) else 200
             failure = self._explained(error, method)
             if isinstance(failure, RemoteError) and not options.is_manual and era.pages(code, data) is not None:
-                return await self.errands.run(failure, lambda: self._again(method, params, options))
+                return await self.page_visits.run(failure, lambda: self._again(method, params, options))
             if not era.is_over(status, code, data):
                 try:
                     raise failure from None
@@ -196,14 +204,14 @@ class Exchange:
             raise self._explained(error, method) from None
 
     def _explained(self, error: Refused | RemoteError, method: str) -> WeftError:
-        """A refusal as the caller sees it; where the client is to declare something, with the option that does so."""
+        """Return a refusal as the caller gets it; with the option that declares a capability, where one is missing."""
         failure = explained(error)
         if not isinstance(failure, RemoteError):
             return failure
         code, said, data = failure.code, failure.message.rstrip(". "), failure.data
         if code == MethodNotFound.code and method not in failure.message:
             return RemoteError(code, f"{said}: the server does not offer {method}", data)
-        if options := options_for(data, self._duties.capabilities):
+        if options := options_for(data, self._handlers.capabilities):
             return RemoteError(code, f"{said}. Give the client {options}.", data)
         return failure
 
@@ -215,10 +223,10 @@ class Exchange:
     # --- questions
 
     async def _answers(self, asked: InputRequiredResult) -> dict[str, Any]:
-        """What is added to the params of the next round: all answers, and the state byte for byte (MRTR-17, -18)."""
+        """Return what is added to the params of the next round: all answers, and the state unchanged."""
         requests = asked.input_requests
         if requests is None and asked.request_state is None:
-            raise InvalidAnswer("The server wants to be called again, but says neither with what nor why (MRTR-04).")
+            raise InvalidAnswer("The server wants to be called again, but says neither with what nor why.")
         more: dict[str, Any] = {}
         if requests is not None:
             if len(requests) > self._limits.input_requests:
@@ -236,15 +244,15 @@ class Exchange:
             raise InvalidAnswer(f"The server asks for {method[:100]!r} ({key[:100]!r}), which no server may ask for.")
         try:
             async with asyncio.timeout(self._limits.ask_seconds):
-                return await self._duties.answer(method, params or {})
-        except ProtocolError as error:  # there is no way to tell the server: it is simply not called again (MRTR-28)
-            raise AskFailed(f"The server asked for {method} ({key[:100]!r}): {_why_not(error)}") from error
+                return await self._handlers.answer(method, params or {})
+        except ProtocolError as error:  # there is no way to tell the server: it is simply not called again
+            raise CannotAnswer(f"The server asked for {method} ({key[:100]!r}): {_why_not(error)}") from error
         except TimeoutError:
-            raise AskFailed(f"The server asked for {method} ({key[:100]!r}), and nobody answered in time.") from None
+            raise CannotAnswer(f"The server asked for {method} ({key[:100]!r}), and nobody answered in time.") from None
 
 
 def _why_not(refusal: ProtocolError) -> str:
-    """Why a question was not answered, for the program whose function that was: a server is told less.
+    """Return why a question was not answered, for the program that has the function; the server gets less.
 
     Nothing that was answered is in it: what Weft finds wrong with an answer names fields and kinds alone.
     """
@@ -259,7 +267,7 @@ def _why_not(refusal: ProtocolError) -> str:
 def with_rounds(
     params: dict[str, Any], meta: Mapping[str, Any] | None, answers: Mapping[str, Any] | None, state: str | None
 ) -> dict[str, Any]:
-    """The params of a call that a caller takes to its next round by hand."""
+    """Return the params of a call with what a caller adds by hand."""
     if meta is not None:
         params["_meta"] = dict(meta)
     if answers is not None:
@@ -281,7 +289,7 @@ async def _together(questions: list[Any]) -> list[Any]:
 
 
 def _read(raw: bytes, type: type[R], method: str) -> R | InputRequiredResult:
-    """A result of the type expected, or questions; InvalidAnswer for anything else (JRPC-09)."""
+    """Read a result of the type expected, or questions; InvalidAnswer for anything else."""
     decoder = _decoders.get(type)
     if decoder is None:
         decoder = _decoders[type] = msgspec.json.Decoder(type)
@@ -312,7 +320,7 @@ def _read_questions(raw: bytes) -> InputRequiredResult:
 
 
 def _read_object(raw: bytes, _: Any, method: str) -> dict[str, Any] | InputRequiredResult:
-    """A result as it came, or questions."""
+    """Read a result as it came, or questions."""
     try:
         result = _read_dict(raw)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -340,8 +348,8 @@ class _Complete(msgspec.Struct, rename="camel"):
     elicitation_id: str
 
 
-class _Errand:
-    """What one request waits for."""
+class _PageVisits:
+    """The pages that one request waits for."""
 
     def __init__(self) -> None:
         self.end = 0.0  # when one gives up, unless there is a new page
@@ -351,33 +359,33 @@ class _Errand:
 
 
 class UrlElicitationRetry:
-    """The errands of all requests of one client."""
+    """The pages that requests of one client wait for."""
 
     def __init__(self, link: ClientConnection, limits: ClientLimits, ask: _Ask) -> None:
         self._link = link
         self._limits = limits
         self._ask = ask
-        self._waiting: dict[str, _Errand] = {}  # by the ids of pages; those of nobody are ignored (L11-40)
+        self._waiting: dict[str, _PageVisits] = {}  # by the ids of pages; unknown ids are ignored
 
     def heard(self, method: str, params: bytes) -> None:
-        """A notification came."""
+        """Take a notification that a page is done."""
         if method == _COMPLETE_NOTIFICATION:
-            errand = self._waiting.pop(msgspec.json.decode(params, type=_Complete).elicitation_id, None)
-            if errand is not None:
-                errand.news.set()
+            visits = self._waiting.pop(msgspec.json.decode(params, type=_Complete).elicitation_id, None)
+            if visits is not None:
+                visits.news.set()
 
     async def run(self, error: RemoteError, again: _Again) -> bytes:
         """Do what the error asks for, and make the request again. Any other error is raised as it is."""
-        errand = _Errand()
+        visits = _PageVisits()
         attempt = 0
         while True:
             pages = self._pages(error)
             ids = [page["elicitationId"] for page in pages if isinstance(page.get("elicitationId"), str)]
-            self._waiting.update(dict.fromkeys(ids, errand))
+            self._waiting.update(dict.fromkeys(ids, visits))
             try:
-                if await self._ask_about(pages, errand, error):
+                if await self._ask_about(pages, visits, error):
                     attempt = 0
-                await self._wait(errand, attempt, error)
+                await self._wait(visits, attempt, error)
             finally:
                 for one in ids:
                     self._waiting.pop(one, None)
@@ -388,7 +396,7 @@ class UrlElicitationRetry:
                 attempt += 1
 
     def _pages(self, error: RemoteError) -> list[Mapping[str, Any]]:
-        """The pages that an error names; where it names none, or nobody can be asked, the error is raised."""
+        """Return the pages that an error names; raise it where it names none, or the user cannot be asked."""
         pages = self._link.era.pages(error.code, error.data)
         elicitation = self._link.capabilities.elicitation
         if not pages or elicitation is None or elicitation.url is None:
@@ -399,30 +407,200 @@ class UrlElicitationRetry:
             raise error
         return cast("list[Mapping[str, Any]]", pages)
 
-    async def _ask_about(self, pages: list[Mapping[str, Any]], errand: _Errand, error: RemoteError) -> bool:
+    async def _ask_about(self, pages: list[Mapping[str, Any]], visits: _PageVisits, error: RemoteError) -> bool:
         """Ask about the pages that are new, one after the other; whether there were any. A refusal raises the error."""
-        new = [page for page in pages if str(page.get("url")) not in errand.visited]
-        if new or errand.news.is_set():
-            errand.rounds += 1
-            if errand.rounds > self._limits.rounds:
+        new = [page for page in pages if str(page.get("url")) not in visits.visited]
+        if new or visits.news.is_set():
+            visits.rounds += 1
+            if visits.rounds > self._limits.rounds:
                 raise InvalidAnswer(
                     f"{self._link.transport.where} named pages to visit {self._limits.rounds} times in a row; raise "
                     "the limit `rounds` if that is as it should be."
                 )
-        errand.news.clear()
+        visits.news.clear()
         for page in new:
-            errand.visited.add(str(page.get("url")))
+            visits.visited.add(str(page.get("url")))
             answer = await self._ask("page", "elicitation/create", {"message": error.message, **page, "mode": "url"})
             if answer["action"] != "accept":
                 raise error
         if new:
-            errand.end = asyncio.get_running_loop().time() + self._limits.ask_seconds
+            visits.end = asyncio.get_running_loop().time() + self._limits.ask_seconds
         return bool(new)
 
-    async def _wait(self, errand: _Errand, attempt: int, error: RemoteError) -> None:
+    async def _wait(self, visits: _PageVisits, attempt: int, error: RemoteError) -> None:
         """Wait until the user is done, or it is time to look whether they are; in all, as long as for any question."""
-        if asyncio.get_running_loop().time() >= errand.end:
+        if asyncio.get_running_loop().time() >= visits.end:
             raise error
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause(attempt)):
-                await errand.news.wait()
+                await visits.news.wait()
+
+
+Page = TypeVar("Page", ListToolsResult, ListResourcesResult, ListResourceTemplatesResult, ListPromptsResult)
+
+
+def says_none(error: RemoteError, cursor: str | None) -> bool:
+    """Return whether the refusal of a page says that there is no such list.
+
+    Many servers declare `resources`, know no templates, and answer -32601. In the middle of a list it means another
+    thing.
+    """
+    return cursor is None and error.code == MethodNotFound.code
+
+
+class ListPages:
+    """The lists of one server."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        limits: ClientLimits,
+        facts: Callable[[], ServerHello],
+        look_again: Callable[[ServerHello], Awaitable[None]],
+    ) -> None:
+        self._exchange = exchange
+        self._limits = limits
+        self._facts = facts
+        self._look_again = look_again
+        self._changed: set[str] = set()  # lists that the server has told of, so it has them
+
+    async def one(self, method: str, type: type[Page], cursor: str | None) -> Page:
+        """Return one page; its `next_cursor` leads to the next. A list that the server does not have is empty."""
+        page, _ = await self._one(method, type, cursor)
+        return page
+
+    async def _one(self, method: str, type: type[Page], cursor: str | None) -> tuple[Page, bytes]:
+        """Return one page, and its bytes."""
+        if await self._is_there(method.partition("/")[0]):
+            params = {} if cursor is None else {"cursor": cursor}
+            try:
+                return await self._exchange.request_page(method, params, type, Options())
+            except RemoteError as error:
+                if not says_none(error, cursor):
+                    raise
+        empty: dict[str, list[Any]] = {one.encode_name: [] for one in fields(type) if one.required}
+        return convert(empty, type), b""
+
+    def heard(self, notification: str) -> None:
+        """Note that the server has a list that it says has changed."""
+        kind, _, rest = notification.removeprefix("notifications/").partition("/")
+        if rest == "list_changed":
+            self._changed.add(kind)
+
+    async def _is_there(self, capability: str) -> bool:
+        """Return whether the server has such lists. One that had none before may have got them since."""
+        facts = self._facts()
+        if capability not in self._changed and getattr(facts.capabilities, capability) is None:
+            await self._look_again(facts)
+        return capability in self._changed or getattr(facts.capabilities, capability) is not None
+
+    async def all(self, method: str, type: type[Page], items: Callable[[Page], list[Any]]) -> list[Any]:
+        """Return all items. A cursor that is refused half-way means that the list has changed: it is fetched again."""
+        try:
+            return await self._walk(method, type, items)
+        except _CursorRefused:
+            if self._exchange.cache is not None:
+                await self._exchange.cache.drop(method)
+        try:
+            return await self._walk(method, type, items)
+        except _CursorRefused as refused:
+            raise refused.error from None
+
+    async def _walk(self, method: str, type: type[Page], items: Callable[[Page], list[Any]]) -> list[Any]:
+        found: list[Any] = []
+        cursor: str | None = None
+        size = values = 0
+        for _ in range(self._limits.pages):
+            try:
+                page, raw = await self._one(method, type, cursor)
+            except RemoteError as error:
+                if cursor is not None and error.code == InvalidParams.code:
+                    raise _CursorRefused(error) from None
+                raise
+            if cursor is not None or page.next_cursor is not None:  # one page alone was counted when it came
+                size, values = size + len(raw), values + values_in(raw)
+                self._check(method, size, values)
+            found += items(page)
+            cursor = page.next_cursor
+            if cursor is None:  # any other is one more page, the empty one too
+                return found
+        most = self._limits.pages
+        raise InvalidAnswer(f"{method} has more than {most} pages; raise the limit `pages`, or go page by page.")
+
+    def _check(self, method: str, size: int, values: int) -> None:
+        """Raise InvalidAnswer when pages together are more than one message may be: all are kept until the last."""
+        limits = self._limits
+        if size > limits.message_bytes:
+            most, limit = f"{limits.message_bytes} bytes", "message_bytes"
+        elif values > limits.json_values:
+            most, limit = f"{limits.json_values} values", "json_values"
+        else:
+            return
+        raise InvalidAnswer(
+            f"The pages of {method} have more than {most} together; raise the limit `{limit}`, or go page by page."
+        )
+
+
+class _CursorRefused(Exception):
+    """Inside this module only."""
+
+    def __init__(self, error: RemoteError) -> None:
+        super().__init__()
+        self.error = error
+
+
+MOST_VALUES = 100
+"""So many values may be in one answer; whatever a server sends beyond them is left out."""
+
+
+class Suggestions:
+    """Asks one server for suggestions."""
+
+    def __init__(self, exchange: Exchange, limits: ClientLimits) -> None:
+        self._exchange = exchange
+        self._allowance = Allowance(limits.completions_per_second, 1.0)
+        self._line = asyncio.Lock()
+
+    async def ask(self, params: Mapping[str, Any], timeout: float | None) -> Completion:
+        """Return the values that the server suggests, in its order."""
+        check_timeout(timeout)
+        left = await self._turn(timeout)
+        result = await self._exchange.request("completion/complete", params, CompleteResult, Options(left))
+        found = result.completion
+        if len(found.values) > MOST_VALUES:
+            return Completion(found.values[:MOST_VALUES], found.total, has_more=True)
+        return found
+
+    async def _turn(self, timeout: float | None) -> float | None:
+        """Wait for the allowed rate, first come, first served; return what is left of the timeout."""
+        try:
+            async with asyncio.timeout(timeout) as limit, self._line:
+                while seconds := self._allowance.wait():  # noqa: ASYNC110 - how long is known, and there is no event
+                    await asyncio.sleep(seconds)
+        except TimeoutError:
+            raise RequestTimeout(
+                f"The turn of this completion/complete did not come within {timeout:g} s: more are asked for than "
+                "`completions_per_second` has. Ask when the user pauses, or raise the limit."
+            ) from None
+        end = limit.when()
+        return None if end is None else max(end - asyncio.get_running_loop().time(), 0.0)
+
+
+def completion_params(
+    argument: str, value: str, prompt: str | None, template: str | None, arguments: Mapping[str, str] | None
+) -> dict[str, Any]:
+    """Return the params of a request for suggestions; UsageError where they are not clear.
+
+    >>> completion_params("city", "Par", "plan", None, None)
+    {'ref': {'type': 'ref/prompt', 'name': 'plan'}, 'argument': {'name': 'city', 'value': 'Par'}}
+    """
+    if (prompt is None) == (template is None):
+        raise UsageError("Name what the argument belongs to: give either `prompt` or `template`.")
+    owner = f"the prompt {prompt!r}" if prompt is not None else f"the template {template!r}"
+    check_texts({argument: value}, owner)
+    texts = as_texts(arguments, owner)
+    ref = {"type": "ref/prompt", "name": prompt} if prompt is not None else {"type": "ref/resource", "uri": template}
+    params: dict[str, Any] = {"ref": ref, "argument": {"name": argument, "value": value}}
+    if texts:
+        params["context"] = {"arguments": texts}
+    return params

@@ -1,7 +1,7 @@
-"""Hearing of changes, in the way of either era: one request that stays open, or subscriptions and what comes unasked.
+"""Listen for changes, in either era: by one request that stays open, or by subscriptions and the shared stream.
 
-Owns who hears of what, and that a stream which was lost is opened again, with longer and longer pauses. After every
-loss the listener is told, for changes may have been missed. How the era does it, its plan says.
+A stream that was lost is opened again, with longer and longer pauses; after every loss the listener gets a
+`StreamReopened`, for changes may have been missed. The era's plan says how listening is done.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Ask(Protocol):
     """Makes a request, as a verb does."""
 
     async def __call__(self, method: str, params: Mapping[str, Any]) -> Any:
-        """The result."""
+        """Return the result."""
         ...
 
 
@@ -67,7 +67,7 @@ _UPDATED = "notifications/resources/updated"
 
 
 def wish_for(uris: list[str], *, tools: bool, prompts: bool, resources: bool) -> SubscriptionFilter:
-    """What is to be heard of: lists and single resources; all lists, if nothing is named."""
+    """Return the filter for lists and single resources; all lists by default."""
     everything = not (tools or prompts or resources or uris)
     return SubscriptionFilter(
         tools or everything or None, prompts or everything or None, resources or everything or None, uris or None
@@ -75,7 +75,7 @@ def wish_for(uris: list[str], *, tools: bool, prompts: bool, resources: bool) ->
 
 
 class Subscriptions:
-    """All that listen on one link."""
+    """All that listen on one connection."""
 
     def __init__(
         self, link: ClientConnection, limits: ClientLimits, ask: _Ask, facts: Callable[[], ServerHello]
@@ -87,7 +87,7 @@ class Subscriptions:
         self._open: set[Listening] = set()
 
     async def begin(self, plan: ListenPlan) -> None:
-        """Make the requests with which listening begins; UsageError where the server takes none of them (L11-34)."""
+        """Make the requests with which listening begins; UsageError where the server takes none of them."""
         resources = self._facts().capabilities.resources
         if plan.begin and not (resources is not None and resources.subscribe):
             raise UsageError(
@@ -103,15 +103,15 @@ class Subscriptions:
             await self._ask(method, params)
 
     def add(self, listening: Listening) -> None:
-        """One more listens."""
+        """Add one that listens."""
         self._open.add(listening)
 
     def discard(self, listening: Listening) -> None:
-        """One less."""
+        """Remove one that listens."""
         self._open.discard(listening)
 
     def heard(self, method: str, params: bytes, origin: RequestId | None) -> None:
-        """A notification came: to whom it belongs is in its `_meta`, or follows from where it came (SUB-09)."""
+        """Give a notification to those whose stream it names in its `_meta`, or came on."""
         if method != _ACKNOWLEDGED and method != _UPDATED and method not in _LISTS:
             return
         told = _read(params)
@@ -126,19 +126,19 @@ class Subscriptions:
                 listening.push(change)
 
     def reopened(self) -> None:
-        """The standing stream was lost and is there again."""
+        """Notify those on the standing stream that it was lost and is open again."""
         for listening in tuple(self._open):
             if listening.stream_id is None:
                 listening.push(StreamReopened())
 
     def silenced(self, failure: ConnectionFailed) -> None:
-        """The stream that all share, or the whole connection, was lost and stays so."""
+        """End those on the shared stream, which was lost for good."""
         for listening in tuple(self._open):
             if listening.stream_id is None:
                 listening.end(failure)
 
     async def renewed(self) -> None:
-        """The session is another one: nothing that was subscribed to is known there."""
+        """Subscribe again in a new session."""
         for listening in tuple(self._open):
             try:
                 await listening.subscribe_again()
@@ -146,17 +146,17 @@ class Subscriptions:
                 listening.end(error)
 
     def is_wanted(self, uri: str) -> bool:
-        """Whether somebody listens to a resource."""
+        """Return whether anything listens to a resource."""
         return any(uri in (listening.wish.resource_subscriptions or ()) for listening in self._open)
 
     def close(self) -> None:
-        """Nobody listens any more."""
+        """End all listening."""
         for listening in tuple(self._open):
             listening.end(None)
 
 
 def _change(method: str, uri: str, wish: SubscriptionFilter) -> Change | None:
-    """The change, if it was wished for. A resource may also be one below that which was named (SUB-19)."""
+    """Return the change, if it was asked for. A resource may also be below the one that was named."""
     if method in _LISTS:
         change, wished = _LISTS[method]
         return change if getattr(wish, wished) else None
@@ -171,13 +171,13 @@ class Listening:
 
     When the stream is lost, it is opened again, and a `StreamReopened` tells that changes may have been missed; when
     that does not succeed several times in a row, the iteration ends with a ConnectionFailed. It ends without one when
-    the server ends it, or the client is closed. Changes that nobody reads are kept up to a limit, then the oldest are
+    the server ends it, or the client is closed. Unread changes are kept up to a limit, then the oldest are
     lost.
     """
 
     def __init__(self, subscriptions: Subscriptions, wish: SubscriptionFilter) -> None:
         self.wish = wish
-        self.honoured: SubscriptionFilter | None = None  # what the server will tell of, where it said so (SUB-06)
+        self.honoured: SubscriptionFilter | None = None  # what the server will tell of, where it said so
         self.stream_id: RequestId | None = None  # of the request that stays open
         self._subscriptions = subscriptions
         self._changes: deque[Change] = deque(maxlen=subscriptions.limits.changes_kept)
@@ -225,7 +225,7 @@ class Listening:
         plan = subscriptions.link.era.listen(self.wish)
         if plan.stream is None:
             try:
-                await subscriptions.link.stand_again()
+                await subscriptions.link.reopen_stream()
                 await subscriptions.begin(plan)
             except BaseException:
                 self.end(None)
@@ -238,7 +238,7 @@ class Listening:
         except TimeoutError:
             await self.close()
             raise RequestTimeout(f"{subscriptions.link.transport.where} did not begin to listen in time.") from None
-        except asyncio.CancelledError:  # nobody is left who could close it
+        except asyncio.CancelledError:  # no task is left that could close it
             self.end(None)
             self._task.cancel()
             raise
@@ -264,7 +264,7 @@ class Listening:
             log.debug("A subscription could not be ended: %s", error)
 
     def end(self, failure: WeftError | None) -> None:
-        """Nothing more will be heard."""
+        """End the iteration, with this failure or without one."""
         if not self._is_over:
             self._is_over = True
             self._failure = failure
@@ -275,14 +275,14 @@ class Listening:
     # --- what comes
 
     def push(self, change: Change) -> None:
-        """Something changed."""
+        """Add a change."""
         self._changes.append(change)
         self._be_patient()
         self._news.set()
         self._ready.set()
 
     def acknowledged(self, honoured: SubscriptionFilter) -> None:
-        """The server listens; perhaps not to all that was wished for."""
+        """Note that the server listens, and to what."""
         self.honoured = honoured
         self._be_patient()
         if self._ready.is_set():
@@ -290,7 +290,7 @@ class Listening:
         self._ready.set()
 
     def _be_patient(self) -> None:
-        """The server listens: from now on it may be silent for as long as nothing changes."""
+        """End the time limit for the first answer: a server may be silent as long as nothing changes."""
         patience, self._patience = self._patience, None
         if patience is not None and not patience.expired():
             patience.reschedule(None)
@@ -318,7 +318,7 @@ class Listening:
         while True:
             self.honoured = None
             since = now()
-            self.stream_id = link.next_id()  # a new one each time: the old request is lost (HTTP-23)
+            self.stream_id = link.next_id()  # a new one each time: the old request is lost
             try:
                 async with asyncio.timeout(limits.request_seconds) as self._patience:
                     await link.exchange(self.stream_id, method, params)
@@ -337,7 +337,7 @@ class Listening:
                 self.end(error)
                 return
             else:
-                self.end(None)  # the server has answered: it is over, in good order (SUB-12)
+                self.end(None)  # the server has answered: it is over, in good order
                 return
             self._patience = None
             if self.honoured is not None:

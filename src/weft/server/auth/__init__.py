@@ -2,7 +2,8 @@
 
 `ResourceServer` says what a server protects and who issues its tokens; a verifier says whether a token is good.
 
->>> from weft import Server, TokenInfo
+>>> from weft import Server
+>>> from weft.auth import TokenInfo
 >>> from weft.server.auth import ResourceServer, StaticTokens
 >>> tokens = StaticTokens({"a-token-of-somebody": TokenInfo("ann", scopes=frozenset({"read"}))})
 >>> auth = ResourceServer("http://localhost:8000/mcp", authorization_servers=["http://localhost:9000"], verifier=tokens)

@@ -52,7 +52,7 @@ def read_info(said: object) -> TokenInfo:
         raise TokenRefused("The token is not valid.")
     if not isinstance(said, TokenInfo) or not isinstance(said.claims, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - a struct does not check what it is made of
         found = "claims that are no dictionary" if isinstance(said, TokenInfo) else f"a {type(said).__name__}"
-        raise UsageError(f"It returned {found}. A verifier returns weft.TokenInfo(subject=...), or None.")
+        raise UsageError(f"It returned {found}. A verifier returns weft.auth.TokenInfo(subject=...), or None.")
     if not isinstance(said.subject, str) or not said.subject:  # pyright: ignore[reportUnnecessaryIsInstance] - as above
         raise UsageError(f"It returned a TokenInfo whose subject is {said.subject!r}: say whose the token is.")
     return said

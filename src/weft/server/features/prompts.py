@@ -73,7 +73,7 @@ class _MessageMaker:
     def __or__(self, _other: object) -> NoReturn:
         raise TypeError(
             f"{self.__name__}(...) makes a PromptMessage and is no type itself; annotate with PromptMessage, such as "
-            "`-> list[PromptMessage]`, with `from weft import PromptMessage`"
+            "`-> list[PromptMessage]`, with `from weft.types import PromptMessage`"
         )
 
     __ror__ = __or__

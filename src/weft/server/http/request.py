@@ -56,8 +56,8 @@ def _check(token_info: object) -> None:
     else:
         return
     raise UsageError(
-        f"scope[{TOKEN_INFO!r}] holds {found}. Put weft.TokenInfo(subject=...) there for a caller that was verified, "
-        "and nothing for one that was not."
+        f"scope[{TOKEN_INFO!r}] holds {found}. Put weft.auth.TokenInfo(subject=...) there for a caller that was "
+        "verified, and nothing for one that was not."
     )
 
 

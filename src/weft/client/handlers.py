@@ -1,4 +1,4 @@
-"""What a server may ask of its client, and hear about: answered by functions that the user gives.
+"""Answer what a server asks of its client, and confirm calls, by functions that the user gives.
 
     elicit(question)             a form to fill in: return a dict, or "decline", or "cancel" (also None)
     elicit_url(question)         a page to visit: return True when the user consents, else False, or "cancel"
@@ -6,30 +6,32 @@
     sample_with_tools(question)  the same, by a model that can be given tools
     roots()                      the folders to work in; also just a list of them
     log(message)                 a log message
+    confirm(call)                a tool is about to be called: only True has it called
 
-A capability is declared because its function is there (ELI-01, SAM-01, ROOT-01). A function is async, or plain: those
-that answer run in a thread then, and may take their time; `log` is called as it is, and should be quick.
+Passing a function declares its capability. A function is async, or plain: a plain one that answers runs in a thread,
+and may take its time; `log` is called in the event loop, and should be quick.
 
-Both ways are checked. A question that breaks the rules is refused before the user sees it; an answer that does not fit
-the question is not sent. What goes wrong in a function is logged here, and the server is told only that it went wrong;
-what was asked and answered is in no log (SAM-13). A server that asks too often is refused (SAM-12).
-
-Owns which function answers what; the rules are in `questions`. How questions travel, how many there may be at a time,
-and how long one may take is decided by its callers; showing anything to anybody is the functions' own business.
+Questions and answers are both checked. A question that breaks the rules is refused before the user sees it; an answer
+that does not fit the question is not sent. An exception in a function is logged here, and the server gets no more than
+that there was one; what was asked and answered is in no log. A server that asks too often is refused.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any, TypeAlias
 
 import msgspec
 
-from weft.client.argument_checks import check_function, kind_of, plainly
-from weft.client.callbacks import Functions, courier
-from weft.client.handlers.questions import (
+from weft.client.argument_checks import check_function, kind_of, plainly, write_json
+from weft.client.callbacks import Functions, queue_for
+from weft.client.config import Command
+from weft.client.questions import (
     Form,
     FormQuestion,
     RootLike,
@@ -42,6 +44,7 @@ from weft.client.handlers.questions import (
     read_params,
     read_roots,
 )
+from weft.client.results import CallDeclined
 from weft.errors import InternalError, InvalidParams, MethodNotFound, ProtocolError, UsageError
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
 from weft.net.logs import Seldom
@@ -57,7 +60,7 @@ from weft.types.lifecycle import (
     SamplingCapability,
 )
 
-_own_log = logging.getLogger("weft.client.handlers.handlers")
+_own_log = logging.getLogger("weft.client.handlers")
 
 FormFunction: TypeAlias = Callable[[FormQuestion], Any]
 UrlFunction: TypeAlias = Callable[[UrlQuestion], Any]
@@ -65,15 +68,15 @@ SampleFunction: TypeAlias = Callable[[SampleQuestion], Any]
 RootsFunction: TypeAlias = Callable[[], Iterable[RootLike] | Awaitable[Iterable[RootLike]]]
 LogFunction: TypeAlias = Callable[[LogMessageParams], Any]
 
-USER_REJECTED = -1  # the code of a refused sampling request (L11-38)
+USER_REJECTED = -1  # the code of a refused sampling request
 _MAX_LOGS = 1000  # log messages that an async function has not taken yet; more, and the oldest are lost
 
 
 class ServerRequestHandlers:
-    """The functions, and how they answer.
+    """The functions that the user gave, and how they answer requests of the server.
 
-    >>> duties = ServerRequestHandlers(elicit=lambda question: {"name": "Ann"})
-    >>> duties.capabilities.elicitation
+    >>> handlers = ServerRequestHandlers(elicit=lambda question: {"name": "Ann"})
+    >>> handlers.capabilities.elicitation
     ElicitationCapability(form={}, url=None)
     """
 
@@ -100,7 +103,7 @@ class ServerRequestHandlers:
         self._sample = sample or sample_with_tools
         self._sample_with_tools = sample_with_tools
         self._roots = roots if callable(roots) or roots is None else read_roots(roots)
-        self._log = courier(log, _MAX_LOGS, "on_log(message)")
+        self._log = queue_for(log, _MAX_LOGS, "on_log(message)")
         self.server = ""  # who asks, for the questions: set by the client once it knows
         self.capabilities = self._declared()  # what the functions make possible; an era leaves out what it has not
         self._call = Functions().call
@@ -150,7 +153,7 @@ class ServerRequestHandlers:
             raise InternalError(f"Internal error: the client could not answer {method}.") from error
 
     def heard(self, method: str, params: Any = None) -> None:
-        """Hear a notification: log messages go to their function, all else is no duty."""
+        """Give log messages to their function; ignore other notifications."""
         if method != "notifications/message" or self._log is None:
             return
         try:
@@ -188,7 +191,7 @@ class ServerRequestHandlers:
         host, warnings = check_page(params.url or "")
         question = UrlQuestion(params.message, params.url or "", host, warnings, self.server, params.elicitation_id)
         action, _ = read_action(await self._call(self._elicit_url, question))
-        return {"action": action}  # ELI-12: consent, and nothing about what the user does there
+        return {"action": action}  # consent, and nothing about what the user does there
 
     # --- sampling
 
@@ -197,7 +200,7 @@ class ServerRequestHandlers:
         with_tools = params.tools is not None or params.tool_choice is not None
         function = self._sample_with_tools if with_tools else self._sample
         if function is None:
-            raise InvalidParams("Invalid params: this client did not declare sampling with tools.")  # SAM-03
+            raise InvalidParams("Invalid params: this client did not declare sampling with tools.")
         check_sampling(params)
         answer = await self._call(function, SampleQuestion(**msgspec.structs.asdict(params), server=self.server))
         if answer is None:
@@ -239,7 +242,7 @@ class _Missing(msgspec.Struct, rename="camel"):
 
 
 def options_for(data: Any, declared: ClientCapabilities) -> str:
-    """The options of a client that declare what a refusal names and the client has not; "" if there are none.
+    """Return the options of a client that declare what a refusal asks for; "" if there are none.
 
     Only the stateless era has a code for it; what is required is in the data of either era's error.
 
@@ -258,3 +261,98 @@ def options_for(data: Any, declared: ClientCapabilities) -> str:
     if extensions:
         options.append(f"`extensions={extensions}`")
     return " and ".join(options)
+
+
+log = logging.getLogger("weft.client.handlers")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that is about to be made. Show who gets which arguments: they leave this program with it."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(repr=False)  # may be secrets, so they are in no log
+    server: str
+
+
+ConfirmFunction: TypeAlias = Callable[[ToolCall], Any]
+
+
+class Confirming:
+    """Asks the user's function about every call; the hints of the server decide nothing."""
+
+    def __init__(self, function: ConfirmFunction) -> None:
+        check_function(function, "confirm(call)")
+        self._function = function
+        self._functions = Functions()
+
+    async def agreed(self, name: str, arguments: Mapping[str, Any], server: str) -> Mapping[str, Any]:
+        """Return the arguments to send: a copy of those that were shown.
+
+        CallDeclined for every answer but True.
+        """
+        as_sent = write_json("tools/call", {"arguments": arguments}, msgspec.json.encode, arguments)
+        shown = ToolCall(name, msgspec.json.decode(as_sent), server)
+        if await self._functions.call(self._function, shown) is not True:
+            log.info("The call of the tool %r of %s was declined.", name, server)
+            raise CallDeclined(f"The call of the tool {name!r} was declined by confirm=; nothing was sent.")
+        log.info("The call of the tool %r of %s was confirmed.", name, server)
+        confirmed: Mapping[str, Any] = msgspec.json.decode(as_sent)
+        return confirmed
+
+
+@dataclass(frozen=True, slots=True)
+class CommandQuestion:
+    """A program to be started, if the user consents. Show the whole `command`, and all `warnings`."""
+
+    command: str  # as one would type it, nothing left out, what cannot be seen written as an escape
+    warnings: tuple[str, ...]
+
+
+_RIGHTS = frozenset({"doas", "pkexec", "runas", "su", "sudo"})
+_SHELLS = frozenset({"bash", "cmd", "dash", "fish", "powershell", "pwsh", "sh", "zsh"})
+_REMOVERS = frozenset({"dd", "del", "mkfs", "rm", "rmdir", "shred"})
+_FETCHERS = frozenset({"curl", "ftp", "nc", "ncat", "scp", "ssh", "wget"})
+_PRIVATE = re.compile(r"(?i)\.(aws|docker|gnupg|kube|netrc|ssh)\b|/etc/|id_(rsa|ed25519)|\\System32\\")
+_LOADERS = re.compile(
+    r"(?i)(LD_|DYLD_|UV_|PIP_|NPM_CONFIG_|GIT_).*|PATH|NODE_OPTIONS|NODE_PATH|PYTHON(PATH|STARTUP|HOME|BREAKPOINT)|PERL5(OPT|LIB)"
+    r"|RUBY(OPT|LIB)|BASH_ENV|ENV|JAVA_TOOL_OPTIONS|_JAVA_OPTIONS|CLASSPATH"
+)
+
+
+def command_question(target: Command) -> CommandQuestion:
+    r"""Return what to show before a command is started that somebody else wrote: a link, a configuration.
+
+    >>> print(*command_question(Command(("sudo", "uvx", "mcp-server-time"))).warnings, sep="\n")
+    It runs on this machine with all your rights: start it only if you trust where it comes from.
+    'sudo' asks for more rights than you have.
+    """
+    words = [word for part in target.command for word in part.split()]
+    names = [PurePath(word.replace("\\", "/")).name.lower().removesuffix(".exe") for word in words]
+    warnings = ["It runs on this machine with all your rights: start it only if you trust where it comes from."]
+    for known, what in (
+        (_RIGHTS, "asks for more rights than you have"),
+        (_SHELLS, "is a shell, which does whatever its arguments say"),
+        (_REMOVERS, "can remove files"),
+        (_FETCHERS, "talks to other machines"),
+    ):
+        warnings += [f"{name!r} {what}." for name in dict.fromkeys(names) if name in known]
+    warnings += [f"{word!r} is a place of secrets, or of the system." for word in words if _PRIVATE.search(word)]
+    assigned = [word.partition("=")[0] for word in words if "=" in word]  # as for `env`
+    names = list(dict.fromkeys(name for name in (*target.env, *assigned) if changes_code(name)))
+    warnings += [f"The variable {name!r} changes which code is run." for name in names]
+    return CommandQuestion(visible(target.line), tuple(warnings))
+
+
+def changes_code(variable: str) -> bool:
+    """Return whether a variable of the environment makes programs run other code, or fetch it from elsewhere."""
+    return _LOADERS.fullmatch(variable) is not None
+
+
+def visible(text: str) -> str:
+    r"""Return text with nothing in it that a terminal would hide.
+
+    >>> visible("a\x1b[8mb")
+    'a\\x1b[8mb'
+    """
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

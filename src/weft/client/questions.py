@@ -1,10 +1,8 @@
-"""The questions of a server as values, and the rules for them and for their answers.
+"""Describe the questions of a server as values, and check them and their answers.
 
-A question that breaks the rules is an `InvalidParams`, to be told to the server; an answer that does not fit its
-question is a `UsageError`, for whoever wrote the function that gave it.
-
-Owns those checks alone: it calls no function, shows nothing to anybody, and fetches nothing. Of folders it looks only
-whether they are there.
+A question that breaks the rules is an `InvalidParams`, for the server; an answer that does not fit its question is a
+`UsageError`, for the program whose function gave it. Nothing here calls a function or fetches anything; of folders it
+is looked only whether they exist.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ RootLike: TypeAlias = str | Path | Root
 
 @dataclass(frozen=True, slots=True)
 class FormQuestion:
-    """A form to fill in. `server` asks, and should be named to the user (ELI-11)."""
+    """A form to fill in. `server` asks, and should be named to the user."""
 
     message: str
     schema: Mapping[str, Any]  # a flat JSON Schema: what to ask
@@ -49,7 +47,7 @@ class FormQuestion:
 
 @dataclass(frozen=True, slots=True)
 class UrlQuestion:
-    """A page to visit, if the user consents. Show the whole `url`, and the `host` so that it stands out (ELI-23).
+    """A page to visit, if the user consents. Show the whole `url`, and the `host` so that it stands out.
 
     Do not fetch the page; open it, after consent, where neither this program nor a model can look into it.
     """
@@ -57,19 +55,19 @@ class UrlQuestion:
     message: str
     url: str
     host: str
-    warnings: tuple[str, ...] = ()  # sentences about what is odd about the URL, to be shown with it (ELI-24)
+    warnings: tuple[str, ...] = ()  # sentences about what is odd about the URL, to be shown with it
     server: str = ""
     elicitation_id: str | None = None
 
 
 class SampleQuestion(CreateMessageParams, kw_only=True):
-    """A turn of a model. `server` asks; no more than `max_tokens` are to be generated (SAM-09)."""
+    """A turn of a model. `server` asks; no more than `max_tokens` are to be generated."""
 
     server: str = ""
 
 
 def preferred_model(preferences: ModelPreferences | None, available: Sequence[str]) -> str | None:
-    """The first available model that a hint names a part of, the first hint that fits deciding (SAM-10).
+    """Return the first available model that a hint names a part of; the first hint that fits decides.
 
     >>> from weft.types.interaction import ModelHint
     >>> preferred_model(ModelPreferences(hints=[ModelHint("opus"), ModelHint("haiku")]), ["claude-haiku", "gpt"])
@@ -86,7 +84,7 @@ def preferred_model(preferences: ModelPreferences | None, available: Sequence[st
 
 
 def read_params(params: Any, type: type[T], method: str) -> T:
-    """The params of a request, given as a mapping or as raw JSON."""
+    """Read the params of a request, given as a mapping or as raw JSON."""
     try:
         if isinstance(params, msgspec.Raw | bytes):
             return msgspec.json.decode(params, type=type)
@@ -113,7 +111,7 @@ class Form:
             raise InvalidParams('Invalid params: a requestedSchema has "type": "object" and "properties".')
         fields = {name: field for name, field in properties.items() if is_object(field)}
         if any(field.get("format") == "password" for field in fields.values()):
-            raise InvalidParams("Invalid params: secrets are never asked by form; use elicitation by URL.")  # ELI-09
+            raise InvalidParams("Invalid params: secrets are never asked by form; use elicitation by URL.")
         try:
             check_form(schema)
         except ValueError:
@@ -124,7 +122,7 @@ class Form:
         self.defaults = {name: field["default"] for name, field in fields.items() if field.get("default") is not None}
 
     def checked(self, content: dict[str, Any]) -> dict[str, Any]:
-        """What may be sent; UsageError for an answer that does not fit (ELI-26)."""
+        """Return what may be sent; UsageError for an answer that does not fit."""
         from weft.forms import parse_form
 
         if self._validator is None:
@@ -172,9 +170,9 @@ def check_page(url: str) -> tuple[str, tuple[str, ...]]:
 
 
 def check_sampling(params: CreateMessageParams) -> None:
-    """A request that a model can be given: with room for an answer, and the results of all tools that were used."""
+    """Check that a model can be given a request: it has room for an answer, and the results of all tools used."""
     if params.max_tokens < 1:
-        raise InvalidParams("Invalid params: `maxTokens` is 1 or more.")  # SAM-09
+        raise InvalidParams("Invalid params: `maxTokens` is 1 or more.")
     fault = fault_of_messages(params.messages)
     if fault is not None:
         raise InvalidParams(f"Invalid params: {fault}")
@@ -184,7 +182,7 @@ def check_sampling(params: CreateMessageParams) -> None:
 
 
 def read_action(answer: Any) -> tuple[Action, Mapping[str, Any] | None]:
-    """What the user did, and the answers given with it, from what a function may return."""
+    """Read the action of the user, and the answers given with it, from what a function returned."""
     if isinstance(answer, ElicitResult):
         return answer.action, answer.content
     if isinstance(answer, Mapping):
@@ -202,7 +200,7 @@ def read_action(answer: Any) -> tuple[Action, Mapping[str, Any] | None]:
 
 
 def read_roots(roots: Any) -> list[Root]:
-    """Roots from paths, file:// URIs or Root values; UsageError for what is none.
+    """Return roots from paths, file:// URIs or Root values; UsageError for anything else.
 
     >>> read_roots(["file:///home/ann/notes"])
     [Root(uri='file:///home/ann/notes', name=None, meta=None)]
@@ -213,7 +211,7 @@ def read_roots(roots: Any) -> list[Root]:
 
 
 def _root(root: RootLike) -> Root:
-    """A root with a file:// URI that leads where it says (ROOT-02, ROOT-03)."""
+    """Return a root with a file:// URI that leads where it says."""
     if isinstance(root, Path):
         return Root(root.expanduser().resolve().as_uri(), root.name or None)
     if isinstance(root, str):
@@ -232,7 +230,7 @@ def _root(root: RootLike) -> Root:
 
 
 def reachable(roots: Sequence[Root], log: Seldom) -> list[Root]:
-    """Those that are there and may be read now; the others are left out, with a warning (ROOT-03, ROOT-04)."""
+    """Return the roots that exist and can be read; the others are left out, with a warning."""
     found: list[Root] = []
     for root in roots:
         if os.access(_path(root), os.R_OK):

@@ -1,1 +1,0 @@
-"""Answer what a server asks of the client, and call the user's functions."""
