@@ -1,27 +1,27 @@
-# What a person or a machine does with this project. Every target sets up what it needs by itself;
-# stamps make it quick the next time, and a change of pyproject.toml sets up anew.
+# Commands for developers and CI. Every target installs what it needs. Stamp files make the next run quick;
+# a change of pyproject.toml installs again.
 
 PORT ?= 8000
-# The documents that the requirements come from; without them `make requirements` renews the tests only.
+# The folder with the source documents of the requirements; without it `make requirements` updates only the tests.
 SHARED ?= ../shared
-# Another Python (a path, a command, or a version such as 3.13) has an environment of its own.
+# PYTHON= selects another Python (a path, a command, or a version such as 3.13), with a separate environment.
 VENV := $(if $(filter command line,$(origin PYTHON)),.venv-$(notdir $(PYTHON)),.venv)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 LOWEST := .cache/lowest
 
-# What is measured under attack is measured with nothing else running.
+# These tests measure the server under attack, so they run alone.
 ALONE := tests/attacks
-# Most tests wait more than they work: four workers take a third of the time of one, also on two cores.
-# Those that take longest begin first, or one worker would be left with them at the end.
+# Most tests wait more than they compute: four workers need a third of the time of one, even on two cores.
+# The slowest tests start first, so that all workers finish at about the same time.
 AT_ONCE := --numprocesses 4 --dist loadfile --no-loadscope-reorder
 SLOW := tests/interop tests/cli tests/test_mistakes.py tests/e2e
 SLOW_FIRST := $(SLOW) $(filter-out $(SLOW) $(ALONE) tests/support tests/typing tests/__pycache__, \
 	$(patsubst %/,%,$(wildcard tests/*/)) $(wildcard tests/test_*.py))
-# The unit tests are all that need nothing from elsewhere: no other SDK, no Node package, no browser, no proxy.
+# The unit tests are all tests that need no other SDK, no Node package, no browser and no proxy.
 UNIT := $(AT_ONCE) --ignore=tests/interop --ignore=tests/attacks
-# At both ends of the versions: the tests of single rooms, which call every dependency. What starts programs, is measured,
-# drawn at random, or looks at the code itself says nothing more of versions, and takes most of the time.
+# Tests for the lowest and the newest versions: the tests of single packages, which use every dependency. Other tests
+# (programs, measurements, random input, architecture) are slow and do not depend on versions.
 ENDS := $(AT_ONCE) tests/backends tests/client tests/eras tests/protocol tests/server tests/types \
 	tests/test_jsonrpc.py tests/test_public_api.py
 
@@ -32,18 +32,18 @@ ENDS := $(AT_ONCE) tests/backends tests/client tests/eras tests/protocol tests/s
 
 help:
 	@echo "make run           serve examples/server.py over HTTP (PORT=$(PORT))"
-	@echo "make test          every check and every test, with the other SDKs' clients where they can be had"
-	@echo "make check         lint, formatting, types, layers and the architecture tests"
-	@echo "make unit          the tests that need nothing from elsewhere; PYTHON=3.13 takes another Python, here and above"
-	@echo "make lowest        the tests of single rooms with the lowest versions that pyproject.toml allows"
-	@echo "make newest        the same with another Python: make newest PYTHON=3.13"
-	@echo "make interop       agent frameworks and servers that others wrote, beside Weft; writes docs/interop.md"
-	@echo "make conformance   the official conformance suite against conformance/*.py"
-	@echo "make soak          20,000 calls per era and transport, and what memory, tasks and descriptors do meanwhile"
-	@echo "make mutate        changes the code in 300 places, one at a time, and counts what the tests notice"
-	@echo "make bench         Weft beside mcp, fastmcp and a bare server; writes bench/RESULTS.md and README's figures"
-	@echo "make requirements  writes docs/requirements.md: every requirement and its tests (SHARED=$(SHARED))"
-	@echo "make clean         remove .venv, .cache and what the tools left behind"
+	@echo "make test          run every check and every test, also with other SDKs if they can be installed"
+	@echo "make check         run lint, formatting, type checks, import layers and the architecture tests"
+	@echo "make unit          run the tests that need no other software; PYTHON=3.13 selects another Python, also for test and check"
+	@echo "make lowest        run the tests of single packages with the lowest versions that pyproject.toml allows"
+	@echo "make newest        run the same tests with another Python: make newest PYTHON=3.13"
+	@echo "make interop       test Weft with agent frameworks and third-party servers; writes docs/interop.md"
+	@echo "make conformance   run the official conformance suite against conformance/*.py"
+	@echo "make soak          make 20,000 calls per era and transport, and watch memory, tasks and file descriptors"
+	@echo "make mutate        change the code in 300 places, one at a time, and count the changes that tests detect"
+	@echo "make bench         compare Weft with mcp, fastmcp and a bare server; writes bench/RESULTS.md and README figures"
+	@echo "make requirements  write docs/requirements.md: every requirement and its tests (SHARED=$(SHARED))"
+	@echo "make clean         remove .venv, .cache and all files made by the tools"
 
 run: $(VENV)/.runtime
 	@sh tools/what_to_try.sh $(PORT)
@@ -93,7 +93,7 @@ mutate: $(VENV)/.dev
 requirements: | $(BIN)/python
 	@$(BIN)/python tools/requirements.py $(SHARED)
 
-# What comes from elsewhere (other SDKs, Node packages, Debian packages) lives in .cache, never in git.
+# Other software for the tests (other SDKs, Node packages, Debian packages) is in .cache, never in git.
 peers-test: $(VENV)/.dev
 	@$(BIN)/python tools/setup_peers.py node mcp1 mcp fastmcp servers nginx chromium \
 		fetch sqlite pydantic-ai openai-agents langchain google-adk llama-index node-foreign
@@ -112,7 +112,7 @@ $(VENV)/.runtime: pyproject.toml | $(BIN)/python
 	@$(PIP) --editable .
 	@touch $@
 
-# uv takes a tenth of pip's time; pip is asked where uv cannot (another index, a proxy of the user's).
+# uv needs a tenth of pip's time. pip is used if uv fails (for example, with another index or a proxy).
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "Installing Weft and its development tools into $(VENV) ..."
 	@$(PIP) "uv>=0.9" "pip>=25.1"
@@ -120,7 +120,7 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 		|| $(PIP) --editable . --group dev
 	@touch $@ $(VENV)/.runtime
 
-# Weft's own dependencies at their lower bounds, on the oldest Python; what the tests need besides is as new as it gets.
+# Weft's own dependencies at their lower bounds, on the oldest Python; the test tools in their newest versions.
 $(LOWEST)/.stamp: pyproject.toml | $(VENV)/.dev
 	@echo "Installing the lowest versions into $(LOWEST) ..."
 	@rm -rf $(LOWEST)

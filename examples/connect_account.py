@@ -1,12 +1,12 @@
-"""A tool that needs the user's account with a third party, and never lets the client near its token.
+"""A tool that needs the user's account at a third party. The MCP client never sees the third party's token.
 
     pip install starlette
     DRIVE_URL=https://drive.example DRIVE_SECRET=... uvicorn --app-dir examples connect_account:app
 
-The tool sends the user to a page of this very server. The link holds a handle that nobody can guess, good once and
-for ten minutes, and says nothing of anybody. The page lets in only the user who set the tool off, by the login of the
-browser it is opened in: a link that was passed on is good for nothing. From there the third party's own login (OAuth)
-leads back to `/connected` with a code, which is exchanged for a token that stays in `vault`.
+The tool sends the user to a page of this server. The link contains a random handle, valid once and for ten minutes,
+and no information about the user. The page accepts only the user who called the tool, identified by the login in the
+browser: another user cannot use the link. The page then redirects to the third party's own login (OAuth), which
+redirects back to `/connected` with a code. This server exchanges the code for a token, which stays in `vault`.
 """
 
 import asyncio
@@ -29,18 +29,18 @@ from weft.auth import TokenInfo
 
 PUBLIC_URL = os.environ.get("PUBLIC_URL", "http://127.0.0.1:8000")  # where browsers find this server
 DRIVE_URL = os.environ.get("DRIVE_URL", "https://drive.example")  # the third party
-DRIVE_SECRET = os.environ.get("DRIVE_SECRET", "")  # what this server is known by there
-UNSEEN = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}  # a link is told to nobody
+DRIVE_SECRET = os.environ.get("DRIVE_SECRET", "")  # the secret of this server there
+UNSEEN = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}  # keep links out of caches and Referer headers
 
 
-# --- stands for your login: who sends a request, an MCP client by its token, a browser by its cookie
+# --- replace this with your login: it identifies an MCP client by its token, a browser by its cookie
 
 TOKENS = {"token-of-ann": "ann", "token-of-bob": "bob"}
 COOKIES = {"cookie-of-ann": "ann", "cookie-of-bob": "bob"}
 
 
 class RequireToken:
-    """Lets in the MCP clients that are known, and tells the server whose they are."""
+    """Accepts requests with a known token, and puts the user of the token into the ASGI scope."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -58,11 +58,11 @@ def browser_user(request: Request) -> str | None:
     return COOKIES.get(request.cookies.get("login", ""))
 
 
-# --- what is kept, on this side only; with several workers, in a store that they share
+# --- data that stays on this server; with several workers, use a shared store
 
 
 class Handles:
-    """Names that nobody can guess, each for one user, for one use, for a while."""
+    """Random handles. Each is for one user and one use, and expires."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -76,7 +76,7 @@ class Handles:
         return handle
 
     def redeem(self, handle: str, user: str | None) -> bool:
-        """Whether it was this user's, and was not used. Somebody else's is like an unknown one, and stays good."""
+        """Use up a handle of this user. Return False if it is unknown, expired or another user's."""
         owner, expires = self._open.get(handle, (None, 0.0))
         if user is None or owner != user or expires <= time.monotonic():
             return False
@@ -85,7 +85,7 @@ class Handles:
 
 
 links = Handles(seconds=600)
-logins = Handles(seconds=600)  # under way at the third party: OAuth's `state`
+logins = Handles(seconds=600)  # running logins at the third party: OAuth's `state`
 vault: dict[str, str] = {}  # the third party's tokens, by user
 
 
@@ -105,13 +105,13 @@ async def list_files(ctx: Context) -> list[str]:
         visit = await ctx.elicit_url("Connect your drive.", f"{PUBLIC_URL}/connect/{handle}")
         if not visit.accepted:
             raise ToolError("Without a connected drive there is nothing to list.")
-    if user not in vault:  # agreed to visit the page, which is not yet to be done with it
+    if user not in vault:  # the user agreed to visit the page, but has not finished there
         raise ToolError("The drive is not connected yet. Finish on the page, then call this tool again.")
     return await asyncio.to_thread(drive, "/files", token=vault[user])
 
 
 def drive(path: str, *, token: str | None = None, form: dict[str, str] | None = None) -> Any:
-    """Ask the third party. It gets the token that it gave out itself, and never the one of the MCP client."""
+    """Call the third party with the token that it issued itself, never with the token of the MCP client."""
     request = Upstream(DRIVE_URL + path, data=urlencode(form).encode() if form else None)
     if token:
         request.add_header("Authorization", f"Bearer {token}")
@@ -119,7 +119,7 @@ def drive(path: str, *, token: str | None = None, form: dict[str, str] | None = 
         return json.load(response)
 
 
-# --- the pages, for the user's browser
+# --- the pages for the user's browser
 
 
 async def connect(request: Request) -> Response:
@@ -136,7 +136,7 @@ async def connected(request: Request) -> Response:
         return PlainTextResponse("This login is not yours, or was finished before. Call the tool again.", 403, UNSEEN)
     if not code:
         return PlainTextResponse("Nothing was connected.", 200, UNSEEN)
-    form = {"code": code, "client_secret": DRIVE_SECRET}  # an OAuth library of yours does this, and PKCE besides
+    form = {"code": code, "client_secret": DRIVE_SECRET}  # use an OAuth library for this; it also does PKCE
     vault[user] = (await asyncio.to_thread(drive, "/token", form=form))["access_token"]
     return PlainTextResponse("Connected. You can close this page.", 200, UNSEEN)
 

@@ -1,6 +1,6 @@
-"""A small town library: what a Weft server looks like. Everything here is one decorator and one typed function.
+"""A small town library: an example of a Weft server. Each feature is one decorator and one typed function.
 
-weft run examples/server.py            serves it over stdio, for a client that starts it
+weft run examples/server.py            serves it over stdio, for a client that starts it as a process
 weft run examples/server.py --http     serves it at http://127.0.0.1:8000/mcp
 """
 
@@ -91,15 +91,15 @@ def lend(book_id: str) -> str:
 
 @server.tool
 async def take_stock(ctx: Context) -> str:
-    """Walk along the shelves and count, telling how far we are."""
+    """Count the books on the shelves, and report progress."""
     for number, book in enumerate(BOOKS.values(), start=1):
         await ctx.report_progress(number, len(BOOKS), f"Found {book.title}")
         await asyncio.sleep(0.02)
     return f"{len(BOOKS)} books, {sum(book.lent for book in BOOKS.values())} of them lent."
 
 
-# Asking: a tool waits for an answer in the middle of its body, of the user or of the client's model. It may run again
-# from the top when the answer comes, so what must happen once only is done by `ctx.once`.
+# Questions (elicitation, sampling, roots): a tool asks the user or the client's model while it runs. It may run again
+# from the top when the answer comes, so use `ctx.once` for work that must happen only once.
 
 
 @dataclass
@@ -114,18 +114,18 @@ slips = count(1)
 
 @server.tool
 async def reserve(ctx: Context, book_id: str) -> str:
-    """Reserve a book; the reader is asked when it will be fetched."""
+    """Reserve a book; ask the reader when it will be fetched."""
     book = find(book_id)
     slip = await ctx.once("slip", next, slips)
-    wish = await ctx.elicit(f"Who fetches {book.title}, and when?", Reservation)
-    if not wish.accepted:
+    answer = await ctx.elicit(f"Who fetches {book.title}, and when?", Reservation)
+    if answer.action != "accept":
         return f"Nothing was reserved; slip {slip} is void."
-    return f"Slip {slip}: {book.title} for {wish.value.reader} on {wish.value.day}, for {wish.value.weeks} weeks."
+    return f"Slip {slip}: {book.title} for {answer.value.reader} on {answer.value.day}, for {answer.value.weeks} weeks."
 
 
 @server.tool
 async def invite(ctx: Context, book_id: str) -> str:
-    """Have the client's model write an invitation to a reading, and say where to keep it."""
+    """Let the client's model write an invitation to a reading, and say in which folder to keep it."""
     book = find(book_id)
     letter, folders = await asyncio.gather(
         ctx.sample(f"Invite the town to a reading of {book.title}, in one sentence.", max_tokens=100),
@@ -135,14 +135,14 @@ async def invite(ctx: Context, book_id: str) -> str:
     return f"{text} (To be kept in {folders[0].uri if folders else 'your pocket'}.)"
 
 
-# Telling what changed: whoever listens hears of it, and reads or lists again.
+# Change notifications: clients that subscribed are notified, and read or list again.
 
 notices: list[str] = ["The library opens at nine."]
 
 
 @server.resource("library://notices", mime_type="text/plain")
 def notice_board() -> str:
-    """What is pinned to the board, one notice to a line."""
+    """The notices on the board, one per line."""
     return "\n".join(notices)
 
 
@@ -154,6 +154,9 @@ def pin_notice(text: Annotated[str, Field(min_length=1, max_length=200)]) -> str
     return f"There are {len(notices)} notices now."
 
 
+cafe = {"sign": "closed"}
+
+
 def order_coffee(cups: Annotated[int, Field(ge=1, le=9)] = 1) -> str:
     """Order coffee, while the café is open."""
     return f"{cups} coffee, coming."
@@ -161,9 +164,10 @@ def order_coffee(cups: Annotated[int, Field(ge=1, le=9)] = 1) -> str:
 
 @server.tool
 def turn_cafe_sign(to: Literal["open", "closed"]) -> str:
-    """Open or close the café: a tool comes or goes, and clients hear that the list of tools changed."""
-    if (to == "open") == (server.engine.tools.get("order_coffee") is not None):
+    """Open or close the café: a tool is added or removed, and clients are notified that the list of tools changed."""
+    if cafe["sign"] == to:
         raise ToolError(f"The café is {to} already.")
+    cafe["sign"] = to
     if to == "open":
         server.add_tool(order_coffee)
     else:
@@ -171,7 +175,7 @@ def turn_cafe_sign(to: Literal["open", "closed"]) -> str:
     return f"The café is {to}."
 
 
-# A client may give a call up: an async tool is stopped where it waits, and may clean up.
+# Cancellation: a client may cancel a call. An async tool is then stopped at its current `await`, and can clean up.
 
 waits_given_up: list[float] = []
 
@@ -190,16 +194,16 @@ async def wait_at_desk(ctx: Context, seconds: Annotated[float, Field(ge=0, le=36
 
 @server.tool
 def count_given_up_waits() -> int:
-    """How often a reader gave up waiting at the desk."""
+    """Return how often a reader stopped waiting at the desk."""
     return len(waits_given_up)
 
 
-# Resources: what a client reads. A name in braces makes a template.
+# Resources: data that a client reads. A name in braces makes a URI template.
 
 
 @server.resource("library://catalogue", mime_type="text/plain")
 def catalogue() -> str:
-    """All titles, one to a line."""
+    """All titles, one per line."""
     return "\n".join(f"{book.id}  {book.title}, {book.author}" for book in BOOKS.values())
 
 
@@ -216,7 +220,7 @@ def complete_book_id(value: str) -> list[str]:
     return [id for id in BOOKS if id.startswith(value)]
 
 
-# Prompts: what a person starts a conversation with.
+# Prompts: texts with which a user starts a conversation.
 
 
 @server.prompt

@@ -84,7 +84,7 @@ class Dialogue:
     """A client that does what a page says, line by line, and fails where the server does not do its part.
 
     call TOOL ARGUMENTS; asks MESSAGE (or METHOD); answer CONTENT (or decline, cancel; or a RESULT that is no form's);
-    result TEXT; listen FILTER; hears METHOD URI. Questions that stand together come in one round, and so do answers.
+    result TEXT; listen FILTER; gets METHOD URI. Questions that stand together come in one round, and so do answers.
     """
 
     def __init__(self, live: Live, stack: contextlib.ExitStack) -> None:
@@ -133,7 +133,7 @@ class Dialogue:
         start_request(connection, encode(request), headers_for(request))
         self.stream = connection.getresponse()
 
-    def hears(self, rest: str) -> None:
+    def gets(self, rest: str) -> None:
         assert self.stream is not None
         while not (line := self.stream.readline()).startswith(b"data:"):
             assert line, f"the stream ended before {rest!r}"
@@ -272,7 +272,7 @@ async def asks(ctx: Context) -> str:
         ASKING + "```dialogue\ncall asks\nasks Really?\nanswer {}\nresult yes\n```",
         ASKING + "```dialogue\ncall asks\nanswer {}\nresult yes\n```",
         ASKING + "```dialogue\ncall asks\nasks Sure?\n```",
-        ASKING + "```dialogue\nlisten {}\nhears notifications/tools/list_changed\n```",
+        ASKING + "```dialogue\nlisten {}\ngets notifications/tools/list_changed\n```",
     ],
     ids=["code", "output", "console", "alone", "test", "request", "result", "question", "untold", "open", "unheard"],
 )

@@ -205,7 +205,7 @@ def test_what_to_try_at_the_example_works_from_anywhere(tmp_path: Path) -> None:
     script = Path(__file__).parents[2] / "tools/what_to_try.sh"
     done = subprocess.run(["sh", str(script), "8123"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "http://127.0.0.1:8123/mcp" in done.stdout
-    assert "of any revision" in done.stdout
+    assert "of any protocol version" in done.stdout
     command, run, file = done.stdout.splitlines()[-2].split()
     assert (Path(command), run) == (script.parents[1] / ".venv/bin/weft", "run")
     assert run_weft("run", file, cwd=tmp_path, input="").returncode == 0
