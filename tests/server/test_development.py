@@ -9,7 +9,7 @@ import weakref
 from contextvars import ContextVar
 
 from support import until
-from weft.server.run import running as development
+from weft.server.run import development
 
 kept: ContextVar[object] = ContextVar("kept")
 

@@ -30,7 +30,7 @@ from weft.server.features.prompts import Completions, Prompts
 from weft.server.features.registry import CacheHint, read_cache_hints
 from weft.server.features.resources import Resources
 from weft.server.features.tools import Tools
-from weft.server.run.running import watch_for_blocking
+from weft.server.run.development import watch_for_blocking
 from weft.server.runtime.dispatch import (
     Check,
     Dispatcher,
