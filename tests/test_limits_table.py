@@ -65,7 +65,7 @@ NO_BOUNDS = {
     "server.asking.rounds.PAGES_REQUIRED": "an error code",
     "server.asking.rounds.QUIET_TURNS": "when a round is over",
     "authorization.clients._HOUR": "a unit",
-    "server.diagnostics.error_reporting.MOST_FRAMES": "how a traceback is shown",
+    "server.diagnostics.MOST_FRAMES": "how a traceback is shown",
     "server.signature.output._WORD": "what an integer is",
     "server.asking.replay._MOST_TOLD": "of how many calls a warning was given",
     "server.sessions.streams._EVENT_COST": "a weight",

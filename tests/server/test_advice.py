@@ -180,7 +180,7 @@ def scoped(**options: Any) -> Server:
 
 
 def test_scopes_without_anybody_who_could_have_them_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    warn_of_scopes(scoped())
+    warn_of_scopes(scoped().engine)
     (record,) = caplog.records
     assert (record.name, record.levelname) == ("weft.advice", "WARNING")
     assert record.getMessage() == (
@@ -205,7 +205,7 @@ def test_scopes_of_a_server_that_verifies_tokens_are_fine(caplog: pytest.LogCapt
         authorization_servers=["https://b.example"],
         verifier=StaticTokens({"token-of-ann": "ann"}),
     )
-    warn_of_scopes(scoped(auth=auth))
+    warn_of_scopes(scoped(auth=auth).engine)
     warn_of_scopes(Server("x").engine)
     assert caplog.records == []
 

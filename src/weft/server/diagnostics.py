@@ -52,7 +52,7 @@ def target(fn: Callable[..., Any]) -> Callable[..., Any]:
 def location(fn: Callable[..., Any]) -> str:
     """Return the file and line of a function.
 
-    >>> location(location).rpartition(":")[0].endswith("error_reporting.py")
+    >>> location(location).rpartition(":")[0].endswith("diagnostics.py")
     True
     """
     code: CodeType | None = getattr(target(fn), "__code__", None)
