@@ -563,7 +563,7 @@ async def test_addresses_that_are_not_public(address: str, monkeypatch: pytest.M
         return [{"hostname": "a.example", "host": address, "port": 1, "family": 2, "proto": 6, "flags": 0}]
 
     monkeypatch.setattr("aiohttp.resolver.ThreadedResolver.resolve", resolve)
-    with pytest.raises(FetchFailed):
+    with pytest.raises(FetchFailed, match="private address" if address != "x" else "cannot be reached"):
         await fetch_document("https://a.example/c.json", public_only=True)
 
 
