@@ -1,4 +1,4 @@
-"""The shape of the code, checked: where eras are told apart, how large things grow, what is public, what imports cost.
+"""Check the shape of the code: eras, the pages about the design, sizes, public names, the cost of imports.
 
 Each check is a function from source text to complaints, so that each can be shown to complain.
 """
@@ -626,7 +626,7 @@ def test_machine_paths_are_found():
 
 @pytest.mark.security("R12")
 def test_every_limit_is_looked_at_somewhere():
-    """That it is also enforced is shown where it is; a limit that nobody reads cannot be."""
+    """Only the tests of each limit show that it is enforced; a limit that no code reads cannot be."""
     limits = importlib.import_module("weft.limits")
     others = "".join(path.read_text() for path in SOURCES if path.name != "limits.py")
     assert [name for name in limits.Limits.__annotations__ if not re.search(rf"imits\.{name}\b", others)] == []
