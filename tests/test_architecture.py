@@ -1,4 +1,4 @@
-"""The shape of the code, checked: where eras are told apart, how large things grow, what is public, what imports cost.
+"""Check the shape of the code: eras, the pages about the design, sizes, public names, the cost of imports.
 
 Each check is a function from source text to complaints, so that each can be shown to complain.
 """
@@ -193,6 +193,255 @@ def test_era_checks_leave_alone(harmless: str):
     assert era_checks(harmless) == []
 
 
+# --- the questions of an era, and who asks them: docs/design.md says it, the code must agree
+
+DESIGN = ROOT / "docs" / "design.md"
+SESSION_ONLY = "SessionServer"
+_SIDES = {"ServerEra": "server", "ClientEra": "client", SESSION_ONLY: "server"}
+_MAKES_ERAS = {"agreed", "pinned"}  # questions whose answer is an era
+_CONSTANT_ERAS = {"SESSION", "STATELESS"}
+_TICKED = re.compile(r"`([^`]+)`")
+
+
+def rows_under(heading: str, page: str) -> list[list[str]]:
+    """Return the cells of the table under a heading, without its two head lines."""
+    part = page.partition(f"\n{heading}\n")[2].partition("\n#")[0]
+    rows = [line.strip("|").split("|") for line in part.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in rows[2:]]
+
+
+def askers_told(heading: str, page: str) -> dict[str, set[str]]:
+    """Return the questions of a table, the first cell of each row, with the modules in its last cell."""
+    return {
+        re.split(r"\W", question)[0]: set(_TICKED.findall(row[-1]))
+        for row in rows_under(heading, page)
+        for question in _TICKED.findall(row[0])
+    }
+
+
+def questions_of(name: str) -> set[str]:
+    """Return the public attributes and methods of an era's class."""
+    trees = [ast.parse(path.read_text()) for path in KNOWS_ERAS]
+    (cls,) = [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    return {part for node in cls.body for part in _defined(node) if not part.startswith("_")}
+
+
+def _defined(node: ast.AST) -> list[str]:
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+            return [name]
+        case ast.AnnAssign(target=target) | ast.NamedExpr(target=target):
+            targets = [target]
+        case ast.Assign(targets=targets):
+            pass
+        case _:
+            return []
+    names = [getattr(target, "id", getattr(target, "attr", None)) for target in targets]
+    return [name for name in names if name is not None]
+
+
+def _last_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def asked(source: str, questions: set[str], plain: frozenset[str] = frozenset()) -> tuple[set[str], list[str]]:
+    """Return the questions that a module asks eras, and the complaints about eras that do not look like one.
+
+    An era is what is called `era`, `…_era`, SESSION or STATELESS, whatever it is an attribute of, and what `agreed` and
+    `pinned` return. A question whose name nothing else has (all but `plain`) is asked of an era wherever it stands: on
+    anything with another name it is a complaint, because a reader would not see that it depends on the era.
+    """
+    tree = ast.parse(source)
+    made = {
+        name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign | ast.NamedExpr)
+        and isinstance(node.value, ast.Call)
+        and _last_name(node.value.func) in _MAKES_ERAS
+        for name in _defined(node)
+    }
+    found: set[str] = set()
+    hidden: list[str] = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or node.attr not in questions:
+            continue
+        name = _last_name(node.value)
+        if name == "era" or name.endswith("_era") or name in _CONSTANT_ERAS or name in made:
+            found.add(node.attr)
+        elif node.attr not in plain:
+            hidden.append(f"line {node.lineno}: {node.attr!r} is asked of {name or 'something'!r}; call it `era`")
+    return found, hidden
+
+
+def names_elsewhere() -> frozenset[str]:
+    """Return all names that something outside `eras` has, too."""
+    others = [path for path in SOURCES if path.parent.name != "eras"]
+    return frozenset(
+        name for path in others for node in ast.walk(ast.parse(path.read_text())) for name in _defined(node)
+    )
+
+
+def askers_of(name: str) -> dict[str, set[str]]:
+    """Return the questions of an era's class, each with the modules that ask it: those outside `eras`, and its base."""
+    questions = questions_of(name)
+    if name == SESSION_ONLY:
+        questions -= questions_of("ServerEra")
+    askers: dict[str, set[str]] = {question: set() for question in questions}
+    side = PACKAGE / _SIDES[name]
+    for path in SOURCES:
+        if path.is_relative_to(side) or path == PACKAGE / "eras" / "base.py":
+            module = path.relative_to(side if path.is_relative_to(side) else PACKAGE).with_suffix("").as_posix()
+            for question in asked(path.read_text(), questions)[0]:
+                askers[question].add(module)
+    return askers
+
+
+QUESTION_TABLES = {
+    "ServerEra": "### What a server asks",
+    SESSION_ONLY: "### What only the session era is asked",
+    "ClientEra": "### What a client asks",
+}
+
+
+@pytest.mark.parametrize("name", QUESTION_TABLES)
+def test_the_design_names_every_question_of_an_era_and_who_asks_it(name: str):
+    assert askers_told(QUESTION_TABLES[name], DESIGN.read_text()) == askers_of(name)
+
+
+def test_every_question_of_an_era_is_asked():
+    assert [question for name in QUESTION_TABLES for question, askers in askers_of(name).items() if not askers] == []
+
+
+def test_eras_are_called_eras():
+    plain = names_elsewhere()
+    questions = {question for name in QUESTION_TABLES for question in questions_of(name)}
+    sources = [path for path in SOURCES if path.parent.name != "eras"]
+    hidden = {
+        short(path): complaints for path in sources if (complaints := asked(path.read_text(), questions, plain)[1])
+    }
+    assert hidden == {}
+
+
+def test_questions_to_eras_are_found():
+    questions = {"remembers", "name", "agreed", "confirmation"}
+    plain = frozenset({"name"})
+    assert asked("x = call.era.remembers", questions, plain) == ({"remembers"}, [])
+    assert asked("x = [one.name for one in old_era.name]", questions, plain) == ({"name"}, [])
+    assert asked("x = SESSION.remembers", questions, plain) == ({"remembers"}, [])
+    assert asked("new = era.agreed(h)\nx = new.confirmation", questions, plain) == ({"agreed", "confirmation"}, [])
+    assert asked("x = protocol.remembers", questions, plain) == (
+        set(),
+        ["line 1: 'remembers' is asked of 'protocol'; call it `era`"],
+    )
+    assert asked("x = tool.name", questions, plain) == (set(), [])
+
+
+def test_a_table_of_questions_is_read():
+    page = (
+        "\n### What a server asks\n\n| question | asked by |\n|---|---|\n"
+        "| `open(frame)` → Envelope | `http/app`, `stdio/pipe` |\n| `a`, `b` | none |\n\n## Next\n| `c` | `d` |\n"
+    )
+    told = askers_told("### What a server asks", page)
+    assert told == {"open": {"http/app", "stdio/pipe"}, "a": set(), "b": set()}
+
+
+# --- who imports an era by its name
+
+
+def imported_eras(source: str) -> set[str]:
+    """Return what a module imports from `weft.eras`, the interface in its `base` excepted."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names if "eras" in alias.name.split("."))
+        elif isinstance(node, ast.ImportFrom):
+            parts = (node.module or "").split(".")
+            if "eras" in parts and parts[-1] != "base":
+                found.update(alias.name for alias in node.names)
+            elif any(alias.name == "eras" for alias in node.names):
+                found.add("eras")
+    return found
+
+
+def test_the_design_names_every_module_that_imports_an_era():
+    told = {
+        module: set(_TICKED.findall(row[1]))
+        for row in rows_under("### Who knows an era by its name", DESIGN.read_text())
+        for module in _TICKED.findall(row[0])
+    }
+    others = [path for path in SOURCES if path.parent.name != "eras"]
+    imported = {
+        path.relative_to(PACKAGE).with_suffix("").as_posix(): imported_eras(path.read_text()) for path in others
+    }
+    assert told == {module: names for module, names in imported.items() if names}
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("from weft.eras.session import HANDSHAKE, SESSION", {"HANDSHAKE", "SESSION"}),
+        ("from weft.eras.stateless import STATELESS as S", {"STATELESS"}),
+        ("from weft.eras import session", {"session"}),
+        ("from weft import eras", {"eras"}),
+        ("from ...eras.session import READY", {"READY"}),
+        ("import weft.eras.session", {"weft.eras.session"}),
+        ("if TYPE_CHECKING:\n  from weft.eras.session import HeaderPeer", {"HeaderPeer"}),
+        ("from weft.eras.base import ServerEra, choose", set[str]()),
+        ("from weft.errors import UsageError", set[str]()),
+    ],
+)
+def test_imports_of_eras_are_found(source: str, names: set[str]):
+    assert imported_eras(source) == names
+
+
+# --- the pages about flows name code that exists
+
+FLOWS = sorted((ROOT / "docs" / "design").glob("*.md"))
+_HOP = re.compile(r"^\d+\. `([\w/]+)` `([\w.]+)`: ", re.MULTILINE)
+_PATH = re.compile(r"`(src/weft/[\w/]+(?:\.py)?)`")
+FLOW_PARTS = ("## The hops", "## Errors", "## Bounds", "## Files to open")
+
+
+def missing_code(page: str) -> list[str]:
+    """Return what a page names that the code does not have: modules, classes, methods, functions, files."""
+    missing = [f"`{path}`" for path in _PATH.findall(page) if not (ROOT / path).exists()]
+    for module, name in _HOP.findall(page):
+        path = PACKAGE / f"{module}.py"
+        body: list[ast.stmt] = ast.parse(path.read_text()).body if path.exists() else []
+        for part in name.split("."):
+            found = [
+                node
+                for node in body
+                if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == part
+            ]
+            if not found:
+                missing.append(f"`{module}` `{name}`")
+                break
+            body = found[-1].body
+    return missing
+
+
+@each(FLOWS)
+def test_a_flow_names_code_that_exists(path: Path):
+    page = path.read_text()
+    assert missing_code(page) == []
+    hops = page.partition("## The hops")[2].partition("\n## ")[0]
+    numbered = re.findall(r"^\d+\. ", hops, re.MULTILINE)
+    assert len(numbered) == len(_HOP.findall(hops)) >= 5, "every hop is: `module` `Class.method`: what it does"
+    assert [part for part in FLOW_PARTS if part not in page] == []
+    assert f"design/{path.name}" in DESIGN.read_text()
+
+
+def test_missing_code_is_found():
+    assert (
+        missing_code("1. `jsonrpc` `decode`: reads\n2. `server/api/server` `Server.run`: runs\n`src/weft/eras`") == []
+    )
+    assert missing_code("1. `jsonrpc` `decoded`: reads") == ["`jsonrpc` `decoded`"]
+    assert missing_code("1. `jsonrpcs` `decode`: reads") == ["`jsonrpcs` `decode`"]
+    assert missing_code("1. `server/api/server` `Server.fly`: flies") == ["`server/api/server` `Server.fly`"]
+    assert missing_code("see `src/weft/nowhere.py`") == ["`src/weft/nowhere.py`"]
+
+
 # --- things that fit a screen
 
 
@@ -377,7 +626,7 @@ def test_machine_paths_are_found():
 
 @pytest.mark.security("R12")
 def test_every_limit_is_looked_at_somewhere():
-    """That it is also enforced is shown where it is; a limit that nobody reads cannot be."""
+    """Only the tests of each limit show that it is enforced; a limit that no code reads cannot be."""
     limits = importlib.import_module("weft.limits")
     others = "".join(path.read_text() for path in SOURCES if path.name != "limits.py")
     assert [name for name in limits.Limits.__annotations__ if not re.search(rf"imits\.{name}\b", others)] == []

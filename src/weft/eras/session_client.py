@@ -84,7 +84,7 @@ class SessionClient:
         return ServerHello([found.protocol_version], found.capabilities, info, found.instructions)
 
     def agreed(self, hello: ServerHello, headers: Mapping[str, str]) -> SessionClient | None:
-        """Return the era with the server's choice of version, and its session; None if it is none of ours."""
+        """Return the era with the server's version and session; None if this client does not have that version."""
         version = hello.versions[0]
         if version not in self.versions:
             return None
