@@ -177,7 +177,7 @@ class SessionStreams:
         try:
             await reply.send_event(form.opening)  # the client sees at once that the stream is open
             async with aclosing(
-                self._sessions.streams.follow(session.id, stream, after, news=news, prepare=look)
+                self._sessions.streams.follow(session.id, stream, after, wake=news, prepare=look)
             ) as events:
                 async for event in events:
                     if gone.done() or reply.finished:

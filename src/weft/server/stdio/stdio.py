@@ -130,7 +130,7 @@ class _StdioConnection:
 
 
 def check_pipes() -> None:
-    """Refuse to start without stdin and stdout. Asked before there is a loop: it would take their numbers."""
+    """Raise StartError without stdin and stdout. Called before there is a loop, which would take their numbers."""
     try:
         os.fstat(0)
         os.fstat(1)
@@ -143,7 +143,7 @@ def check_pipes() -> None:
 
 @contextmanager
 def _process_pipes() -> Generator[tuple[int, int]]:
-    """The process's own stdin and stdout, out of everybody else's reach meanwhile."""
+    """Return duplicates of stdin and stdout; until the end, 0 is empty and 1 is stderr for all other code."""
     source, sink = os.dup(0), os.dup(1)
     python_stdout = sys.stdout
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -153,7 +153,7 @@ def _process_pipes() -> Generator[tuple[int, int]]:
             os.dup2(2, 1)
         except OSError:  # there is no stderr
             os.dup2(nothing, 1)
-        _flush(python_stdout)  # what was printed before goes to stderr too
+        _flush(python_stdout)  # text that was printed before goes to stderr too
         sys.stdout = sys.stderr
         yield source, sink
     finally:
@@ -166,14 +166,14 @@ def _process_pipes() -> Generator[tuple[int, int]]:
 
 
 def _flush(stream: Any) -> None:
-    with suppress(OSError, ValueError, AttributeError):  # closed, or never there
+    with suppress(OSError, ValueError, AttributeError):  # closed, or None
         stream.flush()
 
 
-CHUNK = 64 * 1024  # what a pipe holds
-QUEUED_BYTES = 8 * 1024 * 1024  # output that waits for a slow reader; from there on nothing more is read (D10)
-IN_A_ROW = 1e-3  # seconds after which others in this loop have their turn, however soon the next line comes
-AT_ONCE = getattr(select, "PIPE_BUF", 512)  # a writable pipe takes this much without blocking
+CHUNK = 64 * 1024  # the size of a pipe's buffer
+QUEUED_BYTES = 8 * 1024 * 1024  # output that waits for a slow reader; beyond it, no more input is read
+IN_A_ROW = 1e-3  # seconds after which other tasks of the loop run, even if the next line is there
+AT_ONCE = getattr(select, "PIPE_BUF", 512)  # bytes that a writable pipe takes without blocking
 
 
 class LineReader:
@@ -272,31 +272,31 @@ class LineReader:
 
 
 class LineWriter:
-    """Lines out. `send` returns at once; `broken` is called if the reader at the other end goes away, at once where the
-    loop can tell, else with the next line.
+    """Writes lines without blocking the event loop.
 
-    Between `hold` and `flush` lines are gathered whatever they are sent with: more are on their way.
+    `broken` is called when the other end is closed: at once where the loop can watch that, else with the next line.
+    Between `hold` and `flush` all lines are collected, because more will follow.
     """
 
     def __init__(self, fd: int, broken: Callable[[], None]) -> None:
         self._fd = fd
-        self._own_fd = _opened_again(fd)  # for what is written at once; None where there is no second one
+        self._own_fd = _opened_again(fd)  # a private, non-blocking descriptor of the same pipe; None if impossible
         self._broken = broken
         self._loop = asyncio.get_running_loop()
-        self._lines: list[bytes] = []  # of this turn of the loop
-        self._held = False  # somebody will call `flush`
-        self._change = threading.Condition()  # guards what follows
-        self._queue: list[bytes] = []  # what the thread has to write
-        self._queued = 0  # its size, with what is being written
+        self._lines: list[bytes] = []  # collected in this turn of the loop
+        self._held = False  # `hold` was called, and `flush` will be
+        self._change = threading.Condition()  # guards the next three
+        self._queue: list[bytes] = []  # output for the thread
+        self._queued = 0  # bytes in the queue and in the thread's current write
         self._closing = False
         self._thread: threading.Thread | None = None  # started when the pipe first does not take everything
         self._drained = asyncio.Event()
         self._drained.set()
         self._done = asyncio.Event()  # the thread has nothing left to write
-        self._watched_fd = self._watch()  # a copy of the descriptor, by which the loop tells when the reader goes
+        self._watched_fd = self._watch()  # a copy of the descriptor, with which the loop notices a closed pipe
 
     def _watch(self) -> int | None:
-        """Have the loop tell when nobody reads any more. A descriptor is "readable" then, though it is for writing."""
+        """Watch the other end: when it is closed, the loop reports our end as readable."""
         mode = os.fstat(self._fd).st_mode
         if not hasattr(select, "poll") or not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
             return None
@@ -309,10 +309,9 @@ class LineWriter:
         return fd
 
     def _look(self) -> None:
-        """Something has happened at the other end."""
         fd = self._watched_fd
         is_closed = fd is not None and _is_closed(fd)
-        self._stop_watching()  # a client that writes into our output is nothing to us
+        self._stop_watching()  # also if the client has written to our output, which is ignored
         if is_closed:
             self._broken()
 
@@ -323,32 +322,32 @@ class LineWriter:
             os.close(fd)
 
     def send(self, line: bytes) -> None:
-        """Write one line, soon."""
+        """Write one line at the end of this turn of the loop."""
         if not self._lines and not self._held:
             self._loop.call_soon(self.flush)
         self._lines.append(line)
 
     def send_now(self, line: bytes) -> None:
-        """Write one line without waiting for others to go with it."""
+        """Write one line at once, unless `hold` was called."""
         self._lines.append(line)
         if not self._held:
             self.flush()
 
     def hold(self) -> None:
-        """Gather what is sent from here on, until `flush`."""
+        """Collect all lines until `flush`."""
         self._held = True
 
     @property
     def congested(self) -> bool:
-        """Whether so much waits to be read that no more should be produced."""
+        """Whether the client has not read so much that no more should be produced."""
         return not self._drained.is_set()
 
     async def drained(self) -> None:
-        """Wait until the other end has caught up."""
+        """Wait until the client has caught up."""
         await self._drained.wait()
 
     async def close(self, timeout: float) -> None:
-        """Write what is left, within `timeout` seconds."""
+        """Write the remaining output, within `timeout` seconds."""
         self.flush()
         with self._change:
             self._closing = True
@@ -359,14 +358,14 @@ class LineWriter:
         self.release()
 
     def release(self) -> None:
-        """Close what was opened here; the reader at the other end would wait for more."""
+        """Close the descriptors that were opened here; otherwise the client would not see the end of our output."""
         self._stop_watching()
         own_fd, self._own_fd = self._own_fd, None
         if own_fd is not None:
             os.close(own_fd)
 
     def flush(self) -> None:
-        """Write what was sent in this turn of the loop: at once if the pipe takes it, else by the thread."""
+        """Write the collected lines: at once as far as the pipe takes them, the rest in the thread."""
         self._held = False
         if not self._lines:
             return
@@ -384,7 +383,7 @@ class LineWriter:
             self._enqueue(data)
 
     def _write_some(self, data: bytes) -> int:
-        """How much of it the pipe takes at once, and nothing goes before it that is not written yet."""
+        """Write as much as the pipe takes without blocking and return its size; 0 if earlier output is queued."""
         if self._queued:
             return 0
         if self._own_fd is not None:
@@ -431,15 +430,15 @@ class LineWriter:
 
 
 def _opened_again(fd: int) -> int | None:
-    """The same pipe, not blocking, without a change to `fd` for those who share it; None where that cannot be had.
+    """Open the same pipe a second time, non-blocking, without changing `fd`; return None where that is impossible.
 
-    Elsewhere than on Linux such a name is another for the descriptor itself, and so is the one of a socket.
+    On other systems than Linux, and for sockets, opening `/dev/fd` gives the same descriptor and not a second one.
     """
     if sys.platform != "linux" or not stat.S_ISFIFO(os.fstat(fd).st_mode):
         return None
     try:
         return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK)
-    except OSError:  # no /proc here, another user's pipe, or nobody who reads it
+    except OSError:  # no /proc, another user's pipe, or a pipe without a reader
         return None
 
 
@@ -450,7 +449,7 @@ def _read(fd: int) -> bytes:
         except BlockingIOError:  # a parent may have made its end, and so ours, non-blocking
             _wait(fd, for_input=True)
         except OSError:
-            return b""  # a broken pipe is an ended one
+            return b""  # a broken pipe has ended
 
 
 def _write(fd: int, data: bytes) -> None:
@@ -465,13 +464,13 @@ def _write(fd: int, data: bytes) -> None:
 if hasattr(select, "poll"):
 
     def _wait(fd: int, *, for_input: bool) -> None:
-        """Until it can be read, or written."""
+        """Wait until the descriptor can be read or written."""
         poll = select.poll()  # `select` takes no descriptors from 1024 on
         poll.register(fd, select.POLLIN if for_input else select.POLLOUT)
         poll.poll()
 
     def _comes_soon(fd: int, seconds: float) -> bool:
-        """Return whether there is something to read, now or within some seconds."""
+        """Return whether there is input, now or within some seconds."""
         poll = select.poll()
         poll.register(fd, select.POLLIN)
         end = time.perf_counter() + seconds
@@ -481,13 +480,13 @@ if hasattr(select, "poll"):
         return True
 
     def _is_closed(fd: int) -> bool:
-        """Whether the other end is closed."""
+        """Return whether the other end is closed."""
         poll = select.poll()
         poll.register(fd, 0)
         return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
     def _takes_at_once(fd: int) -> bool:
-        """Whether `AT_ONCE` bytes can be written without waiting; an error shows when they are."""
+        """Return whether `AT_ONCE` bytes can be written without blocking; errors show when they are written."""
         poll = select.poll()
         poll.register(fd, select.POLLOUT)
         return bool(poll.poll(0))
