@@ -1,4 +1,4 @@
-"""Decode and encode JSON-RPC messages, and check the bounds of incoming JSON.
+"""Decode and encode JSON-RPC messages, check the bounds of incoming JSON, and split a stream of bytes into lines.
 
 `decode` is the only parser of incoming messages, on every transport. It reads the frame and leaves `params` raw, for
 the method's own type to decode. A message that passes `decode` is within the documented bounds, also inside the raw
@@ -9,7 +9,7 @@ checks all strings; nesting and digits are checked here).
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -242,3 +242,53 @@ def encode_notification(method: str, params: Any = UNSET) -> bytes:
 def encode_request(request_id: RequestId, method: str, params: Any = UNSET) -> bytes:
     """Return an encoded request."""
     return _encode(_Request("2.0", request_id, method, params))
+
+
+Line: TypeAlias = bytes | None  # None stands for a line that was longer than the limit
+
+
+class LineSplitter:
+    r"""Splits chunks of bytes into lines, and keeps at most `limit` bytes of an unfinished one.
+
+    >>> splitter = LineSplitter(limit=4)
+    >>> splitter.feed(b"one\ntwo"), splitter.feed(b"\nthree\n")
+    ([b'one'], [b'two', None])
+    """
+
+    __slots__ = ("_limit", "_rest", "is_overlong")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._rest = bytearray()  # the beginning of the unfinished line
+        self.is_overlong = False  # the unfinished line is longer than the limit: nothing of it is kept
+
+    def feed(self, chunk: bytes) -> list[Line]:
+        """Return the lines that this chunk completes."""
+        if not self._rest and not self.is_overlong and chunk.find(b"\n") == len(chunk) - 1 <= self._limit:
+            return [chunk[:-1]]  # as nearly all are: one line, from its beginning to its end
+        *ends, rest = chunk.split(b"\n")
+        lines = [self._complete(end) for end in ends]
+        self._keep(rest)
+        return lines
+
+    def finish(self) -> list[Line]:
+        """Return the unfinished line, if there is one, when the input has ended."""
+        return [self._complete(b"")] if self._rest or self.is_overlong else []
+
+    def _complete(self, end: bytes) -> Line:
+        if not self._rest and not self.is_overlong:
+            return end if len(end) <= self._limit else None
+        self._keep(end)
+        line = None if self.is_overlong else bytes(self._rest)
+        self._rest.clear()
+        self.is_overlong = False
+        return line
+
+    def _keep(self, part: bytes) -> None:
+        if self.is_overlong:
+            return
+        if len(self._rest) + len(part) > self._limit:
+            self.is_overlong = True
+            self._rest = bytearray()  # a new one: `clear` may keep the memory
+        else:
+            self._rest += part

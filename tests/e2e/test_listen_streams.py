@@ -503,14 +503,14 @@ def test_a_listener_that_does_not_read_is_bounded_and_cut_and_hurts_no_other() -
         deaf.sendall(f"POST /mcp HTTP/1.1\r\nHost: localhost\r\n{head}Content-Length: {len(data)}\r\n\r\n".encode())
         deaf.sendall(data)
         until(lambda: len(server.engine.subscriptions) == 2)
-        listener = list(server.engine.subscriptions._listeners)[1]
+        slow = list(server.engine.subscriptions._streams)[1]
         most = 0
 
         def cut() -> bool:
             nonlocal most
             for uri in uris:
                 server.notify_resource_updated(uri)
-            most = max(most, len(listener.pending))
+            most = max(most, len(slow.inbox))
             return len(server.engine.subscriptions) == 1
 
         until(cut, 20)

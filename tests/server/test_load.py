@@ -6,7 +6,7 @@ from typing import Self
 import pytest
 
 from weft import Limits
-from weft.server.runtime.load import Bodies, Busy, Turns
+from weft.server.runtime.load import BodyMemory, Busy, LargeMessageQueue
 
 MB = 1024 * 1024
 
@@ -15,7 +15,7 @@ class Line:
     """Messages that wait for their turn, and the order in which they had it."""
 
     def __init__(self, **limits: int) -> None:
-        self.turns = Turns(Limits(**limits))
+        self.turns = LargeMessageQueue(Limits(**limits))
         self.order: list[str] = []
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -79,7 +79,7 @@ async def test_who_gives_up_keeps_nobody_waiting() -> None:
         await line.add("c", "c1")
         second.cancel()
         while "a1" not in line.order:
-            (place,) = line.turns._lines.values()
+            (place,) = line.turns._queues.values()
             if "a" not in place._waiting:  # its turn has come, and it does not know yet
                 first.cancel()
                 break
@@ -91,7 +91,7 @@ async def test_who_gives_up_keeps_nobody_waiting() -> None:
 
 @pytest.mark.security("D9", "R12")
 def test_a_peer_holds_no_more_than_it_leaves_free() -> None:
-    bodies = Bodies(Limits(bodies_bytes=800, body_bytes=100))
+    bodies = BodyMemory(Limits(bodies_bytes=800, body_bytes=100))
     one, other, third = (bodies.hold(peer) for peer in "abc")
     one.grow(400)
     with pytest.raises(Busy):
@@ -113,4 +113,4 @@ def test_a_peer_holds_no_more_than_it_leaves_free() -> None:
 
 @pytest.mark.security("D1")
 def test_the_longest_body_can_be_read_whatever_the_limit_is() -> None:
-    Bodies(Limits(bodies_bytes=1, body_bytes=1000)).hold("a").grow(1000)
+    BodyMemory(Limits(bodies_bytes=1, body_bytes=1000)).hold("a").grow(1000)

@@ -72,5 +72,5 @@ async def test_what_a_worker_learns_it_need_not_save(is_changed: bool) -> None:
     session = Session("s", None, "peer", "w", Streams(MemoryBackend(), limits), limits)
     session.connection.is_changed = is_changed
     now = changed(handshake_done=True, is_ready=True, log_level="error")
-    session.learn(session.record, now)
+    session.apply_record(session.record, now)
     assert (session.to_record(), session.connection.is_changed) == (now, is_changed)

@@ -232,7 +232,7 @@ async def test_the_lifespan_ends_also_where_the_bus_cannot_be_left(caplog: pytes
         raise ConnectionError("the bus is down")
 
     await AppPeer(server.asgi()).open()
-    server.engine.sessions._quit.insert(2, fail)
+    server.engine.sessions._subscriptions.insert(2, fail)
     await server.stop()
     assert (ended, server.backend.bus._topics) == (["lifespan"], {})
     assert "Leaving the Backend's bus raised ConnectionError" in caplog.text

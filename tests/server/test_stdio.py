@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 
 from weft import Server
+from weft.jsonrpc import LineSplitter
 from weft.limits import DEFAULT_LIMITS, Limits
 from weft.server.stdio import stdio
 from weft.server.stdio import stdio as lines
-from weft.server.stdio.stdio import AT_ONCE, CHUNK, QUEUED_BYTES, LineReader, LineSplitter, LineWriter, serve_stdio
+from weft.server.stdio.stdio import AT_ONCE, CHUNK, QUEUED_BYTES, LineReader, LineWriter, serve_stdio
 
 META = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",

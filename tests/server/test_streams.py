@@ -35,7 +35,7 @@ async def test_what_is_counted_is_what_is_kept() -> None:
         assert streams._bytes == cost(backend) <= 20_000
     for number in range(7):
         await streams.forget(f"session {number}")
-    assert (streams._bytes, kept(backend), streams._kept, streams._of) == (0, 0, {}, {})
+    assert (streams._bytes, kept(backend), streams._kept, streams._keys) == (0, 0, {}, {})
     assert backend.log._logs == {}
 
 
@@ -62,7 +62,7 @@ async def test_what_nobody_can_ask_for_any_more_is_forgotten_though_nothing_is_w
         await streams.append(f"session {number % 5}", f"{number}", b"x" * 100)
     assert len(backend.log._logs) == 50
     await asyncio.sleep(1.5)
-    assert (streams._bytes, streams._kept, streams._of) == (0, {}, {})
+    assert (streams._bytes, streams._kept, streams._keys) == (0, {}, {})
     assert (backend.log._logs, backend.log._expiring._until, backend.log._expiring._due) == ({}, {}, {})
     await streams.append("session", "next", b"x")  # and the timer is set again
     await asyncio.sleep(1.5)
@@ -90,7 +90,7 @@ async def test_streams_of_two_workers_are_kept_by_number() -> None:
 async def test_a_reader_hears_what_comes_and_leaves_nothing() -> None:
     backend, streams = make()
     news = asyncio.Event()
-    async with aclosing(streams.follow("s", "1", 1, news=news)) as events:
+    async with aclosing(streams.follow("s", "1", 1, wake=news)) as events:
         coming = asyncio.create_task(anext(events))
         await asyncio.sleep(0)
         first = await streams.append("s", "1", b"one")
@@ -112,12 +112,12 @@ async def test_a_reader_that_is_too_far_behind_is_not_shown_the_rest() -> None:
     assert await streams.is_whole("s", "1", first[1])
     await streams.append("s", "1", b"more")
     assert not await streams.is_whole("s", "1", first[1])
-    assert [event async for event in streams.follow("s", "1", first[1], news=asyncio.Event())] == []
+    assert [event async for event in streams.follow("s", "1", first[1], wake=asyncio.Event())] == []
 
 
 async def test_a_reader_gets_signs_of_life() -> None:
     _, streams = make(keep_alive_seconds=0.01)
-    async with aclosing(streams.follow("s", "1", 0, news=asyncio.Event())) as events:
+    async with aclosing(streams.follow("s", "1", 0, wake=asyncio.Event())) as events:
         assert [await anext(events), await anext(events)] == [None, None]
 
 
@@ -129,7 +129,7 @@ async def test_a_reader_that_could_not_begin_is_not_waited_for(monkeypatch: pyte
 
     monkeypatch.setattr(backend.bus, "subscribe", fail)
     with pytest.raises(ConnectionError):
-        await anext(streams.follow("s", "1", 0, news=asyncio.Event()))
+        await anext(streams.follow("s", "1", 0, wake=asyncio.Event()))
     async with asyncio.timeout(30):
         for _ in range(10):
             await streams.append("s", "1", b"event")

@@ -13,7 +13,7 @@ from support.raw_sessions import eventually
 from support.sessions import OpenSession, introduction, rpc
 from support.wire import Live
 from weft import Server
-from weft.server.calls.changes import MOST_UNTOLD, Change, note
+from weft.server.calls.changes import MOST_UNTOLD, Change, ChangeInbox
 
 WHOLE, PART, OTHER, END = "repo://x", "repo://x/readme", "repo://y", "repo://end"
 
@@ -117,22 +117,30 @@ def test_without_saying_so_a_part_is_a_resource_of_its_own(way: Any, live: Live)
         assert heard(subscriber) == [WHOLE]
 
 
+def inbox_of(*uris: str) -> ChangeInbox:
+    return ChangeInbox(lambda change: change.concerns(uris), uris, lambda: None)
+
+
+def taken(inbox: ChangeInbox) -> list[Change | None]:
+    return [inbox.take() for _ in range(len(inbox))]
+
+
 def test_a_part_that_waits_to_be_told_is_told_once_however_it_was_said() -> None:
-    pending: dict[Change, None] = {}
+    inbox = inbox_of(WHOLE, PART)
     for part_of in (WHOLE, None, OTHER):
-        note(pending, Change("resource", PART, part_of), {WHOLE, PART})
-    assert list(pending) == [Change("resource", PART)]
+        inbox.put(Change("resource", PART, part_of))
+    assert taken(inbox) == [Change("resource", PART)]
+    assert inbox.take() is None
 
 
 @pytest.mark.security("D10")
 def test_a_slow_reader_is_told_of_the_whole_where_too_many_parts_change() -> None:
-    pending: dict[Change, None] = {}
+    inbox = inbox_of(WHOLE, PART)
     for number in range(10 * MOST_UNTOLD):
-        note(pending, Change("resource", f"{WHOLE}/{number}", WHOLE), {WHOLE, PART})
-    assert len(pending) == MOST_UNTOLD + 1
-    assert list(pending)[-1] == Change("resource", WHOLE)
-    note(pending, Change("resource", PART, WHOLE), {WHOLE, PART})  # subscribed to by itself
-    assert list(pending)[-1] == Change("resource", PART)
+        inbox.put(Change("resource", f"{WHOLE}/{number}", WHOLE))
+    assert len(inbox) == MOST_UNTOLD + 1
+    inbox.put(Change("resource", PART, WHOLE))  # subscribed to by itself
+    assert taken(inbox)[-2:] == [Change("resource", WHOLE), Change("resource", PART)]
 
 
 @pytest.mark.spec("SUB-19")

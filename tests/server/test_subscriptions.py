@@ -12,7 +12,7 @@ from support.raw_sessions import eventually
 from weft import Limits, Server
 from weft.auth import TokenInfo
 from weft.server.calls.changes import Change
-from weft.server.runtime.subscriptions import Listener
+from weft.server.runtime.subscriptions import ListenStream
 from weft.types.interaction import SubscriptionFilter
 
 TAG = "io.modelcontextprotocol/subscriptionId"
@@ -82,7 +82,7 @@ async def streams(*opened: Stream) -> AsyncIterator[None]:
         await asyncio.wait_for(asyncio.gather(*(stream.task for stream in opened)), 30)
 
 
-# --- what a listener wants
+# --- the filter of a stream
 
 
 @pytest.mark.spec("SUB-02")
@@ -98,18 +98,19 @@ async def streams(*opened: Stream) -> AsyncIterator[None]:
     ],
 )
 def test_a_change_is_in_the_filter_or_is_not(wish: SubscriptionFilter, wanted: list[str]) -> None:
-    listener = Listener(1, wish, "")
+    stream = ListenStream(1, wish, "")
     changes = [Change("tools"), Change("prompts"), Change("resources"), Change("resource", "note://a")]
-    assert [change.kind for change in changes if listener.wants(change)] == wanted
+    assert [change.kind for change in changes if stream.accepts(change)] == wanted
 
 
 @pytest.mark.security("D10")
 def test_what_was_not_yet_told_is_not_told_twice() -> None:
-    listener = Listener(1, SubscriptionFilter(tools_list_changed=True, resource_subscriptions=["a:b", "a:c"]), "")
+    stream = ListenStream(1, SubscriptionFilter(tools_list_changed=True, resource_subscriptions=["a:b", "a:c"]), "")
     for _ in range(1000):
         for change in (Change("resource", "a:b"), Change("tools"), Change("resource", "a:c")):
-            listener.tell(change)
-    assert list(listener.pending) == [Change("resource", "a:b"), Change("tools"), Change("resource", "a:c")]
+            stream.inbox.put(change)
+    pending = [stream.inbox.take() for _ in range(len(stream.inbox))]
+    assert pending == [Change("resource", "a:b"), Change("tools"), Change("resource", "a:c")]
 
 
 # --- streams

@@ -36,6 +36,7 @@ from weft.client.callbacks import TURN_SECONDS
 from weft.client.config import Command
 from weft.client.connection.transport import PipeTransport
 from weft.errors import ConnectionFailed
+from weft.jsonrpc import Line, LineSplitter
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
 from weft.protocol.names import printable
 
@@ -213,7 +214,7 @@ class _Child(asyncio.SubprocessProtocol):
         self.takes_more.set()
         self._owner = owner
         self._limit = owner.limits.message_bytes
-        self._rest = bytearray()  # the beginning of a line whose end has not come yet
+        self._splitter = LineSplitter(self._limit)
         self._open_pipes = {0, 1, 2}
         self._exited = asyncio.Event()
         self._disconnected = asyncio.Event()
@@ -239,7 +240,7 @@ class _Child(asyncio.SubprocessProtocol):
         if fd == 2:
             self.stderr.feed(data)
         elif not self._is_over:
-            self._split(data)
+            self._take(self._splitter.feed(data))
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
         self._open_pipes.discard(fd)
@@ -274,19 +275,11 @@ class _Child(asyncio.SubprocessProtocol):
             self._was_sent = self._was_sent or self._stdin is None or _has_reader(self._stdin)
             cast("asyncio.WriteTransport", pipe).write(data)
 
-    def _split(self, data: bytes) -> None:
-        *lines, rest = data.split(b"\n")
-        if lines and self._rest:
-            self._rest += lines[0]
-            lines[0], self._rest = bytes(self._rest), bytearray()
-        self._rest += rest
-        self._take(lines)
-
-    def _take(self, lines: list[bytes]) -> None:
+    def _take(self, lines: list[Line]) -> None:
         """Take the lines that came at once. Where that takes its time, others have their turn in between."""
         until = time.monotonic() + TURN_SECONDS
         for number, line in enumerate(lines, 1):
-            if len(line) > self._limit:
+            if line is None:
                 self._too_long()
                 return
             if line and not line.isspace():
@@ -295,10 +288,10 @@ class _Child(asyncio.SubprocessProtocol):
                 self._read_on(later=True)
                 asyncio.get_running_loop().call_soon(self._take_rest, lines[number:])
                 return
-        if len(self._rest) > self._limit:
+        if self._splitter.is_overlong:
             self._too_long()
 
-    def _take_rest(self, lines: list[bytes]) -> None:
+    def _take_rest(self, lines: list[Line]) -> None:
         if not self._is_over:
             self._read_on()
             self._take(lines)
@@ -310,7 +303,6 @@ class _Child(asyncio.SubprocessProtocol):
             pipe.pause_reading() if later else pipe.resume_reading()
 
     def _too_long(self) -> None:
-        self._rest = bytearray()
         pipe = self._process.get_pipe_transport(1)
         if pipe is not None:
             pipe.close()

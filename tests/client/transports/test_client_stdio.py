@@ -352,7 +352,7 @@ async def test_a_line_without_end_is_not_kept():
     async with Peer(python(code), ClientLimits(message_bytes=1_000_000, close_seconds=0.3)) as peer:
         with pytest.raises(ConnectionFailed, match="more than 1,000,000 bytes"):
             await peer.ask()
-        assert len(peer.transport._child._rest) == 0
+        assert len(peer.transport._child._splitter._rest) == 0
 
 
 # --- it is ended

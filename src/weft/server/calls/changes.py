@@ -1,10 +1,12 @@
-"""Changes: what is told when a list of features, or one resource, is no longer what it was.
+"""Publish changes of feature lists and resources, and keep them for each peer until they are sent.
 
-It owns the list of listeners and nothing else: which peer hears of a change, and how, is decided by those who listen.
+`Changes` is the hub of one server. A `ChangeInbox` holds the changes that one peer was not notified of yet; sessions,
+listen streams and pipes each have one.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable, Container
@@ -21,11 +23,11 @@ log = logging.getLogger("weft.changes")
 
 ChangeKind = Literal["tools", "prompts", "resources", "resource"]
 MOST_LISTENERS = 4096
-MOST_UNTOLD = 1024  # changes that wait for one peer, after which parts are not told one by one
+MOST_UNTOLD = 1024  # pending changes of one peer; beyond it, a changed part is reported as a change of the whole
 
 
 class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One change: of a whole list, or (`resource`, with its `uri`) of what one resource holds.
+    """One change: of a whole list, or (`resource`, with its `uri`) of the contents of one resource.
 
     >>> Change("resource", "repo://x/readme", part_of="repo://x").concerns({"repo://x"})
     True
@@ -33,39 +35,78 @@ class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     kind: ChangeKind
     uri: str | None = None
-    part_of: str | None = None  # a resource that this one is within: who subscribed to the whole hears of it (SUB-19)
+    part_of: str | None = None  # the resource that contains this one: its subscribers are notified too
 
     def concerns(self, uris: Container[str | None]) -> bool:
-        """Whether whoever subscribed to these resources is to hear of it; of a list, everybody is."""
+        """Return whether subscribers of these resources are notified; changes of lists concern every peer."""
         return self.kind != "resource" or self.uri in uris or (self.part_of is not None and self.part_of in uris)
 
 
-Listener = Callable[[Change], None]
+class ChangeInbox:
+    """The changes that one peer was not notified of yet, each once, in the order they came.
+
+    It is used in one event loop: `Changes` puts changes there, and `wake` is called after each.
+    """
+
+    __slots__ = ("_accepts", "_pending", "_uris", "_wake")
+
+    def __init__(
+        self, accepts: Callable[[Change], bool], uris: Container[str | None], wake: Callable[[], object]
+    ) -> None:
+        self._accepts = accepts
+        self._uris = uris  # resources that the peer subscribed to
+        self._wake = wake
+        self._pending: dict[Change, None] = {}  # an ordered set
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def put(self, change: Change) -> None:
+        """Keep a change, if it is one for this peer.
+
+        The inbox of a slow reader stays small: from `MOST_UNTOLD` changes on, the change of a part of a resource is
+        reported as a change of the whole.
+        """
+        if not self._accepts(change):
+            return
+        if change.part_of is not None:
+            is_one_too_many = len(self._pending) >= MOST_UNTOLD and change.uri not in self._uris
+            change = Change("resource", change.part_of if is_one_too_many else change.uri)
+        self._pending[change] = None
+        self._wake()
+
+    def take(self) -> Change | None:
+        """Remove and return the oldest change; None if there is none."""
+        for change in self._pending:
+            del self._pending[change]
+            return change
+        return None
 
 
 class Changes:
-    """Tells every listener of every change.
+    """Publishes every change to all listeners and inboxes.
 
-    Listeners are called in the thread that publishes, one after the other, in the order they came. They must not block
-    and must not expect an event loop; whoever needs one hops over with `loop.call_soon_threadsafe`.
+    Listeners are called in the thread that publishes, in the order they subscribed. They must not block and must not
+    expect an event loop. Inboxes get the change in their event loop.
 
-    >>> changes, heard = Changes(), []
-    >>> unsubscribe = changes.subscribe(heard.append)
+    >>> changes, published = Changes(), []
+    >>> unsubscribe = changes.subscribe(published.append)
     >>> changes.publish(Change("tools"))
     >>> unsubscribe()
-    >>> heard
+    >>> published
     [Change(kind='tools', uri=None, part_of=None)]
     """
 
-    __slots__ = ("_listeners", "_lock", "_next")
+    __slots__ = ("_inboxes", "_listeners", "_lock", "_next")
 
     def __init__(self) -> None:
-        self._listeners: dict[int, Listener] = {}  # by subscription, so that one function may listen twice
+        self._listeners: dict[int, Callable[[Change], None]] = {}  # by subscription: one function may subscribe twice
+        self._inboxes: dict[ChangeInbox, asyncio.AbstractEventLoop] = {}
         self._lock = threading.Lock()
         self._next = 0
 
-    def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Hear of every change from now on. Call what is returned to stop; twice does no harm."""
+    def subscribe(self, listener: Callable[[Change], None]) -> Callable[[], None]:
+        """Call `listener` with every change from now on; return a function that ends this."""
         with self._lock:
             if len(self._listeners) >= MOST_LISTENERS:
                 raise UsageError(
@@ -82,30 +123,38 @@ class Changes:
 
         return unsubscribe
 
+    def open_inbox(self, inbox: ChangeInbox) -> None:
+        """Put every change from now on into an inbox, in the event loop that runs here."""
+        with self._lock:
+            self._inboxes[inbox] = asyncio.get_running_loop()
+
+    def close_inbox(self, inbox: ChangeInbox) -> None:
+        """Put no more changes into an inbox."""
+        with self._lock:
+            self._inboxes.pop(inbox, None)
+
     def publish(self, change: Change) -> None:
-        """Tell all listeners. One that raises is logged and keeps it from no other."""
+        """Pass a change to all listeners and inboxes, from any thread. A listener that raises is logged."""
         with self._lock:
             listeners = list(self._listeners.values())
+            loops = set(self._inboxes.values())
         for listener in listeners:
             try:
                 listener(change)
             except Exception:
                 log.exception("a listener failed on a change of %s", change.kind)
+        for loop in loops:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._put, loop, change)
 
-
-def note(pending: dict[Change, None], change: Change, uris: Container[str | None]) -> None:
-    """Have a peer that subscribed to `uris` told of a change, once.
-
-    Where more parts change than it has read of, the whole is told in their place: a slow reader stays cheap.
-    """
-    if change.part_of is not None:
-        is_one_too_many = len(pending) >= MOST_UNTOLD and change.uri not in uris
-        change = Change("resource", change.part_of if is_one_too_many else change.uri)
-    pending[change] = None
+    def _put(self, loop: asyncio.AbstractEventLoop, change: Change) -> None:
+        for inbox, home in list(self._inboxes.items()):
+            if home is loop:
+                inbox.put(change)
 
 
 def encode_change(change: Change, meta: dict[str, Any] | None = None) -> bytes:
-    """The notification that tells of a change.
+    """Encode the notification of a change.
 
     >>> encode_change(Change("tools"))
     b'{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}'

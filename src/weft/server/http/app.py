@@ -39,7 +39,7 @@ from weft.server.http.request import (
 from weft.server.http.session import SessionExchange
 from weft.server.http.sse import SseExchange
 from weft.server.http.stateless import StatelessExchange
-from weft.server.runtime.load import Bodies, Busy, Held, Turns, busy
+from weft.server.runtime.load import BodyMemory, Busy, HeldBody, LargeMessageQueue, busy
 from weft.server.runtime.request_log import is_wire_logged, log, refused_http
 from weft.server.runtime.runtime import Runtime
 from weft.server.sessions.sessions import Sessions
@@ -87,8 +87,8 @@ class HttpApp:
             raise UsageError(f"path={path!r} is not possible: a path begins with a slash, like '/mcp'.")
         self.runtime = runtime
         self._sessions = sessions
-        self._turns = Turns(runtime.limits)
-        self._bodies = Bodies(runtime.limits)
+        self._turns = LargeMessageQueue(runtime.limits)
+        self._bodies = BodyMemory(runtime.limits)
         self._most_at_once = min(runtime.limits.body_bytes, _LARGE - 1)  # of a body that nothing has to be asked about
         self.path = path
         self._paths = frozenset({path, path.rstrip("/"), path.rstrip("/") + "/"})
@@ -407,7 +407,7 @@ class HttpApp:
         counted in bytes instead.
         """
         runtime = self.runtime
-        held: Held | None = None
+        held: HeldBody | None = None
 
         def grow(size: int) -> None:
             nonlocal held

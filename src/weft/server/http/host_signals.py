@@ -60,7 +60,7 @@ class _InFront:
         for runtime in list(_runtimes):
             runtime.close_streams()
             with contextlib.suppress(RuntimeError):  # no loop runs
-                runtime.open_calls.tell_soon(asyncio.get_running_loop())
+                runtime.open_calls.log_soon(asyncio.get_running_loop())
             task = runtime.lifespan.task
             if task is not None and not task.done():
                 _wait_for(task)

@@ -496,7 +496,7 @@ class SessionExchange:
             return None
         call = self._call(request_id, envelope, headers, caller, reply, session, era)
         if session is None:
-            self._sessions.loose_calls.add(call.cancellation)
+            self._sessions.sessionless_calls.add(call.cancellation)
         else:
             session.in_use += 1
             session.connection.in_flight[request_id] = call.cancellation
@@ -518,7 +518,7 @@ class SessionExchange:
         finally:
             open_calls.remove(call)
             if session is None:
-                self._sessions.loose_calls.discard(cancellation)
+                self._sessions.sessionless_calls.discard(cancellation)
             else:
                 session.in_use -= 1
                 _forget(session, call.id, cancellation)

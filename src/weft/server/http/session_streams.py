@@ -90,13 +90,13 @@ class SessionStreams:
 
         async def prepare() -> bool:
             nonlocal is_last_look
-            if session.ended or is_last_look or not await self._sessions.listens(session):
+            if session.ended or is_last_look or not await self._sessions.holds_stream(session):
                 return False
             if self._sessions.closing and not form.lasts():
                 is_last_look = True  # at what was written until now
                 news.set()
             if session.wake is news:
-                await self._sessions.tell_changes(session)
+                await self._sessions.send_changes(session)
             return session.wake is news
 
         def expire() -> None:
@@ -105,7 +105,7 @@ class SessionStreams:
                 news.set()
 
         try:
-            if not await self._sessions.listen(session, takes_over=after is not None):
+            if not await self._sessions.open_stream(session, takes_over=after is not None):
                 raise Refusal(409, _TAKEN)
             start = await self._start_of(session, after)
             with at_expiry(self._runtime, token_info, expire):
@@ -113,7 +113,7 @@ class SessionStreams:
         finally:
             if session.wake in (news, None):  # else somebody has taken it over
                 session.wake = None
-                await self._sessions.stop_listening(session)
+                await self._sessions.close_stream(session)
 
     async def _resume(self, session: Session, stream: str, after: int, receive: Receive, reply: HttpReply) -> None:
         """The rest of the stream of a request (L11-17, L11-19). Whoever held it before is let go."""
@@ -177,7 +177,7 @@ class SessionStreams:
         try:
             await reply.send_event(form.opening)  # the client sees at once that the stream is open
             async with aclosing(
-                self._sessions.streams.follow(session.id, stream, after, news=news, prepare=look)
+                self._sessions.streams.follow(session.id, stream, after, wake=news, prepare=look)
             ) as events:
                 async for event in events:
                     if gone.done() or reply.finished:

@@ -277,7 +277,7 @@ class Engine(Runtime):
         """Release everything: sessions, what runs beside calls, threads, the lifespan."""
         self.subscriptions.close()
         try:
-            await self.open_calls.give_up()
+            await self.open_calls.cancel()
             await self.sessions.close()
             await self.background.close(self.limits.drain_seconds)
         finally:

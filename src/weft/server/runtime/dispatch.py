@@ -1,9 +1,10 @@
 """Run one call: method table, checks, middleware, tracing, extensions, and the one error boundary.
 
 `Dispatcher.run` turns one opened call into one encoded answer. It never raises, except when its task is cancelled.
-Translations (`server.on_error`) run at the boundary, outside of all middleware. Checks run before anything of the user:
-scopes, and the capabilities that a feature needs. A client that did not declare an extension is served as if the
-extension were not there."""
+Translations (`server.on_error`) run at the boundary, outside of all middleware. Checks of scopes and of the
+capabilities that a feature needs run before any code of the user. A client that did not declare an extension is served
+as if the server did not have it.
+"""
 
 from __future__ import annotations
 
@@ -62,15 +63,15 @@ if TYPE_CHECKING:
 
 
 def check_middleware(layer: Any) -> None:
-    """Refuse a plain `def`: its `try` around `next()` would never catch anything.
+    """Raise UsageError for a plain `def`: its `try` around `next()` would never catch anything.
 
-    A function is taken that returns what another `async def` does, where that can be seen: it wraps one, is a lambda,
-    or its annotation says so.
+    A plain function that returns an awaitable is accepted where that can be seen: it wraps an `async def`, is a lambda,
+    or has such an annotation.
     """
     code = target(layer)
     returned = str(getattr(code, "__annotations__", {}).get("return", ""))
     if (
-        not inspect.isfunction(code)  # written in C, or a class: nothing is known of it
+        not inspect.isfunction(code)  # written in C, or a class: this cannot be seen
         or inspect.iscoroutinefunction(code)
         or inspect.iscoroutinefunction(layer)  # marked as one
         or code.__name__ == "<lambda>"
@@ -83,7 +84,7 @@ def check_middleware(layer: Any) -> None:
 def explain_next(
     error: BaseException, middleware: Sequence[Callable[..., Any]], chain: Callable[..., Any]
 ) -> BaseException:
-    """Say of a TypeError that it comes of an argument to `next`, where it does: it tells of Weft's insides."""
+    """Return a UsageError in place of a TypeError that comes from an argument to `next`; else the error itself."""
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     if not frames or not is_users(frames[-1].f_code.co_filename):
         return error
@@ -100,7 +101,7 @@ def explain_next(
 
 
 def _names_in(chain: Any) -> set[str]:
-    """The names of all functions that a chain consists of, as Python has them in a TypeError."""
+    """Return the qualified names of all functions in a chain of partials."""
     if isinstance(chain, partial):
         parts = cast("partial[Any]", chain)
         return {name for part in (parts.func, *parts.args) for name in _names_in(part)}
@@ -108,12 +109,12 @@ def _names_in(chain: Any) -> set[str]:
 
 
 def no_result(layer: Any, returned: object) -> UsageError:
-    """Make the error of middleware that returned something else than a result."""
+    """Return the error for middleware that returned something else than a result."""
     if returned is None:
         return UsageError(f"{_named(layer)} returned nothing. Write `return await next()`.")
     if inspect.isawaitable(returned):
         if isinstance(returned, Coroutine):
-            cast("Coroutine[Any, Any, Any]", returned).close()  # or Python would complain of it as well
+            cast("Coroutine[Any, Any, Any]", returned).close()  # or Python would warn too
         return UsageError(f"{_named(layer)} returned a coroutine, which was not awaited. Write `return await next()`.")
     return UsageError(
         f"{_named(layer)} returned {with_article(type(returned).__name__)}, which is no result. Return what "
@@ -138,24 +139,24 @@ _RETURNS = (
 
 
 class Translations:
-    """Functions by the class of the exceptions that they translate. A value: one more makes a new one."""
+    """The functions of `server.on_error`, by class of exceptions. Immutable: `with_one` returns a new object."""
 
     def __init__(self, functions: Mapping[type[Exception], tuple[Callable[..., Any], bool]] | None = None) -> None:
-        self._functions = dict(functions or {})  # and whether each takes the Context as well
+        self._functions = dict(functions or {})  # each with a flag: it takes the Context too
 
     @property
     def functions(self) -> list[Callable[..., Any]]:
-        """All that translate."""
+        """The functions that translate exceptions."""
         return [fn for fn, _ in self._functions.values()]
 
     def with_one(self, kind: type[Exception], fn: Callable[..., Any]) -> Translations:
-        """Return these and one more; UsageError where it cannot be one."""
+        """Return these translations with one more; UsageError if it is registered twice or cannot be called."""
         if kind in self._functions:
             raise UsageError(f"server.on_error({kind.__name__}) is registered twice; one function is enough.")
         return Translations({**self._functions, kind: (fn, _takes_context(kind, fn))})
 
     async def translate(self, call: Call, error: BaseException) -> Result | BaseException:
-        """Return what the client gets in place of an exception; the exception itself where nothing translates it."""
+        """Return the result or error for the client; the exception itself if no function translates it."""
         error, kind = self._find(call, error)
         if kind is None:
             return error
@@ -170,27 +171,27 @@ class Translations:
         except BaseException as fault:
             if isinstance(fault, asyncio.CancelledError) and _is_cancelled():
                 raise
-            if fault is error:  # raised again: as it was, or it would hold on to the frames of its translation
+            if fault is error:  # raised again: without the frames of its translation
                 return error.with_traceback(trace)
             call.blamed = described
             return fault
 
     def _find(self, call: Call, error: BaseException) -> tuple[BaseException, type[Exception] | None]:
-        """Find the class by which an exception is translated: its own, else the nearest above it."""
+        """Return the exception to translate and the nearest registered class; None if there is no such class."""
         kind = self._class_for(call, error)
         lone = error
         while kind is None and isinstance(lone, BaseExceptionGroup):
             members = cast("BaseExceptionGroup[BaseException]", lone).exceptions
             if len(members) != 1:
                 return error, None
-            lone = members[0]  # a task group has wrapped it
+            lone = members[0]  # wrapped by a task group
             kind = self._class_for(call, lone)
         return (error, None) if kind is None else (lone, kind)
 
     def _class_for(self, call: Call, error: BaseException) -> type[Exception] | None:
         is_answer = isinstance(error, _ANSWERS)
         if isinstance(error, ProtocolError) and call.blamed is None:
-            return None  # the request was refused: it never reached a feature
+            return None  # the request was refused before it reached a feature
         for kind in type(error).__mro__:
             if is_answer and kind is WeftError:
                 return None
@@ -200,7 +201,7 @@ class Translations:
 
 
 def check_exceptions(kind: object) -> None:
-    """UsageError unless this is a class of exceptions; a function is what stands below a decorator without one."""
+    """Raise UsageError unless `kind` is a class of exceptions. A function means `@on_error` without an argument."""
     if isinstance(kind, type) and issubclass(kind, Exception):
         return
     given = cast("Any", kind)
@@ -216,7 +217,7 @@ def check_exceptions(kind: object) -> None:
 
 
 def _as_answer(call: Call, answer: Any, described: str) -> Result | BaseException:
-    """What a translation returned, as a result or as an exception whose answer is known."""
+    """Convert the return value of a translation to a result or an error."""
     is_tool = isinstance(call.envelope.params, CallToolParams)
     if isinstance(answer, str):
         answer = ToolError(answer)
@@ -233,10 +234,10 @@ def _as_answer(call: Call, answer: Any, described: str) -> Result | BaseExceptio
 
 
 def _takes_context(kind: type[Exception], fn: Callable[..., Any]) -> bool:
-    """Whether a function is called as `fn(error, ctx)`; False for `fn(error)`, UsageError for neither."""
+    """Return True if a function is called as `fn(error, ctx)`, False for `fn(error)`; UsageError for neither."""
     try:
         signature = inspect.signature(fn)
-    except (TypeError, ValueError):  # some that are written in C do not tell
+    except (TypeError, ValueError):  # some functions that are written in C have no signature
         return False
     for arguments in (("error",), ("error", "ctx")):
         try:
@@ -259,7 +260,7 @@ _UNKNOWN = object()
 
 
 def find_tracing() -> Tracing | None:
-    """Return what traces calls; None where OpenTelemetry is not installed."""
+    """Return the tracing of calls; None where OpenTelemetry is not installed."""
     if importlib.util.find_spec("opentelemetry") is None or importlib.util.find_spec("opentelemetry.trace") is None:
         return None
     return Tracing()
@@ -268,8 +269,8 @@ def find_tracing() -> Tracing | None:
 class Tracing:
     """Makes spans while a tracer provider is set.
 
-    Many programs have OpenTelemetry installed because a framework brings it, and no provider. A provider may be set at
-    any time. So `is_on` is asked with every call, and costs next to nothing.
+    Many programs have OpenTelemetry installed because a framework needs it, and no provider. A provider may be set at
+    any time, so `is_on` is called with every call, and is cheap.
     """
 
     def __init__(self) -> None:
@@ -281,8 +282,8 @@ class Tracing:
     def is_on(self) -> bool:
         """Return whether a tracer provider is set.
 
-        The public question reads the environment each time, which is 2 % of a call. So the module's own variable is
-        read first, where this version has it.
+        The public function reads the environment each time, which takes 2 % of a call. So the module's private variable
+        is read first, where this version has it.
         """
         trace = self._trace
         if getattr(trace, "_TRACER_PROVIDER", _UNKNOWN) is None:
@@ -332,9 +333,8 @@ Middleware: TypeAlias = Callable[[Any, Next], Awaitable[Result]]  # called with 
 class Dispatcher:
     """The method table of one server, composed with its middleware once.
 
-    `checks` are what a request must pass before anything of the user's runs, middleware included: what they refuse must
-    still find the response unsent, for its HTTP status (ledger 0.2, steps 10 and 11). What middleware may have made of
-    the params passes them again: they hold for the tool that runs.
+    A request passes its check in `checks` before any code of the user runs, middleware included, so that a refusal can
+    still set the HTTP status. If middleware has changed the params, they are checked again.
     """
 
     def __init__(
@@ -357,7 +357,7 @@ class Dispatcher:
             name: _compose(name, handler, middleware, self._checks.get(name)) for name, handler in handlers.items()
         }
         self._tracing = tracing
-        self._traced: dict[str, Handler] = {}  # the same, with a span around each
+        self._traced: dict[str, Handler] = {}  # the handlers with a span around each
         if tracing is not None:
             self._traced = {method: partial(_step, tracing.around, chain) for method, chain in self._handlers.items()}
 
@@ -385,9 +385,9 @@ class Dispatcher:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # Nobody cancelled this call: the handler raised it, or awaited something that was cancelled (R1).
+            # The call was not cancelled: the handler raised it, or awaited something that was cancelled.
             return self.fail(call, error)
-        except BaseException as error:  # noqa: BLE001 - R1: nothing a handler raises ends the process
+        except BaseException as error:  # noqa: BLE001 - no exception of a handler may end the process
             return await self._end(call, error)
         finally:
             call.end()
@@ -395,17 +395,17 @@ class Dispatcher:
                 await call.own_connection.close()
 
     async def _end(self, call: Call, error: BaseException) -> Answer:
-        """The answer to a call that ended with what may be meant for the client, or with what nobody expected."""
+        """Answer a call that raised something else than a ProtocolError: a signal to ask the client, or an error."""
         signal = signal_in(error)
         if isinstance(signal, InputRequired):
             return await self._ask(call, signal)
         round = round_of(call)
-        if round is not None and round.is_over:  # the handler made something else of the signal
+        if round is not None and round.is_over:  # the handler has replaced the signal by another exception
             return await self._ask(call, None)
         return await self._conclude(call, signal or error)
 
     async def _conclude(self, call: Call, error: BaseException) -> Answer:
-        """The answer to a call that failed: a result that the model reads, or an error."""
+        """Answer a call that failed, with a result that the model reads or with an error."""
         if type(error) is TypeError and self._middleware:
             error = explain_next(error, self._middleware, self._handlers[call.method])
         if self._translations is not None:
@@ -413,24 +413,26 @@ class Dispatcher:
             if isinstance(answer, Result):
                 return self._answer_with(call, answer)
             error = answer
-        if isinstance(call.envelope.params, CallToolParams) and (told := failure_of(call, error)) is not None:
-            return 200, encode_result(call.id, call.seal(told))
-        return await self._turn_down(call, error if isinstance(error, ProtocolError) else self._fault(call, error))
+        if isinstance(call.envelope.params, CallToolParams) and (failed := failure_of(call, error)) is not None:
+            return 200, encode_result(call.id, call.seal(failed))
+        if call.spends is not None and isinstance(error, InvalidParams | MissingCapability):
+            await _give_back(call, call.spends)  # the call may be made again, with other answers or capabilities
+        return self.refuse(call, error) if isinstance(error, ProtocolError) else self.fail(call, error)
 
     def _answer_with(self, call: Call, result: Result) -> Answer:
-        """The answer that a function of `on_error` made itself."""
+        """Answer a call with the result that a function of `on_error` returned."""
         try:
             if result.result_type is not None:
                 self._check_type(call, result.result_type)
             return 200, encode_result(call.id, call.seal(copy(result)))
-        except Exception as error:  # noqa: BLE001 - a result that is no JSON: the developer's to know
+        except Exception as error:  # noqa: BLE001 - a result that is no JSON: logged for the developer
             return self.fail(call, error)
 
     def _admit(self, call: Call) -> Handler:
-        """The handler of a call that has passed everything it must pass before anything runs."""
+        """Check a call and return its handler."""
         name, params = call.envelope.method.name, call.envelope.params
         if isinstance(params, InputParams) and params.request_state is not None:
-            asker_of(call)  # opens the state: one that is not ours is refused (MRTR-10)
+            asker_of(call)  # opens the state, and refuses a foreign one
         check = self._checks.get(name)
         if check is not None:
             check(call)
@@ -441,7 +443,7 @@ class Dispatcher:
         return handler
 
     def _check_type(self, call: Call, result_type: str) -> None:
-        """A client gets results of the core's types and of extensions that it declared for this call (JRPC-10)."""
+        """Raise UsageError unless a result type is the core's or of an extension that the client declared."""
         declared = (extension for extension in self._extensions if extension.declared_by(call))
         if result_type in CORE_TYPES or any(result_type in extension.result_types for extension in declared):
             return
@@ -450,39 +452,30 @@ class Dispatcher:
             "extension that the client declared. Check Extension.declared_by(call) before returning one."
         )
 
-    def _fault(self, call: Call, error: BaseException) -> InternalError:
-        return InternalError(report(call.blamed or call.method, error, debug=self._services.debug))
-
     async def _ask(self, call: Call, signal: InputRequired | None) -> Answer:
-        """The answer that asks, in place of a result; or the result, where the client can be asked meanwhile."""
+        """Answer with questions to the client; where a session allows to ask at once, run the call again."""
         try:
             if signal is not None and await asker_of(call).settle(signal):
                 _restore(call)
-                return await Dispatcher.run(self, call)  # the same call, which is logged once
+                return await Dispatcher.run(self, call)  # not LoggedDispatcher.run: the call is logged once
             return 200, encode_result(call.id, call.seal(questions(call, signal)))
         except ProtocolError as error:
             return await self._conclude(call, error)
         except QuestionFailed as error:
             return self.refuse(call, InternalError(f"A question was not answered. {error}"))
-        except Exception as error:  # noqa: BLE001 - a journal too large, a state that is not JSON: the developer's to know
+        except Exception as error:  # noqa: BLE001 - a journal too large, a state that is not JSON: logged
             return self.refuse(call, InternalError(report(call.described, error, debug=self._services.debug)))
 
-    async def _turn_down(self, call: Call, error: ProtocolError) -> Answer:
-        """The answer to a call that may be made again, with other answers or capabilities."""
-        if call.spends is not None and isinstance(error, InvalidParams | MissingCapability):
-            await _give_back(call, call.spends)
-        return self.refuse(call, error)
-
     def fail(self, call: Call, error: BaseException) -> Answer:
-        """The answer to a call that ended with what nobody expected."""
-        return self.refuse(call, self._fault(call, error))
+        """Log an unexpected error, and answer its call with an internal error."""
+        return self.refuse(call, InternalError(report(call.blamed or call.method, error, debug=self._services.debug)))
 
     def refuse(self, call: Call, error: ProtocolError) -> Answer:
-        """The answer to a call that failed."""
+        """Encode the error that answers a call."""
         if call.undo is not None:
             call.undo()
         wire = call.era.refuse(error, opened=True)
-        if wire.code == InternalError.code != error.code:  # the era masks it: then nobody would ever know
+        if wire.code == InternalError.code != error.code:  # the era masks it, so it is logged
             wire.message = report_code(call.blamed or call.described, error, debug=self._services.debug)
         if isinstance(error, InsufficientScope | Busy):
             wire.status = error.status
@@ -494,14 +487,14 @@ class Dispatcher:
 
 
 def _restore(call: Call) -> None:
-    """Have a call that is run again begin with what its client sent: middleware changes that once more."""
+    """Reset a call to what its client sent, before it runs again: middleware may have changed it."""
     call.blamed = None
     if isinstance(call.envelope.params, CallToolParams):
         call.envelope.params.forget_arguments()
 
 
 def _refuse_unasked(call: Call) -> None:
-    """Fail a call whose handler forgot to await a question: it went on as if that were answered."""
+    """Raise UsageError if the handler forgot to await a question."""
     forgotten = call.forgotten_question()
     if forgotten is not None:
         what, where = forgotten
@@ -513,33 +506,33 @@ def _refuse_unasked(call: Call) -> None:
 
 
 def _settle(call: Call, result: Result | Encoded) -> Result | Encoded:
-    """A handler that asked: it cannot complete while a question is open, whatever it returned."""
+    """Return the questions of a handler that is not answered yet, else its result."""
     round = round_of(call)
     if round is None:
         return result
     if round.is_over:
         return round.result()
-    if not getattr(result, "is_error", False):  # what failed had no chance to ask
+    if not getattr(result, "is_error", False):  # a handler that failed may not have reached its questions
         round.warn_if_changed()
     return result
 
 
 async def _spend(call: Call, state: str) -> None:
-    """Use up the state of this call, before anything runs (MRTR-14)."""
+    """Mark the single-use state of this call as used, before the handler runs."""
     if not await call.services.once_store.spend(state):
-        call.spends = None  # it is not this call's to give back
+        call.spends = None  # used by another call, which alone may give it back
         raise StateRefused
 
 
 async def _give_back(call: Call, state: str) -> None:
-    """A state is not used up by answers that were refused, unless something happened before that must not again."""
+    """Make a state usable again after its answers were refused, unless a `once` has already run."""
     round = round_of(call)
     if round is None or not round.abandon():
         return
     try:
         await call.services.once_store.give_back(state)
     except Exception:
-        log.exception("The backend failed: a `requestState` stays used up, and its call has to begin anew.")
+        log.exception("The backend failed: a `requestState` stays used, and its call has to begin again.")
 
 
 def _compose(name: str, handler: Handler, middleware: Sequence[Middleware], check: Check | None) -> Handler:
@@ -558,7 +551,7 @@ def _rechecked(check: Check, handler: Handler, call: Call) -> Awaitable[Result |
 
 
 async def _check_again(check: Check, handler: Handler, call: Call) -> Result | Encoded:
-    """Serve a call whose params middleware may have changed: it may be one of another tool now."""
+    """Check and serve a call whose params middleware may have changed, even to those of another tool."""
     spent = call.spends
     check(call)
     if call.spends is not None and spent is None:
@@ -568,13 +561,13 @@ async def _check_again(check: Check, handler: Handler, call: Call) -> Result | E
 
 
 async def _plain(handler: Handler, call: Call) -> Result:
-    """Serve a list: its pages are kept as bytes, but middleware sees results, and may change them."""
+    """Serve a list as a result and not as cached bytes, because middleware may change it."""
     result = await handler(call)
     return copy(result.result) if isinstance(result, Encoded) else result
 
 
 def _step(layer: Middleware, chain: Handler, call: Call) -> Awaitable[Result | Encoded]:
-    """Call the outermost middleware. The dispatcher looks at what it returns, which saves a coroutine."""
+    """Call the outermost middleware. The dispatcher checks what it returns, which saves a coroutine."""
     following: Any = partial(chain, call)
     return layer(call.context, following)
 
@@ -617,7 +610,7 @@ class _Checks:
 
     def listen(self, call: Call) -> None:
         wanted = cast("ListenParams", call.envelope.params).notifications.resource_subscriptions or ()
-        if self._resources.audience.scopes and len(wanted) <= self._most_uris:  # for more it is refused anyway
+        if self._resources.audience.scopes and len(wanted) <= self._most_uris:  # more are refused later
             self._require_of(call, wanted)
 
     def fill(self, call: Call) -> None:
@@ -638,7 +631,7 @@ class _Checks:
 
 
 class Extension:
-    """Derive from this, say what is added, and give an instance to `Server(extensions=[...])`.
+    """Base class of extensions. Derive from it, and pass an instance to `Server(extensions=[...])`.
 
     >>> class Echo(Extension):
     ...     id = "com.example/echo"
@@ -651,32 +644,32 @@ class Extension:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What is declared under the identifier in `capabilities.extensions`."""
+        """The settings that are declared under the identifier in `capabilities.extensions`."""
         return {}
 
     def methods(self) -> Sequence[tuple[Method, Handler]]:
-        """The methods that are added."""
+        """Return the methods that the extension adds, with their handlers."""
         return ()
 
     def middleware(self) -> Sequence[Middleware]:
-        """What goes around every call."""
+        """Return the middleware that the extension puts around every call."""
         return ()
 
     def declared_by(self, call: Call) -> bool:
-        """Whether the client declared this extension for this call."""
+        """Return whether the client declared this extension for this call."""
         return self.id in (call.envelope.client_capabilities.extensions or {})
 
     def require(self, call: Call) -> None:
-        """Refuse a call of this extension's methods by a client that did not declare it (VER-06).
+        """Raise UndeclaredExtension if the client did not declare this extension.
 
-        Where a handshake is not remembered, the call itself has to do: who calls the method knows the extension.
+        Where no session remembers the handshake, any client that calls the method is accepted.
         """
         if call.knows_client and not self.declared_by(call):
             raise UndeclaredExtension(call.method, self.id)
 
 
 def check_extensions(extensions: Sequence[Extension]) -> None:
-    """Refuse an identifier that is not one (VER-05), and what is there twice or belongs to the core."""
+    """Raise RegistrationError for a malformed identifier, a repeated extension, and a method that is taken."""
     taken: dict[str, str] = dict.fromkeys(METHODS, "the core protocol")
     seen: set[str] = set()
     for extension in extensions:

@@ -1,12 +1,7 @@
 """Limit how much is served at once, and wait for open calls when the server stops.
 
-How much is served at once, on whatever transport: the count, and the sentences for one request too many (D9).
-
-The same answer everywhere; only how it is sent differs. Large messages are held (`Bodies`) until their turn (`Turns`).
-
-Stopping with calls open: what is waited for, what the log says of it, and what their clients are told.
-
-Only calls that wait are known here: one that is answered in the turn in which it came is over before anybody can ask.
+`BodyMemory` bounds the memory of large bodies, `LargeMessageQueue` the time that large messages take from others.
+`OpenCalls` knows only calls that wait for something: a call that is answered in one step never gets there.
 """
 
 from __future__ import annotations
@@ -28,105 +23,105 @@ if TYPE_CHECKING:
     from weft.server.calls.call import Call
 
 
-_STEPS = 3  # of the loop until a message is read and its arguments are checked, also where that is done in another task
-_PACE = 1024 * 1024  # bytes that are worth a second of waiting: a smaller message may overtake for so long
+_STEPS = 3  # turns of the loop until a message is decoded and its arguments are checked, in another task too
+_PACE = 1024 * 1024  # bytes that count like one second of waiting, when small messages overtake large ones
 
 
 class Busy(InternalError):
-    """A request was refused because a limit of the server is met: over HTTP 503, to be sent again later (RFC 9110)."""
+    """A request was refused because a limit of the server is met: HTTP 503, the client may retry later."""
 
     status = 503
 
 
-class Bodies:
-    """The memory of large bodies that are being read, or wait for their turn: how much there is, and whose.
+class BodyMemory:
+    """The memory of large bodies that are being read or wait in the queue, counted by peer.
 
-    A peer may hold as much as it leaves free. So one alone has half of it, the next may have a quarter, and however
-    many fill their shares, the next one finds as much as each of them has.
+    A peer may hold as much as it leaves free: the first up to a half, the next up to a quarter of all, and so on. So
+    there is always room for another peer.
     """
 
     def __init__(self, limits: Limits) -> None:
-        self._free = max(limits.bodies_bytes, 2 * limits.body_bytes)  # or the longest body would never be read
-        self._of: dict[str, int] = {}
+        self._free = max(limits.bodies_bytes, 2 * limits.body_bytes)  # enough for the longest body
+        self._used: dict[str, int] = {}  # by peer
 
-    def hold(self, peer: str) -> Held:
+    def hold(self, peer: str) -> HeldBody:
         """Start to count the bytes of one body, at zero."""
-        return Held(self, peer)
+        return HeldBody(self, peer)
 
     def take(self, peer: str, size: int) -> None:
         """Count more bytes of a peer; `Busy` where that is beyond its share."""
-        own = self._of.get(peer, 0) + size
+        own = self._used.get(peer, 0) + size
         if own > self._free - size:
             raise Busy("The server is reading as much as it may. Send this request again in a moment.")
-        self._of[peer] = own
+        self._used[peer] = own
         self._free -= size
 
     def give_back(self, peer: str, size: int) -> None:
-        """Count them no more."""
-        left = self._of.get(peer, 0) - size
+        """Free bytes of a peer."""
+        left = self._used.get(peer, 0) - size
         self._free += size
         if left:
-            self._of[peer] = left
+            self._used[peer] = left
         else:
-            self._of.pop(peer, None)
+            self._used.pop(peer, None)
 
 
-class Held:
-    """One body, as far as it has come."""
+class HeldBody:
+    """One body in memory, as far as it was received."""
 
-    __slots__ = ("_bodies", "_peer", "_size")
+    __slots__ = ("_memory", "_peer", "_size")
 
-    def __init__(self, bodies: Bodies, peer: str) -> None:
-        self._bodies = bodies
+    def __init__(self, memory: BodyMemory, peer: str) -> None:
+        self._memory = memory
         self._peer = peer
         self._size = 0
 
     def grow(self, size: int) -> None:
-        """Count it as so many bytes; `Busy` where there is no room for them."""
-        self._bodies.take(self._peer, size - self._size)
+        """Count the body as `size` bytes; `Busy` where there is no room for them."""
+        self._memory.take(self._peer, size - self._size)
         self._size = size
 
     def release(self) -> None:
-        """Count it no more. The second time does nothing."""
+        """Free the memory. A second call does nothing."""
         size, self._size = self._size, 0
-        self._bodies.give_back(self._peer, size)
+        self._memory.give_back(self._peer, size)
 
 
-class Turns:
-    """Lets large messages in one at a time, with a pause in between as long as the last one held the loop.
+class LargeMessageQueue:
+    """Admits large messages one at a time, with a pause after each as long as it has blocked the loop.
 
-    Parsers and validators cannot be interrupted, and a thread does not help: they do not let go of the interpreter.
-    With the pause, one client that sends large messages back to back leaves others half of the time, and another
-    caller waits for one of them, not for all. Peers take turns, so that a message waits for one of each other peer at
-    most; of one peer, small ones go before large ones.
+    Parsers and validators cannot be interrupted, and a thread does not help, because they hold the interpreter lock.
+    With the pause, a client that sends large messages back to back leaves half of the time to others, and another
+    caller waits for one of its messages, not for all. Peers take turns, so that a message waits for at most one of each
+    other peer. Small messages of a peer go before its large ones.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._most = limits.large_messages_per_peer
-        self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, _Line] = WeakKeyDictionary()
+        self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopQueue] = WeakKeyDictionary()
 
     async def wait(self, peer: str, size: int) -> None:
-        """Wait for a turn. It begins now, and ends when the caller's task next waits for something.
+        """Wait until a message may be decoded. The turn ends when the caller's task waits for something else.
 
         `Busy` if too many messages of this peer wait already.
         """
         loop = asyncio.get_running_loop()
-        line = self._lines.get(loop)
-        if line is None:
-            line = self._lines[loop] = _Line(self._most)
-        await line.wait(loop, peer, size)
+        queue = self._queues.get(loop)
+        if queue is None:
+            queue = self._queues[loop] = _LoopQueue(self._most)
+        await queue.wait(loop, peer, size)
 
 
-_Place: TypeAlias = tuple[float, int, asyncio.Future[None]]  # when it is due; a number; its turn
+_Place: TypeAlias = tuple[float, int, asyncio.Future[None]]  # the priority; a number that breaks ties; its turn
 
 
-class _Line:
-    """Those who wait for a turn, in one event loop."""
+class _LoopQueue:
+    """The large messages that wait in one event loop."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._taken = False  # somebody has the turn, or the pause after it lasts
-        self._waiting: dict[str, list[_Place]] = {}  # the peer that is next comes first
+        self._taken = False  # a message is being served, or the pause after it is not over
+        self._waiting: dict[str, list[_Place]] = {}  # a heap for each peer; the peer that is next comes first
         self._numbers = count()
 
     async def wait(self, loop: asyncio.AbstractEventLoop, peer: str, size: int) -> None:
@@ -145,7 +140,7 @@ class _Line:
         loop.call_soon(self._measure, loop, loop.time(), _STEPS)
 
     def _leave(self, peer: str, place: _Place) -> None:
-        """Wait no longer; a turn that has come meanwhile is the next one's."""
+        """Leave the queue; if the turn has come already, pass it on."""
         own = self._waiting.get(peer, [])
         if place in own:
             own.remove(place)
@@ -163,86 +158,86 @@ class _Line:
             loop.call_at(now + (now - started), self._next)
 
     def _next(self) -> None:
-        """Give the turn to the peer that has waited longest for one, and from there on it is the last."""
+        """Give the turn to the peer that has waited longest for one, and put that peer last."""
         while self._waiting:
             peer = next(iter(self._waiting))
             own = self._waiting.pop(peer)
             turn = heappop(own)[2]
             if own:
                 self._waiting[peer] = own
-            if not turn.done():  # else it was given up just now
+            if not turn.done():  # not cancelled
                 turn.set_result(None)
                 return
         self._taken = False
 
 
 def busy(most: int) -> Busy:
-    """The refusal of one request more than `most`."""
+    """Return the error for a request beyond a limit of `most` requests."""
     return Busy(f"The server is busy with {most} requests. Send this one again when one of them is answered.")
 
 
 def still_served() -> InvalidRequest:
-    """The refusal of a request that has the id of another."""
+    """Return the error for a request with the id of another that is not answered yet."""
     return InvalidRequest("Invalid request: a request with this id is still being served.")
 
 
 log = logging.getLogger("weft.running")
 
 _MOST_NAMED = 5  # calls in one line of the log
-_TURN = 0.05  # seconds in which streams end that only listen, and calls that were about to
+_TURN = 0.05  # seconds in which listen streams end, and calls that were nearly done
 
 
 def stopped() -> InternalError:
-    """What the client of a call is told that ends with the server."""
+    """Return the error for a call that was cancelled because the server stops."""
     return InternalError(
         "The server stopped before this call was done. It may have taken effect in part: check before you call again."
     )
 
 
 class OpenCalls:
-    """The calls of one server that are waiting for something."""
+    """The calls of one server that wait for something."""
 
     def __init__(self) -> None:
-        self._since: dict[Call, float] = {}  # when each was first seen to wait
+        self._since: dict[Call, float] = {}  # when each began to wait
 
     def add(self, call: Call) -> None:
-        """Note that a call waits."""
+        """Add a call that waits."""
         self._since[call] = time.monotonic()
 
     def remove(self, call: Call) -> None:
-        """Note that it has ended."""
+        """Remove a call that has ended."""
         self._since.pop(call, None)
 
     async def drain(self, seconds: float) -> None:
-        """Let them finish within some seconds, and end those that do not."""
+        """Wait up to `seconds` for the calls to finish, then cancel the others."""
         await asyncio.sleep(_TURN)
-        self._tell("" if math.isinf(seconds) else f" up to {seconds:g} s")
+        self._log_waiting("" if math.isinf(seconds) else f" up to {seconds:g} s")
         until = time.monotonic() + seconds
         while self._since and (left := until - time.monotonic()) > 0:
             tasks = [call.cancellation.task for call in self._since if call.cancellation.task is not None]
-            if not tasks:  # of calls that are about to begin
+            if not tasks:  # the tasks of these calls have not begun
                 await asyncio.sleep(_TURN)
             else:
                 await asyncio.wait(tasks, timeout=None if math.isinf(left) else left)
-                await asyncio.sleep(0)  # for what follows the end of a task
+                await asyncio.sleep(0)  # the callbacks of ended tasks remove their calls
         self.end(when=f"after {seconds:g} s")
 
-    def tell_soon(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Say in the log what a host waits for that was asked to end. It decides for how long."""
-        loop.call_later(_TURN, self._tell)
+    def log_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Log which calls a web server waits for that is asked to stop; it decides for how long it waits."""
+        loop.call_later(_TURN, self._log_waiting)
 
-    def _tell(self, patience: str = "") -> None:
+    def _log_waiting(self, how_long: str = "") -> None:
         if self._since:
-            log.warning("The server stops. It waits%s for %s.", patience, self._describe(self._since))
+            log.warning("The server stops. It waits%s for %s.", how_long, self._describe(self._since))
 
-    async def give_up(self) -> None:
-        """End those that do not end in a moment, as streams do that only listen and are told to."""
+    async def cancel(self) -> None:
+        """Cancel the calls that do not end in a moment, as listen streams do."""
         if self._since:
             await asyncio.sleep(_TURN)
             self.end()
 
     def end(self, concerned: Callable[[Call], bool] = lambda _: True, *, when: str = "at once") -> None:
-        """End them all, or those that are concerned. Their clients are told, where they can still be reached."""
+        """Cancel all calls, or those that are `concerned`, and answer them with an error where that is possible."""
         ending = [call for call in self._since if not call.cancellation.cancelled and concerned(call)]
         if ending:
             log.warning("The server stops, and gives up %s %s.", when, self._describe(ending))
@@ -250,7 +245,7 @@ class OpenCalls:
             call.cancellation.cancel("the server stops", told=stopped())
 
     def _describe(self, calls: Collection[Call]) -> str:
-        """How many there are, what they call, and for how long."""
+        """Return a text with the number of calls, their names and how long they have waited."""
         now = time.monotonic()
         named = [f"{call.described} (for {now - self._since[call]:.1f} s)" for call in calls]
         more = f", and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""

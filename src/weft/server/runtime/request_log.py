@@ -1,7 +1,7 @@
-"""The request log: at `info` one line for each call and for each refusal, at `debug` the wire, under `weft.server`.
+"""Log requests under `weft.server`: at level `info` one line per call and per refusal, at `debug` every message.
 
-Whether there is one is decided when the parts are put together: where the level is off, the plain `Dispatcher` serves,
-and nothing of this module runs. What is refused before it is a call is looked at when it is refused.
+The log level is read once, when the server is put together: where it is off, the plain `Dispatcher` serves. Only
+messages that are refused before they become calls look at the level each time.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _MOST_REASON = 300  # characters
 
 
 def dispatcher_class() -> type[Dispatcher]:
-    """The class that serves calls: the one that logs them, if somebody reads that."""
+    """Return the dispatcher that logs calls if the log level is info, else the plain one."""
     return LoggedDispatcher if log.isEnabledFor(logging.INFO) else Dispatcher
 
 
 def is_wire_logged() -> bool:
-    """Whether every message is logged."""
+    """Return whether every message is logged."""
     return log.isEnabledFor(logging.DEBUG)
 
 
 class LoggedDispatcher(Dispatcher):
-    """Serves calls, and writes a line about each."""
+    """Serves calls, and logs a line for each."""
 
     async def run(self, call: Call) -> Answer:
         """Serve one call."""
@@ -77,7 +77,7 @@ _read = msgspec.json.Decoder(_LoggedOutcome).decode
 
 
 def _status(call: Call, status: int, body: bytes) -> object:
-    """How a call ended: its HTTP status, "ok" where there is none; with the code of an error, `isError`, or `asks`."""
+    """Describe how a call ended: HTTP status, error code, `isError` or `asks`; "ok" where there is none of these."""
     try:
         outcome = _read(body)
     except msgspec.DecodeError:  # an extension's result may have an `isError` of another type
@@ -93,7 +93,7 @@ def _status(call: Call, status: int, body: bytes) -> object:
 
 
 def refused(what: object, era: str, status: object, reason: str) -> None:
-    """Log that a message was refused before it was a call."""
+    """Log that a message was refused before it became a call."""
     if log.isEnabledFor(logging.INFO):
         method = what if isinstance(what, str) else "a message"
         log.info("refused %s %s %s: %s", _plain(method), era, status, _plain(reason))

@@ -2,7 +2,8 @@
 
 The lifespan runs in a separate task, so that it is entered and left in the same task, whichever request comes first or
 last. An app that is mounted in another gets no shutdown event: then the lifespan is left when the event loop shuts down
-and cancels all tasks (`weft.server.http.host_signals` keeps the process alive for that long)."""
+and cancels all tasks (`weft.server.http.host_signals` keeps the process alive for that long).
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ LifespanFactory = Callable[[Any], AbstractAsyncContextManager[Any]]
 
 
 class Lifespan:
-    """Started once, lazily or at start-up; stopped once."""
+    """The user's context manager around serving: entered at the start or with the first request, left once."""
 
     def __init__(self, factory: LifespanFactory | None, services: Services) -> None:
         _check(factory)
@@ -36,27 +37,27 @@ class Lifespan:
         self._task: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] | None = None
         self._stop: asyncio.Event | None = None
-        self.started = factory is None  # nothing to start
-        self.value: Any = None  # what the context manager yielded
-        self.on_leaving: Callable[[asyncio.Task[Any]], None] | None = None  # told before the context manager is left
-        self._told: tuple[str, str] | None = None  # the last failure that was logged, and what callers read of it
+        self.started = factory is None  # without a factory there is nothing to start
+        self.value: Any = None  # the value that the context manager yielded
+        self.on_leaving: Callable[[asyncio.Task[Any]], None] | None = None  # called before the context manager is left
+        self._reported: tuple[str, str] | None = None  # the last failure that was logged, and its text for clients
 
     @property
     def task(self) -> asyncio.Task[None] | None:
-        """The task that has entered the context manager and will leave it; None where it was not entered."""
+        """The task that has entered the context manager and will leave it; None if it was not entered."""
         return self._task
 
     def report(self, error: Exception) -> str:
-        """Log that the start failed, once however many requests wait for it; return the text for the caller."""
+        """Log that the start failed, once for all requests that wait for it; return the text for clients."""
         summary = summary_of(error)
-        if self._told is None or self._told[0] != summary:
+        if self._reported is None or self._reported[0] != summary:
             text = report(f"The lifespan of {self._services.name!r}", error, debug=self._services.debug)
             said = text.removeprefix("Internal error. ")
-            self._told = summary, f"The server's lifespan failed when it started, so nothing can be served. {said}"
-        return self._told[1]
+            self._reported = summary, f"The server's lifespan failed when it started, so nothing can be served. {said}"
+        return self._reported[1]
 
     async def start(self) -> None:
-        """Enter the context manager, if nobody has yet. Raises what it raises."""
+        """Enter the context manager, unless it is entered already. Raises what it raises."""
         if self.started:
             return
         loop = asyncio.get_running_loop()
@@ -67,7 +68,7 @@ class Lifespan:
         await asyncio.shield(self._ready)
 
     async def stop(self) -> None:
-        """Leave the context manager, if it was entered; if it is being entered, give that up."""
+        """Leave the context manager if it was entered; cancel it if it is being entered."""
         if self._task is None or self._stop is None:
             return
         self._stop.set()
@@ -86,8 +87,8 @@ class Lifespan:
             if not isinstance(manager, AbstractAsyncContextManager):  # pyright: ignore[reportUnnecessaryIsInstance] - the user's
                 raise _no_lifespan(f"one that returns {type(manager).__name__}")
             async with manager as self.value:
-                self.started = self._ready is ready  # else it was stopped meanwhile
-                self._told = None
+                self.started = self._ready is ready  # else it was stopped before
+                self._reported = None
                 ready.set_result(None)
                 cancelled = await _cancelled_before(stop)
                 task = asyncio.current_task()
@@ -98,19 +99,19 @@ class Lifespan:
         except BaseException as error:
             if ready.done():
                 raise
-            ready.set_exception(_failure(error))  # whatever it is: requests wait for this (R1)
-            ready.exception()  # and where none does any more, asyncio need not complain
+            ready.set_exception(_failure(error))  # any exception: requests wait for this
+            ready.exception()  # retrieved here, so that asyncio does not warn if no request waits
             if _is_cancelled():
                 raise
         finally:
-            # Left without `stop`: the start failed, or the loop shuts down. The next request enters it anew.
+            # Left without `stop`: the start failed, or the loop shuts down. The next request enters it again.
             if self._ready is ready:
                 self._ready = None
                 self.started = False
 
 
 def _check(factory: Any) -> None:
-    """Refuse what is no such function, as far as can be seen without calling it."""
+    """Raise UsageError if `factory` is no lifespan, as far as can be seen without calling it."""
     if factory is None:
         return
     name = getattr(factory, "__name__", type(factory).__name__)
@@ -136,9 +137,9 @@ def _no_lifespan(what: str) -> UsageError:
 
 
 async def _cancelled_before(stop: asyncio.Event) -> asyncio.CancelledError | None:
-    """Wait for the end. One that comes as a cancellation, when the loop shuts down, is handed back and not raised:
+    """Wait for `stop`; return the cancellation if the loop shuts down before.
 
-    what a lifespan does after its `yield` is done then too, also without `try` and `finally` around it.
+    It is not raised here, so that the lifespan's code after `yield` runs without `try` and `finally` too.
     """
     try:
         await stop.wait()
@@ -153,7 +154,7 @@ def _is_cancelled() -> bool:
 
 
 def _failure(error: BaseException) -> Exception:
-    """The failure of a start as those who wait for it get it: a cancellation or an exit is not theirs to obey."""
+    """Return the error for requests that wait for the start: a cancellation or an exit must not reach them."""
     if isinstance(error, Exception):
         return error
     failure = RuntimeError(f"The lifespan raised {type(error).__name__} before it yielded; raise an Exception instead.")
@@ -163,25 +164,25 @@ def _failure(error: BaseException) -> Exception:
 
 log = logging.getLogger("weft.background")
 
-MOST = 1000  # at the same time; what comes then is dropped and logged
+MOST = 1000  # functions that run at the same time; more are not called, which is logged
 
 _Key = tuple[Callable[[Connection], Any], Connection]
 
 
 class Background:
-    """The tasks that belong to no call. Whatever one raises is logged and ends nothing else (R1)."""
+    """The tasks that belong to no call. What they raise is logged."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
         self._seldom = Seldom(log)  # for what clients can cause at will
         self._tasks: dict[_Key, asyncio.Task[None]] = {}
-        self._again: set[_Key] = set()  # of them, those to be run once more
+        self._again: set[_Key] = set()  # functions to call once more when they have ended
 
     def start(self, option: str, fn: Callable[[Connection], Any], connection: Connection) -> None:
-        """Call `fn(connection)`, which was given to `option`.
+        """Call `fn(connection)`, which was given to `option`, in a task.
 
-        While it runs for a connection, no second call for that one begins: it is called once more afterwards, however
-        often it was started. So what one client says again and again leaves room for what others say.
+        If it still runs for this connection, it is called once more afterwards, however often this was asked. So a
+        client that repeats a notification leaves room for others.
         """
         key, name = (fn, connection), repr(getattr(fn, "__name__", option))
         if key in self._tasks:
@@ -193,7 +194,7 @@ class Background:
             self._tasks[key] = asyncio.get_running_loop().create_task(running, name=f"weft-{name}")
 
     async def close(self, timeout: float) -> None:
-        """Cancel what still runs, and wait for it."""
+        """Cancel the tasks, and wait for them."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -221,18 +222,18 @@ class Background:
             await work
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # noqa: BLE001 - R1
+        except BaseException as error:  # noqa: BLE001 - the user's function must not end the server
             report(name, error, debug=self._services.debug)
 
 
 class Runtime(Services):
-    """What the transports need of a server."""
+    """The parts of a server that the transports need."""
 
     def __init__(
         self, *args: Any, eras: tuple[ServerEra, ...], lifespan: LifespanFactory | None, **options: Any
     ) -> None:
         super().__init__(*args, **options)
-        self.eras = eras  # served, in the order in which a message is offered to them
+        self.eras = eras  # the eras that are served, in the order in which they are tried
         self.lifespan = Lifespan(lifespan, self)
         self.background = Background(self)
         self.open_calls = OpenCalls()  # calls that wait for something
@@ -240,11 +241,11 @@ class Runtime(Services):
 
     @CachedValue
     def dispatcher(self) -> Dispatcher:
-        """Serves calls."""
+        """Return the dispatcher that serves calls."""
         return self.make_dispatcher()
 
     def make_dispatcher(self) -> Dispatcher:
-        """Compose the method table and the middleware of now."""
+        """Compose the method table with the middleware that is registered now."""
         raise NotImplementedError
 
     def roots_changed(self, connection: Connection) -> None:
@@ -252,7 +253,7 @@ class Runtime(Services):
         raise NotImplementedError
 
     def close_streams(self) -> None:
-        """End the streams that never end by themselves, because the process is about to stop."""
+        """End listen streams and standalone streams, because the process is about to stop."""
         raise NotImplementedError
 
     async def stop(self) -> None:
@@ -260,9 +261,9 @@ class Runtime(Services):
         raise NotImplementedError
 
     def is_full(self, *, own: int = 0) -> bool:
-        """Return whether the process serves as many requests as it may; listen streams have a separate limit.
+        """Return whether the limit of running requests is met; listen streams have a separate limit.
 
-        `own` is how many of the counted requests are the caller's.
+        `own` is the number of counted requests that belong to the caller.
         """
         most = self.limits.in_flight + own
         return self.in_flight >= most and self.in_flight - len(self.subscriptions) >= most

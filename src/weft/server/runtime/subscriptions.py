@@ -1,14 +1,14 @@
-"""Subscriptions: the listen streams by which clients hear of changes.
+"""Serve listen streams, on which clients get notified of changes, and end streams whose token expires.
 
-A stream is one `subscriptions/listen` call that stays open. What it waits to send is a set, not a list: a change that
-was not yet told is not told twice, so a client that reads slowly costs no more than its filter is long, and hurts
-nobody else.
+A listen stream is one `subscriptions/listen` call that stays open. Its inbox keeps each change once, so that a client
+that reads slowly costs no more memory than its filter, and delays no other client.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeAlias, cast
@@ -16,7 +16,7 @@ from typing import TypeAlias, cast
 from weft.errors import InvalidParams, InvalidRequest
 from weft.jsonrpc import encode_notification
 from weft.server.calls.call import Call
-from weft.server.calls.changes import Change, encode_change, note
+from weft.server.calls.changes import Change, ChangeInbox, encode_change
 from weft.server.calls.connection import TokenInfo
 from weft.server.calls.services import Services
 from weft.server.runtime.load import Busy
@@ -27,41 +27,36 @@ from weft.types.lifecycle import CancelledParams
 _LISTS = {"tools": "tools_list_changed", "prompts": "prompts_list_changed", "resources": "resources_list_changed"}
 
 
-class Listener:
-    """One open stream: what it wants to hear, and what it has not yet been told."""
+class ListenStream:
+    """One open stream: its filter, and the changes that were not sent yet."""
 
-    __slots__ = ("ended", "expired", "filter", "id", "peer", "pending", "uris", "wake")
+    __slots__ = ("ended", "expired", "filter", "id", "inbox", "peer", "uris", "wake")
 
     def __init__(self, id: RequestId, filter: SubscriptionFilter, peer: str) -> None:
-        self.id = id
-        self.filter = filter
+        self.id = id  # of the request
+        self.filter = filter  # the part of the client's filter that the server offers
         self.peer = peer
         self.uris = frozenset(filter.resource_subscriptions or ())
-        self.pending: dict[Change, None] = {}  # an ordered set
-        self.ended = False  # the server wants to end it
-        self.expired = False  # … because of the client's token
-        self.wake: asyncio.Future[None] | None = None  # there while it sleeps
+        self.wake = asyncio.Event()
+        self.inbox = ChangeInbox(self.accepts, self.uris, self.wake.set)
+        self.ended = False  # the server ends the stream
+        self.expired = False  # it does because the client's token has expired
 
-    def wants(self, change: Change) -> bool:
-        """Whether a change is in the filter (SUB-02)."""
+    def accepts(self, change: Change) -> bool:
+        """Return whether a change passes the filter."""
         if change.kind == "resource":
             return change.concerns(self.uris)
         return bool(getattr(self.filter, _LISTS[change.kind]))
 
-    def tell(self, change: Change) -> None:
-        """Have it told, once."""
-        note(self.pending, change, self.uris)
-        self.rouse()
+    def end(self) -> None:
+        """End the stream after the changes that are in the inbox."""
+        self.ended = True
+        self.wake.set()
 
     def expire(self) -> None:
-        """End it: its client may not listen any more."""
-        self.ended = self.expired = True
-        self.rouse()
-
-    def rouse(self) -> None:
-        """Wake the stream up."""
-        if self.wake is not None and not self.wake.done():
-            self.wake.set_result(None)
+        """End the stream because the client's token has expired."""
+        self.expired = True
+        self.end()
 
 
 class ListenStreams:
@@ -69,82 +64,77 @@ class ListenStreams:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._listeners: dict[Listener, None] = {}
-        self._per_peer: dict[str, int] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._closed: asyncio.AbstractEventLoop | None = None  # where all streams end, those to come as well
-        services.changes.subscribe(self._heard)
+        self._streams: dict[ListenStream, None] = {}
+        self._per_peer: Counter[str] = Counter()
+        self._loop: asyncio.AbstractEventLoop | None = None  # that of the streams
+        self._closed: asyncio.AbstractEventLoop | None = None  # the loop in which all streams end, new ones too
 
     def __len__(self) -> int:
-        return len(self._listeners)
+        return len(self._streams)
 
     async def listen(self, call: Call) -> EmptyResult:
-        """`subscriptions/listen`: acknowledge, then tell, until either side ends it."""
+        """Serve `subscriptions/listen`: acknowledge, then send changes until either side ends the stream."""
         wanted = cast("ListenParams", call.envelope.params).notifications
         self._check(call, wanted)
-        listener = Listener(call.id, self._honoured(wanted), call.peer)
-        listener.ended = self._closed is asyncio.get_running_loop()  # it comes too late, and is told so by its end
-        self._add(listener)
+        stream = ListenStream(call.id, self._offered(wanted), call.peer)
+        stream.ended = self._closed is asyncio.get_running_loop()
+        meta = {SUBSCRIPTION_ID_KEY: stream.id}
+        self._add(stream)
         try:
             await call.reply.notify(
                 encode_notification(
                     "notifications/subscriptions/acknowledged",
-                    AcknowledgedParams(notifications=listener.filter, meta={SUBSCRIPTION_ID_KEY: listener.id}),
+                    AcknowledgedParams(notifications=stream.filter, meta=meta),
                 )
             )
-            with at_expiry(self._services, call.token_info, listener.expire):
-                await self._tell(listener, call)
+            with at_expiry(self._services, call.token_info, stream.expire):
+                await self._send_changes(stream, call)
         finally:
-            self._remove(listener)
-        if listener.expired:
-            await call.reply.end()  # and no result: the client is to come back, with another token (SUB-15)
-        # The server ends it (SUB-12, SUB-13): the result, and where the stream does not end with it, a cancellation.
+            self._remove(stream)
+        if stream.expired:
+            await call.reply.end()  # without a result: the client listens again, with another token
+        # The server ends it: with the result, and where the connection goes on after that, with a cancellation.
         call.reply.epilogue(encode_notification("notifications/cancelled", CancelledParams(request_id=call.id)))
-        return EmptyResult(meta={SUBSCRIPTION_ID_KEY: listener.id})
+        return EmptyResult(meta=meta)
 
     def close(self, peer: str | None = None) -> int:
-        """End the open streams gracefully, all or those of one peer, as one of the ends goes away. How many it were.
+        """End the open streams gracefully, all or those of one peer; return how many there were.
 
-        All of them means those to come, too: a stream that is opened after that, in the same loop, ends at once.
+        After all were ended, a stream that is opened later in the same loop ends at once.
         """
         if peer is None:
             self._closed = asyncio.get_running_loop()
-        ending = [one for one in self._listeners if not one.ended and (peer is None or one.peer == peer)]
-        for listener in ending:
-            listener.ended = True
-            listener.rouse()
+        ending = [one for one in self._streams if not one.ended and (peer is None or one.peer == peer)]
+        for stream in ending:
+            stream.end()
         return len(ending)
 
     def reopen(self) -> None:
-        """All has ended that was to end: who serves the same server again has streams again."""
+        """Accept streams again after `close`, for a program that serves the same server a second time."""
         self._closed = None
 
     def close_soon(self) -> None:
-        """The same for all streams, from anywhere: a signal handler, another thread."""
+        """Close all streams, from any thread or a signal handler."""
         try:
             loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
-        except RuntimeError:  # another thread: the loop is that of the streams, if there are any
+        except RuntimeError:  # another thread
             loop = self._loop
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self.close)
 
-    async def _tell(self, listener: Listener, call: Call) -> None:
-        loop = asyncio.get_running_loop()
-        meta = {SUBSCRIPTION_ID_KEY: listener.id}  # in its own JSON type (SUB-07, SUB-08)
+    async def _send_changes(self, stream: ListenStream, call: Call) -> None:
+        meta = {SUBSCRIPTION_ID_KEY: stream.id}
         while True:
-            while listener.pending:
-                change = next(iter(listener.pending))
-                del listener.pending[change]
+            while (change := stream.inbox.take()) is not None:
                 await call.reply.notify(encode_change(change, meta))
-            if listener.ended:
+            if stream.ended:
                 return
-            listener.wake = loop.create_future()
-            await listener.wake
-            listener.wake = None
+            await stream.wake.wait()
+            stream.wake.clear()
 
     def _check(self, call: Call, wanted: SubscriptionFilter) -> None:
-        if not call.reply.can_stream:  # SUB-20
-            raise InvalidRequest("Invalid request: what changes is told on a stream; send Accept: text/event-stream.")
+        if not call.reply.can_stream:
+            raise InvalidRequest("Invalid request: changes are sent on a stream; send Accept: text/event-stream.")
         limits = self._services.limits
         uris = wanted.resource_subscriptions or []
         if len(uris) > limits.listen_uris or any(len(uri.encode()) > limits.uri_bytes for uri in uris):
@@ -156,17 +146,17 @@ class ListenStreams:
                 f"Invalid params: the URIs that a stream listens to have at most {limits.listen_uris_bytes} bytes "
                 "together. Open another stream for the rest."
             )
-        if len(self._listeners) >= limits.listen_streams:
+        if len(self._streams) >= limits.listen_streams:
             raise Busy(
                 f"{limits.listen_streams} streams are open already, the most this server has. Try again when one ends."
             )
-        if self._per_peer.get(call.peer, 0) >= limits.listen_streams_per_peer:
+        if self._per_peer[call.peer] >= limits.listen_streams_per_peer:
             raise Busy(
                 f"You have {limits.listen_streams_per_peer} streams open already, the most there may be. Close one."
             )
 
-    def _honoured(self, wanted: SubscriptionFilter) -> SubscriptionFilter:
-        """What is both wished for and offered (SUB-05)."""
+    def _offered(self, wanted: SubscriptionFilter) -> SubscriptionFilter:
+        """Return the part of a filter that the server offers."""
         has = self._services.capabilities
         return SubscriptionFilter(
             tools_list_changed=True if wanted.tools_list_changed and has.tools else None,
@@ -175,45 +165,33 @@ class ListenStreams:
             resource_subscriptions=wanted.resource_subscriptions if has.resources else None,
         )
 
-    def _add(self, listener: Listener) -> None:
-        self._listeners[listener] = None
-        self._per_peer[listener.peer] = self._per_peer.get(listener.peer, 0) + 1
+    def _add(self, stream: ListenStream) -> None:
+        self._streams[stream] = None
+        self._per_peer[stream.peer] += 1
         self._loop = asyncio.get_running_loop()
+        self._services.changes.open_inbox(stream.inbox)
 
-    def _remove(self, listener: Listener) -> None:
-        self._listeners.pop(listener, None)
-        left = self._per_peer.get(listener.peer, 1) - 1
-        if left:
-            self._per_peer[listener.peer] = left
-        else:
-            self._per_peer.pop(listener.peer, None)
+    def _remove(self, stream: ListenStream) -> None:
+        self._services.changes.close_inbox(stream.inbox)
+        del self._streams[stream]
+        self._per_peer[stream.peer] -= 1
+        if not self._per_peer[stream.peer]:
+            del self._per_peer[stream.peer]
 
-    def _heard(self, change: Change) -> None:
-        """A change, in the thread of whoever made it."""
-        if self._listeners and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._spread, change)
-
-    def _spread(self, change: Change) -> None:
-        for listener in self._listeners:
-            if listener.wants(change):
-                listener.tell(change)
-
-
-# A stream ends when its token expires: the client opens another one, with a token that is still good.
 
 Show: TypeAlias = (
     "Callable[[TokenInfo | None], None]"  # takes a newer token of the client; the one that expires last counts
 )
 
-AGAIN_SECONDS = 1.0
+AGAIN_SECONDS = 1.0  # time until `end` is called again
 
 
 def at_expiry(
     services: Services, info: TokenInfo | None, end: Callable[[], bool | None]
 ) -> AbstractContextManager[Show]:
-    """Call `end` when the token expires while this context is open, and soon again if it returns True.
+    """Call `end` when the token expires while this context is open, and again a second later if it returns True.
 
-    It is not called where another app verifies the tokens, or where they do not say when they expire.
+    `end` is not called where another app verifies the tokens, or where a token has no expiry.
     """
     return _NEVER if services.auth is None else _expiring(services, info, end)
 
@@ -248,6 +226,6 @@ def _expiring(services: Services, info: TokenInfo | None, end: Callable[[], bool
 
 
 def _left(services: Services, info: TokenInfo | None) -> float | None:
-    """Return for how many seconds a token is still accepted: a stream that ended sooner would be opened again."""
+    """Return for how many more seconds a token is accepted, leeway included; None if it does not expire."""
     expires = None if info is None else info.expires
     return None if expires is None or services.auth is None else max(expires + services.auth.leeway - time.time(), 0.0)

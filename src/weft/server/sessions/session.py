@@ -1,8 +1,9 @@
 """Hold the live part of one session and its shared record, and serve the methods that only sessions have.
 
-The live part is what cannot be in a record: the connection that handlers see, requests under way, questions without an
-answer, and what wakes the open streams. The record, in the Backend's store, decides whether a session exists; every
-worker that uses the session renews it, and changes of several workers are merged."""
+The live part is what cannot be in a record: the connection that handlers see, running requests, requests that the
+client has not answered, and the events that wake open streams. The record, in the Backend's store, decides whether a
+session exists. Every worker that uses the session renews it, and changes of several workers are merged.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from weft.errors import InvalidParams, InvalidRequest, NoBackChannelError, Parse
 from weft.jsonrpc import Frame, check_bounds, decode, encode_error, encode_notification
 from weft.limits import Limits
 from weft.server.calls.call import Call, Handler
-from weft.server.calls.changes import Change
+from weft.server.calls.changes import Change, ChangeInbox
 from weft.server.calls.connection import Connection
 from weft.server.calls.pending import OnProgress, PendingRequests
 from weft.server.sessions.streams import STANDALONE, Streams
@@ -38,28 +39,28 @@ from weft.types.lifecycle import (
 
 
 class OpenStream(Protocol):
-    """The stream of a request that is not answered yet, wherever its client is."""
+    """The stream of a request that is not answered yet, whether its client reads it or not."""
 
-    last_event: str | None  # the id of what was written last
+    last_event: str | None  # id of the event that was written last
 
     def hand_over(self) -> None:
-        """The client reads the rest elsewhere."""
+        """End this response: the client reads the rest of the stream in another one."""
         ...
 
 
 class ResumedReader(asyncio.Event):
-    """What wakes whoever reads the stream of a request that was taken up again."""
+    """Wakes the response that sends the rest of a resumed stream."""
 
-    retry: int | None = None  # the client is to go, and to come back after so many milliseconds
+    retry: int | None = None  # milliseconds after which the client should reconnect; None: it should stay
 
     def end(self, retry: int | None = None) -> None:
-        """Let its reader go."""
+        """End the response."""
         self.retry = retry
         self.set()
 
 
 class Session:
-    """The live part of one session in this process, and the way out to its client (an `Outbound`)."""
+    """The live part of one session in this process, and the `Outbound` of its connection."""
 
     __slots__ = (
         "_limits",
@@ -69,10 +70,10 @@ class Session:
         "ended",
         "id",
         "in_use",
+        "inbox",
         "last_used",
         "open_streams",
         "peer",
-        "pending",
         "principal",
         "record",
         "renewed",
@@ -91,20 +92,19 @@ class Session:
         self._streams = streams
         self._limits = limits
         self.principal = principal
-        self.peer = peer  # whom it is counted for
+        self.peer = peer  # the address that the session counts for
         self.worker = worker
         self.last_used = time.monotonic()
-        self.renewed = self.last_used  # when the record's time was last extended
-        self.in_use = 0  # requests and streams: while there are any, it is not idle
+        self.renewed = self.last_used  # when the lifetime of the record was last extended
+        self.in_use = 0  # open requests and streams: while there are any, the session is not idle
         self.ended = False
         self.stale = False  # another worker has changed the record
-        self.pending: dict[Change, None] | None = None  # changes to tell on the standalone stream; None: there is none
-        self.wake: asyncio.Event | None = None  # there while a standalone stream is open here
-        # What other workers know of it, as far as this one has heard.
-        self.record = Record("", None, self.connection.client_capabilities, principal, peer)
+        self.inbox: ChangeInbox | None = None  # changes for the standalone stream; None if it was never opened here
+        self.wake: asyncio.Event | None = None  # set to wake the standalone stream; None while it is not open here
+        self.record = Record("", None, self.connection.client_capabilities, principal, peer)  # as last read or written
         self.open_streams: dict[str, OpenStream] = {}  # of requests, by name
-        self.resumed: dict[str, ResumedReader] = {}  # streams of requests that were taken up again: what wakes them
-        self.streams_begun = 0  # here; their names
+        self.resumed: dict[str, ResumedReader] = {}  # resumed streams of requests, by name
+        self.streams_begun = 0  # number of streams of requests, for their names
         self._outstanding: PendingRequests | None = None
 
     @property
@@ -118,37 +118,42 @@ class Session:
 
     @property
     def asked(self) -> PendingRequests | None:
-        """The same, if there ever was one."""
+        """Requests to the client, or None if there never was one."""
         return self._outstanding
 
     def end_questions(self) -> None:
-        """The server stops: what the client was asked cannot be answered any more, nor can it be asked."""
+        """Fail the requests to the client, present and future ones, because the server stops."""
         self.outstanding.close("The server stops, and takes no answers any more.")
 
     def name_stream(self) -> str:
-        """A name for a stream of this session that no other has, in any worker (L11-18)."""
+        """Return a new name for a stream of this session, unique among all workers."""
         self.streams_begun += 1
         return f"{self.worker}-{self.streams_begun}"
 
     @property
     def has_listened(self) -> bool:
-        """Whether the client has opened the standalone stream once, at whatever worker."""
-        return self.pending is not None or self.record.has_listened
+        """Whether the client has opened the standalone stream once, at any worker."""
+        return self.inbox is not None or self.record.has_listened
 
     @property
     def is_heard(self) -> bool:
         """Whether the client reads the standalone stream, or may come back for what is on it."""
         return self.has_listened and not self.ended
 
-    def wants(self, change: Change) -> bool:
-        """Whether the client is to hear of a change: of any list, of a resource it subscribed to (L11-34, L11-36).
+    def open_inbox(self) -> ChangeInbox:
+        """Make the inbox for changes, as the client opens the standalone stream."""
+        self.inbox = ChangeInbox(self._accepts, self.connection.subscribed_uris, self._wake_standalone)
+        return self.inbox
 
-        Not before it has confirmed the handshake (L11-05).
-        """
+    def _accepts(self, change: Change) -> bool:
         connection = self.connection
         return connection.is_ready and change.concerns(connection.subscribed_uris)
 
-    # What is said outside any call, on the standalone stream (L11-10).
+    def _wake_standalone(self) -> None:
+        if self.wake is not None:
+            self.wake.set()
+
+    # Messages outside calls go to the standalone stream.
 
     async def send_raw_request(
         self,
@@ -158,27 +163,25 @@ class Session:
         timeout: float | None = None,
         on_progress: OnProgress | None = None,
     ) -> Any:
-        """Ask the client, if it has ever opened that stream."""
+        """Send a request to the client and return its result; NoBackChannelError if it never opened the stream."""
         if not self.has_listened or self.ended:
             raise NoBackChannelError(method)
         limit = self._limits.ask_seconds if timeout is None else timeout
         return await self.outstanding.request(self.send, method, params, timeout=limit, on_progress=on_progress)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
-        """Tell the client something, if it has ever opened that stream."""
+        """Send a notification to the client, if it has ever opened the stream."""
         if self.has_listened:
             await self.send(encode_notification(method, UNSET if params is None else params))
 
     async def send(self, message: bytes) -> None:
-        """Write a message to that stream, at the pace of its reader."""
-        if not self.ended:  # else it would be kept, and nobody would come for it
+        """Write a message to the standalone stream, and wait while its reader is far behind."""
+        if not self.ended:  # the events of an ended session would stay in the log
             await self._streams.append(self.id, STANDALONE, message)
             await self._streams.room(self.id, STANDALONE)
 
-    # What it has in common with its live parts in other workers.
-
     def to_record(self) -> Record:
-        """What this worker knows of it."""
+        """Return the record of the session as this worker knows it."""
         connection = self.connection
         return Record(
             connection.protocol_version,
@@ -193,8 +196,8 @@ class Session:
             self.has_listened,
         )
 
-    def learn(self, before: Record, now: Record) -> None:
-        """Know what other workers have changed. What was changed here meanwhile stays, and stays to be saved."""
+    def apply_record(self, before: Record, now: Record) -> None:
+        """Apply the changes of other workers. Changes made here meanwhile stay, and still have to be saved."""
         connection = self.connection
         is_changed = connection.is_changed
         if now.handshake_done and not before.handshake_done:
@@ -209,10 +212,8 @@ class Session:
         connection.is_changed = is_changed
         self.record = now
 
-    # Its end.
-
     def close(self) -> None:
-        """End what is under way."""
+        """Cancel the running requests and end the streams."""
         self.ended = True
         for cancellation in list(self.connection.in_flight.values()):
             cancellation.cancel("the session has ended")
@@ -221,17 +222,17 @@ class Session:
         self.wake_streams()
 
     def wake_streams(self) -> None:
-        """Have whoever sends a stream here look whether it goes on."""
-        for news in (self.wake, *self.resumed.values()):
-            if news is not None:
-                news.set()
+        """Wake the responses that send streams here, so that they check whether to go on."""
+        for wake in (self.wake, *self.resumed.values()):
+            if wake is not None:
+                wake.set()
 
 
-OFTEN = 10  # the times that a record is renewed, at most, in the life it has
+OFTEN = 10  # how often a record is renewed, at most, within its lifetime
 
 
 class Record(msgspec.Struct, array_like=True, gc=False):
-    """What is remembered of one session."""
+    """One session, as it is stored for all workers."""
 
     protocol_version: str
     client_info: Implementation | None
@@ -242,7 +243,7 @@ class Record(msgspec.Struct, array_like=True, gc=False):
     log_level: LogLevel | None = None
     subscribed_uris: list[str] = []
     handshake_done: bool = False
-    has_listened: bool = False  # its client opened the standalone stream once, here or there
+    has_listened: bool = False  # its client opened the standalone stream once, at any worker
 
 
 _encode = msgspec.json.Encoder().encode
@@ -256,25 +257,25 @@ class Records:
     def __init__(self, store: Store, limits: Limits) -> None:
         self._store = store
         self._unused_seconds = limits.session_unused_seconds
-        # Renewed only now and then, it has to last longer than from the one time to the next.
+        # A record is not renewed with every use, so it has to last a little longer.
         self._idle_seconds = limits.session_idle_seconds * (1 + 1 / OFTEN)
-        self._stream_seconds = 3 * limits.keep_alive_seconds  # renewed with each sign of life
+        self._stream_seconds = 3 * limits.keep_alive_seconds  # renewed with each keep-alive comment
 
     async def add(self, id: str, record: Record) -> None:
-        """Remember a new session."""
+        """Store the record of a new session."""
         await self._store.put(_key(id), _encode(record), ttl=self._unused_seconds)
 
     async def read(self, id: str) -> Record | None:
-        """What is remembered of a session, if it exists."""
+        """Return the record of a session; None if the session does not exist."""
         data = await self._store.get(_key(id))
         return None if data is None else _decode(data)
 
     async def renew(self, id: str) -> bool:
-        """It was used just now. False if it does not exist any more."""
+        """Extend the lifetime of a session; return False if it does not exist any more."""
         return await self._store.touch(_key(id), ttl=self._idle_seconds)
 
     async def change(self, id: str, before: Record, after: Record) -> Record | None:
-        """Make a change, given what was known before it. What is remembered now; None if the session has ended."""
+        """Merge the difference between two records into the stored one; return that, or None if the session ended."""
         while (data := await self._store.get(_key(id))) is not None:
             merged = _merge(before, after, _decode(data))
             if await self._store.swap(_key(id), data, _encode(merged), ttl=self._idle_seconds):
@@ -282,18 +283,18 @@ class Records:
         return None
 
     async def delete(self, id: str) -> None:
-        """Forget a session."""
+        """Delete the record of a session."""
         await self._store.delete(_key(id))
         await self._store.delete(_stream(id))
 
-    # Which worker has the standalone stream open: one at a time (R4). A worker that died has it no longer, soon.
+    # Only one worker at a time may have the standalone stream open. The claim of a worker that died expires.
 
     async def take_stream(self, id: str, worker: str) -> None:
-        """Have it, whoever had it before."""
+        """Take ownership of the standalone stream unconditionally."""
         await self._store.put(_stream(id), worker.encode(), ttl=self._stream_seconds)
 
     async def hold_stream(self, id: str, worker: str) -> bool:
-        """Have it, or go on having it. False if another worker has it."""
+        """Take or renew ownership of the standalone stream; return False if another worker has it."""
         if await self._store.swap(_stream(id), None, worker.encode(), ttl=self._stream_seconds):
             return True
         if await self._store.get(_stream(id)) != worker.encode():
@@ -301,13 +302,13 @@ class Records:
         return await self._store.touch(_stream(id), ttl=self._stream_seconds)
 
     async def drop_stream(self, id: str, worker: str) -> None:
-        """Have it no longer."""
+        """Give up ownership of the standalone stream."""
         if await self._store.get(_stream(id)) == worker.encode():
             await self._store.delete(_stream(id))
 
 
 def _merge(before: Record, after: Record, stored: Record) -> Record:
-    """What is stored, and on top of it whatever `after` has that `before` had not."""
+    """Return the stored record with the changes that lead from `before` to `after`."""
     changed = {
         name: value
         for name in Record.__struct_fields__
@@ -326,31 +327,31 @@ def _stream(id: str) -> str:
     return f"listener/{id}"
 
 
-async def _greet(call: Call) -> InitializeResult:
-    """Answer the handshake. The version was settled by the era (L11-02)."""
+async def _initialize(call: Call) -> InitializeResult:
+    """Answer the handshake. The era has chosen the version."""
     envelope, services = call.envelope, call.services
-    if call.connection.handshake_done:  # by one that came before this one was answered
+    if call.connection.handshake_done:  # by an earlier `initialize`, while this one waited
         raise AlreadyInitialized
     most = services.limits.introduction_bytes
-    said = (envelope.client_info, envelope.client_capabilities)
-    if sum(len(msgspec.json.encode(part)) for part in said if part is not None) > most:
+    parts = (envelope.client_info, envelope.client_capabilities)
+    if sum(len(msgspec.json.encode(part)) for part in parts if part is not None) > most:
         raise InvalidParams(
             f"Invalid params: `clientInfo` and `capabilities` have at most {most} bytes together, for they are kept "
             "with the session. Leave long texts out, and give icons as links."
         )
     call.connection.greet(envelope.revision.version, envelope.client_info, envelope.client_capabilities)
     call.undo = call.connection.ungreet
-    heard = call.connection.has_standalone_channel
+    remembers = call.connection.has_standalone_channel
     return InitializeResult(
         protocol_version=envelope.revision.version,
-        capabilities=services.capabilities if heard else _without_memory(services.capabilities),
+        capabilities=services.capabilities if remembers else _without_changes(services.capabilities),
         server_info=services.info,
         instructions=services.instructions,
     )
 
 
-def _without_memory(capabilities: ServerCapabilities) -> ServerCapabilities:
-    """What a server can do for a client of which it remembers nothing: nobody is to wait for what never comes."""
+def _without_changes(capabilities: ServerCapabilities) -> ServerCapabilities:
+    """Return the capabilities of a server that keeps no sessions: it never notifies clients of changes."""
     silent = ListChangedCapability()
     return msgspec.structs.replace(
         capabilities,
@@ -365,7 +366,7 @@ async def _ping(_: Call) -> EmptyResult:
 
 
 async def _set_level(call: Call) -> EmptyResult:
-    """From which level on the session gets log messages (L11-33). Without one it is the default, for all there is."""
+    """Set the lowest level of log messages for the session; without a session, accept only what the default covers."""
     connection, level = call.connection, cast("SetLevelParams", call.envelope.params).level
     if not connection.has_standalone_channel:
         if not log_level_reached(DEFAULT_LEVEL, level):  # it would get what it does not want
@@ -381,11 +382,11 @@ async def _set_level(call: Call) -> EmptyResult:
 
 
 async def _subscribe(call: Call) -> EmptyResult:
-    """Have the session hear of what a resource holds (L11-34)."""
+    """Notify the session of changes of one resource from now on."""
     connection, limits = call.connection, call.services.limits
     uri = cast("SubscribeParams", call.envelope.params).uri
     if not connection.has_standalone_channel:
-        raise InvalidRequest("Invalid request: there is no session here that could hear of changes.")
+        raise InvalidRequest("Invalid request: there is no session here, so changes cannot be sent.")
     if uri in connection.subscribed_uris:
         return EmptyResult()
     if (size := len(uri.encode())) > limits.uri_bytes:
@@ -403,7 +404,7 @@ async def _subscribe(call: Call) -> EmptyResult:
 
 
 async def _unsubscribe(call: Call) -> EmptyResult:
-    """Not to hear of it any more; what was not subscribed to is nothing to complain about."""
+    """Stop notifying the session of changes of one resource; do nothing if it did not subscribe."""
     connection, uri = call.connection, cast("SubscribeParams", call.envelope.params).uri
     if uri in connection.subscribed_uris:
         connection.subscribed_uris.remove(uri)
@@ -412,7 +413,7 @@ async def _unsubscribe(call: Call) -> EmptyResult:
 
 
 HANDLERS: Mapping[str, Handler] = {
-    HANDSHAKE: _greet,
+    HANDSHAKE: _initialize,
     "ping": _ping,
     "logging/setLevel": _set_level,
     "resources/subscribe": _subscribe,
@@ -437,7 +438,7 @@ def _read_part(part: bytes, limits: Limits) -> Frame | bytes:
         frame = decode(part, limits)
     except ProtocolError as error:
         return encode_error(error.request_id, error.code, error.message)
-    if frame.method == HANDSHAKE and frame.is_request:  # L03-02
+    if frame.method == HANDSHAKE and frame.is_request:
         return encode_error(
             frame.reply_id, InvalidRequest.code, "Invalid request: the handshake is not part of a batch."
         )

@@ -1,15 +1,11 @@
 """Open, find and end sessions, and handle their notifications.
 
-Sessions: what is remembered of clients that introduce themselves once.
+A session has two parts. Its *record* (principal, version, capabilities, subscriptions) is in the Backend's store, where
+any worker finds it. Its *live part* is in one process: the connection that handlers see, running requests, and requests
+that the client has not answered yet. A worker that gets a request of a session it does not know reads the record and
+makes a live part for it.
 
-A session is two things. Its *record* (who, which version, which capabilities, what it wants to hear) is in the
-Backend's store, where any worker finds it. Its *live part* is in one process: the connection that handlers see, the
-requests under way, the questions that the client has not answered yet. A worker that gets a request of a session it
-does not know reads the record and makes a live part of its own.
-
-A session belongs to the principal that opened it: to anybody else it does not exist (R4, R5).
-
-Notifications of a client that has introduced itself: what each of them does to its connection.
+A session belongs to the principal that opened it: for other principals it does not exist.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ from msgspec import UNSET
 from weft.backends.base import Unsubscribe
 from weft.eras.session import READY
 from weft.jsonrpc import Frame
-from weft.server.calls.changes import Change, encode_change, note
+from weft.server.calls.changes import encode_change
 from weft.server.calls.connection import Cancellation, Connection
 from weft.server.calls.pending import PendingRequests
 from weft.server.diagnostics import report
@@ -42,52 +38,49 @@ from weft.types.lifecycle import CancelledParams, ProgressParams
 
 
 class SessionsFull(Exception):
-    """There is no room for another session, and none that is idle."""
+    """The limit of sessions is met, and none of them is idle."""
 
 
 class Sessions:
-    """The sessions of one server: the live ones of this process, and finding those of others."""
+    """The sessions of one server: those that are live in this process, and access to those of other workers."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.limits = runtime.limits
         self.streams = Streams(runtime.backend, runtime.limits)
-        self.closing = False  # streams that would never end by themselves end at once
+        self.closing = False  # the server stops: streams end as soon as they are opened
         self._runtime = runtime
         self._records = Records(runtime.backend.store, runtime.limits)
         self._bus = runtime.backend.bus
         self._worker = secrets.token_hex(4)
-        self._unused: OrderedDict[str, Session] = OrderedDict()  # nothing came after the handshake; oldest first
-        self._used: OrderedDict[str, Session] = OrderedDict()  # the one used longest ago first
+        self._unused: OrderedDict[str, Session] = OrderedDict()  # no request since the handshake; oldest first
+        self._used: OrderedDict[str, Session] = OrderedDict()  # least recently used first
         self._per_peer: dict[str, OrderedDict[str, Session]] = {}
         self._sweeping: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._background: set[asyncio.Task[object]] = set()  # what nobody waits for
+        self._background: set[asyncio.Task[object]] = set()  # tasks that are not awaited
         self._joining = asyncio.Lock()
-        self._quit: list[Unsubscribe] = []  # how not to listen any more to what other workers have to tell
-        self.loose_calls: set[Cancellation] = set()  # of clients that have no session, where none are kept
-        runtime.changes.subscribe(self._heard)
+        self._subscriptions: list[Unsubscribe] = []  # to the topics of the Backend's bus
+        self.sessionless_calls: set[Cancellation] = set()  # calls of the session era where no sessions are kept
 
     def __len__(self) -> int:
         return len(self._unused) + len(self._used)
 
-    # Opening, finding, ending.
-
     def new(self, principal: str | None, peer: str, *, prefix: str = "") -> Session:
-        """A session that nobody can find yet: its handshake is under way. Raises `SessionsFull`."""
-        self._in_the_way(peer)
+        """Return a session for a handshake, which cannot be found before `keep`. Raises `SessionsFull`."""
+        self._find_superfluous(peer)
         return self._new(prefix + secrets.token_urlsafe(24), principal, peer)
 
     def _new(self, id: str, principal: str | None, peer: str) -> Session:
         return Session(id, principal, peer, self._worker, self.streams, self.limits)
 
     async def keep(self, session: Session) -> None:
-        """From now on it can be found: its handshake was answered, or has a way to come in."""
-        with contextlib.suppress(SessionsFull):  # there was room when it began
-            for other in self._in_the_way(session.peer):
+        """Store a new session, so that its next request finds it."""
+        with contextlib.suppress(SessionsFull):  # `new` has checked it
+            for other in self._find_superfluous(session.peer):
                 self.end_soon(other)
         self._add(session, self._unused)
         try:
-            await self._listen()
+            await self._join_bus()
             session.record = session.to_record()
             session.connection.is_changed = False
             await self._records.add(session.id, session.record)
@@ -96,7 +89,7 @@ class Sessions:
             raise
 
     async def find(self, id: str, principal: str | None) -> Session | None:
-        """The session of this id and principal, if there is one; it counts as used now."""
+        """Return the session with this id and principal, and mark it as used; None if there is none."""
         session = self._local(id)
         if session is None or session.stale:
             session = await self._fetch(id, session)
@@ -109,44 +102,44 @@ class Sessions:
         self._per_peer[session.peer].move_to_end(id)
         if is_first or now - session.renewed > self.limits.session_idle_seconds / OFTEN:
             session.renewed = now
-            if not await self._records.renew(id):  # its time was over
+            if not await self._records.renew(id):  # it has expired
                 self.end_soon(session)
-        return None if session.ended else session  # it may have been meanwhile
+        return None if session.ended else session  # another task may have ended it
 
     async def save(self, session: Session) -> None:
-        """Let other workers know what this one knows of a session. What was under way at its end does not revive it."""
+        """Store the changes of a session for the other workers. An ended session is not stored again."""
         session.connection.is_changed = False
         mine = session.to_record()
         try:
             merged = None if session.ended else await self._records.change(session.id, session.record, mine)
             if merged is not None:
-                session.learn(mine, merged)
+                session.apply_record(mine, merged)
                 await self._bus.publish(_CHANGED, f"{self._worker} {session.id}".encode())
         except BaseException:
-            session.connection.is_changed = True  # whoever saves it next tries again
+            session.connection.is_changed = True  # the next request tries again
             raise
 
-    async def listen(self, session: Session, *, takes_over: bool) -> bool:
-        """The standalone stream is opened here: from now on any worker may say something there.
+    async def open_stream(self, session: Session, *, takes_over: bool) -> bool:
+        """Open the standalone stream here; from now on any worker may write to it.
 
-        False if another worker has it open, unless the client comes back for the rest of it and takes it over.
+        Return False if another worker has it open. `takes_over` opens it all the same, for a client that resumes it.
         """
         if takes_over:
             await self._records.take_stream(session.id, self._worker)
-        elif not await self.listens(session):
+        elif not await self.holds_stream(session):
             return False
-        if session.pending is None:
-            session.pending = {}
+        if session.inbox is None and not session.ended:
+            self._runtime.changes.open_inbox(session.open_inbox())
         if not session.record.has_listened:
             await self.save(session)
         return True
 
-    async def listens(self, session: Session) -> bool:
-        """Whether the standalone stream is still this worker's."""
+    async def holds_stream(self, session: Session) -> bool:
+        """Return whether the standalone stream is open at this worker, and keep the claim on it."""
         return await self._records.hold_stream(session.id, self._worker)
 
-    async def stop_listening(self, session: Session) -> None:
-        """The standalone stream was closed here."""
+    async def close_stream(self, session: Session) -> None:
+        """Give up the claim on the standalone stream."""
         await self._records.drop_stream(session.id, self._worker)
 
     async def end(self, session: Session) -> None:
@@ -159,21 +152,21 @@ class Sessions:
             await self._forget(session)
 
     def end_soon(self, session: Session) -> None:
-        """End a session without waiting for that."""
+        """End a session in the background."""
         session.ended = True
         self._remove(session)
         self._in_background(self.end(session))
 
     def close_soon(self) -> None:
-        """End the standalone streams, which would never end by themselves. From any thread."""
+        """End the standalone streams, from any thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.end_streams)
 
     def end_streams(self) -> None:
-        """The server is about to stop: end the streams that only wait, and those that are opened from now on.
+        """End the standalone streams and those that are opened from now on, because the server stops.
 
-        Questions get as long as calls do. Their answers would come in new requests, which a server that stops does not
-        take any more: at most another worker does.
+        Requests to clients fail after `drain_seconds`, like calls: their responses would come in new HTTP requests,
+        which a server that stops does not accept.
         """
         if not self.closing and self._loop is not None and math.isfinite(self.limits.drain_seconds):
             self._loop.call_later(self.limits.drain_seconds, self._end_questions)
@@ -187,25 +180,25 @@ class Sessions:
                 session.end_questions()
 
     async def close(self) -> None:
-        """The server stops: end the live part of every session. The records stay, for other workers."""
+        """End the live part of every session, because the server stops. The records stay, for other workers."""
         ended = [self._release(session) for session in self._all()]
-        await asyncio.gather(self._give_up_loose_calls(), *ended)
+        await asyncio.gather(self._cancel_sessionless_calls(), *ended)
         if self._background:
             await asyncio.wait(self._background, timeout=self.limits.drain_seconds)
-        await _unsubscribe(self._quit)
+        await _unsubscribe(self._subscriptions)
         self.closing = False
 
-    async def _give_up_loose_calls(self) -> None:
-        tasks = [cancellation.task for cancellation in self.loose_calls if cancellation.task is not None]
-        for cancellation in list(self.loose_calls):
+    async def _cancel_sessionless_calls(self) -> None:
+        tasks = [cancellation.task for cancellation in self.sessionless_calls if cancellation.task is not None]
+        for cancellation in list(self.sessionless_calls):
             cancellation.cancel("the server stops")
         if tasks:
             await asyncio.wait(tasks, timeout=self.limits.drain_seconds)
 
-    # Answers to questions, which may come in at another worker than the one that asked.
+    # Responses and notifications of a client may reach another worker than the one that they concern.
 
     async def answered(self, session: Session, frame: Frame) -> None:
-        """Take an answer of the client to the worker that waits for it."""
+        """Pass a response of the client to the worker that sent the request."""
         worker = frame.id.partition("-")[0] if isinstance(frame.id, str) else ""
         if worker == self._worker:
             session.outstanding.answered(frame)
@@ -218,10 +211,8 @@ class Sessions:
         if session is not None:
             session.outstanding.answered(msgspec.json.decode(raw, type=Frame))
 
-    # The same for what a client notifies of: a request may be served elsewhere than where it is cancelled.
-
     async def notified(self, session: Session, frame: Frame) -> None:
-        """Take a notification of the client to the worker that it concerns."""
+        """Handle a notification of the client, or pass it to the worker that it concerns."""
         if not take_notification(self._runtime, session.connection, session.asked, frame):
             notice = f"{self._worker} {session.id} ".encode() + msgspec.json.encode(frame)
             await self._bus.publish(_NOTICES, notice)
@@ -235,37 +226,20 @@ class Sessions:
             frame = msgspec.json.decode(raw, type=Frame)
             take_notification(self._runtime, session.connection, session.asked, frame)
 
-    # Changes.
-
-    def _heard(self, change: Change) -> None:
-        """A change, in the thread of whoever made it."""
-        if len(self) and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._spread, change)
-
-    def _spread(self, change: Change) -> None:
-        for session in self._all():
-            if session.pending is not None and session.wants(change):
-                note(session.pending, change, session.connection.subscribed_uris)
-                if session.wake is not None:
-                    session.wake.set()
-
-    async def tell_changes(self, session: Session) -> None:
-        """Write changes that a session has not heard of to its standalone stream: as many as a reader can take."""
+    async def send_changes(self, session: Session) -> None:
+        """Write pending changes to the standalone stream of a session: as many as its reader can take."""
         for _ in range(self.streams.most_unread):
-            if not session.pending:
+            change = None if session.inbox is None else session.inbox.take()
+            if change is None:
                 return
-            change = next(iter(session.pending))
-            del session.pending[change]
             await self.streams.append(session.id, STANDALONE, encode_change(change))
 
-    # Room for sessions, and their end.
-
-    def _in_the_way(self, peer: str) -> list[Session]:
-        """The sessions that have to end so that there is room for another. Raises `SessionsFull`."""
+    def _find_superfluous(self, peer: str) -> list[Session]:
+        """Return the sessions that have to end to make room for another one. Raises `SessionsFull`."""
         found: list[Session] = []
         mine = self._per_peer.get(peer)
         if mine is not None and len(mine) >= self.limits.sessions_per_peer:
-            # Clients of one address need not be one client. Those that only shake hands end their own sessions first.
+            # Several clients may share one address. Sessions that were never used end first.
             unused = (session for session in mine.values() if session.id in self._unused)
             found.append(_idle(chain(unused, mine.values())))
         if len(self) - len(found) >= self.limits.sessions:
@@ -280,6 +254,8 @@ class Sessions:
             self._sweep_later()
 
     def _remove(self, session: Session) -> None:
+        if session.inbox is not None:
+            self._runtime.changes.close_inbox(session.inbox)
         self._unused.pop(session.id, None)
         self._used.pop(session.id, None)
         mine = self._per_peer.get(session.peer)
@@ -292,7 +268,7 @@ class Sessions:
             self._sweeping = None
 
     async def _release(self, session: Session) -> None:
-        """End what there is of a session in this process."""
+        """End the live part of a session in this process."""
         self._remove(session)
         tasks = {cancellation.task for cancellation in session.connection.in_flight.values()}
         session.close()
@@ -306,7 +282,7 @@ class Sessions:
         self._sweeping = self._loop.call_later(max(shortest / 4, 0.05), self._sweep)
 
     def _sweep(self) -> None:
-        """End the sessions whose time is over."""
+        """End the sessions that were idle for too long."""
         now = time.monotonic()
         self._sweep_later()
         for group, seconds in (
@@ -323,25 +299,23 @@ class Sessions:
                     self._in_background(self._end_if_over(session))
 
     async def _end_if_over(self, session: Session) -> None:
-        """End a session that was idle here for long, unless another worker has used it."""
+        """End a session that was idle here for too long, unless another worker has used it."""
         if await self._records.read(session.id) is None and not session.in_use and not session.ended:
             self.end_soon(session)
 
-    # Other workers.
-
     def _all(self) -> Iterable[Session]:
-        """Those that are live here, in the order of their last use: the unused ones first."""
+        """Return the live sessions, least recently used first; those that were never used come before them."""
         return chain(self._unused.values(), self._used.values())
 
     def _local(self, id: str) -> Session | None:
         return self._used.get(id) or self._unused.get(id)
 
     async def _fetch(self, id: str, known: Session | None) -> Session | None:
-        """A session that another worker opened, or has changed since."""
+        """Return a session that another worker has opened or changed; None if it does not exist."""
         if known is not None:
             known.stale = False
         try:
-            await self._listen()  # before it is read, or a change right after could be missed
+            await self._join_bus()  # before the record is read, or a change right after it could be missed
             record = await self._records.read(id)
         except BaseException:
             if known is not None:
@@ -349,23 +323,23 @@ class Sessions:
             raise
         if record is None:
             return None
-        session = known or self._local(id)  # it may have been found meanwhile
+        session = known or self._local(id)  # another task may have fetched it
         if session is None:
             session = self._new(id, record.principal, record.peer)
-            session.renewed = 0.0  # by this worker: never
+            session.renewed = 0.0  # never, by this worker
             if len(self) >= self.limits.sessions:
-                with contextlib.suppress(SessionsFull):  # the others use theirs: nothing ends but what is here of one
+                with contextlib.suppress(SessionsFull):  # only the live part ends: other workers may use the session
                     self._in_background(self._release(_idle(self._used.values())))
             self._add(session, self._used)
-        session.learn(session.record, record)
+        session.apply_record(session.record, record)
         return session
 
-    async def _listen(self) -> None:
-        """Hear of answers that came in elsewhere, and of sessions that were ended or changed elsewhere."""
-        if self._quit:
+    async def _join_bus(self) -> None:
+        """Subscribe to the messages of other workers: responses, notifications, changed and ended sessions."""
+        if self._subscriptions:
             return
         async with self._joining:
-            if not self._quit:
+            if not self._subscriptions:
                 topics = {
                     _answers(self._worker): self._answer_came,
                     _NOTICES: self._notice_came,
@@ -374,12 +348,12 @@ class Sessions:
                 }
                 joined: list[Unsubscribe] = []
                 try:
-                    for topic, hear in topics.items():
-                        joined.append(await self._bus.subscribe(topic, hear))
+                    for topic, receive in topics.items():
+                        joined.append(await self._bus.subscribe(topic, receive))
                 except BaseException:
-                    await _unsubscribe(joined)  # or the next attempt would hear everything twice
+                    await _unsubscribe(joined)  # the next attempt subscribes to all topics again
                     raise
-                self._quit = joined
+                self._subscriptions = joined
 
     def _ended_elsewhere(self, message: bytes) -> None:
         session = self._local(message.decode())
@@ -398,7 +372,7 @@ class Sessions:
             session.stale = True
             if self._unused.pop(id, None) is not None:
                 self._used[id] = session
-            if session.in_use or session.has_listened:  # something here goes by what it knows
+            if session.in_use or session.has_listened:  # open requests and streams need the new state now
                 self._in_background(self._fetch(id, session))
 
     def _in_background(self, work: Coroutine[Any, Any, object]) -> None:
@@ -418,7 +392,7 @@ _NOTICES = "sessions/notices"
 
 
 async def _unsubscribe(topics: list[Unsubscribe]) -> None:
-    """Hear nothing more. Where a Backend fails at that, there is nothing left to do about it."""
+    """Unsubscribe from the topics; report what fails, and go on."""
     while topics:
         try:
             await topics.pop()()
@@ -431,7 +405,7 @@ def _answers(worker: str) -> str:
 
 
 def _idle(candidates: Iterable[Session]) -> Session:
-    """The first that is not in use: they come in the order of their last use."""
+    """Return the first session that is not in use. Raises `SessionsFull`."""
     idle = next((session for session in candidates if not session.in_use), None)
     if idle is None:
         raise SessionsFull
@@ -447,9 +421,9 @@ _read_progress = msgspec.json.Decoder(ProgressParams).decode
 def take_notification(
     runtime: Runtime, connection: Connection, outstanding: PendingRequests | None, frame: Frame
 ) -> bool:
-    """Do what a notification asks for. Unknown and malformed ones are nothing to speak of (JRPC-23, CAN-10).
+    """Handle a notification of the client; ignore unknown and malformed ones.
 
-    False if it is about a request that is not known here.
+    Return False if it concerns a request that is not known here.
     """
     params = b"{}" if frame.params is UNSET else bytes(frame.params)
     try:

@@ -1,10 +1,8 @@
-"""Event streams of sessions: what was sent on one, numbered, so that a client that lost it can have the rest.
+"""Store the events of session streams, so that a client that lost its connection can resume one.
 
-An event is written to the Backend's log and announced on its bus; a reader takes it from there. So a stream can be
-written by one worker and read from another, and a stream that is resumed is read like any other. An event id names its
-stream, so that only that one is replayed (L11-18, L11-19).
-
-Nothing here knows what the messages mean, or writes to a socket.
+An event is written to the Backend's log and announced on its bus; readers take it from the log. So one worker can write
+a stream and another read it, and a resumed stream is read like a new one. An event id names its stream, so that only
+that stream is replayed. This module neither interprets messages nor writes to sockets.
 """
 
 from __future__ import annotations
@@ -23,15 +21,15 @@ log = logging.getLogger("weft.sessions")
 
 STANDALONE = "0"  # the stream that belongs to no request
 
-# What keeping a stream and an event takes besides the event's bytes, in memory: measured, and rounded up.
+# Memory for a stream and for an event, besides the bytes of the event: measured, and rounded up.
 _STREAM_COST = 1024
 _EVENT_COST = 256
 
-_GOES_ON, _ENDS = b"+", b"."  # the first byte of an entry: whether the stream ends with it
+_GOES_ON, _ENDS = b"+", b"."  # first byte of a log entry: the stream goes on after it, or ends with it
 
 
 class StoredEvent(NamedTuple):
-    """One event of a stream; the data of a priming event is empty (L11-15)."""
+    """One event of a stream; the data of a priming event is empty."""
 
     id: str
     data: bytes
@@ -39,7 +37,7 @@ class StoredEvent(NamedTuple):
 
 
 class _StreamReader:
-    """How far behind the newest event somebody is who follows a stream in this process."""
+    """How far a reader of a stream in this process is behind the newest event."""
 
     __slots__ = ("_most", "_near", "missed", "unread")
 
@@ -47,23 +45,23 @@ class _StreamReader:
         self._most = most
         self._near = asyncio.Event()
         self.unread = 0
-        self.missed = False  # something was given up before it was read
+        self.missed = False  # events were dropped before they were read
 
-    def left(self, unread: int) -> None:
-        """So many are not read yet."""
+    def set_unread(self, unread: int) -> None:
+        """Set the number of unread events, and wake writers that wait for the reader."""
         self.unread = unread
         if unread <= self._most // 2:
             self._near.set()
 
-    async def near(self) -> None:
-        """Wait while it is too far behind."""
+    async def catch_up(self) -> None:
+        """Wait while the reader is too far behind."""
         if self.unread >= self._most:
             self._near.clear()
             await self._near.wait()
 
 
 class _StoredStream:
-    """What this process has written to one log, as far as it can still be read."""
+    """The events that this process has written to one log and that can still be read."""
 
     __slots__ = ("bytes", "key", "session", "sizes", "until")
 
@@ -76,24 +74,22 @@ class _StoredStream:
 
 
 class Streams:
-    """The streams that this process writes, and reading those of all."""
+    """Writes the streams of this process, and reads those of all workers."""
 
     def __init__(self, backend: Backend, limits: Limits) -> None:
         self._backend = backend
         self._limits = limits
-        self._kept: OrderedDict[str, _StoredStream] = (
-            OrderedDict()
-        )  # what was written here; the log that grew last at the end
-        self._of: dict[str, set[str]] = {}  # their keys, by session
-        self._bytes = 0
-        self._timer: asyncio.TimerHandle | None = None  # runs while anything is kept
-        self._loop: asyncio.AbstractEventLoop | None = None  # whose timer it is
-        self._is_mute = False  # events could not be announced, and that is in the log
-        self._readers: dict[str, _StreamReader] = {}  # by log: the newest of them
-        self.most_unread = max(limits.replay_events // 2, 1)  # of one stream, before its writers wait
+        self._kept: OrderedDict[str, _StoredStream] = OrderedDict()  # by key; the log that grew last at the end
+        self._keys: dict[str, set[str]] = {}  # keys of the kept streams, by session
+        self._bytes = 0  # of all kept streams
+        self._timer: asyncio.TimerHandle | None = None  # drops expired streams; runs while any is kept
+        self._loop: asyncio.AbstractEventLoop | None = None  # the loop of the timer
+        self._bus_failed = False  # the bus did not take the last event, which was logged
+        self._readers: dict[str, _StreamReader] = {}  # the newest reader of each log
+        self.most_unread = max(limits.replay_events // 2, 1)  # unread events of a stream, before its writers wait
 
     async def append(self, session: str, stream: str, data: bytes, *, is_last: bool = False) -> str:
-        """Write one event. Its id."""
+        """Write one event and return its id."""
         key = _key(session, stream)
         entry = (_ENDS if is_last else _GOES_ON) + data
         most = self._account(session, key, len(entry))
@@ -101,21 +97,21 @@ class Streams:
         if (reader := self._readers.get(key)) is not None:
             reader.unread += 1
         while self._bytes > self._limits.replay_bytes and len(self._kept) > 1:
-            await self._give_up(next(iter(self._kept)))  # the one that grew longest ago
+            await self._evict(next(iter(self._kept)))  # the one that grew longest ago
         try:
             await self._backend.bus.publish(key, b"")
-            self._is_mute = False
-        except Exception as error:  # noqa: BLE001 - whatever a Backend raises: it is kept, and readers look by themselves
-            if not self._is_mute:
-                log.warning("The Backend's bus fails (%s): who resumes a stream reads it late.", type(error).__name__)
-            self._is_mute = True
+            self._bus_failed = False
+        except Exception as error:  # noqa: BLE001 - the event is in the log, and readers look there now and then
+            if not self._bus_failed:
+                log.warning("The Backend's bus fails (%s): resumed streams are late.", type(error).__name__)
+            self._bus_failed = True
         return event_id(stream, number)
 
     async def room(self, session: str, stream: str) -> None:
-        """Wait while a reader is so far behind that more events would cost it some: for whoever writes many."""
+        """Wait while the reader of a stream is so far behind that it would miss events."""
         reader = self._readers.get(_key(session, stream))
         if reader is not None:
-            await reader.near()
+            await reader.catch_up()
 
     async def follow(
         self,
@@ -123,20 +119,18 @@ class Streams:
         stream: str,
         after: int,
         *,
-        news: asyncio.Event,
+        wake: asyncio.Event,
         prepare: Callable[[], Awaitable[bool]] | None = None,
     ) -> AsyncGenerator[StoredEvent | None]:
-        """The events after number `after`, as they come; None for each sign of life that is due meanwhile.
+        """Yield the events after number `after` as they come, and None whenever a keep-alive comment is due.
 
-        It looks again whenever `news` is set. `prepare` is called before each look, to write what is to be read, and
-        ends it by returning False. It also ends after the last event, and where events are missing: a reader that is
-        too slow is better told than shown half of what happened.
+        The log is read again whenever `wake` is set. `prepare` is called before each reading, may write events itself,
+        and ends the stream by returning False. The stream also ends after its last event, and where events were dropped
+        because the reader was too slow: a gap must not go unnoticed.
         """
         key = _key(session, stream)
-        unsubscribe = await self._backend.bus.subscribe(key, lambda _: news.set())
-        reader = self._readers[key] = _StreamReader(
-            self.most_unread
-        )  # not before: nobody waits for one that never reads
+        unsubscribe = await self._backend.bus.subscribe(key, lambda _: wake.set())
+        reader = self._readers[key] = _StreamReader(self.most_unread)  # from here on, writers may wait for it
         try:
             if after and await self._ends_with(key, after):
                 return
@@ -144,47 +138,47 @@ class Streams:
                 entries = await self._backend.log.read(key, after)
                 if entries is None or reader.missed:
                     return
-                reader.left(len(entries))
+                reader.set_unread(len(entries))
                 for number, entry in entries:
                     after = number
                     yield StoredEvent(event_id(stream, number), entry[1:], entry[:1] == _ENDS)
-                    reader.left(reader.unread - 1)
+                    reader.set_unread(reader.unread - 1)
                     if entry[:1] == _ENDS:
                         return
                 try:
                     async with asyncio.timeout(self._limits.keep_alive_seconds):
-                        await news.wait()
+                        await wake.wait()
                 except TimeoutError:
                     yield None
-                news.clear()  # before `prepare`, whose own writing may be news: where it left some, it is asked again
+                wake.clear()  # before `prepare`, which may set it again by writing
         finally:
-            reader.left(0)
+            reader.set_unread(0)
             if self._readers.get(key) is reader:
                 del self._readers[key]
             await unsubscribe()
 
     async def _ends_with(self, key: str, number: int) -> bool:
-        """Whether the stream ended with this event: then nothing comes after it, ever."""
+        """Return whether the stream ended with this event."""
         entries = await self._backend.log.read(key, number - 1)
         return entries is not None and bool(entries) and entries[0][0] == number and entries[0][1][:1] == _ENDS
 
     async def newest(self, session: str, stream: str) -> int:
-        """The number of the newest event; 0 if there is none."""
+        """Return the number of the newest event; 0 if there is none."""
         return await self._backend.log.last(_key(session, stream))
 
     async def is_whole(self, session: str, stream: str, after: int) -> bool:
-        """Whether all that came after number `after` is still kept."""
+        """Return whether all events after number `after` are still stored."""
         return await self._backend.log.read(_key(session, stream), after) is not None
 
     async def forget(self, session: str) -> None:
-        """Nobody will ask for the streams of a session any more."""
-        for key in [_key(session, STANDALONE), *self._of.get(session, ())]:
+        """Delete the streams of a session."""
+        for key in [_key(session, STANDALONE), *self._keys.get(session, ())]:
             await self._drop(key)
 
     def _account(self, session: str, key: str, size: int) -> int:
-        """Count an entry, so that all streams together keep a bounded number of bytes. How many the stream may keep.
+        """Count an entry of a stream, and return how many entries the stream may keep.
 
-        One that by itself has more bytes than all may have gives up its oldest entries.
+        All streams together keep a bounded number of bytes. A stream that alone exceeds it loses its oldest entries.
         """
         now = time.monotonic()
         self._expire(now)
@@ -192,7 +186,7 @@ class Streams:
         if kept is None:
             kept = self._kept[key] = _StoredStream(session, key)
             self._bytes += _STREAM_COST
-            self._of.setdefault(session, set()).add(key)
+            self._keys.setdefault(session, set()).add(key)
         else:
             self._kept.move_to_end(key)
         kept.until = now + self._limits.replay_seconds
@@ -210,12 +204,12 @@ class Streams:
         return most
 
     def _expire(self, now: float) -> None:
-        """Count no more what the logs have given up by themselves, since its time is over."""
+        """Stop counting streams that have expired in the Backend's log."""
         while self._kept and (oldest := next(iter(self._kept.values()))).until <= now:
             self._discount(oldest.key)
 
     def _set_timer(self) -> None:
-        """Look again when the time of the oldest is over, also if nothing is written any more."""
+        """Start the timer for the stream that expires first, unless it runs."""
         loop = asyncio.get_running_loop()
         if self._timer is None or self._loop is not loop:
             oldest = next(iter(self._kept.values()))
@@ -232,13 +226,13 @@ class Streams:
         kept = self._kept.pop(key, None)
         if kept is not None:
             self._bytes -= kept.bytes + _STREAM_COST
-            keys = self._of[kept.session]
+            keys = self._keys[kept.session]
             keys.discard(key)
             if not keys:
-                del self._of[kept.session]
+                del self._keys[kept.session]
 
-    async def _give_up(self, key: str) -> None:
-        """Forget a log for the sake of others."""
+    async def _evict(self, key: str) -> None:
+        """Delete a stream to make room for others."""
         if (reader := self._readers.get(key)) is not None and reader.unread:
             reader.missed = True
         await self._drop(key)
@@ -249,12 +243,12 @@ class Streams:
 
 
 def event_id(stream: str, number: int) -> str:
-    """The id of an event: the name of its stream, and its number there."""
+    """Return the id of an event: the name of its stream, and its number there."""
     return f"{stream}.{number}"
 
 
 def read_event_id(text: str) -> tuple[str, int] | None:
-    """The stream and the number that an event id names.
+    """Return the stream and the number that an event id names; None if it is malformed.
 
     >>> read_event_id("3.14"), read_event_id("nonsense")
     (('3', 14), None)

@@ -1,7 +1,7 @@
-"""Serve one client over lines, and keep its session: stdio, or a client in the same process.
+"""Serve one client that sends lines, and keep its session: over stdio, or in the same process.
 
-A request that says everything about itself is served alone; the others belong to the one session that a pipe can have.
-Both may come on the same pipe."""
+A pipe has at most one session. Requests of the stateless era are served without it; both eras may share one pipe.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from msgspec import UNSET
 from weft.eras.base import choose
 from weft.eras.session import SESSION
 from weft.errors import InternalError, ParseError, ProtocolError
-from weft.jsonrpc import Frame, decode, encode_error, encode_notification
+from weft.jsonrpc import Frame, Line, decode, encode_error, encode_notification
 from weft.net.logs import masked_body
 from weft.server.calls.call import Call
-from weft.server.calls.changes import Change, encode_change, note
+from weft.server.calls.changes import Change, ChangeInbox, encode_change
 from weft.server.calls.connection import Cancellation, Connection
 from weft.server.calls.pending import OnProgress, PendingRequests, Way
 from weft.server.calls.tasks import EagerTaskStarter
@@ -40,34 +40,34 @@ log = logging.getLogger("weft.pipe")
 
 _BRACE = ord("{")
 
-_names = count(1)  # one for each, by which its listen streams are told from those of others
+_names = count(1)  # each pipe gets a name, which identifies its listen streams
 
 _read_cancelled = msgspec.json.Decoder(CancelledParams).decode
 
 
 class Writer(Protocol):
-    """Lines out."""
+    """Writes lines to the client."""
 
-    def send(self, line: bytes) -> None:
-        """Write one line, soon."""
+    def send(self, line: bytes, /) -> None:
+        """Write one line in this turn of the loop."""
         ...
 
-    def send_now(self, line: bytes) -> None:
-        """Write one line without waiting for others to go with it."""
+    def send_now(self, line: bytes, /) -> None:
+        """Write one line at once."""
         ...
 
     @property
     def congested(self) -> bool:
-        """Whether so much waits to be read that no more should be produced."""
+        """Whether the client has not read so much that no more should be produced."""
         ...
 
     async def drained(self) -> None:
-        """Wait until the other end has caught up."""
+        """Wait until the client has caught up."""
         ...
 
 
 class _LineReply:
-    """Where the notifications of one call go, until it is answered or cancelled (STDIO-10, PROG-06)."""
+    """Sends the notifications of one call until it is answered or cancelled."""
 
     __slots__ = ("_writer", "answered", "cancellation", "last_words")
 
@@ -76,28 +76,28 @@ class _LineReply:
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self.answered = False
-        self.last_words: bytes | None = None
-        self.cancellation: Cancellation | None = None  # set when there is a call
+        self.last_words: bytes | None = None  # a notification that follows the answer
+        self.cancellation: Cancellation | None = None  # of the call, once there is one
 
     async def notify(self, message: bytes) -> None:
         if not self.answered and not (self.cancellation is not None and self.cancellation.cancelled):
             await _send(self._writer, message)
 
     async def close_stream(self, retry_seconds: float) -> None:
-        """Not possible: there is one stream, and it is the connection."""
+        """Do nothing: the only stream is the connection."""
 
     def epilogue(self, message: bytes) -> None:
         self.last_words = message
 
     async def end(self) -> None:
-        """Do nothing: there is one stream, and it is the connection."""
+        """Do nothing: the only stream is the connection."""
 
     def challenge(self, scheme: str, parameters: Mapping[str, str | None]) -> None:
         """Do nothing: a line has no headers."""
 
 
 class Pipe:
-    """One client, and the requests of it that are being served."""
+    """One client, and its requests that are being served."""
 
     def __init__(self, runtime: Runtime, writer: Writer) -> None:
         self._runtime = runtime
@@ -106,57 +106,54 @@ class Pipe:
         self._starter = EagerTaskStarter(asyncio.get_running_loop())
         self._name = f"pipe {next(_names)}"
         self._in_flight: dict[RequestId, Cancellation] = {}
-        self._unwinding: set[asyncio.Task[Any]] = set()  # cancelled, not yet ended
-        self._eras = runtime.eras
-        self._session: PipeSession | None = None  # the one that a pipe can have, where eras are served that know them
+        self._unwinding: set[asyncio.Task[Any]] = set()  # cancelled requests that have not ended yet
+        self._session: PipeSession | None = None  # None where no era with sessions is served
         if any(era.remembers for era in runtime.eras):
             self._session = PipeSession(runtime, partial(_send, writer), self._in_flight)
 
-    # What whoever owns the lines asks.
-
     async def warm_up(self) -> None:
-        """To be awaited before the first line: a handshake is then done before the next one is looked at."""
+        """Prepare the task for the first request, so that a handshake is served before the next line is read."""
         await self._starter.warm_up()
 
     @property
     def full(self) -> int:
-        """The limit that is met, of this pipe or of the process; 0 if none is."""
+        """The limit of running requests that is met, of this pipe or of the process; 0 if none is."""
         if len(self._in_flight) + len(self._unwinding) >= self._limits.in_flight_per_connection:
             return self._limits.in_flight_per_connection
         return self._limits.in_flight if self._runtime.is_full() else 0
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is being served."""
+        """Whether no request is being served."""
         return not self._in_flight and not self._unwinding
 
     @property
     def tasks(self) -> list[asyncio.Task[Any]]:
-        """The requests that have not ended."""
+        """The tasks of the requests that have not ended."""
         return [one.task for one in self._in_flight.values() if one.task is not None] + list(self._unwinding)
 
     def end_streams(self) -> int:
-        """End the listen streams of this pipe gracefully. How many it were."""
+        """End the listen streams of this pipe gracefully; return how many there were."""
         return self._runtime.subscriptions.close(self._name)
 
     def stop(self) -> None:
-        """Give up what is being served because the server stops, and tell the client so."""
+        """Cancel all requests because the server stops, and answer them with that error."""
         own = list(self._in_flight.values())
         self._runtime.open_calls.end(lambda call: call.cancellation in own)
 
     def cancel(self) -> None:
-        """Give up what is being served: the client is gone."""
+        """Cancel all requests: the client is gone."""
         for cancellation in list(self._in_flight.values()):
             cancellation.cancel("the client is gone")
 
     async def close(self) -> None:
-        """Release what is remembered of the client."""
+        """Release the session and the spare task."""
         await self._starter.close()
         if self._session is not None:
             await self._session.close()
 
-    def receive(self, line: bytes | None, *, full: int = 0) -> None:
-        """One line; None stands for one that was too long. Whatever it is, the next is looked at as well (R1)."""
+    def receive(self, line: Line) -> None:
+        """Serve one line. Errors are answered, never raised, so that the next line can be served."""
         frame = None
         try:
             if line is None:
@@ -164,10 +161,13 @@ class Pipe:
             if not line or line.isspace():
                 return
             if line[0] != _BRACE and self._session is not None and self._session.takes_batch(line):
-                self._take_all(self._session.read_batch(line))
+                self._receive_batch(line)
                 return
             frame = decode(line, self._limits)
-            self._take(frame, full=full)
+            if frame.is_request:
+                self._serve_request(frame)
+            else:
+                self._take_notice(frame)
         except ProtocolError as error:
             request_id = error.request_id if frame is None else frame.reply_id
             refused(frame and frame.method, "-", error.code, error.message)
@@ -176,40 +176,40 @@ class Pipe:
             text = report("Reading a message", error, debug=self._runtime.debug)
             self._writer.send(encode_error(None if frame is None else frame.reply_id, InternalError.code, text))
 
-    # Messages in.
-
-    def _take_all(self, batch: list[Frame | bytes]) -> None:
-        """The messages of an array, each answered by itself (L03-03); where one was none, its refusal."""
-        for one in batch:
-            if isinstance(one, Frame):
-                self._take(one, full=self.full)
-            else:
+    def _receive_batch(self, line: bytes) -> None:
+        """Serve the messages of an array, each answered separately; a part that is no message is refused."""
+        for one in read_batch(line, self._limits):
+            if not isinstance(one, Frame):
                 self._writer.send(one)
+            elif one.is_request:
+                self._serve_request(one)
+            else:
+                self._take_notice(one)
 
-    def _take(self, frame: Frame, *, full: int) -> None:
-        if frame.is_request:
-            self._start(frame, full=full)
-        elif frame.method == "notifications/cancelled":
+    def _take_notice(self, frame: Frame) -> None:
+        """Handle a notification or a response of the client."""
+        if frame.method == "notifications/cancelled":
             self._cancel(frame)
         elif self._session is not None:
             self._session.take(frame)
-        else:  # who asks nothing is answered nothing (JRPC-24)
-            log.debug("%s ignored: nothing waits for it", frame.method or "a response")
+        else:
+            log.debug("%s ignored: no request waits for it", frame.method or "a response")
 
-    def _start(self, frame: Frame, *, full: int) -> None:
+    def _serve_request(self, frame: Frame) -> None:
         request_id = frame.id
         assert request_id is not None  # `decode` has checked it
         assert request_id is not UNSET
-        era, envelope = choose(self._eras, frame, None, self._runtime.offer)
+        runtime = self._runtime
+        era, envelope = choose(runtime.eras, frame, None, runtime.offer)
         session = self._session if era.remembers else None
         connection = None if session is None else session.connection
         try:
-            if request_id in self._in_flight:  # JRPC-05
+            if request_id in self._in_flight:
                 raise still_served()
-            if full:
+            if full := self.full:
                 raise busy(full)
             if envelope is None:
-                envelope = era.open(frame, None, self._runtime.offer, connection)
+                envelope = era.open(frame, None, runtime.offer, connection)
         except ProtocolError as error:
             note_refusal(error)
             wire = era.refuse(error, opened=False)
@@ -218,7 +218,7 @@ class Pipe:
             return
         reply = _LineReply(self._writer)
         call = Call(
-            self._runtime,
+            runtime,
             request_id,
             envelope,
             era,
@@ -228,17 +228,14 @@ class Pipe:
             in_flight=self._in_flight,
         )
         call.session = session
-        self._run(call, reply)
-
-    def _run(self, call: Call, reply: _LineReply) -> None:
-        cancellation = reply.cancellation = self._in_flight[call.id] = call.cancellation
-        task = self._starter.start(self._serve(call, reply, cancellation))
+        cancellation = reply.cancellation = self._in_flight[request_id] = call.cancellation
+        task = self._starter.start(self._run(call, reply, cancellation))
         if task is not None:
             cancellation.task = task
-            self._runtime.in_flight += 1
-            self._runtime.open_calls.add(call)
-            task.add_done_callback(partial(self._count_out, call))  # also of one that is cancelled before it begins
-            if cancellation.cancelled:  # in its first step, by a client in this process that was told something
+            runtime.in_flight += 1
+            runtime.open_calls.add(call)
+            task.add_done_callback(partial(self._count_out, call))  # also runs if the task never begins
+            if cancellation.cancelled:  # in its first step, by a client in this process
                 self._unwind(task)
                 task.cancel()
 
@@ -246,33 +243,33 @@ class Pipe:
         self._runtime.in_flight -= 1
         self._runtime.open_calls.remove(call)
 
-    async def _serve(self, call: Call, reply: _LineReply, cancellation: Cancellation) -> None:
+    async def _run(self, call: Call, reply: _LineReply, cancellation: Cancellation) -> None:
+        """Run one call and write its answer."""
         try:
             _, body = await self._runtime.dispatcher.run(call)
         except asyncio.CancelledError as error:
             if cancellation.told is not None:
                 _, body = self._runtime.dispatcher.refuse(call, cancellation.told)
             elif cancellation.cancelled:
-                if self._in_flight.get(call.id) is cancellation:  # not by the client, who would have been heard of
+                if self._in_flight.get(call.id) is cancellation:  # not cancelled by the client's notification
                     del self._in_flight[call.id]
                 return
-            else:  # The task is the call's own: nobody but the handler has cancelled it (R1).
+            else:  # the handler has cancelled its own task
                 _, body = self._runtime.dispatcher.fail(call, error)
         reply.answered = True
-        if (
-            not cancellation.cancelled or cancellation.told is not None
-        ):  # CAN-09: a cancellation may come while the last line is being made
-            del self._in_flight[call.id]
-            line = _one_line(body)
-            if not self._in_flight and reply.last_words is None:  # nothing else will be there to write with it
-                self._writer.send_now(line)
-            else:
-                self._writer.send(line)
-                if reply.last_words is not None:
-                    self._writer.send(reply.last_words)
+        if cancellation.cancelled and cancellation.told is None:  # while the answer was being encoded
+            return
+        del self._in_flight[call.id]
+        line = _one_line(body)
+        if not self._in_flight and reply.last_words is None:  # no other line can be written together with it
+            self._writer.send_now(line)
+        else:
+            self._writer.send(line)
+            if reply.last_words is not None:
+                self._writer.send(reply.last_words)
 
     def _cancel(self, frame: Frame) -> None:
-        """Give a request up. Unknown, finished and malformed ones are nothing to speak of (CAN-07, CAN-10)."""
+        """Cancel the request that a notification names; ignore unknown, finished and malformed ones."""
         try:
             params = _read_cancelled(frame.params if isinstance(frame.params, msgspec.Raw) else b"")
         except msgspec.DecodeError:
@@ -286,27 +283,27 @@ class Pipe:
         log.debug("request %r cancelled: %s", params.request_id, (params.reason or "no reason given")[:200])
 
     def _unwind(self, task: asyncio.Task[Any]) -> None:
-        """It counts until it has ended, whatever the client believes: else cancelling would be a way past the limit."""
+        """Count a cancelled request until it has ended: cancelling must not be a way past the limit."""
         self._unwinding.add(task)
         task.add_done_callback(self._unwinding.discard)
 
 
 async def _send(writer: Writer, message: bytes) -> None:
-    """One message out, at the pace of who reads."""
+    """Write one message, and wait while the client does not read."""
     writer.send(_one_line(message))
     if writer.congested:
         await writer.drained()
 
 
 def _one_line(message: bytes) -> bytes:
-    """JSON has newlines only between its tokens, where a space means the same (STDIO-01)."""
+    """Replace newlines by spaces: JSON has them only between tokens, where a space means the same."""
     return message.replace(b"\n", b" ")
 
 
 class PipeSession:
-    """The connection of a pipe's client, its unanswered questions, and the changes it has to be told.
+    """The session of a pipe's client: its connection, unanswered requests to it, and changes to notify it of.
 
-    It is the `Outbound` too: what the server says on its own is a line like any other.
+    It is the connection's `Outbound` too: messages outside calls are written like all others.
     """
 
     is_heard = True
@@ -314,12 +311,11 @@ class PipeSession:
     def __init__(self, runtime: Runtime, send: Way, in_flight: dict[RequestId, Cancellation]) -> None:
         self._runtime = runtime
         self._send = send
-        self._loop = asyncio.get_running_loop()
-        self._pending: dict[Change, None] = {}  # changes not yet told; told once, however often they happened
-        self._telling: asyncio.Task[None] | None = None
+        self._changes_task: asyncio.Task[None] | None = None  # sends the changes in the inbox
         self.outstanding = PendingRequests("s", send)
         self.connection = Connection.for_loop(self, protocol_version_hint="", in_flight=in_flight)
-        self._unsubscribe = runtime.changes.subscribe(self._heard)
+        self._inbox = ChangeInbox(self._accepts, self.connection.subscribed_uris, self._start_sending)
+        runtime.changes.open_inbox(self._inbox)
 
     async def send_raw_request(
         self,
@@ -329,74 +325,60 @@ class PipeSession:
         timeout: float | None = None,
         on_progress: OnProgress | None = None,
     ) -> Any:
-        """Ask the client, outside any call."""
+        """Send a request to the client, outside any call, and return its result."""
         limit = self._runtime.limits.ask_seconds if timeout is None else timeout
         return await self.outstanding.request(self._send, method, params, timeout=limit, on_progress=on_progress)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
-        """Tell the client something, outside any call."""
+        """Send a notification to the client, outside any call."""
         await self._send(encode_notification(method, UNSET if params is None else params))
 
     def take(self, frame: Frame) -> None:
-        """A notification, or the answer to a question."""
+        """Handle a notification, or the response to a request of ours."""
         if frame.is_response:
             self.outstanding.answered(frame)
         else:
             take_notification(self._runtime, self.connection, self.outstanding, frame)
 
     def takes_batch(self, line: bytes) -> bool:
-        """Whether this line is an array of messages, and the client's revision has them (L03-01)."""
+        """Return whether this line is an array of messages, and the client's revision has batches."""
         return line.lstrip()[:1] == b"[" and SESSION.takes_batches(self.connection)
 
-    def read_batch(self, line: bytes) -> list[Frame | bytes]:
-        """The messages of an array; in place of one that is none, the refusal of it."""
-        return read_batch(line, self._runtime.limits)
-
     async def close(self) -> None:
-        """The client is gone: release everything."""
-        self._unsubscribe()
+        """Release everything: the client is gone."""
+        self._runtime.changes.close_inbox(self._inbox)
         self.outstanding.close()
-        if self._telling is not None:
-            self._telling.cancel()
+        if self._changes_task is not None:
+            self._changes_task.cancel()
         await self.connection.close()
 
-    # Changes.
-
-    def _heard(self, change: Change) -> None:
-        """A change, in the thread of whoever made it."""
+    def _accepts(self, change: Change) -> bool:
         connection = self.connection
-        if connection.handshake_done and connection.is_ready and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._tell, change)
+        return connection.handshake_done and connection.is_ready and change.concerns(connection.subscribed_uris)
 
-    def _tell(self, change: Change) -> None:
-        uris = self.connection.subscribed_uris
-        if not change.concerns(uris):
-            return
-        note(self._pending, change, uris)
-        if self._telling is None or self._telling.done():
-            self._telling = self._loop.create_task(self._tell_all(), name="weft-pipe-changes")
+    def _start_sending(self) -> None:
+        if self._changes_task is None or self._changes_task.done():
+            self._changes_task = asyncio.get_running_loop().create_task(self._send_changes(), name="weft-pipe-changes")
 
-    async def _tell_all(self) -> None:
-        while self._pending:
-            change = next(iter(self._pending))
-            del self._pending[change]
+    async def _send_changes(self) -> None:
+        while (change := self._inbox.take()) is not None:
             await self._send(encode_change(change))
 
 
-# The wire in the log. Where the level is off, nothing of this runs.
+# Logging of every message. Where the level is off, nothing of this runs.
 
 
 def new_pipe(runtime: Runtime, writer: Writer) -> Pipe:
-    """Make a pipe, one that logs the wire if the level is on."""
+    """Make a pipe; one that logs every message if the log level is debug."""
     return _LoggedPipe(runtime, _LoggedWriter(writer)) if is_wire_logged() else Pipe(runtime, writer)
 
 
 class _LoggedPipe(Pipe):
     """A pipe that logs the lines that come in."""
 
-    def receive(self, line: bytes | None, *, full: int = 0) -> None:
+    def receive(self, line: Line) -> None:
         wire.debug("< %s", "a line that is too long" if line is None else masked_body(line.strip(), from_client=True))
-        super().receive(line, full=full)
+        super().receive(line)
 
 
 class _LoggedWriter:
@@ -422,48 +404,42 @@ class _LoggedWriter:
         await self._writer.drained()
 
 
-class _Handing:
-    """Lines to somebody in the same process."""
+class _MemoryWriter:
+    """Passes lines to a client in the same process."""
 
     congested = False
 
     def __init__(self, deliver: Callable[[bytes], None]) -> None:
-        self._deliver = deliver
-
-    def send(self, line: bytes) -> None:
-        self._deliver(line)
-
-    def send_now(self, line: bytes) -> None:
-        self._deliver(line)
+        self.send = self.send_now = deliver
 
     async def drained(self) -> None:
-        """They are with the other side at once."""
+        """Return at once: the client has every line already."""
 
 
 class MemoryPipe:
-    """The server's end. `send` takes one message of the client; what is said to it is handed to `deliver`.
+    """The server's end of a pipe in one process: `send` takes messages of the client, `deliver` gets those to it.
 
-    The lifespan is entered with the first message, if nobody did before; it is not left here.
+    The lifespan is entered with the first message, if it was not entered before; it is not left here.
     """
 
     def __init__(self, runtime: Runtime, deliver: Callable[[bytes], None]) -> None:
         self._runtime = runtime
         self._deliver = deliver
-        self._pipe = new_pipe(runtime, _Handing(deliver))
-        self._waiting: list[bytes] = []  # for the lifespan to be entered
+        self._pipe = new_pipe(runtime, _MemoryWriter(deliver))
+        self._waiting: list[bytes] = []  # messages that came before the lifespan was entered
         self._starting: asyncio.Task[None] | None = None
 
     def send(self, message: bytes) -> None:
-        """Take one message."""
+        """Receive one message."""
         if self._runtime.lifespan.started:
-            self._pipe.receive(message, full=self._pipe.full)
+            self._pipe.receive(message)
             return
         self._waiting.append(message)
         if self._starting is None:
             self._starting = asyncio.get_running_loop().create_task(self._start(), name="weft-memory-start")
 
     async def close(self) -> None:
-        """The client goes: end its streams, cancel what it asked for, release what is remembered of it."""
+        """End the client's streams, cancel its requests and release its session."""
         if self._starting is not None:
             self._starting.cancel()
         self._pipe.end_streams()
@@ -473,22 +449,22 @@ class MemoryPipe:
             await asyncio.wait(tasks, timeout=self._runtime.limits.drain_seconds)
         await self._pipe.close()
 
-    def _refuse_waiting(self, text: str) -> None:
-        waiting, self._waiting = self._waiting, []
-        for message in waiting:
-            with suppress(ProtocolError):  # what is no request is answered nothing
-                if (frame := decode(message, self._runtime.limits)).is_request:
-                    self._deliver(encode_error(frame.reply_id, InternalError.code, text))
-
     async def _start(self) -> None:
+        failure = None
         try:
             await self._runtime.lifespan.start()
-        except Exception as error:  # noqa: BLE001 - R1: whatever a lifespan raises, it is told to who waits
-            text = self._runtime.lifespan.report(error)
-            self._refuse_waiting(text)
-            return
+        except Exception as error:  # noqa: BLE001 - whatever a lifespan raises, the client reads it
+            failure = self._runtime.lifespan.report(error)
         finally:
             self._starting = None
         waiting, self._waiting = self._waiting, []
         for message in waiting:
-            self._pipe.receive(message, full=self._pipe.full)
+            if failure is None:
+                self._pipe.receive(message)
+            else:
+                self._refuse(message, failure)
+
+    def _refuse(self, message: bytes, text: str) -> None:
+        with suppress(ProtocolError):  # only requests are answered
+            if (frame := decode(message, self._runtime.limits)).is_request:
+                self._deliver(encode_error(frame.reply_id, InternalError.code, text))

@@ -1,19 +1,13 @@
-"""Serve over stdin and stdout, without blocking the event loop.
+"""Serve over stdin and stdout: one line per message, one client, without blocking the event loop.
 
-stdio: one line per message, one client, as long as the process lives.
+While the process serves, the descriptors 0 and 1 belong to the protocol: a stray `print`, a C library or a child
+process writes to stderr and reads nothing.
 
-Owns the descriptors, and when it ends. While it serves, the descriptors 0 and 1 are the protocol's alone: a stray
-`print`, a C library or a child process writes to stderr and reads nothing (STDIO-02).
-
-Lines over file descriptors: in and out, without ever blocking the event loop.
-
-The loop says when there is something to read; where it cannot (Windows, plain files), a thread reads. Lines are handed
-over a chunk at a time and the next is not read before they are dealt with, so that a flood stays in the pipe and not in
-memory. What goes out is gathered for one turn of the loop and written at once; a thread writes what the pipe does not
-take immediately. No descriptor is made non-blocking: that would change it for everybody who shares it. Where a pipe can
-be opened once more, it is, and that one is ours alone.
-
-Nothing here knows what a line means.
+The event loop reports when there is something to read; where it cannot (Windows, plain files), a thread reads. Lines
+are delivered one chunk at a time, and the next chunk is read when they are served, so that a flood stays in the pipe
+and not in memory. Output is collected for one turn of the loop and written in one go; a thread writes what the pipe
+does not take immediately. No descriptor is made non-blocking, because that would change it for every process that
+shares it. Where a pipe can be opened a second time, the second descriptor is non-blocking and private.
 """
 
 from __future__ import annotations
@@ -26,126 +20,109 @@ import stat
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from weft.errors import StartError
+from weft.jsonrpc import Line, LineSplitter
 from weft.server.stdio.pipe import new_pipe
 
 if TYPE_CHECKING:
     from weft.server.runtime.runtime import Runtime
 
 
-PATIENCE = 5  # turns of the loop that requests get to finish before the next one is refused
-LAST_WORDS = 0.5  # seconds that requests get to finish when the input has ended; the client still waits for them
+PATIENCE = 5  # turns of the loop in which requests may finish before the next one is refused
+LAST_WORDS = 0.5  # seconds in which requests may finish when the input has ended; the client still reads
 
 
 async def serve_stdio(runtime: Runtime, stdin: int | None = None, stdout: int | None = None) -> None:
     """Serve one client until its end of the pipe is closed.
 
-    `stdin` and `stdout` are file descriptors of another pair of pipes; without them, those of the process are used.
-    The lifespan is started if it was not; it is not stopped here, for another pipe may be served as well.
+    `stdin` and `stdout` are file descriptors of another pair of pipes; default: those of the process. The lifespan is
+    started if needed. It is not stopped here, because another pipe may be served as well.
     """
     with _process_pipes() if stdin is None or stdout is None else nullcontext((stdin, stdout)) as (source, sink):
         await runtime.lifespan.start()
-        await _Process(runtime, source, sink, lingers=source != stdin).serve()
+        await _StdioConnection(runtime, source, sink, lingers=source != stdin).serve()
 
 
-class _Process:
-    """The client that this process was started by, or whoever has the other ends of two descriptors.
+class _StdioConnection:
+    """The client at the other ends of two descriptors.
 
-    With `lingers`, the next of requests that come one by one is waited for where nobody else is: there is one client.
+    With `lingers`, the reader waits a moment for the next of requests that come one by one: there is only this client.
     """
 
     def __init__(self, runtime: Runtime, source: int, sink: int, *, lingers: bool) -> None:
-        self._limits = runtime.limits
+        linger_seconds = runtime.limits.stdio_linger_seconds
+        self._drain_seconds = runtime.limits.drain_seconds
         self._loop = asyncio.get_running_loop()
         self._reader = LineReader(
-            os.dup(source),
-            runtime.limits.line_bytes,
-            self._deliver,
-            linger_seconds=runtime.limits.stdio_linger_seconds,
+            os.dup(source), runtime.limits.line_bytes, self._serve_lines, linger_seconds=linger_seconds
         )
-        self._writer = LineWriter(sink, self._break)
+        self._writer = LineWriter(sink, self._lose_output)
         self._pipe = new_pipe(runtime, self._writer)
-        self._backlog: deque[Line] = deque()  # lines that were read and not yet looked at
-        self._lingers = lingers and runtime.limits.stdio_linger_seconds > 0
-        self._came_alone = False  # the line that was read last
-        self._waited = 0  # turns of the loop since the limit was met
-        self._waiting: asyncio.Task[None] | None = None  # for a slow reader of our output
-        self._input_ended = False
+        self._lingers = lingers and linger_seconds > 0
+        self._waited = 0  # turns of the loop since the limit of running requests was met
+        self._draining: asyncio.Task[None] | None = None  # waits until the client has read our output
         self._output_broken = False
-        self._over = asyncio.Event()
+        self._over = asyncio.Event()  # the input has ended, or the output is closed
 
     async def serve(self) -> None:
-        """Until the input has ended, or nobody reads the output any more."""
+        """Serve until the input has ended, or the client has closed our output."""
         try:
             await self._pipe.warm_up()
             self._reader.start()
             await self._over.wait()
             if not self._output_broken and (tasks := self._pipe.tasks):
-                self._pipe.end_streams()  # or they would be waited for in vain
+                self._pipe.end_streams()  # they never end by themselves
                 await asyncio.wait(tasks, timeout=LAST_WORDS)
         finally:
             await self._stop()
 
     async def _stop(self) -> None:
-        """Nobody waits for what is still running (STDIO-12)."""
         self._reader.stop()
-        if self._waiting is not None:
-            self._waiting.cancel()
+        if self._draining is not None:
+            self._draining.cancel()
         if self._pipe.end_streams() and not self._output_broken and (tasks := self._pipe.tasks):
             await asyncio.wait(tasks, timeout=LAST_WORDS)
-        if not self._over.is_set():  # it is not the client that ended it: so it is told
+        if not self._over.is_set():  # the server ends it, and the client still waits for answers
             self._pipe.stop()
         self._pipe.cancel()
         if tasks := self._pipe.tasks:
-            await asyncio.wait(tasks, timeout=self._limits.drain_seconds)
+            await asyncio.wait(tasks, timeout=self._drain_seconds)
         await self._pipe.close()
         if self._output_broken:
             self._writer.release()
         else:
-            await self._writer.close(self._limits.drain_seconds)
+            await self._writer.close(self._drain_seconds)
 
-    def _break(self) -> None:
-        """Our output is closed: nothing can be answered any more (D15)."""
+    def _lose_output(self) -> None:
         self._output_broken = True
         self._over.set()
 
-    def _deliver(self, lines: list[Line], ended: bool) -> None:  # noqa: FBT001 - a callback of LineReader
-        self._backlog.extend(lines)
-        self._came_alone = len(lines) == 1
-        self._input_ended = ended
-        self._pump()
+    def _serve_lines(self, lines: list[Line], ended: bool, first: int = 0) -> None:  # noqa: FBT001 - a callback
+        """Serve the lines of one chunk from the line number `first` on, then read the next chunk.
 
-    def _pump(self) -> None:
-        """Look at the lines, and answer what can be answered at once."""
+        At the limit, running requests may finish for some turns of the loop before the next request is refused.
+        """
         self._writer.hold()
         try:
-            if not self._take_lines():
-                self._loop.call_soon(self._pump)
-                return
+            for number in range(first, len(lines)):
+                if self._pipe.full and self._waited < PATIENCE:
+                    self._waited += 1
+                    self._loop.call_soon(self._serve_lines, lines, ended, number)
+                    return
+                self._waited = 0
+                self._pipe.receive(lines[number])
         finally:
             self._writer.flush()
-        if self._input_ended:
+        if ended:
             self._over.set()
         elif self._writer.congested:
-            self._waiting = self._loop.create_task(self._resume_later(), name="weft-stdio-drain")
+            self._draining = self._loop.create_task(self._resume_later(), name="weft-stdio-drain")
         else:
-            self._reader.resume(linger=self._lingers and self._came_alone and self._pipe.is_idle)
-
-    def _take_lines(self) -> bool:
-        """Whether all were. Where the limit is met, quick requests get the chance to finish before one is refused."""
-        while self._backlog:
-            full = self._pipe.full
-            if full and self._waited < PATIENCE:
-                self._waited += 1
-                return False
-            self._waited = 0
-            self._pipe.receive(self._backlog.popleft(), full=full)
-        return True
+            self._reader.resume(linger=self._lingers and len(lines) == 1 and self._pipe.is_idle)
 
     async def _resume_later(self) -> None:
         await self._writer.drained()
@@ -153,7 +130,7 @@ class _Process:
 
 
 def check_pipes() -> None:
-    """Refuse to start without stdin and stdout. Asked before there is a loop: it would take their numbers."""
+    """Raise StartError without stdin and stdout. Called before there is a loop, which would take their numbers."""
     try:
         os.fstat(0)
         os.fstat(1)
@@ -166,7 +143,7 @@ def check_pipes() -> None:
 
 @contextmanager
 def _process_pipes() -> Generator[tuple[int, int]]:
-    """The process's own stdin and stdout, out of everybody else's reach meanwhile."""
+    """Return duplicates of stdin and stdout; until the end, 0 is empty and 1 is stderr for all other code."""
     source, sink = os.dup(0), os.dup(1)
     python_stdout = sys.stdout
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -176,7 +153,7 @@ def _process_pipes() -> Generator[tuple[int, int]]:
             os.dup2(2, 1)
         except OSError:  # there is no stderr
             os.dup2(nothing, 1)
-        _flush(python_stdout)  # what was printed before goes to stderr too
+        _flush(python_stdout)  # text that was printed before goes to stderr too
         sys.stdout = sys.stderr
         yield source, sink
     finally:
@@ -189,101 +166,52 @@ def _process_pipes() -> Generator[tuple[int, int]]:
 
 
 def _flush(stream: Any) -> None:
-    with suppress(OSError, ValueError, AttributeError):  # closed, or never there
+    with suppress(OSError, ValueError, AttributeError):  # closed, or None
         stream.flush()
 
 
-Line: TypeAlias = bytes | None  # None stands for a line that was longer than the limit
-
-CHUNK = 64 * 1024  # what a pipe holds
-QUEUED_BYTES = 8 * 1024 * 1024  # output that waits for a slow reader; from there on nothing more is read (D10)
-IN_A_ROW = 1e-3  # seconds after which others in this loop have their turn, however soon the next line comes
-AT_ONCE = getattr(select, "PIPE_BUF", 512)  # a writable pipe takes this much without blocking
-
-
-class LineSplitter:
-    r"""Chunks of bytes to lines, holding at most `limit` bytes of an unfinished one.
-
-    >>> splitter = LineSplitter(limit=4)
-    >>> splitter.feed(b"one\ntwo"), splitter.feed(b"\nthree\n")
-    ([b'one'], [b'two', None])
-    """
-
-    __slots__ = ("_limit", "_rest", "_skipping")
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._rest = bytearray()  # the beginning of a line whose end has not come yet
-        self._skipping = False  # that line is too long: nothing of it is kept
-
-    def feed(self, chunk: bytes) -> list[Line]:
-        """The lines that this chunk completes."""
-        if not self._rest and not self._skipping and chunk.find(b"\n") == len(chunk) - 1 <= self._limit:
-            return [chunk[:-1]]  # as nearly all are: one line, from its beginning to its end
-        *ends, rest = chunk.split(b"\n")
-        lines = [self._end(end) for end in ends]
-        self._keep(rest)
-        return lines
-
-    def finish(self) -> list[Line]:
-        """What is left when the input has ended without a newline."""
-        return [self._end(b"")] if self._rest or self._skipping else []
-
-    def _end(self, end: bytes) -> Line:
-        if not self._rest and not self._skipping:
-            return end if len(end) <= self._limit else None
-        self._keep(end)
-        line = None if self._skipping else bytes(self._rest)
-        self._rest.clear()
-        self._skipping = False
-        return line
-
-    def _keep(self, part: bytes) -> None:
-        if self._skipping:
-            return
-        if len(self._rest) + len(part) > self._limit:
-            self._skipping = True
-            self._rest = bytearray()  # a new one: `clear` may keep the memory
-        else:
-            self._rest += part
+CHUNK = 64 * 1024  # the size of a pipe's buffer
+QUEUED_BYTES = 8 * 1024 * 1024  # output that waits for a slow reader; beyond it, no more input is read
+IN_A_ROW = 1e-3  # seconds after which other tasks of the loop run, even if the next line is there
+AT_ONCE = getattr(select, "PIPE_BUF", 512)  # bytes that a writable pipe takes without blocking
 
 
 class LineReader:
     """Reads lines and delivers them, one chunk at a time.
 
-    `deliver(lines, ended)` is called on the loop; the next chunk comes after `resume` was called, which may be done
-    within `deliver`. The descriptor belongs to the reader, which closes it.
+    `deliver(lines, ended)` is called in the event loop. The next chunk is read after `resume` was called, which may be
+    done within `deliver`. The reader owns the descriptor, and closes it.
 
-    A client that calls one by one sends its next line a moment after it has read our last. With `resume(linger=True)`
-    that moment is waited for: most of what a short call over a pipe takes is putting two processes to sleep and waking
-    them up.
+    A client that calls one by one sends its next line a moment after it has read our last one. With
+    `resume(linger=True)` the reader waits for that moment: most of the time of a short call over a pipe is spent on
+    putting two processes to sleep and waking them up.
     """
 
     def __init__(
         self, fd: int, limit: int, deliver: Callable[[list[Line], bool], None], *, linger_seconds: float = 0.0
     ) -> None:
         self._fd = fd
-        self._linger_seconds = linger_seconds  # to look for the next line before the loop falls asleep
+        self._linger_seconds = linger_seconds  # time to look for the next line before the loop sleeps
         self._splitter = LineSplitter(limit)
         self._deliver = deliver
         self._loop = asyncio.get_running_loop()
         self._turn: threading.Lock | None = None  # where a thread reads: held from a chunk's delivery until `resume`
-        self._delivered = False  # and not resumed since
-        self._lingers = False  # it looks for the next line before it goes back to the loop
-        self._paused = False
+        self._delivered = False  # a chunk was delivered, and `resume` was not called since
+        self._lingers = False  # look for the next line before returning to the loop
+        self._paused = False  # the loop does not watch the descriptor
         self._stopped = False
 
     def start(self) -> None:
-        """Begin to read: when the loop says that there is something, or in a thread where a loop cannot say."""
+        """Start to read: when the loop reports input, or in a thread where the loop cannot watch the descriptor."""
         try:
             self._loop.add_reader(self._fd, self._readable)
         except (NotImplementedError, OSError):  # Windows, or a plain file
             self._turn = threading.Lock()
-            # A daemon: a read that never returns must not keep the process.
+            # A daemon: a read that never returns must not keep the process alive.
             threading.Thread(target=self._read_all, name="weft-stdin", daemon=True).start()
 
     def resume(self, *, linger: bool = False) -> None:
-        """The delivered lines are dealt with; bring the next. `linger`: nobody minds if the loop waits for it a bit."""
+        """Read the next chunk: the delivered lines are served. `linger` waits a moment for it and blocks the loop."""
         self._delivered = False
         self._lingers = linger
         if self._turn is not None:
@@ -293,7 +221,7 @@ class LineReader:
             self._loop.add_reader(self._fd, self._readable)
 
     def stop(self) -> None:
-        """Read no more. A thread is left in its read: nothing can wake it, and it closes the descriptor itself."""
+        """Stop to read. A thread stays in its read, which cannot be interrupted, and closes the descriptor itself."""
         if not self._stopped and self._turn is None:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
@@ -302,24 +230,22 @@ class LineReader:
 
     def _readable(self) -> None:
         end = time.perf_counter() + IN_A_ROW
-        self._read_chunk()
-        while self._lingers and time.perf_counter() < end and _comes_soon(self._fd, self._linger_seconds):
-            self._read_chunk()
-
-    def _read_chunk(self) -> None:
-        self._lingers = False
-        try:
-            chunk = os.read(self._fd, CHUNK)
-        except BlockingIOError:
-            return
-        except OSError:
-            chunk = b""  # a broken pipe is an ended one
-        self._hand_over(chunk)
-        if not chunk:
-            self.stop()
-        elif self._delivered:
-            self._paused = True
-            self._loop.remove_reader(self._fd)
+        while True:
+            self._lingers = False
+            try:
+                chunk = os.read(self._fd, CHUNK)
+            except BlockingIOError:
+                return
+            except OSError:
+                chunk = b""  # a broken pipe has ended
+            self._hand_over(chunk)
+            if not chunk:
+                self.stop()
+            elif self._delivered:
+                self._paused = True
+                self._loop.remove_reader(self._fd)
+            if not self._lingers or time.perf_counter() >= end or not _comes_soon(self._fd, self._linger_seconds):
+                return
 
     def _read_all(self) -> None:
         assert self._turn is not None
@@ -330,7 +256,7 @@ class LineReader:
                 self._turn.acquire()
                 self._loop.call_soon_threadsafe(self._hand_over, chunk)
         except RuntimeError:
-            pass  # the loop is closed: nobody wants to know any more
+            pass  # the loop is closed
         finally:
             os.close(self._fd)
 
@@ -346,31 +272,31 @@ class LineReader:
 
 
 class LineWriter:
-    """Lines out. `send` returns at once; `broken` is called if the reader at the other end goes away, at once where the
-    loop can tell, else with the next line.
+    """Writes lines without blocking the event loop.
 
-    Between `hold` and `flush` lines are gathered whatever they are sent with: more are on their way.
+    `broken` is called when the other end is closed: at once where the loop can watch that, else with the next line.
+    Between `hold` and `flush` all lines are collected, because more will follow.
     """
 
     def __init__(self, fd: int, broken: Callable[[], None]) -> None:
         self._fd = fd
-        self._own_fd = _opened_again(fd)  # for what is written at once; None where there is no second one
+        self._own_fd = _opened_again(fd)  # a private, non-blocking descriptor of the same pipe; None if impossible
         self._broken = broken
         self._loop = asyncio.get_running_loop()
-        self._lines: list[bytes] = []  # of this turn of the loop
-        self._held = False  # somebody will call `flush`
-        self._change = threading.Condition()  # guards what follows
-        self._queue: list[bytes] = []  # what the thread has to write
-        self._queued = 0  # its size, with what is being written
+        self._lines: list[bytes] = []  # collected in this turn of the loop
+        self._held = False  # `hold` was called, and `flush` will be
+        self._change = threading.Condition()  # guards the next three
+        self._queue: list[bytes] = []  # output for the thread
+        self._queued = 0  # bytes in the queue and in the thread's current write
         self._closing = False
         self._thread: threading.Thread | None = None  # started when the pipe first does not take everything
         self._drained = asyncio.Event()
         self._drained.set()
         self._done = asyncio.Event()  # the thread has nothing left to write
-        self._watched_fd = self._watch()  # a copy of the descriptor, by which the loop tells when the reader goes
+        self._watched_fd = self._watch()  # a copy of the descriptor, with which the loop notices a closed pipe
 
     def _watch(self) -> int | None:
-        """Have the loop tell when nobody reads any more. A descriptor is "readable" then, though it is for writing."""
+        """Watch the other end: when it is closed, the loop reports our end as readable."""
         mode = os.fstat(self._fd).st_mode
         if not hasattr(select, "poll") or not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
             return None
@@ -383,10 +309,9 @@ class LineWriter:
         return fd
 
     def _look(self) -> None:
-        """Something has happened at the other end."""
         fd = self._watched_fd
         is_closed = fd is not None and _is_closed(fd)
-        self._stop_watching()  # a client that writes into our output is nothing to us
+        self._stop_watching()  # also if the client has written to our output, which is ignored
         if is_closed:
             self._broken()
 
@@ -397,32 +322,32 @@ class LineWriter:
             os.close(fd)
 
     def send(self, line: bytes) -> None:
-        """Write one line, soon."""
+        """Write one line at the end of this turn of the loop."""
         if not self._lines and not self._held:
             self._loop.call_soon(self.flush)
         self._lines.append(line)
 
     def send_now(self, line: bytes) -> None:
-        """Write one line without waiting for others to go with it."""
+        """Write one line at once, unless `hold` was called."""
         self._lines.append(line)
         if not self._held:
             self.flush()
 
     def hold(self) -> None:
-        """Gather what is sent from here on, until `flush`."""
+        """Collect all lines until `flush`."""
         self._held = True
 
     @property
     def congested(self) -> bool:
-        """Whether so much waits to be read that no more should be produced."""
+        """Whether the client has not read so much that no more should be produced."""
         return not self._drained.is_set()
 
     async def drained(self) -> None:
-        """Wait until the other end has caught up."""
+        """Wait until the client has caught up."""
         await self._drained.wait()
 
     async def close(self, timeout: float) -> None:
-        """Write what is left, within `timeout` seconds."""
+        """Write the remaining output, within `timeout` seconds."""
         self.flush()
         with self._change:
             self._closing = True
@@ -433,14 +358,14 @@ class LineWriter:
         self.release()
 
     def release(self) -> None:
-        """Close what was opened here; the reader at the other end would wait for more."""
+        """Close the descriptors that were opened here; otherwise the client would not see the end of our output."""
         self._stop_watching()
         own_fd, self._own_fd = self._own_fd, None
         if own_fd is not None:
             os.close(own_fd)
 
     def flush(self) -> None:
-        """Write what was sent in this turn of the loop: at once if the pipe takes it, else by the thread."""
+        """Write the collected lines: at once as far as the pipe takes them, the rest in the thread."""
         self._held = False
         if not self._lines:
             return
@@ -458,7 +383,7 @@ class LineWriter:
             self._enqueue(data)
 
     def _write_some(self, data: bytes) -> int:
-        """How much of it the pipe takes at once, and nothing goes before it that is not written yet."""
+        """Write as much as the pipe takes without blocking and return its size; 0 if earlier output is queued."""
         if self._queued:
             return 0
         if self._own_fd is not None:
@@ -505,15 +430,15 @@ class LineWriter:
 
 
 def _opened_again(fd: int) -> int | None:
-    """The same pipe, not blocking, without a change to `fd` for those who share it; None where that cannot be had.
+    """Open the same pipe a second time, non-blocking, without changing `fd`; return None where that is impossible.
 
-    Elsewhere than on Linux such a name is another for the descriptor itself, and so is the one of a socket.
+    On other systems than Linux, and for sockets, opening `/dev/fd` gives the same descriptor and not a second one.
     """
     if sys.platform != "linux" or not stat.S_ISFIFO(os.fstat(fd).st_mode):
         return None
     try:
         return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK)
-    except OSError:  # no /proc here, another user's pipe, or nobody who reads it
+    except OSError:  # no /proc, another user's pipe, or a pipe without a reader
         return None
 
 
@@ -524,7 +449,7 @@ def _read(fd: int) -> bytes:
         except BlockingIOError:  # a parent may have made its end, and so ours, non-blocking
             _wait(fd, for_input=True)
         except OSError:
-            return b""  # a broken pipe is an ended one
+            return b""  # a broken pipe has ended
 
 
 def _write(fd: int, data: bytes) -> None:
@@ -539,13 +464,13 @@ def _write(fd: int, data: bytes) -> None:
 if hasattr(select, "poll"):
 
     def _wait(fd: int, *, for_input: bool) -> None:
-        """Until it can be read, or written."""
+        """Wait until the descriptor can be read or written."""
         poll = select.poll()  # `select` takes no descriptors from 1024 on
         poll.register(fd, select.POLLIN if for_input else select.POLLOUT)
         poll.poll()
 
     def _comes_soon(fd: int, seconds: float) -> bool:
-        """Return whether there is something to read, now or within some seconds."""
+        """Return whether there is input, now or within some seconds."""
         poll = select.poll()
         poll.register(fd, select.POLLIN)
         end = time.perf_counter() + seconds
@@ -555,13 +480,13 @@ if hasattr(select, "poll"):
         return True
 
     def _is_closed(fd: int) -> bool:
-        """Whether the other end is closed."""
+        """Return whether the other end is closed."""
         poll = select.poll()
         poll.register(fd, 0)
         return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
     def _takes_at_once(fd: int) -> bool:
-        """Whether `AT_ONCE` bytes can be written without waiting; an error shows when they are."""
+        """Return whether `AT_ONCE` bytes can be written without blocking; errors show when they are written."""
         poll = select.poll()
         poll.register(fd, select.POLLOUT)
         return bool(poll.poll(0))
