@@ -76,7 +76,7 @@ def test_a_token_without_the_scope_of_the_server(live: Live, era: str) -> None:
     assert (scheme, told["error"], told["scope"]) == ("Bearer", "insufficient_scope", "read")
     assert told["resource_metadata"] == METADATA
     message = response.json["error"]["message"]
-    assert message == "The token does not have the scopes that this server takes. Needed: read."
+    assert message == "The token does not have the scopes that this server needs. Needed: read."
 
 
 @pytest.mark.spec("AUTH-34", "AUTH-33", "XAUTH-08")

@@ -127,14 +127,14 @@ async def elicit(call: Call, message: str, schema: type[Any] | Mapping[str, Any]
     try:
         return AcceptedElicitation(parse_form(schema, answer.content))
     except ValueError as error:
-        raise asker_of(call).unfit(f"the answer to a question does not fit it: {error}") from None
+        raise asker_of(call).unusable(f"the answer to a question does not fit it: {error}") from None
 
 
 async def elicit_url(call: Call, message: str, url: str, key: str | None) -> Elicitation[None]:
     """Ask the user to visit a page."""
     request = ask_url(message, url)
     check_request(call, request)
-    page = asker_of(call).name_page()
+    page = asker_of(call).new_page_id()
     request.params.elicitation_id = page
     answer = await _ask(call, request, ElicitResult, key)
     return _elicitation(answer.action, None, None if page is None else partial(notify_complete, call, page))
@@ -144,7 +144,7 @@ async def notify_complete(call: Call, page: str) -> None:
     """The user is done at a page: tell the client (L11-40), with the call while that is unanswered, else beside it."""
     if call.session is None or call.reply.answered or call.cancellation.cancelled or not call.reply.can_stream:
         await call.connection.notify_complete(page)
-    elif call.connection.takes_pages:
+    elif call.connection.supports_pages:
         await call.reply.notify(encode_notification(COMPLETE, {"elicitationId": page}))
 
 
@@ -153,7 +153,7 @@ async def sample(call: Call, request: InputRequest, key: str | None) -> CreateMe
     answer = await _ask(call, request, CreateMessageResult, key)
     fault = fault_of_answer(request.params, answer)
     if fault is not None:
-        raise asker_of(call).unfit(f"of sampling/createMessage, {fault}")
+        raise asker_of(call).unusable(f"of sampling/createMessage, {fault}")
     return answer
 
 
@@ -170,4 +170,4 @@ async def _ask(call: Call, request: InputRequest, answer: type[T], key: str | No
     try:
         return msgspec.json.decode(raw, type=answer)
     except msgspec.ValidationError:
-        raise asker_of(call).unfit(f"the answer to {request.method} does not have its shape.") from None
+        raise asker_of(call).unusable(f"the answer to {request.method} does not have its shape.") from None

@@ -108,7 +108,7 @@ class Admission:
             asking.is_dpop = True
             raise asking.refuse(401, "invalid_token", "The token must be bound to a key, and come with a proof of it.")
         if not info.scopes.issuperset(self.auth.scopes):
-            text = "The token does not have the scopes that this server takes."
+            text = "The token does not have the scopes that this server needs."
             raise asking.refuse(403, "insufficient_scope", text, f" Needed: {', '.join(self.auth.scopes)}.")
         return info
 

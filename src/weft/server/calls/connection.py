@@ -91,7 +91,7 @@ class Outbound(Protocol):
     """Where messages go that the server sends on its own."""
 
     @property
-    def is_heard(self) -> bool:
+    def is_readable(self) -> bool:
         """Whether the client reads what is sent there, or has done so once and may come back for it."""
         ...
 
@@ -114,7 +114,7 @@ class Outbound(Protocol):
 class NoChannel:
     """The sentinel that means: nothing can be sent to this peer on its own."""
 
-    is_heard = False
+    is_readable = False
 
     async def send_raw_request(
         self,
@@ -230,12 +230,11 @@ class Connection:
         cls,
         outbound: Outbound,
         *,
-        protocol_version_hint: str,
         connection_id: str | None = None,
         in_flight: dict[RequestId, Cancellation] | None = None,
     ) -> Connection:
         """A connection that becomes ready by a handshake."""
-        connection = cls(protocol_version_hint, None, _NO_CAPABILITIES, outbound, ready=False)
+        connection = cls("", None, _NO_CAPABILITIES, outbound, ready=False)
         connection._connection_id = connection_id
         connection._in_flight = in_flight
         return connection
@@ -271,7 +270,7 @@ class Connection:
         """Whether the handshake is over for the peer too, or is not needed."""
         return self._ready
 
-    def greet(
+    def complete_handshake(
         self, protocol_version: str, client_info: Implementation | None, client_capabilities: ClientCapabilities
     ) -> None:
         """The peer has introduced itself, and this is what was agreed on."""
@@ -281,7 +280,7 @@ class Connection:
         self.handshake_done = True
         self.is_changed = True
 
-    def ungreet(self) -> None:
+    def reset_handshake(self) -> None:
         """The introduction came to nothing: it may be made again."""
         self.protocol_version, self.client_info, self.client_capabilities = "", None, _NO_CAPABILITIES
         self.handshake_done = self.is_changed = False
@@ -373,13 +372,13 @@ class Connection:
             log.debug("%s dropped: %s", method, type(error).__name__)
 
     @property
-    def takes_pages(self) -> bool:
+    def supports_pages(self) -> bool:
         """Whether the client declared that its user can be sent to pages."""
         return self.check_capability(ClientCapabilities(elicitation=ElicitationCapability(url={})))
 
     async def notify_complete(self, page: str) -> None:
         """The user is done at the page of this id: tell the client, where there is a message for that. Never raises."""
-        if self.takes_pages:
+        if self.supports_pages:
             await self.notify(COMPLETE, {"elicitationId": page})
 
     async def close(self) -> None:

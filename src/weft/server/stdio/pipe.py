@@ -24,7 +24,7 @@ from weft.net.logs import masked_body
 from weft.server.calls.call import Call
 from weft.server.calls.changes import Change, encode_change, note
 from weft.server.calls.connection import Cancellation, Connection
-from weft.server.calls.pending import OnProgress, PendingRequests, Way
+from weft.server.calls.pending import OnProgress, PendingRequests, SendMessage
 from weft.server.calls.tasks import EagerTaskStarter
 from weft.server.diagnostics import note_refusal, report
 from weft.server.runtime.load import busy, still_served
@@ -309,16 +309,16 @@ class PipeSession:
     It is the `Outbound` too: what the server says on its own is a line like any other.
     """
 
-    is_heard = True
+    is_readable = True
 
-    def __init__(self, runtime: Runtime, send: Way, in_flight: dict[RequestId, Cancellation]) -> None:
+    def __init__(self, runtime: Runtime, send: SendMessage, in_flight: dict[RequestId, Cancellation]) -> None:
         self._runtime = runtime
         self._send = send
         self._loop = asyncio.get_running_loop()
         self._pending: dict[Change, None] = {}  # changes not yet told; told once, however often they happened
         self._telling: asyncio.Task[None] | None = None
         self.outstanding = PendingRequests("s", send)
-        self.connection = Connection.for_loop(self, protocol_version_hint="", in_flight=in_flight)
+        self.connection = Connection.for_loop(self, in_flight=in_flight)
         self._unsubscribe = runtime.changes.subscribe(self._heard)
 
     async def send_raw_request(
@@ -331,7 +331,8 @@ class PipeSession:
     ) -> Any:
         """Ask the client, outside any call."""
         limit = self._runtime.limits.ask_seconds if timeout is None else timeout
-        return await self.outstanding.request(self._send, method, params, timeout=limit, on_progress=on_progress)
+        answer = await self.outstanding.request(self._send, method, params, timeout=limit, on_progress=on_progress)
+        return msgspec.json.decode(answer)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
         """Tell the client something, outside any call."""
