@@ -241,9 +241,7 @@ class Context:
         params = LogMessageParams(level=level, data=data, logger=logger or call.services.name)
         if not call.reply.answered:
             await call.reply.notify(encode_notification("notifications/message", params))
-        elif (
-            call.session is not None and call.connection.outbound.is_readable
-        ):
+        elif call.session is not None and call.connection.outbound.is_readable:
             await call.connection.notify("notifications/message", cast("Any", params))
         else:  # LOG-04
             _warn_of_late(call.described, "has a log message")

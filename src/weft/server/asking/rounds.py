@@ -72,7 +72,7 @@ def key_ring(given: Sequence[str | bytes] | None) -> KeyRing:
 def _warn_of_key() -> None:
     log.warning(
         "A call was refused because its `requestState` was sealed with another key. If several processes or machines "
-        "serve the same clients, all need the same key: set WEFT_STATE_KEY in their environment, or pass "
+        "serve the same clients, all need the same key: set WEFT_STATE_KEY in their environment, or "
         "Server(state_keys=[...]). After a restart without such a key, this is expected."
     )
 

@@ -1,6 +1,6 @@
-"""Changes: what is told when a list of features, or one resource, is no longer what it was.
+"""Publish changes of feature lists and resources to listeners.
 
-It owns the list of listeners and nothing else: which peer hears of a change, and how, is decided by those who listen.
+The listeners decide which clients are notified of a change, and how.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ log = logging.getLogger("weft.changes")
 
 ChangeKind = Literal["tools", "prompts", "resources", "resource"]
 MOST_LISTENERS = 4096
-MOST_UNTOLD = 1024  # changes that wait for one peer, after which parts are not told one by one
+MOST_UNTOLD = 1024  # Pending changes of one client; beyond that, parts of a resource are merged into the whole.
 
 
 class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One change: of a whole list, or (`resource`, with its `uri`) of what one resource holds.
+    """One change: of a list of features, or (`resource`, with its `uri`) of the content of one resource.
 
     >>> Change("resource", "repo://x/readme", part_of="repo://x").concerns({"repo://x"})
     True
@@ -33,10 +33,10 @@ class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     kind: ChangeKind
     uri: str | None = None
-    part_of: str | None = None  # a resource that this one is within: who subscribed to the whole hears of it (SUB-19)
+    part_of: str | None = None  # A resource that contains this one; its subscribers are notified too.
 
     def concerns(self, uris: Container[str | None]) -> bool:
-        """Whether whoever subscribed to these resources is to hear of it; of a list, everybody is."""
+        """Return whether subscribers of these resources are notified. Changes of lists concern every client."""
         return self.kind != "resource" or self.uri in uris or (self.part_of is not None and self.part_of in uris)
 
 
@@ -44,33 +44,33 @@ Listener = Callable[[Change], None]
 
 
 class Changes:
-    """Tells every listener of every change.
+    """Calls every listener for every change.
 
-    Listeners are called in the thread that publishes, one after the other, in the order they came. They must not block
-    and must not expect an event loop; whoever needs one hops over with `loop.call_soon_threadsafe`.
+    Listeners are called in the thread that publishes, in the order of their subscription. They must not block, and
+    must not expect an event loop; use `loop.call_soon_threadsafe` if you need one.
 
-    >>> changes, heard = Changes(), []
-    >>> unsubscribe = changes.subscribe(heard.append)
+    >>> changes, received = Changes(), []
+    >>> unsubscribe = changes.subscribe(received.append)
     >>> changes.publish(Change("tools"))
     >>> unsubscribe()
-    >>> heard
+    >>> received
     [Change(kind='tools', uri=None, part_of=None)]
     """
 
     __slots__ = ("_listeners", "_lock", "_next")
 
     def __init__(self) -> None:
-        self._listeners: dict[int, Listener] = {}  # by subscription, so that one function may listen twice
+        self._listeners: dict[int, Listener] = {}  # By number, so that one function can be subscribed twice.
         self._lock = threading.Lock()
         self._next = 0
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Hear of every change from now on. Call what is returned to stop; twice does no harm."""
+        """Call `listener` for every change from now on. Returns a function that ends this; calling it twice is fine."""
         with self._lock:
             if len(self._listeners) >= MOST_LISTENERS:
                 raise UsageError(
-                    f"{MOST_LISTENERS} listeners hear of changes already, which is the most there may be. "
-                    "Unsubscribe those that are done, or let one listener tell the others."
+                    f"There are {MOST_LISTENERS} listeners for changes already, which is the maximum. "
+                    "Unsubscribe those that are done, or let one listener pass changes to the others."
                 )
             number = self._next
             self._next += 1
@@ -83,7 +83,7 @@ class Changes:
         return unsubscribe
 
     def publish(self, change: Change) -> None:
-        """Tell all listeners. One that raises is logged and keeps it from no other."""
+        """Call all listeners. If one raises, that is logged and the others are still called."""
         with self._lock:
             listeners = list(self._listeners.values())
         for listener in listeners:
@@ -94,9 +94,10 @@ class Changes:
 
 
 def note(pending: dict[Change, None], change: Change, uris: Container[str | None]) -> None:
-    """Have a peer that subscribed to `uris` told of a change, once.
+    """Add a change to those that a client subscribed to `uris` is to be notified of, once.
 
-    Where more parts change than it has read of, the whole is told in their place: a slow reader stays cheap.
+    If too many parts of a resource are pending, the whole resource takes their place: this bounds the memory of a slow
+    reader.
     """
     if change.part_of is not None:
         is_one_too_many = len(pending) >= MOST_UNTOLD and change.uri not in uris
@@ -105,7 +106,7 @@ def note(pending: dict[Change, None], change: Change, uris: Container[str | None
 
 
 def encode_change(change: Change, meta: dict[str, Any] | None = None) -> bytes:
-    """The notification that tells of a change.
+    """Return the notification of a change, encoded.
 
     >>> encode_change(Change("tools"))
     b'{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}'
