@@ -86,7 +86,7 @@ def test_a_token_of_the_environment_is_sent_unless_another_is_given(url, capsys,
         (["--header", "Authorization: Bearer s3cret"], "refused the Authorization that --header gave (HTTP 401)"),
         (
             ["--header", "Authorization: Bearer ${s3cret}"],
-            "answered with the HTTP status 400 (The Authorization header holds no token as it should.): it cannot read",
+            "answered with the HTTP status 400 (The Authorization header has no well-formed token.): it cannot read",
         ),
     ],
 )

@@ -76,7 +76,7 @@ def test_a_token_without_the_scope_of_the_server(live: Live, era: str) -> None:
     assert (scheme, told["error"], told["scope"]) == ("Bearer", "insufficient_scope", "read")
     assert told["resource_metadata"] == METADATA
     message = response.json["error"]["message"]
-    assert message == "The token does not have the scopes that this server takes. Needed: read."
+    assert message == "The token does not have the scopes that this server needs. Needed: read."
 
 
 @pytest.mark.spec("AUTH-34", "AUTH-33", "XAUTH-08")
@@ -364,7 +364,7 @@ def test_a_verifier_may_return_scopes_as_it_likes(scopes: Any, options: dict[str
         (lambda: TokenInfo("ann", scopes=None), "TokenInfo(scopes=None) is not possible"),
         (lambda: TokenInfo("ann", claims=None), "It returned claims that are no dictionary. A verifier returns"),
         (lambda: {"sub": "ann"}, "It returned a dict. A verifier returns weft.auth.TokenInfo(subject=...), or None."),
-        (lambda: TokenInfo(""), "It returned a TokenInfo whose subject is '': say whose the token is."),
+        (lambda: TokenInfo(""), "It returned a TokenInfo whose subject is ''. Name the user or program of the token"),
     ],
     ids=["text", "none", "claims", "dictionary", "nobody"],
 )
@@ -379,7 +379,7 @@ def test_what_is_wrong_with_what_a_verifier_returns_is_in_the_log(
         response = Peer(live, "stateless", "opaque").tool("who")
         assert (response.status, response.error["code"]) == (500, -32603)
         assert live.faults == []
-    assert f"The verifier of tokens raised UsageError: {words}" in caplog.text
+    assert f"The token verifier raised UsageError: {words}" in caplog.text
 
 
 def _saying(scopes: Any) -> Any:

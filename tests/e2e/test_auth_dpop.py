@@ -16,7 +16,7 @@ from support.tokens import METADATA, RESOURCE, bound_to, ec_jwk, ec_key, proof_f
 from weft.errors import UsageError
 from weft.server.auth import Dpop
 from weft.server.auth import dpop as module
-from weft.server.auth.bearer_auth import Admission
+from weft.server.auth.bearer_auth import BearerAuth
 from weft.server.auth.dpop import thumbprint
 
 
@@ -165,7 +165,7 @@ def test_a_token_that_is_bound_to_what_cannot_be_read(live: Live, cnf: Any) -> N
 
 @pytest.mark.security("R14")
 async def test_no_header_stands_for_a_token_that_needs_a_proof() -> None:
-    admission = Admission(protect(), make_protected())
+    admission = BearerAuth(protect(), make_protected())
     asking = SimpleNamespace(is_dpop=True)
     await admission._verify(token(), asking)
     assert len(admission._known) == 1

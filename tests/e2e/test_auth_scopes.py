@@ -157,7 +157,7 @@ def test_without_protection_nobody_has_a_scope() -> None:
         response = live.tool("burn", {})
         assert response.status == 403
         assert challenge_of(response)[1].keys() == {"error", "error_description", "scope"}
-        told = "This takes a token that has scopes, and there is none with the request. Needed: write."
+        told = "tools/call 'burn' needs a token with scopes, and the request has no token. Needed: write."
         assert response.error["message"] == told
 
 

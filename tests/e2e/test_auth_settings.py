@@ -148,14 +148,14 @@ def test_a_server_for_programs_alone_says_so_to_people() -> None:
 
 P521 = ECAlgorithm.to_jwk(ec.generate_private_key(ec.SECP521R1()).public_key(), as_dict=True)
 BAD_KEYS: dict[str, tuple[Any, str]] = {
-    "private": ([{**ec_jwk(), "d": "AQ"}], "private key. Give the public one"),
-    "private PEM": (private_pem(ec_key("first")), "private key. Give the public one"),
+    "private": ([{**ec_jwk(), "d": "AQ"}], "private key. Give the public key"),
+    "private PEM": (private_pem(ec_key("first")), "private key. Give the public key"),
     "shared": ([{"kty": "oct", "k": "AQ"}], "shared secret"),
     "shared beside another": ([ec_jwk(), {"kty": "oct", "k": "AQ"}], "shared secret"),
-    "of another algorithm": ([P521], "signs with none of RS256, PS256, ES256, EdDSA"),
+    "of another algorithm": ([P521], "no key for the algorithms RS256, PS256, ES256, EdDSA"),
     "short point": ([{"kty": "EC", "crv": "P-256", "x": "AQ", "y": "AQ"}], "type EC that cannot be read. Give the"),
     "impossible point": ([{**ec_jwk("first"), "y": ec_jwk("other")["y"]}], "type EC that cannot be read"),
-    "short RSA": (public_pem(rsa.generate_private_key(65537, 1024)), "1024 bits; one that is safe has 2048"),
+    "short RSA": (public_pem(rsa.generate_private_key(65537, 1024)), "1024 bits; a safe one has 2048"),
     "X25519 PEM": (public_pem(x25519.X25519PrivateKey.generate()), "signs no tokens. Give the public key of one"),
     "X25519": ([{"kty": "OKP", "crv": "X25519", "x": "A" * 43}], "type OKP that cannot be read"),
     "DSA PEM": (public_pem(dsa.generate_private_key(1024)), "signs no tokens. Give the public key of one"),

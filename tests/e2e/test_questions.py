@@ -199,8 +199,11 @@ def test_what_is_said_to_be_needed_is_refused_before_progress_makes_it_a_stream(
 @pytest.mark.parametrize(
     ("needs", "said"),
     [
-        (["elicit"], "has needs=['elicit'], which no client declares. There are: elicitation, elicitation.form,"),
-        (["elicitation.page"], "which no client declares"),
+        (
+            ["elicit"],
+            "has needs=['elicit'], which is not a capability of clients. There are: elicitation, elicitation.form,",
+        ),
+        (["elicitation.page"], "which is not a capability of clients"),
         (["extensions"], "extensions.<id>"),
         ([7], "needs=[7]"),
         ("sampling", "needs=['sampling']"),

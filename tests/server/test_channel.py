@@ -264,7 +264,7 @@ async def test_who_knows_no_such_ids_is_told_none() -> None:
 
 @pytest.mark.parametrize("id", ["", 7])
 def test_an_id_of_a_page_that_is_none(id: Any) -> None:
-    with pytest.raises(UsageError, match="the id of a page is a text, and not empty"):
+    with pytest.raises(UsageError, match="give a text that is not empty"):
         ask_url("Pay", "https://example.com/a", id=id)
 
 
@@ -311,8 +311,8 @@ async def test_a_question_after_the_answer_fails_at_once() -> None:
 
 MALFORMED: list[tuple[str, Any, str]] = [
     ("ask", {"action": "accept", "content": {"value": 7}}, "the answer to a question does not fit it: "),
-    ("ask", {"action": "maybe"}, "the answer to elicitation/create does not have its shape."),
-    ("roots", {"roots": 7}, "the answer to roots/list does not have its shape."),
+    ("ask", {"action": "maybe"}, "the answer to elicitation/create is malformed."),
+    ("roots", {"roots": 7}, "the answer to roots/list is malformed."),
     (
         "sample",
         {"role": "user", "model": "m", "content": {"type": "text", "text": "Hi"}},

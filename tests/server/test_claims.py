@@ -427,7 +427,7 @@ async def test_whenever_the_store_goes_away_a_function_that_was_called_has_its_r
     outcome = (await asyncio.gather(first, return_exceptions=True))[0]
     assert outcome == b"done" if counted.began else isinstance(outcome, ConnectionError)
     if counted.began and turns < 7:
-        assert "a result of ctx.once was not kept, and a round that comes twice may call" in caplog.text
+        assert "a result of ctx.once was not stored, so a repeated round may call" in caplog.text
     counted.store.is_gone = False
     async with asyncio.timeout(15):
         assert await counted.claims.once("x", counted.make) == b"done"
@@ -459,7 +459,7 @@ async def test_a_failure_is_told_though_the_store_is_gone(caplog: pytest.LogCapt
 
     with pytest.raises(ToolError, match="stuck"):
         await counted.claims.once("x", fail)
-    assert "whoever calls a function of ctx.once next may wait 30 seconds for it" in caplog.text
+    assert "the next call of a ctx.once function may wait 30 seconds for it" in caplog.text
 
 
 @pytest.mark.security("R1")
@@ -532,7 +532,7 @@ async def test_a_bound_that_cannot_be_kept_fails_nobody(
     monkeypatch.setattr(claims, "MOST", 1)
     states = OnceStore(Keeping(MemoryBackend().store), seconds=600, most_bytes=64)
     assert [await states.spend(name) for name in "ab"] == [True, True]
-    assert "a claim beyond the bound stays until its time is over" in caplog.text
+    assert "a claim beyond the bound stays until it expires" in caplog.text
 
 
 async def test_what_is_made_again_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -585,4 +585,4 @@ async def test_a_store_that_does_not_answer_holds_up_no_result(
 
     async with asyncio.timeout(15):
         assert await counted.claims.once("x", make) == b"done"
-    assert "The backend failed: a result of ctx.once was not kept" in caplog.text
+    assert "The backend failed: a result of ctx.once was not stored" in caplog.text

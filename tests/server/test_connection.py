@@ -51,10 +51,10 @@ def test_from_an_envelope_it_is_born_ready() -> None:
 
 
 def test_for_a_loop_it_becomes_ready_by_the_handshake() -> None:
-    connection = Connection.for_loop(Channel(), protocol_version_hint="2030-01-01", connection_id="c1")
+    connection = Connection.for_loop(Channel(), connection_id="c1")
     assert (connection.initialize_accepted, connection.initialized.is_set()) == (False, False)
     assert connection.has_standalone_channel
-    assert (connection.connection_id, connection.protocol_version) == ("c1", "2030-01-01")
+    assert (connection.connection_id, connection.protocol_version) == ("c1", "")
     connection.handshake_done = True
     assert connection.initialize_accepted
     assert not connection.initialized.is_set()

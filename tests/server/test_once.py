@@ -177,7 +177,7 @@ async def test_a_result_of_another_type_than_was_promised_is_kept_and_not_made_a
         return "R1"  # type: ignore[return-value] - the mistake
 
     async def run(ctx: Context) -> str:
-        with pytest.raises(UsageError, match=r"What ctx\.once\('card'\) has kept cannot be read as int"):
+        with pytest.raises(UsageError, match=r"The stored result of ctx\.once\('card'\) cannot be read as int"):
             await ctx.once("card", charge)
         return await word(ctx, "a")
 

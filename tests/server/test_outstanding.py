@@ -48,7 +48,7 @@ async def test_a_request_that_is_cancelled_at_the_end_leaves_no_error_behind() -
 async def test_who_waits_is_let_go_although_the_peer_does_not_read(
     cancelled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "FAREWELL_SECONDS", 0.01)
+    monkeypatch.setattr(module, "CANCEL_SECONDS", 0.01)
 
     async def blocked(message: bytes) -> None:
         await asyncio.Event().wait()

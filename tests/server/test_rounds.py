@@ -259,7 +259,7 @@ async def test_completions_cannot_ask(how: str, caplog: Any) -> None:
     params = {"ref": {"type": "ref/prompt", "name": "greet"}, "argument": {"name": "name", "value": "x"}}
     response = await call(server, method="completion/complete", **params)
     assert response.error["code"] == -32603
-    assert "Only tools, prompts and reads of resources can ask" in caplog.text
+    assert "only tools, prompts and resources can ask" in caplog.text
 
 
 @pytest.mark.spec("MRTR-02")

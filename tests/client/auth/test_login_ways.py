@@ -123,8 +123,8 @@ async def test_a_token_that_lacks_a_scope_is_told_which(guarded: str) -> None:
     server = Server("s", auth=auth)
     server.add_tool(lambda: "", name="burn", scopes=["read", "write"])
     told = (
-        r"refused the token that was given \(HTTP 403\): The token does not have the scopes that this (server )?"
-        r"takes\. Give one that has the scopes it takes: read write\.$"
+        r"refused the token that was given \(HTTP 403\): The token does not have the scopes that "
+        r"(this server|tools/call 'burn') needs\. Give one that has the scopes it takes: read write\.$"
     )
     with serve(server) as live, pytest.raises(AuthorizationFailed, match=told):
         async with Client(f"http://127.0.0.1:{live.port}/mcp", auth="token-of-ann") as client:

@@ -47,7 +47,7 @@ async def test_a_bad_token_is_refused(make: Any, reason: str):
 
 @pytest.mark.parametrize("name", ["exp", "iat", "nbf"])
 async def test_a_time_that_is_no_number_of_this_world_is_refused(name: str):
-    with pytest.raises(TokenRefused, match=f"The claim `{name}` of the access token is no time"):
+    with pytest.raises(TokenRefused, match=f"The claim `{name}` of the access token is not a time"):
         await verifier()(token_for(**{name: 10**400 if name == "exp" else -(10**400)}))
 
 
@@ -233,7 +233,7 @@ async def test_a_key_that_cannot_be_used_does_not_take_the_others_with_it(
         await fetching(token_for(key=small, head={"kid": "short"}))
     with pytest.raises(TokenRefused, match="not signed"):  # anybody can send such tokens: it is said once
         await fetching(token_for(key=small, head={"kid": "short"}))
-    assert caplog.text.count("A key that signs tokens is not used: RSA keys have 2048 bits or more.") == 1
+    assert caplog.text.count("A key that signs tokens is ignored: an RSA key must have at least 2048 bits.") == 1
 
 
 async def test_who_goes_away_does_not_keep_the_others_from_new_keys(

@@ -241,7 +241,7 @@ class Context:
         params = LogMessageParams(level=level, data=data, logger=logger or call.services.name)
         if not call.reply.answered:
             await call.reply.notify(encode_notification("notifications/message", params))
-        elif call.session is not None and call.connection.outbound.is_heard:  # L11-10: where no request has to be open
+        elif call.session is not None and call.connection.outbound.is_readable:
             await call.connection.notify("notifications/message", cast("Any", params))
         else:  # LOG-04
             _warn_of_late(call.described, "has a log message")
@@ -404,7 +404,7 @@ class Context:
             return _read(bytes(self._answers[key]), type)
         except ValueError:
             fault = f"`inputResponses[{key!r}]` does not have the expected shape."
-            raise asker_of(self._call).unfit(fault) from None
+            raise asker_of(self._call).unusable(fault) from None
 
     @property
     def is_retry(self) -> bool:

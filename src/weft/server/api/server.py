@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 from weft.backends.base import Backend
+from weft.eras.base import EraName
 from weft.errors import UsageError
 from weft.foreign import attribute_of
 from weft.limits import DEFAULT_LIMITS, Limits
@@ -34,7 +35,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 E = TypeVar("E", bound=Exception)
 PROMPT_OPTIONS = ("name", "title", "description", "icons", "meta", "needs", "hide", "scopes", "replace")
 RESOURCE_OPTIONS = (*PROMPT_OPTIONS, "mime_type", "size", "annotations", "cache_hint")
-EraName = Literal["stateless", "session"]
 
 
 class Server(Servable):

@@ -1,1 +1,1 @@
-"""Give handlers their Context, and carry their questions to the client and the answers back."""
+"""Ask the client during a call: elicitation, sampling, roots; and run functions once per call."""

@@ -1,7 +1,6 @@
-"""Ask the client, and read the answer: elicitation, sampling, roots.
+"""Ask the client and check its answer: elicitation, sampling, roots.
 
-The `Asker` of the call carries the question there and the answer back (`weft.server.asking.rounds`). The answer is
-checked before the handler sees it.
+The `Asker` of the call sends the question and gets the answer (`weft.server.asking.rounds`).
 """
 
 from __future__ import annotations
@@ -31,24 +30,24 @@ _Completed = Callable[[], Awaitable[None]]
 
 
 class _Elicitation:
-    """What all outcomes of a question have in common."""
+    """Base of all outcomes of an elicitation."""
 
     __slots__ = ("_completed",)
 
     def __init__(self, completed: _Completed | None = None) -> None:
-        self._completed = completed  # tells the client that the user is done at a page
+        self._completed = completed  # Notifies the client that the user is done at a page.
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"  # without the answer: it may be private
+        return f"{type(self).__name__}()"  # Without the answer, which may be private.
 
     async def notify_complete(self) -> None:
-        """Tell the client that the user is done at the page, where the protocol has a message for that (L11-40)."""
+        """Notify the client that the user is done at the page, if the protocol version has a message for that."""
         if self._completed is not None:
             await self._completed()
 
 
 class AcceptedElicitation(_Elicitation, Generic[T]):
-    """The user answered: `value` is the checked answer."""
+    """The user accepted: `value` is the checked answer."""
 
     __slots__ = ("value",)
     __match_args__ = ("value",)
@@ -67,7 +66,7 @@ class AcceptedElicitation(_Elicitation, Generic[T]):
 
 
 class DeclinedElicitation(_Elicitation):
-    """The user said no."""
+    """The user declined."""
 
     __slots__ = ()
 
@@ -82,7 +81,7 @@ class DeclinedElicitation(_Elicitation):
 
 
 class CancelledElicitation(_Elicitation):
-    """The user went away without choosing."""
+    """The user closed the question without an answer."""
 
     __slots__ = ()
 
@@ -96,7 +95,7 @@ class CancelledElicitation(_Elicitation):
         return False
 
 
-# What the user did with a question. Type checkers know that there is a `value` after `if answer.action == "accept"`,
+# Outcome of an elicitation. Type checkers know that `value` is the answer after `if answer.action == "accept"`,
 # `if answer`, or `case AcceptedElicitation(value)`.
 Elicitation: TypeAlias = AcceptedElicitation[T] | DeclinedElicitation | CancelledElicitation
 
@@ -107,19 +106,16 @@ def _elicitation(action: str, value: T, completed: _Completed | None = None) -> 
     return DeclinedElicitation(completed) if action == "decline" else CancelledElicitation(completed)
 
 
-# Asking, and reading the answer.
-
-
-class _FilledIn(msgspec.Struct):
-    """`ElicitResult` with any content: what does not fit the form is to be told by its field, not by its shape."""
+class _FormAnswer(msgspec.Struct):
+    """`ElicitResult` with any content, so that the check of the form can name the wrong field."""
 
     action: Literal["accept", "decline", "cancel"]
     content: dict[str, Any] | None = None
 
 
 async def elicit(call: Call, message: str, schema: type[Any] | Mapping[str, Any], key: str | None) -> Elicitation[Any]:
-    """Ask by form."""
-    answer = await _ask(call, ask_form(message, schema), _FilledIn, key)
+    """Ask the user to fill in a form."""
+    answer = await _ask(call, ask_form(message, schema), _FormAnswer, key)
     if answer.action != "accept":
         return _elicitation(answer.action, None)
     from weft.forms import parse_form
@@ -127,24 +123,24 @@ async def elicit(call: Call, message: str, schema: type[Any] | Mapping[str, Any]
     try:
         return AcceptedElicitation(parse_form(schema, answer.content))
     except ValueError as error:
-        raise asker_of(call).unfit(f"the answer to a question does not fit it: {error}") from None
+        raise asker_of(call).unusable(f"the answer to a question does not fit it: {error}") from None
 
 
 async def elicit_url(call: Call, message: str, url: str, key: str | None) -> Elicitation[None]:
     """Ask the user to visit a page."""
     request = ask_url(message, url)
     check_request(call, request)
-    page = asker_of(call).name_page()
+    page = asker_of(call).new_page_id()
     request.params.elicitation_id = page
     answer = await _ask(call, request, ElicitResult, key)
     return _elicitation(answer.action, None, None if page is None else partial(notify_complete, call, page))
 
 
 async def notify_complete(call: Call, page: str) -> None:
-    """The user is done at a page: tell the client (L11-40), with the call while that is unanswered, else beside it."""
+    """Notify the client that the user is done at a page: on the stream of the call while it is open, else outside."""
     if call.session is None or call.reply.answered or call.cancellation.cancelled or not call.reply.can_stream:
         await call.connection.notify_complete(page)
-    elif call.connection.takes_pages:
+    elif call.connection.supports_pages:
         await call.reply.notify(encode_notification(COMPLETE, {"elicitationId": page}))
 
 
@@ -153,7 +149,7 @@ async def sample(call: Call, request: InputRequest, key: str | None) -> CreateMe
     answer = await _ask(call, request, CreateMessageResult, key)
     fault = fault_of_answer(request.params, answer)
     if fault is not None:
-        raise asker_of(call).unfit(f"of sampling/createMessage, {fault}")
+        raise asker_of(call).unusable(f"of sampling/createMessage, {fault}")
     return answer
 
 
@@ -170,4 +166,4 @@ async def _ask(call: Call, request: InputRequest, answer: type[T], key: str | No
     try:
         return msgspec.json.decode(raw, type=answer)
     except msgspec.ValidationError:
-        raise asker_of(call).unfit(f"the answer to {request.method} does not have its shape.") from None
+        raise asker_of(call).unusable(f"the answer to {request.method} is malformed.") from None

@@ -1,4 +1,4 @@
-"""Make questions as values, and check that a client can be asked them: elicitation, sampling, roots.
+"""Build questions (elicitation, sampling, roots), and check that the client supports them.
 
 A question needs a capability that the client declared. Without it, the call is refused with an error that names the
 capability.
@@ -31,11 +31,11 @@ log = logging.getLogger("weft.asks")
 
 
 def ask_form(message: str, schema: type[Any] | Mapping[str, Any]) -> InputRequest:
-    """The question that a form asks: `schema` is a flat model, or a flat JSON Schema."""
+    """Return a question by form: `schema` is a flat model, or a flat JSON Schema."""
     from weft.forms import check_form, fields_with_links, fields_with_secrets, form_schema, has_link
 
-    said, shape = cast("object", message), cast("object", schema)  # callers may be untyped
-    if not isinstance(said, str):
+    shape = cast("object", schema)  # Callers may be untyped.
+    if not isinstance(cast("object", message), str):
         raise UsageError("This cannot be asked by form: the message, which comes first, is text.")
     if not isinstance(shape, type | Mapping) and get_origin(shape) is None:
         raise UsageError(
@@ -56,11 +56,11 @@ def ask_form(message: str, schema: type[Any] | Mapping[str, Any]) -> InputReques
     return InputRequest("elicitation/create", ElicitParams(message=message, mode="form", requested_schema=requested))
 
 
-@lru_cache(maxsize=512)  # so that it is said once of a form, however often that is asked
+@lru_cache(maxsize=512)  # Warn once per form.
 def _warn_of_links(linked: tuple[str, ...], fields: tuple[str, ...]) -> None:
     log.warning(
-        "The form with the fields %s has a web address in its %s. Clients do not make it a link, so that nobody is "
-        "lured by one: send the user there with ctx.elicit_url (or ask_url) instead.",
+        "The form with the fields %s has a web address in its %s. Clients do not show it as a link, to prevent "
+        "phishing: send the user there with ctx.elicit_url (or ask_url) instead.",
         ", ".join(fields),
         " and its ".join(linked),
     )
@@ -76,38 +76,39 @@ def _warn_of_secrets(fields: tuple[str, ...]) -> None:
 
 
 def ask_url(message: str, url: str, *, id: str | None = None) -> InputRequest:
-    """The question whether the user will visit a page: on https, or on this machine, and without a password in it.
+    """Return the question whether the user will visit a page, on https or on this machine.
 
-    Give it an `id` to say by `ctx.notify_complete(id)` that the user is done there. Without one it gets one of its own.
+    The URL must not contain a password. Give an `id` to report with `ctx.notify_complete(id)` that the user is done
+    there. Default: a new id.
     """
     if id is not None and not (isinstance(id, str) and id):  # pyright: ignore[reportUnnecessaryIsInstance] - users' code
-        raise UsageError(f"ask_url(id={id!r}) is not possible: the id of a page is a text, and not empty.")
+        raise UsageError(f"ask_url(id={id!r}) is not possible: give a text that is not empty.")
     try:
         check_uri(url)
         read_url(url)
     except (TypeError, ValueError):
         raise UsageError("The user cannot be sent to a URL that is malformed: use an https URL.") from None
     except UrlRefused as refused:
-        if refused.fault == "credentials":  # everybody who sees the URL would be logged in by it
+        if refused.fault == "credentials":  # Everyone who sees the URL could log in with it.
             raise UsageError(
                 f"The user cannot be sent to a URL with a name or password before the host {refused.host[:100]!r}: "
                 "take it out of the https URL, and let the user log in on the page."
             ) from None
         if refused.fault == "malformed":
             raise UsageError("The user cannot be sent to a URL that is malformed: use an https URL.") from None
-        shown = f"{refused.scheme}://{refused.host}"[:100]  # not the rest: this is logged, and a path may be a key
+        shown = f"{refused.scheme}://{refused.host}"[:100]  # Without the path, which may be a secret: this is logged.
         raise UsageError(f"The user cannot be sent to {shown!r}: use an https URL, or http on this machine.") from None
     return InputRequest("elicitation/create", ElicitParams(message=message, mode="url", url=url, elicitation_id=id))
 
 
 def ask_model(messages: str | Sequence[SamplingMessage], *, max_tokens: int, **options: Any) -> InputRequest:
-    """The question to the client's model. `options` are the other fields of `CreateMessageParams`."""
+    """Return a question to the client's model. `options` are the other fields of `CreateMessageParams`."""
     talk = [SamplingMessage("user", TextContent(messages))] if isinstance(messages, str) else list(messages)
     return _ask_model(CreateMessageParams(messages=talk, max_tokens=max_tokens, **options))
 
 
 def ask_model_raw(params: Mapping[str, Any]) -> InputRequest:
-    """The same, with params as they stand on the wire."""
+    """Return a question to the client's model with these params of `sampling/createMessage`."""
     try:
         return _ask_model(msgspec.convert(params, CreateMessageParams))
     except msgspec.ValidationError as error:
@@ -122,23 +123,23 @@ def _ask_model(params: CreateMessageParams) -> InputRequest:
 
 
 def ask_roots() -> InputRequest:
-    """The question which roots the client has."""
+    """Return the question for the roots of the client."""
     return InputRequest("roots/list")
 
 
 def params_of(request: InputRequest) -> Any:
-    """The params of a question as JSON values; None where it has none."""
+    """Return the params of a question as JSON values, or None."""
     return None if request.params is msgspec.UNSET else msgspec.to_builtins(request.params)
 
 
 def check_key(key: object, where: str) -> None:
-    """Keys travel as JSON, where a number comes back as text, and would not be found again."""
+    """Raise UsageError for a key that is no text: in JSON, a number would become a text."""
     if not isinstance(key, str):
         raise UsageError(f"{where} is not possible: a key is a text, not a value of the type {type(key).__name__}.")
 
 
 def check_request(call: Call, request: InputRequest) -> None:
-    """Ask only what the client declared for this very call (MRTR-07, ELI-03, SAM-02)."""
+    """Raise `MissingCapability` if the client did not declare, for this call, the capability of a question."""
     needed, purpose = _needed(request)
     if call.connection.check_capability(needed):
         return
@@ -149,7 +150,7 @@ def check_request(call: Call, request: InputRequest) -> None:
 
 
 def _needed(request: InputRequest) -> tuple[ClientCapabilities, str]:
-    """The capability a question needs, and what it is for."""
+    """Return the capability that a question needs, and its purpose."""
     params = request.params
     if request.method == "roots/list":
         return ClientCapabilities(roots=RootsCapability()), "list the client's roots"

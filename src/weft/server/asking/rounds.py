@@ -1,22 +1,17 @@
-"""Carry a handler's questions to the client: by rounds without a session, by messages in one.
+"""Carry a handler's questions to the client, and the answers back: `Round` without a session, `Channel` in a session.
 
-Rounds: how a handler asks in the middle of its body, and is served by calls that know nothing of each other.
+Without a session, each call knows nothing of the others. A handler runs from the top in every round. A question whose
+answer is in the journal is answered at once. The first question without an answer ends the round: the client gets the
+questions and the sealed journal, and its next call, to any worker, brings back the journal and the answers. So a
+handler must ask the same questions when it gets the same answers. Everything else that it does is done again, except
+for functions called through `ctx.once`, whose results are in the journal.
 
-A handler runs from the top in every round. A question whose answer is in the journal is answered at once; the first one
-that is not ends the round: the client gets the questions and the sealed journal, and its next call brings both back, to
-any worker. So the handler must ask the same questions again when it is given the same answers, and whatever it does
-besides asking is done again — except what it does through `ctx.once`, whose result is in the journal too.
+Questions asked at the same time (`asyncio.gather`) are sent together. So a round does not end with its first question,
+but when no new question came for a few turns of the loop and no `once` is running.
 
-Questions asked at the same time (`asyncio.gather`) go out together. So a question does not end the round at once: it
-waits until nothing new was asked for a few turns of the loop, and no `once` is running.
-
-Channel: how a handler asks a client that has a session. The question is sent, and the answer awaited.
-
-It goes out on the stream of the call that asks, so that the client sees what it belongs to; where the call has no
-stream, on the one that belongs to no call.
-
-A handler that returns its questions is called again with the answers, and may ask on the way as well. So there is a
-journal here too, like that of a `Round`: what was answered is not asked again.
+In a session, a question is sent on the stream of the call and its answer awaited. Where the call has no stream, the
+standalone stream is used. A handler that returns its questions is called again with the answers; a journal in memory
+makes sure that no question is asked twice.
 """
 
 from __future__ import annotations
@@ -27,10 +22,11 @@ import os
 import secrets
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -57,11 +53,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weft.asks")
 
-QUIET_TURNS = 3  # turns of the loop without a new question, after which the round is over
+QUIET_TURNS = 3  # Turns of the loop without a new question, after which a round ends.
+PAGES_REQUIRED = -32042  # JSON-RPC error code: the user must visit pages first.
 
 
 def key_ring(given: Sequence[str | bytes] | None) -> KeyRing:
-    """The keys that seal journals: those given, else those of the environment, else one that dies with the process."""
+    """Return the keys that seal journals: the given ones, those in WEFT_STATE_KEY, or a new key for this process."""
     if given is not None:
         return KeyRing(given)
     listed = os.environ.get("WEFT_STATE_KEY", "")
@@ -71,22 +68,22 @@ def key_ring(given: Sequence[str | bytes] | None) -> KeyRing:
         raise UsageError(f"The variable WEFT_STATE_KEY cannot be used. {error}") from None
 
 
-@cache  # once in a process: clients may send as many such states as they like
+@cache  # Once per process: clients can send any number of such states.
 def _warn_of_key() -> None:
     log.warning(
-        "A call came back with a `requestState` that was sealed with another key, so it was refused. Where several "
-        "processes or machines serve the same clients, all of them need the same key: set WEFT_STATE_KEY in their "
-        "environment, or Server(state_keys=[...]). After a restart without such a key this is to be expected."
+        "A call was refused because its `requestState` was sealed with another key. If several processes or machines "
+        "serve the same clients, all need the same key: set WEFT_STATE_KEY in their environment, or "
+        "Server(state_keys=[...]). After a restart without such a key, this is expected."
     )
 
 
 class InputRequired(BaseException):
-    """Answers are needed before the call can be completed. Return it, or let `ctx.elicit` and the others raise it.
+    """Signals that answers are needed before the call can be completed. Return it; `ctx.elicit` and others raise it.
 
-    `requests` are the questions by the keys under which the answers are found in the next call (`ctx.input_response`);
-    `state`, any JSON value, is handed back as `ctx.request_state`, sealed meanwhile.
+    `requests` are the questions by key; the next call finds the answers under the same keys (`ctx.input_response`).
+    `state`, any JSON value, is sealed, and is `ctx.request_state` in the next call.
 
-    It is no `Exception`: `except Exception` in a handler does not stop it.
+    It is not an `Exception`, so `except Exception` in a handler does not catch it.
     """
 
     def __init__(self, requests: Mapping[str, InputRequest] | None = None, *, state: Any = None) -> None:
@@ -104,10 +101,10 @@ class InputRequired(BaseException):
 
 
 class UrlElicitationRequired(InputRequired):
-    """The user has to visit pages before the call can be completed: pairs of a message and a URL, or `ask_url(...)`.
+    """Signals that the user must visit pages first: pairs of a message and a URL, or `ask_url(...)`. Raise it.
 
-    Raise it. Clients are asked as their revision has it: by questions, or by an error that lists the pages, after which
-    they call again (L11-41).
+    Clients get it as their protocol version defines it: as questions, or as an error that lists the pages, after which
+    they call again.
     """
 
     def __init__(self, *pages: tuple[str, str] | InputRequest) -> None:
@@ -117,67 +114,8 @@ class UrlElicitationRequired(InputRequired):
         super().__init__({f"page {number}": page for number, page in enumerate(asked, 1)})
 
 
-class Asker(Protocol):
-    """How a call's questions reach the client and the answers come back."""
-
-    @property
-    def answers(self) -> Mapping[str, msgspec.Raw]:
-        """The answers so far to questions that have a key."""
-        ...
-
-    @property
-    def state(self) -> msgspec.Raw | None:
-        """What the handler wanted to find again when it is called again."""
-        ...
-
-    @property
-    def is_retry(self) -> bool:
-        """Whether the handler was called before, for the same purpose."""
-        ...
-
-    def name_page(self) -> str | None:
-        """An id for a page that the user is sent to, where the protocol has them."""
-        ...
-
-    def unfit(self, fault: str) -> Exception:
-        """What a handler gets to see of an answer that does not fit its question."""
-        ...
-
-    async def settle(self, signal: InputRequired) -> bool:
-        """Get the answers to the questions a handler returned. True: they are there, call it again."""
-        ...
-
-    async def ask(self, method: str, params: Any, key: str | None) -> msgspec.Raw:
-        """The answer to one question, as it stands on the wire."""
-        ...
-
-    async def once(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], type: Any) -> Any:
-        """The result of a function that is called once per logical call."""
-        ...
-
-
-def asker_of(call: Call) -> Asker:
-    """Return what carries the questions of a call; made when the call first asks, or brings answers back."""
-    if call.asker is None:
-        call.asker = Round(call) if call.era.asks_by_rounds else Channel(call)
-    return cast("Asker", call.asker)
-
-
-def round_of(call: Call) -> Round | None:
-    """Return the round that this call is, if it asked anything or brought answers back."""
-    return cast("Round | None", call.asker) if call.era.asks_by_rounds else None
-
-
-async def invoke(call: Call, fn: Callable[..., Any], is_async: bool, kwargs: Mapping[str, Any]) -> Any:  # noqa: FBT001 - a fact of `fn`, not an option
-    """Call a user's function: here if it is async, else in a thread."""
-    value = await fn(**kwargs) if is_async else await call.services.threads.run(fn, kwargs)
-    if isinstance(value, InputRequired):
-        raise value
-    return value
-
-
 class _RoundOver(InputRequired):
-    """Ends the round: the questions are those of the `Round`."""
+    """Ends the round. The questions are those that the `Round` has collected."""
 
     def __init__(self) -> None:
         BaseException.__init__(self, "the round is over")
@@ -185,58 +123,129 @@ class _RoundOver(InputRequired):
         self.state = None
 
 
-class Round:
-    """One run of a handler."""
+def asker_of(call: Call) -> Asker:
+    """Return the asker of a call. It is made when the call first asks, or brings answers."""
+    if call.asker is None:
+        call.asker = Round(call) if call.era.asks_by_rounds else Channel(call)
+    return cast("Asker", call.asker)
 
-    def __init__(self, call: Call) -> None:
-        params = call.envelope.params
-        if not isinstance(params, InputParams):
-            # MRTR-02: nothing but these three may be answered with questions.
-            raise UsageError("Only tools, prompts and reads of resources can ask; this is neither.")
-        self._call: Call = weakref.proxy(call)  # which has this: a cycle would keep both until a collection finds it
-        self._params = params
+
+def round_of(call: Call) -> Round | None:
+    """Return the round of a call that has asked or brought answers; None in a session."""
+    return cast("Round | None", call.asker) if call.era.asks_by_rounds else None
+
+
+async def invoke(call: Call, fn: Callable[..., Any], is_async: bool, kwargs: Mapping[str, Any]) -> Any:  # noqa: FBT001 - a fact of `fn`, not an option
+    """Call a user's function: directly if it is async, else in a thread."""
+    value = await fn(**kwargs) if is_async else await call.services.threads.run(fn, kwargs)
+    if isinstance(value, InputRequired):
+        raise value
+    return value
+
+
+class Asker(ABC):
+    """Carries the questions of one call to the client, and the answers back."""
+
+    def __init__(self, call: Call, journal: Journal) -> None:
+        self._call: Call = weakref.proxy(call)  # The call refers to this object: no reference cycle.
+        self.journal = journal
+        self.is_retry = False  # Whether the handler ran before for the same logical call.
         self._keys = Keys()
-        self._asked: dict[str, str] = {}  # all questions of this run, answered or not, by key: their digests
-        self._questions: dict[str, InputRequest] = {}  # those without an answer
-        self._waiters: list[asyncio.Future[None]] = []
-        self._running = 0  # `once` calls under way
-        self._quiet = 0
-        self.is_over = False  # whether questions have gone unanswered, so that the call cannot be completed
-        self._ticking = False
-        self.journal = self._open()
-        self._once = Once(call.services, self.journal.once, self.journal.id)
-        self.is_retry = bool(self.journal.answers or self.journal.once or params.request_state)
+        self._once = Once(call.services, journal.once, journal.id)
 
     @property
     def answers(self) -> Mapping[str, msgspec.Raw]:
-        """The answers so far."""
+        """The answers so far, by the keys of their questions."""
         return {key: answer.value for key, answer in self.journal.answers.items()}
 
     @property
     def state(self) -> msgspec.Raw | None:
-        """The state that an earlier round returned."""
+        """The last state that the handler returned with `InputRequired`."""
         return self.journal.state
 
-    def name_page(self) -> str | None:
-        """Nothing: a page is named by its question."""
+    async def once(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], type: Any) -> Any:
+        """Return the result of a function that is called once per logical call."""
+        return await self._once.result(key, fn, args, type)
+
+    @abstractmethod
+    async def ask(self, method: str, params: Any, key: str | None) -> msgspec.Raw:
+        """Return the answer to one question, as JSON."""
+
+    @abstractmethod
+    def new_page_id(self) -> str | None:
+        """Return an id for a page that the user is sent to; None if the protocol version has no such ids."""
+
+    @abstractmethod
+    def unusable(self, fault: str) -> Exception:
+        """Return the exception for an answer that does not fit its question."""
+
+    @abstractmethod
+    async def settle(self, signal: InputRequired) -> bool:
+        """Get the answers to the questions that a handler returned. True: they are there, run the handler again."""
+
+    def _fit(self, method: str, params: Any) -> Any:
+        """Return the params of a question as the client's protocol version defines them."""
+        return self._call.era.question(method, params, self._call.envelope.revision)
+
+    def _check_count(self, questions: int) -> None:
+        most = self._call.services.limits.input_responses
+        if questions > most:
+            raise UsageError(
+                f"{self._call.described} asks {questions} questions at once, but only {most} answers are read. Ask "
+                "fewer at a time, put them into one form, or raise Limits(input_responses=...)."
+            )
+
+    def _check_total(self, asked: int) -> None:
+        """Stop a handler that asks without end, such as one that lets a model use tools."""
+        most = self._call.services.limits.asks_per_call
+        if asked > most:
+            raise UsageError(
+                f"{self._call.described} has asked {most} questions and is still not done. End its loop sooner, or "
+                "raise Limits(asks_per_call=...)."
+            )
+
+
+class Round(Asker):
+    """One run of a handler without a session: answers from the journal, or ends with questions."""
+
+    def __init__(self, call: Call) -> None:
+        params = call.envelope.params
+        if not isinstance(params, InputParams):
+            raise UsageError(
+                f"{call.described} cannot ask the client: only tools, prompts and resources can ask. Move the "
+                "question into the handler of one of them."
+            )
+        super().__init__(call, _open_journal(call, params))
+        self._params = params
+        self._asked: dict[str, str] = {}  # Digests of all questions of this run, by key.
+        self._questions: dict[str, InputRequest] = {}  # Questions without an answer, by key.
+        self._waiters: list[asyncio.Future[None]] = []  # One for each open question.
+        self._running = 0  # Number of `once` calls that are running.
+        self._quiet_turns = 0  # Turns of the loop since the last question.
+        self._is_checking = False  # Whether `_check_quiet` is scheduled.
+        self.is_over = False  # Whether there are unanswered questions, so that the call cannot be completed.
+        self.is_retry = bool(self.journal.answers or self.journal.once or params.request_state)
+
+    def new_page_id(self) -> str | None:
+        """Return None: a page is identified by its question."""
         return None
 
-    def unfit(self, fault: str) -> Exception:
-        """The answers are params of this very call: it is refused."""
+    def unusable(self, fault: str) -> Exception:
+        """Return the error that refuses the call: the answers are among its params."""
         return InvalidParams(f"Invalid params: {fault}")
 
     async def settle(self, signal: InputRequired) -> bool:
-        """The client has to be answered with the questions first."""
+        """Return False: the questions are the result of this call."""
         return False
 
     async def ask(self, method: str, params: Any, key: str | None) -> msgspec.Raw:
-        """The answer, from the journal; or the end of the round."""
+        """Return the answer from the journal, or end the round."""
         self._once.check_asking()
         question = digest(method, params)
         name = self._keys.name(key, question)
         self._asked[name] = question
-        check_asks(self._call, len(self._asked))
-        answer = self.journal.answer(name, question) or self._volunteered(name, question)
+        self._check_total(len(self._asked))
+        answer = self.journal.answer(name, question) or self._early_answer(name, question)
         if self._call.replay is not None:
             self._call.replay.asked()
             if answer is None:
@@ -245,64 +254,61 @@ class Round:
             return answer
         if self.is_over:
             raise _RoundOver
-        self._put(name, method, params, question)
+        self._add_question(name, method, params, question)
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
-        self._quiet = 0
-        self._tick()
+        self._restart_quiet()
         try:
             await waiter
-        except asyncio.CancelledError:  # the handler gave the question up, and goes on without the answer
+        except asyncio.CancelledError:  # The handler gave up the question and continues without an answer.
             self._waiters.remove(waiter)
             self._questions.pop(name, None)
             self.journal.pending.pop(name, None)
             raise
-        raise _RoundOver  # here, not by the future: a future with its exception and this frame would be a cycle
+        raise _RoundOver  # Not set on the future: it would form a cycle of future, exception and frame.
 
     async def once(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], type: Any) -> Any:
-        """The result of `fn`, called at most once in the life of the journal."""
+        """Return the result of `fn`, which is called at most once in the life of the journal."""
         if self.is_over and key not in self.journal.once:
-            raise _RoundOver  # what happened now would be forgotten
+            raise _RoundOver  # The journal is sent already, so a result would be lost.
         if self._call.replay is not None:
             self._call.replay.asked()
         self._running += 1
         try:
-            return await self._once.result(key, fn, args, type)
+            return await super().once(key, fn, args, type)
         finally:
             self._running -= 1
-            self._quiet = 0
-            self._tick()
+            self._restart_quiet()
 
     def abandon(self) -> bool:
-        """End the round without an answer. True if nothing has happened in it, so that it may be played again."""
-        self._end()  # what still runs can begin no `once` any more
+        """End the round without an answer. True if it has called no `once` function, so it may be repeated."""
+        self._end()  # Tasks that still run cannot call a `once` function any more.
         return not self._once.began
 
     def add(self, explicit: InputRequired) -> None:
-        """Take over the questions and the state of an `InputRequired` that a handler returned."""
+        """Add the questions and the state of an `InputRequired` that a handler returned."""
         for name, request in explicit.requests.items():
-            params = self._call.era.question(request.method, params_of(request), self._call.envelope.revision)
-            self._put(name, request.method, params, digest(request.method, params))
+            params = self._fit(request.method, params_of(request))
+            self._add_question(name, request.method, params, digest(request.method, params))
             self.journal.by_hand.add(name)
-            self.journal.answers.pop(name, None)  # asked anew: what was answered before is no answer to it (MRTR-26)
+            self.journal.answers.pop(name, None)  # Asked again: an earlier answer does not count.
         if explicit.state is not None:
             self.journal.state = to_json(explicit.state)
 
-    def _put(self, name: str, method: str, params: Any, question: str) -> None:
-        """Have this asked at the end of the round."""
+    def _add_question(self, name: str, method: str, params: Any, question: str) -> None:
         self._questions[name] = InputRequest(method) if params is None else InputRequest(method, params)
         self.journal.pending[name] = question
 
     def result(self) -> InputRequiredResult:
-        """The result that asks: the questions, and the journal sealed."""
+        """Return the result that asks: the questions and the sealed journal."""
         self.warn_if_changed()
-        check_number(self._call, len(self._questions))
+        self._check_count(len(self._questions))
         return InputRequiredResult(
             result_type="input_required", input_requests=self._questions or None, request_state=self._seal()
         )
 
     def warn_if_changed(self) -> None:
-        """In development: a run that did not ask again what is answered already is not a replay."""
+        """Warn in debug mode if this run did not ask a question that was asked in the round before."""
         if not self._call.services.debug:
             return
         if forgotten := self.journal.unasked(self._asked):
@@ -314,20 +320,24 @@ class Round:
                 ", ".join(forgotten),
             )
 
-    def _tick(self) -> None:
-        if not self._ticking and self._waiters:
-            self._ticking = True
-            asyncio.get_running_loop().call_soon(self._turn)
+    def _restart_quiet(self) -> None:
+        self._quiet_turns = 0
+        self._schedule_check()
 
-    def _turn(self) -> None:
-        self._ticking = False
+    def _schedule_check(self) -> None:
+        if not self._is_checking and self._waiters:
+            self._is_checking = True
+            asyncio.get_running_loop().call_soon(self._check_quiet)
+
+    def _check_quiet(self) -> None:
+        self._is_checking = False
         if self._running or self.is_over:
-            return  # the end of `once` begins anew
-        self._quiet += 1
-        if self._quiet <= QUIET_TURNS:
-            self._tick()
-            return
-        self._end()
+            return  # The end of the `once` call schedules the next check.
+        self._quiet_turns += 1
+        if self._quiet_turns <= QUIET_TURNS:
+            self._schedule_check()
+        else:
+            self._end()
 
     def _end(self) -> None:
         self.is_over = True
@@ -335,33 +345,13 @@ class Round:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def _volunteered(self, name: str, question: str) -> msgspec.Raw | None:
-        """The answer of a client that knows the question before it is asked, and so has no state to send with it."""
+    def _early_answer(self, name: str, question: str) -> msgspec.Raw | None:
+        """Accept an answer without `requestState`, from a client that knew the question before it was asked."""
         answer = (self._params.input_responses or {}).get(name)
         if self._params.request_state is not None or answer is None:
             return None
         self.journal.answers[name] = RecordedAnswer(question, answer)
         return answer
-
-    def _open(self) -> Journal:
-        state, responses = self._params.request_state, self._params.input_responses or {}
-        try:
-            journal = Journal.empty() if state is None else Journal.decode(self._unsealed(state))
-            journal.accept(responses, limit=self._call.services.limits.input_responses)
-        except ValueError as error:
-            raise InvalidParams(f"Invalid params: {error}") from None
-        return journal
-
-    def _unsealed(self, state: str) -> bytes:
-        server = self._call.services
-        try:
-            return server.state_keys.open(
-                state, binding=self._binding(), now=int(time.time()), max_bytes=server.limits.state_bytes
-            )
-        except StateRefused:
-            if len(state) <= server.limits.state_bytes and server.state_keys.is_foreign(state):
-                _warn_of_key()
-            raise
 
     def _seal(self) -> str:
         self.journal.id = self.journal.id or secrets.token_urlsafe(12)
@@ -371,56 +361,57 @@ class Round:
             try:
                 self._sealed(self.journal.encode_own())
             except UsageError:
-                raise error from None  # the handler has filled it without the client's help
+                raise error from None  # Too large even without the client's answers.
             most = self._call.services.limits.state_bytes
             raise InvalidParams(
                 f"Invalid params: the answers to this call are too long: with them, its state would have more than the "
-                f"{most} bytes allowed. RecordedAnswer more briefly."
+                f"{most} bytes allowed. Send shorter answers."
             ) from None
 
     def _sealed(self, journal: bytes) -> str:
-        server = self._call.services
-        return server.state_keys.seal(
+        services = self._call.services
+        return services.state_keys.seal(
             journal,
-            binding=self._binding(),
-            expires=int(time.time() + server.limits.ask_seconds),
-            max_bytes=server.limits.state_bytes,
+            binding=_binding(self._call, self._params),
+            expires=int(time.time() + services.limits.ask_seconds),
+            max_bytes=services.limits.state_bytes,
         )
 
-    def _binding(self) -> bytes:
-        """State is good for the same server, caller, method, name and arguments only (MRTR-11, MRTR-13)."""
-        mirrored = self._call.envelope.method.mirrored
-        name = str(getattr(self._params, mirrored)) if mirrored else ""  # an extension may have a number there
-        if isinstance(self._params, CallToolParams):  # as the client sent them, whatever middleware made of them
-            sent = self._params.raw_arguments
-            raw = b"{}" if sent is msgspec.UNSET else bytes(sent)
+
+def _open_journal(call: Call, params: InputParams) -> Journal:
+    """Return the journal that a call brings, with its new answers; an empty one for a first call."""
+    state, services = params.request_state, call.services
+    try:
+        if state is None:
+            journal = Journal.empty()
         else:
-            raw = msgspec.json.encode(getattr(self._params, "arguments", None) or {})
-        return binding(self._call.principal, self._call.method, name, raw, server=self._call.services.info.name)
+            now, most = int(time.time()), services.limits.state_bytes
+            opened = services.state_keys.open(state, binding=_binding(call, params), now=now, max_bytes=most)
+            journal = Journal.decode(opened)
+        journal.accept(params.input_responses or {}, limit=services.limits.input_responses)
+    except StateRefused:
+        if state and len(state) <= services.limits.state_bytes and services.state_keys.is_foreign(state):
+            _warn_of_key()
+        raise
+    except ValueError as error:
+        raise InvalidParams(f"Invalid params: {error}") from None
+    return journal
 
 
-def check_number(call: Call, questions: int) -> None:
-    """So many are asked at once, and no more."""
-    most = call.services.limits.input_responses
-    if questions > most:
-        raise UsageError(
-            f"{call.described} asks {questions} questions at once, but only {most} answers are read. Ask fewer at a "
-            "time, put them into one form, or raise Limits(input_responses=...)."
-        )
-
-
-def check_asks(call: Call, asked: int) -> None:
-    """A handler that asks on and on, such as one that lets a model use tools, is stopped (SAM-12)."""
-    most = call.services.limits.asks_per_call
-    if asked > most:
-        raise UsageError(
-            f"{call.described} has asked {most} questions and is still not done. End its loop sooner, or raise "
-            "Limits(asks_per_call=...)."
-        )
+def _binding(call: Call, params: InputParams) -> bytes:
+    """Return what a state is bound to: server, caller, method, name and arguments."""
+    mirrored = call.envelope.method.mirrored
+    name = str(getattr(params, mirrored)) if mirrored else ""  # In an extension, it may be a number.
+    if isinstance(params, CallToolParams):  # The arguments as the client sent them, before any middleware.
+        sent = params.raw_arguments
+        raw = b"{}" if sent is msgspec.UNSET else bytes(sent)
+    else:
+        raw = msgspec.json.encode(getattr(params, "arguments", None) or {})
+    return binding(call.principal, call.method, name, raw, server=call.services.info.name)
 
 
 def questions(call: Call, signal: InputRequired | None) -> InputRequiredResult:
-    """What a call is answered with that ended with `signal`: the questions and the sealed journal."""
+    """Return the result of a call that ended with `signal`: its questions and the sealed journal."""
     round = asker_of(call)
     assert isinstance(round, Round)
     if signal is not None:
@@ -431,7 +422,7 @@ def questions(call: Call, signal: InputRequired | None) -> InputRequiredResult:
 
 
 def signal_in(error: BaseException) -> InputRequired | ProtocolError | None:
-    """What a handler ended with that is meant for the client: questions or a refusal, also from within a task group."""
+    """Return the questions or the refusal for the client in an exception, also in an exception group."""
     if isinstance(error, InputRequired | ProtocolError):
         return error
     if isinstance(error, BaseExceptionGroup):
@@ -441,104 +432,77 @@ def signal_in(error: BaseException) -> InputRequired | ProtocolError | None:
     return None
 
 
-PAGES_REQUIRED = -32042  # L11-41
-
-
-class Channel:
-    """Asks over the channel of a session, and waits."""
+class Channel(Asker):
+    """Asks over the channel of a session, and waits for the answers."""
 
     def __init__(self, call: Call) -> None:
-        self._call: Call = weakref.proxy(call)  # which has this: a cycle would keep both until a collection finds it
-        self._journal = Journal.empty()  # what a handler that is called again has asked and done before
-        self._once = Once(call.services, self._journal.once)
-        self._rounds = 0
-        self._sent = 0  # questions, in all runs
-        self._page = secrets.token_urlsafe(16)  # the first part of the ids of all pages
-        self._begin_run()
-
-    def _begin_run(self) -> None:
-        self._keys = Keys()
+        super().__init__(call, Journal.empty())
+        self._rounds = 0  # Times that the handler returned questions.
+        self._sent = 0  # Questions sent, in all runs of the handler.
+        self._page_prefix = secrets.token_urlsafe(16)
         self._page_numbers = count(1)
 
-    @property
-    def is_retry(self) -> bool:
-        """Whether the handler was called before, for the same purpose."""
-        return self._rounds > 0
+    def new_page_id(self) -> str | None:
+        """Return an id for `notifications/elicitation/complete`; it is the same in every run of the handler."""
+        return f"{self._page_prefix}-{next(self._page_numbers)}"
 
-    @property
-    def answers(self) -> Mapping[str, msgspec.Raw]:
-        """The answers so far."""
-        return {key: answer.value for key, answer in self._journal.answers.items()}
-
-    @property
-    def state(self) -> msgspec.Raw | None:
-        """What the handler returned to find again, the last that it did."""
-        return self._journal.state
-
-    def name_page(self) -> str | None:
-        """An id by which the client is told that the user is done there (L11-39, L11-40); the same in every run."""
-        return f"{self._page}-{next(self._page_numbers)}"
-
-    def unfit(self, fault: str) -> Exception:
-        """The answer was a message of its own: nothing is wrong with the call, whose handler may make do without it."""
+    def unusable(self, fault: str) -> Exception:
+        """Return an exception that the handler may catch: the call itself is valid."""
         return QuestionFailed(f"The client's answer cannot be used: {fault}")
 
     async def ask(self, method: str, params: Any, key: str | None) -> msgspec.Raw:
-        """The answer; that of an earlier run, if there is one: nobody is asked again because a handler is run again."""
+        """Return the answer of an earlier run, or send the question and wait for its answer."""
         self._once.check_asking()
-        question = digest(method, _unnamed(params))
+        question = digest(method, _without_page_id(params))
         name = self._keys.name(key, question)
-        answer = self._journal.answer(name, question)
+        answer = self.journal.answer(name, question)
         if answer is None:
             answer = await self._send(method, params)
-            self._journal.answers[name] = RecordedAnswer(question, answer)
+            self.journal.answers[name] = RecordedAnswer(question, answer)
         return answer
 
     async def _send(self, method: str, params: Any) -> msgspec.Raw:
         call, seconds = self._call, self._call.services.limits.ask_seconds
-        if call.cancellation.cancelled:  # CAN-09: nothing is sent any more, and nobody would answer
+        if call.cancellation.cancelled:
             raise QuestionFailed(f"The client cannot be asked ({method}): it has cancelled the call.")
         if call.reply.answered:
             raise QuestionFailed(
                 f"The client cannot be asked ({method}): the call is answered. Ask before the handler returns."
             )
         self._sent += 1
-        check_asks(call, self._sent)
-        fitting = self._fitting(method, params)
+        self._check_total(self._sent)
+        fitting = self._fit(method, params)
         try:
             if call.session is not None and call.reply.can_stream:
-                answer = await call.session.outstanding.request(
-                    call.reply.notify, method, fitting, timeout=seconds, withdraw=self._withdraw
+                return await call.session.outstanding.request(
+                    call.reply.notify, method, fitting, timeout=seconds, send_cancellation=self._send_cancellation
                 )
-            else:
-                answer = await call.connection.send_raw_request(method, fitting, timeout=seconds)
+            return msgspec.Raw(
+                msgspec.json.encode(await call.connection.send_raw_request(method, fitting, timeout=seconds))
+            )
         except RemoteError as error:
             raise QuestionFailed(f"The client refused: {error.message}", error.code, error.data) from None
         except RequestTimeout as error:
             raise QuestionFailed(str(error)) from None
         except NoBackChannelError:
             raise QuestionFailed(
-                f"The client cannot be asked ({method}): it takes no stream as an answer, and has none open otherwise."
+                f"The client cannot be asked ({method}): it accepts no stream as the response to this call, and has no "
+                "other stream open."
             ) from None
-        return msgspec.Raw(msgspec.json.encode(answer))
 
-    async def _withdraw(self, message: bytes) -> None:
-        """Where the question went, unless nothing more is sent there (CAN-09)."""
+    async def _send_cancellation(self, message: bytes) -> None:
+        """Send the cancellation of a question where the question was sent, unless the call itself was cancelled."""
         call = self._call
         assert call.session is not None
-        await (call.session.outstanding.farewell if call.cancellation.cancelled else call.reply.notify)(message)
-
-    async def once(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], type: Any) -> Any:
-        """The handler is run again only if it returns its questions, but it may come by here more than once."""
-        return await self._once.result(key, fn, args, type)
+        await (call.session.outstanding.send if call.cancellation.cancelled else call.reply.notify)(message)
 
     async def settle(self, signal: InputRequired) -> bool:
-        """Ask what a handler returned as questions, so that it can be called again with the answers."""
-        check_number(self._call, len(signal.requests))
+        """Ask the questions that a handler returned, so that it can be called again with the answers."""
+        self._check_count(len(signal.requests))
         for request in signal.requests.values():
             check_request(self._call, request)
         if isinstance(signal, UrlElicitationRequired):
-            raise self._pages(signal)
+            raise self._pages_required(signal)
         most = self._call.services.limits.input_rounds
         if self._rounds >= most:
             raise UsageError(
@@ -546,43 +510,38 @@ class Channel:
                 "answers are there, or raise Limits(input_rounds=...)."
             )
         self._rounds += 1
-        answers = await _all(self._put(request) for request in signal.requests.values())
-        self._journal.answers.update(zip(signal.requests, answers, strict=True))
+        self.is_retry = True
+        answers = await _ask_all(self._ask_returned(request) for request in signal.requests.values())
+        self.journal.answers.update(zip(signal.requests, answers, strict=True))
         if signal.state is not None:
-            self._journal.state = to_json(signal.state)
-        self._begin_run()
+            self.journal.state = to_json(signal.state)
+        self._keys, self._page_numbers = Keys(), count(1)
         return True
 
-    async def _put(self, request: InputRequest) -> RecordedAnswer:
-        """Ask what a handler put into an `InputRequired`."""
+    async def _ask_returned(self, request: InputRequest) -> RecordedAnswer:
         params = params_of(request)
-        return RecordedAnswer(
-            digest(request.method, _unnamed(params)), await self._send(request.method, _named(params))
-        )
+        question = digest(request.method, _without_page_id(params))
+        return RecordedAnswer(question, await self._send(request.method, _with_page_id(params)))
 
-    def _pages(self, signal: UrlElicitationRequired) -> ProtocolError:
-        """The error that lists the pages a user has to visit (L11-41)."""
-        pages = [self._fitting(request.method, _named(params_of(request))) for request in signal.requests.values()]
+    def _pages_required(self, signal: UrlElicitationRequired) -> ProtocolError:
+        """Return the error that lists the pages which the user must visit."""
+        pages = [self._fit(request.method, _with_page_id(params_of(request))) for request in signal.requests.values()]
         return ProtocolError("The user has to visit a page first.", code=PAGES_REQUIRED, data={"elicitations": pages})
 
-    def _fitting(self, method: str, params: Any) -> Any:
-        return self._call.era.question(method, params, self._call.envelope.revision)
 
-
-def _named(params: Any) -> Any:
-    """A page is sent with an id of its own, unless its handler gave it one (L11-39)."""
+def _with_page_id(params: Any) -> Any:
     if params is not None and params.get("mode") == "url":
         return {"elicitationId": secrets.token_urlsafe(16), **params}
     return params
 
 
-def _unnamed(params: Any) -> Any:
-    """What is asked: which id a page has makes it no other question."""
+def _without_page_id(params: Any) -> Any:
+    """Return what identifies a question: a page with another id is the same question."""
     return params if params is None else {name: value for name, value in params.items() if name != "elicitationId"}
 
 
-async def _all(asks: Iterable[Coroutine[Any, Any, RecordedAnswer]]) -> list[RecordedAnswer]:
-    """The answers to questions asked at once. When one fails the others are not needed any more: they are withdrawn."""
+async def _ask_all(asks: Iterable[Coroutine[Any, Any, RecordedAnswer]]) -> list[RecordedAnswer]:
+    """Return the answers to questions asked at once. If one fails, the others are cancelled."""
     tasks = [asyncio.ensure_future(ask) for ask in asks]
     try:
         return await asyncio.gather(*tasks)

@@ -1,6 +1,6 @@
-"""Authorization: a server that is an OAuth 2.1 resource server.
+"""Protect a server by tokens: it is an OAuth 2.1 resource server.
 
-`ResourceServer` says what a server protects and who issues its tokens; a verifier says whether a token is good.
+`ResourceServer` names the protected URL and the issuers of its tokens; a verifier checks the tokens.
 
 >>> from weft import Server
 >>> from weft.auth import TokenInfo

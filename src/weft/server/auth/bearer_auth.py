@@ -1,9 +1,9 @@
-"""Admit HTTP requests by their bearer token.
+"""Accept or refuse HTTP requests by their bearer token.
 
-The decision is made on the raw headers, before anything else of a request is read. What a verifier said of a token is
-cached under a digest of the token until it expires, so the next request with the same token costs one look-up. The
-token itself is stored nowhere. A verifier whose tokens can end before they expire has `recheck`, an async function of
-the `TokenInfo`: it is called with every request, and raises `TokenRefused`.
+The decision uses the raw headers, before anything else of a request is read. The result of a verifier is cached under a
+digest of the token until the token expires, so the next request with the same token costs one look-up. The token itself
+is not stored. A verifier whose tokens can be revoked early has `recheck`, an async function of the `TokenInfo`: it is
+called with every request, and raises `TokenRefused`.
 """
 
 from __future__ import annotations
@@ -27,95 +27,85 @@ from weft.server.calls.connection import TokenInfo
 from weft.server.calls.services import Services
 from weft.server.diagnostics import report
 
-
-class Gate:
-    """Stands before every route of an app, the metadata excepted, which says how to get past it."""
-
-    def __init__(self, auth: Protection, services: Services) -> None:
-        self._auth = auth
-        self._admission = Admission(auth, services)
-        self.metadata = auth.metadata(services.info)  # the document, encoded
-        self._paths = auth.metadata_paths
-
-    def is_metadata(self, inner: str) -> bool:
-        """Whether the metadata is what is at this path below the place that the app is mounted at."""
-        return inner in self._paths
-
-    def metadata_url(self, scope: Scope) -> str | None:
-        """Return where the metadata is, if that is not its usual place.
-
-        The root of the host is not ours to serve: where the app is mounted, the metadata is below the mount.
-        """
-        root: str = scope.get("root_path", "")
-        return f"{self._auth.origin}{root}{WELL_KNOWN}" if root and self._auth.resource else None
-
-    async def admit(self, scope: Scope, headers: Headers, metadata_url: str | None) -> None:
-        """Put the verified caller into the scope; raise a `Refusal` with a challenge where there is none."""
-        if not self.knows(scope, headers):
-            metadata_url = metadata_url or self._auth.metadata_url
-            scope[TOKEN_INFO] = await self._admission.admit(scope, headers, metadata_url)
-
-    def knows(self, scope: Scope, headers: Headers) -> bool:
-        """The same for a request whose token was let in before; False where that is to be found out."""
-        value = headers.known.get(b"authorization")
-        if value is None or scope.get("query_string"):
-            return False
-        info = scope[TOKEN_INFO] = self._admission.recall(value)
-        return info is not None
-
-
 _CREDENTIALS = re.compile(rb"(bearer|dpop) +([A-Za-z0-9._~+/-]+=*)[ \t]*", re.IGNORECASE)  # RFC 6750, 2.1
 _MOST_KNOWN = 10_000
 
 
-class Admission:
-    """Lets requests in to one server, or turns them away with what it takes."""
+class BearerAuth:
+    """Accepts HTTP requests with a valid token, and refuses all others with a challenge.
+
+    It guards every route of an app except the metadata, which says how to get a token.
+    """
 
     def __init__(self, auth: Protection, services: Services) -> None:
-        self.auth = auth
+        self._auth = auth
         self._services = services
+        self._paths = auth.metadata_paths
+        self.metadata = auth.metadata(services.info)  # The metadata document, encoded.
         self._proofs = Proofs(auth.dpop, services)
         self._recheck: Callable[[TokenInfo], Awaitable[None]] | None = getattr(auth.verifier, "recheck", None)
-        self._known: dict[bytes, tuple[TokenInfo, float]] = {}  # by digest of scheme and token, until when
+        # Callers by the digest of scheme and token, each with the end of its validity.
+        self._known: dict[bytes, tuple[TokenInfo, float]] = {}
+
+    def is_metadata(self, path: str) -> bool:
+        """Return whether a path, relative to the mount point of the app, is that of the metadata."""
+        return path in self._paths
+
+    def metadata_url(self, scope: Scope) -> str | None:
+        """Return the URL of the metadata if the app is mounted below the root of the host, else None.
+
+        A mounted app does not serve the root of the host, so its metadata is below the mount point.
+        """
+        root: str = scope.get("root_path", "")
+        return f"{self._auth.origin}{root}{WELL_KNOWN}" if root and self._auth.resource else None
+
+    def accept_known(self, scope: Scope, headers: Headers) -> bool:
+        """Accept a request whose token was accepted before. False: call `accept`."""
+        value = headers.known.get(b"authorization")
+        if value is None or scope.get("query_string"):
+            return False
+        info = scope[TOKEN_INFO] = self.recall(value)
+        return info is not None
 
     def recall(self, authorization: bytes) -> TokenInfo | None:
-        """Who bears a token that was let in before and needs nothing besides; None where that is to be found out."""
+        """Return the caller of a token that was accepted before and needs no further check, else None."""
         if self._recheck is not None:
             return None
         known = self._known.get(sha256(authorization).digest())
         return known[0] if known is not None and known[1] > time.time() else None
 
-    async def admit(self, scope: Scope, headers: Headers, metadata_url: str | None) -> TokenInfo:
-        """Who sends a request. A `Refusal` with a challenge where that does not suffice (AUTH-34)."""
-        asking = _AuthRequest(self.auth, metadata_url, self._services.name)
+    async def accept(self, scope: Scope, headers: Headers, metadata_url: str | None) -> None:
+        """Put the verified caller into the scope. Raises a `Refusal` with a challenge if the token is not enough."""
+        auth = self._auth
+        asking = _Challenge(auth, metadata_url or auth.metadata_url, self._services.name)
         if _has_token(scope.get("query_string", b"")):
             raise asking.refuse(400, "invalid_request", "A token is sent in the Authorization header, never in a URL.")
         value = headers.known.get(b"authorization")
         found = None if value is None else _CREDENTIALS.fullmatch(value.strip(b" \t"))
         if found is None:
             if value is not None and value.split(b" ", 1)[0].lower() in (b"bearer", b"dpop"):
-                raise asking.refuse(400, "invalid_request", "The Authorization header holds no token as it should.")
+                raise asking.refuse(400, "invalid_request", "The Authorization header has no well-formed token.")
             raise asking.refuse(401, None, "This server needs a token: send it in the Authorization header.")
         asking.is_dpop = found[1].lower() == b"dpop"
         token = found[2].decode("ascii")
         info = await self._verify(token, asking)
-        if not self.auth.resource and (asking.is_dpop or "cnf" in info.claims):  # a proof is about a URL
+        if not auth.resource and (asking.is_dpop or "cnf" in info.claims):  # A proof needs a URL to be made for.
             asking.is_dpop = False
-            raise asking.refuse(401, "invalid_token", "Tokens that are bound to a key are not taken here.")
+            raise asking.refuse(401, "invalid_token", "Tokens that are bound to a key are not accepted here.")
         if asking.is_dpop:
             await self._check_proof(scope, headers, token, info, asking)
-        elif "cnf" in info.claims or self.auth.dpop.required:
+        elif "cnf" in info.claims or auth.dpop.required:
             asking.is_dpop = True
             raise asking.refuse(401, "invalid_token", "The token must be bound to a key, and come with a proof of it.")
-        if not info.scopes.issuperset(self.auth.scopes):
-            text = "The token does not have the scopes that this server takes."
-            raise asking.refuse(403, "insufficient_scope", text, f" Needed: {', '.join(self.auth.scopes)}.")
-        return info
+        if not info.scopes.issuperset(auth.scopes):
+            text = "The token does not have the scopes that this server needs."
+            raise asking.refuse(403, "insufficient_scope", text, f" Needed: {', '.join(auth.scopes)}.")
+        scope[TOKEN_INFO] = info
 
-    async def _verify(self, token: str, asking: _AuthRequest) -> TokenInfo:
-        """What the verifier says of a token, now or a while ago."""
+    async def _verify(self, token: str, asking: _Challenge) -> TokenInfo:
+        """Return the caller that the verifier, or the cache, has for a token."""
         key = sha256(b"Bearer " + token.encode()).digest()
-        if asking.is_dpop:  # no digest: whatever a header says, `recall` finds no token that needs a proof besides
+        if asking.is_dpop:  # Not a plain digest, so `recall` never finds a token that also needs a proof.
             key = b"DPoP " + key
         known, now = self._known.get(key), time.time()
         try:
@@ -123,30 +113,29 @@ class Admission:
                 if self._recheck is not None:
                     await self._recheck(known[0])
                 return known[0]
-            info = read_info(await self.auth.verifier(token))
-            if not hasattr(self.auth.verifier, "bind"):  # those that have it have done so themselves
-                check_claims(info.claims, audiences=self.auth.audiences, leeway=LEEWAY)
-            until = min(read_time(info.claims, "exp") or now + self.auth.cache_seconds, now + self.auth.cache_seconds)
+            info = read_info(await self._auth.verifier(token))
+            if not hasattr(self._auth.verifier, "bind"):  # A verifier with `bind` checks the claims itself.
+                check_claims(info.claims, audiences=self._auth.audiences, leeway=LEEWAY)
+            until = min(read_time(info.claims, "exp") or now + self._auth.cache_seconds, now + self._auth.cache_seconds)
         except TokenRefused as error:
             raise asking.refuse(401, "invalid_token", str(error)) from None
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # noqa: BLE001 - R1: whatever a verifier raises, nobody is let in and all goes on
-            text = report("The verifier of tokens", error, debug=self._services.debug, secret=token)
+        except BaseException as error:  # noqa: BLE001 - whatever a verifier raises, the request is refused and the server continues
+            text = report("The token verifier", error, debug=self._services.debug, secret=token)
             if isinstance(error, VerifierFailed):
                 raise _unavailable(text) from None
             raise Refusal(500, text, code=InternalError.code) from None
-        if (scopes := self.auth.expand(info.scopes)) is not info.scopes:
+        if (scopes := self._auth.expand(info.scopes)) is not info.scopes:
             info = msgspec.structs.replace(info, scopes=scopes)
         self._keep(key, info, until, asking)
         return info
 
-    def _keep(self, key: bytes, info: TokenInfo, until: float, asking: _AuthRequest) -> None:
-        """Remember who bears a token. What `recall` finds is let in as it is: it must lack nothing."""
-        bearer = not asking.is_dpop
-        if bearer and ("cnf" in info.claims or self.auth.dpop.required or not info.scopes.issuperset(self.auth.scopes)):
-            return
-        if until <= time.time():
+    def _keep(self, key: bytes, info: TokenInfo, until: float, asking: _Challenge) -> None:
+        """Cache the caller of a token, if it passes all checks: `recall` accepts it without any."""
+        auth = self._auth
+        needs_more = "cnf" in info.claims or auth.dpop.required or not info.scopes.issuperset(auth.scopes)
+        if until <= time.time() or (needs_more and not asking.is_dpop):
             return
         self._known.pop(key, None)
         if len(self._known) >= _MOST_KNOWN:
@@ -154,12 +143,12 @@ class Admission:
         self._known[key] = info, until
 
     async def _check_proof(
-        self, scope: Scope, headers: Headers, token: str, info: TokenInfo, asking: _AuthRequest
+        self, scope: Scope, headers: Headers, token: str, info: TokenInfo, asking: _Challenge
     ) -> None:
         proofs = [value for name, value in headers.raw if name == b"dpop"]
-        # The URL as the client sees it: the resource says under which name that is, whatever a proxy makes of it.
+        # The URL as the client sees it, from the configured resource: a proxy may have changed the one of the request.
         raw: bytes = scope.get("raw_path") or scope["path"].encode()
-        urls = (self.auth.resource, self.auth.origin + raw.partition(b"?")[0].decode("latin-1"))
+        urls = (self._auth.resource, self._auth.origin + raw.partition(b"?")[0].decode("latin-1"))
         try:
             await self._proofs.check(proofs, method=scope["method"], urls=urls, token=token, info=info)
         except ProofRefused as error:
@@ -167,24 +156,24 @@ class Admission:
             if error.nonce is not None:
                 refusal.headers = [*refusal.headers, (b"dpop-nonce", error.nonce.encode())]
             raise refusal from None
-        except Exception as error:  # noqa: BLE001 - a Backend raises what it likes; who may be a replay stays outside
+        except Exception as error:  # noqa: BLE001 - a Backend may raise anything; a possible replay is refused
             text = report("The record of proofs", error, debug=self._services.debug, secret=token)
             raise _unavailable(text) from None
 
 
-class _AuthRequest:
-    """What a challenge to one request says."""
+class _Challenge:
+    """The `WWW-Authenticate` challenge to one request."""
 
     def __init__(self, auth: Protection, metadata_url: str | None, name: str) -> None:
         self.auth = auth
         self.metadata_url = metadata_url
-        self.realm = name if metadata_url is None else None  # RFC 6750, 3: a challenge says something
+        self.realm = name if metadata_url is None else None  # RFC 6750, 3: a challenge has at least one parameter.
         self.is_dpop = auth.dpop.required
 
     def refuse(self, status: int, error: str | None, text: str, more: str = "") -> Refusal:
-        """A refusal with its challenge: where to get a token (L06-07), and with which scopes (AUTH-09).
+        """Return a refusal with a challenge: where to get a token, and with which scopes.
 
-        `more` is for who reads the answer only: the challenge says it elsewhere.
+        `more` is added to the text of the response only; the challenge has it in another parameter.
         """
         value = challenge(
             "DPoP" if self.is_dpop else "Bearer",
@@ -199,7 +188,7 @@ class _AuthRequest:
 
 
 def _has_token(query: bytes) -> bool:
-    """Whether a query has an `access_token` (AUTH-28): however it is spelled, it is in somebody's log already."""
+    """Return whether a query has an `access_token`, in any spelling: such a URL may be in a log already."""
     return any(unquote_plus(part.partition("=")[0]) == "access_token" for part in query.decode("latin-1").split("&"))
 
 

@@ -1,8 +1,8 @@
-"""DPoP (RFC 9449): tokens that are good only together with a proof that the client has the key they are bound to.
+"""Check DPoP proofs (RFC 9449): a bound token is valid only with a proof that the client has the key of the token.
 
-A proof is a JWT about one request: its method, its URL, its token, when it was made. It is good once, for a minute. At
-the token endpoint there is no token yet: what is issued there is bound to the key of the proof. Which proofs were seen
-is kept in the Backend's store, which workers share, and counted here, so that it is bounded.
+A proof is a JWT about one request: its method, its URL, its token, when it was made. It is valid once, for a minute. At
+the token endpoint there is no token yet: a token issued there is bound to the key of the proof. Used proofs are kept in
+the Backend's store, which workers share, and counted here, so that their number is bounded.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _PORTS = {"https": 443, "http": 80}
 
 
 class Dpop:
-    """How tokens that are bound to a key are handled.
+    """Settings for tokens that are bound to a key.
 
-    They are always accepted, with a proof, and never without. `required` refuses all others; `nonces` demands that a
-    proof repeats what the server gave out a moment ago; `window` is how many seconds old a proof may be.
+    They are accepted with a proof, and never without. `required` refuses all other tokens; `nonces` demands that a
+    proof repeats a nonce that the server sent shortly before; `window` is the greatest age of a proof in seconds.
     """
 
     def __init__(
@@ -48,7 +48,10 @@ class Dpop:
         algorithms: Sequence[str] = ("ES256", "EdDSA"),
     ) -> None:
         if not 1 <= window <= 600:
-            raise UsageError(f"Dpop(window={window!r}) is not possible: a proof is good for 1 to 600 seconds.")
+            raise UsageError(
+                f"Dpop(window={window!r}) is not possible: a proof is valid for 1 to 600 seconds. Give a number in "
+                "that range."
+            )
         self.required = required
         self.nonces = nonces
         self.window = window
@@ -56,7 +59,7 @@ class Dpop:
 
 
 class ProofRefused(WeftError):
-    """A proof is not good. `error` is the code for the challenge, `nonce` what the next proof has to repeat."""
+    """A proof is not valid. `error` is the code for the challenge, `nonce` the nonce of the next proof."""
 
     def __init__(self, message: str, *, error: str = "invalid_dpop_proof", nonce: str | None = None) -> None:
         super().__init__(message)
@@ -65,14 +68,14 @@ class ProofRefused(WeftError):
 
 
 class Proof(NamedTuple):
-    """What a proof that is good says: which key made it, and its id."""
+    """A valid proof: the key that signed it, and its id."""
 
-    key: str  # its thumbprint
+    key: str  # Thumbprint of the key.
     id: str
 
 
-class _Keeper(Protocol):
-    """What proofs need of the server that they are shown to: its store, and the keys of its nonces."""
+class _ProofServer(Protocol):
+    """The part of a server that checking proofs needs: its store, and the keys that seal nonces."""
 
     @property
     def backend(self) -> Backend: ...
@@ -81,22 +84,21 @@ class _Keeper(Protocol):
 
 
 class Proofs:
-    """Checks proofs, and remembers which were seen."""
+    """Checks proofs, and records the used ones."""
 
-    def __init__(self, dpop: Dpop, server: _Keeper) -> None:
+    def __init__(self, dpop: Dpop, server: _ProofServer) -> None:
         self._dpop = dpop
         self._server = server
-        self._seen: dict[bytes, float] = {}  # until when each is remembered, the oldest first
+        self._seen: dict[bytes, float] = {}  # End of validity of each used proof, oldest first.
 
     async def check(
         self, proofs: Sequence[bytes], *, method: str, urls: Sequence[str], token: str, info: TokenInfo
     ) -> None:
-        """Refuse a request whose token is not bound to a key, or that has no good proof of that key."""
+        """Raise `ProofRefused` if the token is not bound to a key, or the request has no valid proof of that key."""
         bound = bound_key(info.claims)
         if bound is None:
             raise ProofRefused("The token is not bound to a key: send it as Bearer.", error="invalid_token")
-        proof = self.read(proofs, method=method, urls=urls, token=token, bound=bound)
-        await self.use(proof)
+        await self.use(self.read(proofs, method=method, urls=urls, token=token, bound=bound))
 
     def read(
         self,
@@ -107,12 +109,12 @@ class Proofs:
         token: str | None = None,
         bound: str | None = None,
     ) -> Proof:
-        """Read the one proof of a request; `ProofRefused` where it is not good. It is not used up yet.
+        """Return the one proof of a request; raise `ProofRefused` if it is not valid. Does not use it up.
 
         With a `token`, the proof must be about that token, and made with the key that it is `bound` to.
         """
         if len(proofs) != 1 or len(proofs[0]) > _MOST_BYTES:
-            raise ProofRefused("What is bound to a key needs exactly one proof, in the DPoP header.")
+            raise ProofRefused("A token that is bound to a key needs exactly one proof, in the DPoP header.")
         jwk, claims = self._read(proofs[0].decode("latin-1"), needs_token=token is not None)
         key = thumbprint(jwk)
         if bound is not None and not hmac.compare_digest(key.encode(), bound.encode()):
@@ -127,7 +129,7 @@ class Proofs:
         return Proof(key, claims["jti"])
 
     def _read(self, proof: str, *, needs_token: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """The key and the claims of a proof that is signed with that key."""
+        """Return the key and the claims of a proof that is signed with that key."""
         import jwt
 
         try:
@@ -175,8 +177,8 @@ class Proofs:
             raise ProofRefused(text, error="use_dpop_nonce", nonce=fresh) from None
 
     async def use(self, proof: Proof) -> None:
-        """Use a proof up, on all workers together; `ProofRefused` if that was done before."""
-        now, keep = time.monotonic(), 2 * self._dpop.window  # as early as it may be made, as late as it may come
+        """Use up a proof, on all workers; raise `ProofRefused` if it was used before."""
+        now, keep = time.monotonic(), 2 * self._dpop.window  # From the earliest time of making to the latest of use.
         for old in [mark for mark, until in islice(self._seen.items(), 2) if until <= now]:
             del self._seen[old]
         mark = hashlib.sha256(f"{proof.key} {proof.id}".encode(errors="surrogatepass")).digest()
@@ -185,19 +187,19 @@ class Proofs:
         known = self._seen.get(mark, 0.0) > now
         if known or not await self._server.backend.store.swap(f"dpop:{mark.hex()}", None, b"1", ttl=keep):
             raise ProofRefused("The proof was used before: make a new one for each request.")
-        self._seen.pop(mark, None)  # an id may come again when its time is over: it is among the newest then
+        self._seen.pop(mark, None)  # A repeated id moves to the end, which keeps the order by time.
         self._seen[mark] = now + keep
 
 
 def bound_key(claims: Mapping[str, Any]) -> str | None:
-    """The thumbprint of the key that a token is bound to; None if to none, or to what cannot be read."""
+    """Return the thumbprint of the key that a token is bound to; None if it has none, or an unreadable one."""
     cnf = claims.get("cnf")
     bound = cast("Mapping[str, Any]", cnf).get("jkt") if isinstance(cnf, Mapping) else None
     return bound if isinstance(bound, str) else None
 
 
 def thumbprint(jwk: Mapping[str, Any]) -> str:
-    """The name of a key by what it is (RFC 7638).
+    """Return the thumbprint of a key (RFC 7638).
 
     >>> thumbprint({"kty": "OKP", "crv": "Ed25519", "x": "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"})
     'kPrK_qmxVWaYVA9wwBF6Iuo3vVzz7TxHCTwXBygrS4k'
@@ -208,7 +210,7 @@ def thumbprint(jwk: Mapping[str, Any]) -> str:
 
 
 def _plain(url: str) -> tuple[str, str, int | None, str] | None:
-    """A URL as it is compared: without query and fragment, host in lower case, the port said."""
+    """Return the parts of a URL that are compared: no query and fragment, host in lower case, explicit port."""
     try:
         parts = urlsplit(url)
         return parts.scheme, parts.hostname or "", parts.port or _PORTS.get(parts.scheme), parts.path or "/"

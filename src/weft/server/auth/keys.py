@@ -1,15 +1,10 @@
 """Find the keys that sign tokens, and read signed JWTs.
 
-The keys that sign tokens: a JSON Web Key Set, given or fetched, and which key fits which algorithm.
+A JSON Web Key Set is given or fetched. A fetched set is used for an hour. A signature by an unknown key fetches the set
+again, since keys are rotated at any time, but at most every half minute: invented tokens cause no more requests.
 
-A fetched set is kept for an hour. A signature that is of none of its keys makes it fetched anew, at most every half
-minute: keys may be rotated at any time, with or without ids, and nobody can make this server ask more often by making
-up tokens.
-
-A JWT that somebody else signed: read, and held against what is expected of it. Whose it is, others judge.
-
-One reader for all kinds of them. Each kind has its `typ`, so that one is never taken for another; the algorithm is one
-of a list, and the key one that is made for it.
+One reader serves all kinds of JWTs. It checks the `typ`, so that no kind is accepted as another, an allow-list of
+algorithms, and that the key is made for the algorithm.
 """
 
 from __future__ import annotations
@@ -31,8 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weft.auth")
 
-# The key type and curve that each algorithm is for. All are asymmetric: whoever can verify cannot sign, and a public
-# key can never be taken for a shared secret. `none` is in no list (AUTH-29).
+# Key type and curve of each algorithm. All are asymmetric: a key that verifies cannot sign, and a public key is never
+# used as a shared secret. The algorithm `none` is never accepted.
 ALGORITHMS: Mapping[str, tuple[str, str | None]] = {
     "RS256": ("RSA", None),
     "RS384": ("RSA", None),
@@ -50,12 +45,12 @@ DEFAULT_ALGORITHMS = ("RS256", "PS256", "ES256", "EdDSA")
 
 KEEP_SECONDS = 3600.0
 RETRY_SECONDS = 30.0
-FIRST_RETRY_SECONDS = 1.0  # while there are no keys at all
+FIRST_RETRY_SECONDS = 1.0  # While there are no keys at all.
 MOST_KEYS = 64
-MOST_TRIED = 8  # keys that one signature is held against
+MOST_TRIED = 8  # Keys that are tried for one signature.
 LEAST_RSA_BITS = 2048  # RFC 7518, 3.3
 
-PRIVATE_MEMBERS = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth", "k"})  # no public key has them
+PRIVATE_MEMBERS = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth", "k"})  # Members of private keys only.
 
 KeysGiven: TypeAlias = "Mapping[str, Any] | Sequence[Mapping[str, Any]] | str"  # a JWK set, a list of JWKs, a PEM
 
@@ -63,7 +58,7 @@ _WANTED = f"Give the public key of one that signs with {', '.join(DEFAULT_ALGORI
 
 
 def check_algorithms(algorithms: Sequence[str]) -> tuple[str, ...]:
-    """An allow-list of algorithms; UsageError where one is not asymmetric, or unknown."""
+    """Return an allow-list of algorithms; raise UsageError if one is unknown or not asymmetric."""
     listed = (algorithms,) if isinstance(algorithms, str) else tuple(algorithms)
     wrong = [name for name in listed if name not in ALGORITHMS]
     if wrong or not listed:
@@ -75,7 +70,7 @@ def check_algorithms(algorithms: Sequence[str]) -> tuple[str, ...]:
 
 
 def fits(jwk: Mapping[str, Any], algorithm: str) -> bool:
-    """Whether a key may verify signatures of this algorithm: by its type, its curve, and what it says of itself."""
+    """Return whether a key may verify signatures of this algorithm, by its type, curve, `use`, `alg` and `key_ops`."""
     kind, curve = ALGORITHMS.get(algorithm, (None, None))
     if jwk.get("kty") != kind or (curve is not None and jwk.get("crv") != curve):
         return False
@@ -86,7 +81,7 @@ def fits(jwk: Mapping[str, Any], algorithm: str) -> bool:
 
 
 def read_keys(keys: KeysGiven) -> list[Mapping[str, Any]]:
-    """Keys as JWKs: of a JWK set, of a list of JWKs, or of one public key in PEM."""
+    """Return keys as JWKs, from a JWK set, a list of JWKs, or one public key in PEM."""
     if isinstance(keys, str):
         return [_of_pem(keys)]
     listed: Any = keys.get("keys", [keys]) if isinstance(keys, Mapping) else keys
@@ -97,27 +92,31 @@ def read_keys(keys: KeysGiven) -> list[Mapping[str, Any]]:
 
 
 def check_keys(keys: Sequence[Mapping[str, Any]], algorithms: Sequence[str]) -> None:
-    """UsageError where one of the keys cannot be what it says, or is not for others to see; or none is of use."""
+    """Raise UsageError if a key is malformed, weak or secret, or if no key fits any of the algorithms."""
     for key in keys:
         _check_key(key)
     if not any(fits(key, algorithm) for key in keys for algorithm in algorithms):
-        raise UsageError(f"keys= has a key that signs with none of {', '.join(algorithms)}.")
+        raise UsageError(
+            f"keys= has no key for the algorithms {', '.join(algorithms)}. Add one, or change algorithms=."
+        )
 
 
 def _check_key(jwk: Mapping[str, Any]) -> None:
     if jwk.get("kty") == "oct":
-        raise UsageError(f"keys= has a shared secret (`oct`): whoever verifies with it could sign as well. {_WANTED}")
+        raise UsageError(
+            f"keys= has a shared secret (`oct`): with it, everyone who verifies tokens can also sign them. {_WANTED}"
+        )
     if PRIVATE_MEMBERS & jwk.keys():
-        raise UsageError("keys= has a private key. Give the public one; the other is its owner's own.")
+        raise UsageError("keys= has a private key. Give the public key; the private one stays with its owner.")
     algorithm = next((name for name in ALGORITHMS if fits(jwk, name)), None)
-    if algorithm is None:  # of another use: it verifies nothing, and does no harm beside one that does
+    if algorithm is None:  # For another use, such as encryption: it is ignored.
         return
     key = _parse(jwk, algorithm)
     if key is None:
         raise UsageError(f"keys= has a key of type {jwk['kty']} that cannot be read. {_WANTED}")
     if _is_small(key):
         bits = key.key.key_size
-        raise UsageError(f"keys= has an RSA key of {bits} bits; one that is safe has {LEAST_RSA_BITS} or more.")
+        raise UsageError(f"keys= has an RSA key of {bits} bits; a safe one has {LEAST_RSA_BITS} or more.")
 
 
 def _parse(jwk: Mapping[str, Any], algorithm: str) -> PyJWK | None:
@@ -143,7 +142,7 @@ def _of_pem(pem: str) -> Mapping[str, Any]:
     from jwt.exceptions import PyJWTError
 
     if "PRIVATE KEY-----" in pem:
-        raise UsageError("keys= has a private key. Give the public one; the other is its owner's own.")
+        raise UsageError("keys= has a private key. Give the public key; the private one stays with its owner.")
     try:
         key = load_pem_public_key(pem.encode())
     except (ValueError, UnsupportedAlgorithm):
@@ -159,7 +158,7 @@ def _of_pem(pem: str) -> Mapping[str, Any]:
 
 
 def make_key_set(need: str, jwks_uri: str | None, keys: KeysGiven | None, algorithms: Sequence[str]) -> KeySet:
-    """The keys by what was given: where they are, or themselves. `need` says who needs that, and begins the mistake."""
+    """Return the key set of a URL, or of given keys. `need` is the beginning of the message if neither is given."""
     if (jwks_uri is None) == (keys is None):
         raise UsageError(f"{need}, or keys=: give exactly one of them.")
     if keys is None:
@@ -176,26 +175,26 @@ class KeySet:
     def __init__(self, uri: str | None, keys: Sequence[Mapping[str, Any]] = ()) -> None:
         self._uri = uri
         self._keys = list(keys)
-        self._parsed: dict[tuple[int, str], PyJWK | None] = {}  # by place and algorithm; None: of no use
-        self._fetched = 0.0  # when it last succeeded, on the monotonic clock; 0: never
-        self._tried = 0.0
+        self._parsed: dict[tuple[int, str], PyJWK | None] = {}  # By index and algorithm; None: unusable.
+        self._fetched = 0.0  # Monotonic time of the last successful fetch; 0: never.
+        self._tried = 0.0  # Monotonic time of the last attempt.
         self._fetching: asyncio.Task[None] | None = None
 
     async def find(self, kid: str | None, algorithm: str) -> list[PyJWK]:
-        """The keys that a signature of this algorithm may be made with; those of that id where one is given."""
+        """Return the keys for signatures of this algorithm, only those with the id `kid` if it is given."""
         if self._uri is not None:
             if not self._fetched or time.monotonic() - self._fetched > KEEP_SECONDS:
                 await self._refresh()
             if not self._fetched:
-                raise VerifierFailed("The keys of the authorization server cannot be had.")
+                raise VerifierFailed("The keys of the authorization server cannot be fetched.")
         return self._fitting(kid, algorithm)
 
     async def find_more(self, kid: str | None, algorithm: str, tried: Sequence[PyJWK]) -> list[PyJWK]:
-        """The same, of a set that has been fetched since: for a signature that none of the `tried` ones made."""
+        """Fetch the set again and return its new keys, for a signature that no key of `tried` made."""
         if self._uri is None:
             return []
         await self._refresh()
-        return [key for key in self._fitting(kid, algorithm) if key not in tried]  # each set has its own
+        return [key for key in self._fitting(kid, algorithm) if key not in tried]
 
     def _fitting(self, kid: str | None, algorithm: str) -> list[PyJWK]:
         places = [
@@ -207,20 +206,20 @@ class KeySet:
         return [key for key in found if key is not None]
 
     def _usable(self, place: int, algorithm: str) -> PyJWK | None:
-        """A key of the set. One that is malformed or weak does not take the others with it."""
+        """Return a key of the set; None if it is malformed or weak."""
         if (place, algorithm) in self._parsed:
             return self._parsed[place, algorithm]
         key = _parse(self._keys[place], algorithm)
         if key is not None and _is_small(key):
-            log.warning("A key that signs tokens is not used: RSA keys have %d bits or more.", LEAST_RSA_BITS)
+            log.warning("A key that signs tokens is ignored: an RSA key must have at least %d bits.", LEAST_RSA_BITS)
             key = None
-        self._parsed[place, algorithm] = key  # once, whatever comes of it: anybody can send tokens
+        self._parsed[place, algorithm] = key  # Parsed once, also if unusable: anyone can send tokens.
         return key
 
     async def _refresh(self) -> None:
-        """Have the set fetched anew, unless that was just tried. Where it fails, the old keys stay good.
+        """Fetch the set again, unless that was just tried. If it fails, the old keys stay valid.
 
-        It is fetched for all who wait: one who goes away does not end it.
+        Concurrent requests share one fetch; the cancellation of one request does not end it.
         """
         if self._fetching is None:
             now = time.monotonic()
@@ -260,9 +259,9 @@ async def read_signed(
     leeway: float,
     required: Sequence[str] = ("exp", "aud", "iss"),
 ) -> dict[str, Any]:
-    """The claims of a JWT of this issuer; `TokenRefused` where it is not good.
+    """Return the claims of a JWT of this issuer; raise `TokenRefused` if it is not valid.
 
-    `kind` is what it should be: the word for it, and what its `typ` may say (in lower case).
+    `kind` is the expected kind of JWT: its name in messages, and the accepted values of `typ` in lower case.
     """
     import jwt
 
@@ -278,29 +277,29 @@ async def read_signed(
                     audience=audiences,
                     issuer=issuer,
                     leeway=leeway,
-                    options={"require": list(required)},  # D15: `exp` among them
+                    options={"require": list(required)},
                 )
             except jwt.InvalidSignatureError:
                 continue
             except jwt.PyJWTError as error:
                 raise TokenRefused(_reason(error, kind[0])) from None
-            except (OverflowError, TypeError, RecursionError):  # older releases of PyJWT, of a time that is none
+            except (OverflowError, TypeError, RecursionError):  # older releases of PyJWT, for an invalid time
                 raise TokenRefused(f"The {kind[0]} is not valid.") from None
         return None
 
     tried = await keys.find(kid, algorithm)
     claims = read(tried)
-    if claims is None:  # the keys may have changed since they were fetched
+    if claims is None:  # The keys may have been rotated.
         claims = read(await keys.find_more(kid, algorithm, tried))
     if claims is None:
         raise TokenRefused(f"The {kind[0]} is not signed by a key of its issuer.")
-    for name in ("exp", "nbf", "iat"):  # PyJWT reads times in texts as well, which RFC 7519 has not
+    for name in ("exp", "nbf", "iat"):  # PyJWT also accepts times as texts, RFC 7519 does not.
         read_time(claims, name, kind[0])
     return claims
 
 
 def read_issuer(token: str) -> str | None:
-    """Whom a JWT says that it is from, which nobody has verified: it tells only by whose keys to verify it."""
+    """Return the unverified issuer of a JWT: only to choose the keys that verify it."""
     import jwt
 
     if len(token) > _MOST_BYTES:
@@ -333,17 +332,16 @@ def _read_head(token: str, kind: tuple[str, Collection[str]], algorithms: Collec
 
 
 def _reason(error: Exception, what: str) -> str:
-    """The sentence for a JWT that PyJWT refuses. It says what is wrong, never what is in it."""
+    """Return the message for an error of PyJWT: what is wrong, without any content of the JWT."""
     import jwt
 
-    if isinstance(error, jwt.ExpiredSignatureError):
-        return f"The {what} has expired."
-    if isinstance(error, jwt.ImmatureSignatureError | jwt.InvalidIssuedAtError):
-        return f"The {what} is not valid yet."
-    if isinstance(error, jwt.InvalidAudienceError):
-        return f"The {what} was issued for another resource."
-    if isinstance(error, jwt.InvalidIssuerError):
-        return f"The {what} was issued by another authorization server."
     if isinstance(error, jwt.MissingRequiredClaimError):
         return f"The {what} has no `{error.claim}`."
-    return f"The {what} is not valid."
+    reasons: dict[type[Exception], str] = {
+        jwt.ExpiredSignatureError: "has expired",
+        jwt.ImmatureSignatureError: "is not valid yet",
+        jwt.InvalidIssuedAtError: "is not valid yet",
+        jwt.InvalidAudienceError: "was issued for another resource",
+        jwt.InvalidIssuerError: "was issued by another authorization server",
+    }
+    return f"The {what} {reasons.get(type(error), 'is not valid')}."

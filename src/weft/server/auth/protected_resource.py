@@ -1,7 +1,7 @@
-"""Protection: who verifies the tokens of a server, and what every request takes. Settings; no state.
+"""Hold the settings that protect a server: who verifies its tokens, and which scopes every request needs.
 
-A verifier alone is enough where clients have their tokens already. A `ResourceServer` says besides under which URL the
-server is reached and who issues the tokens for it, so that clients can get one by themselves (RFC 9728).
+A verifier alone is enough for clients that have a token already. A `ResourceServer` adds the URL of the server and the
+issuers of its tokens, and publishes them, so that clients can get a token themselves (RFC 9728).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ WELL_KNOWN = "/.well-known/oauth-protected-resource"
 
 
 class Protection:
-    """Protects a server by a verifier: every request needs a token that it lets in.
+    """Protects a server by a verifier: every request needs a token that the verifier accepts.
 
-    Nothing is published: a request without a token is answered with a plain 401.
+    No metadata is published: a request without a token gets a plain 401.
     """
 
-    # What only a `ResourceServer` has.
-    resource: str = ""  # the URL of the endpoint
-    origin: str = ""
-    host: str | None = None
+    # Only a `ResourceServer` has these.
+    resource: str = ""  # URL of the endpoint.
+    origin: str = ""  # Scheme, host and port of that URL.
+    host: str | None = None  # Host name of that URL.
 
     def __init__(
         self,
@@ -45,11 +45,12 @@ class Protection:
         audiences = self.audiences
         if bind is not None and audiences is None and not getattr(verifier, "audience", None):
             raise UsageError(
-                f"auth={type(verifier).__name__}(...) alone does not say for whom tokens are: give it audience=, or "
+                f"auth={type(verifier).__name__}(...) alone does not say for which audience tokens must be issued. "
+                "Give it audience=, or "
                 "write auth=ResourceServer(url, authorization_servers=[...], verifier=...)."
             )
         self.verifier: Verifier = verifier if bind is None else bind(audiences or ())
-        # For how long a token is let in that has expired.
+        # Seconds for which an expired token is still accepted.
         self.leeway: float = LEEWAY if bind is None else getattr(verifier, "leeway", LEEWAY)
         self.scopes = check_scopes(scopes, type(self).__name__)
         self.dpop = dpop or Dpop()
@@ -61,32 +62,32 @@ class Protection:
 
     @property
     def audiences(self) -> tuple[str, ...] | None:
-        """What a token may name as its audience; None where only the verifier knows."""
+        """Accepted audiences of a token; None: the verifier checks the audience."""
         return None
 
     @property
     def metadata_url(self) -> str | None:
-        """Where clients find who issues tokens; None where they are told nothing."""
+        """URL of the metadata; None if there is none."""
         return None
 
     @property
     def metadata_paths(self) -> frozenset[str]:
-        """The paths of the metadata."""
+        """Paths of the metadata."""
         return frozenset()
 
     def metadata(self, info: Implementation) -> bytes:
-        """The metadata document, where there is one."""
+        """Return the metadata document, empty if there is none."""
         return b""
 
     def expand(self, scopes: frozenset[str]) -> frozenset[str]:
-        """Scopes together with those that they imply (AUTH-42)."""
+        """Return scopes together with those that they imply."""
         if not self._implied:
             return scopes
         return scopes.union(*(self._implied.get(scope, frozenset[str]()) for scope in scopes))
 
 
 def read_auth(auth: object) -> Protection | None:
-    """The protection that an option says: a `ResourceServer`, or a verifier alone. The mistake names no token."""
+    """Return the protection of the option `auth`: a `ResourceServer`, or a verifier. The error text has no token."""
     if auth is None or isinstance(auth, Protection):
         return auth
     if is_async(auth):
@@ -94,7 +95,7 @@ def read_auth(auth: object) -> Protection | None:
     kind = type(auth).__name__
     what = "StaticTokens({...})" if kind == "dict" else "StaticTokens({'a-long-random-text': 'ann'})"
     raise UsageError(
-        f"auth= is a ResourceServer, or what verifies tokens: StaticTokens, JwtVerifier or an async function; not "
+        f"auth= is a ResourceServer, or a verifier: StaticTokens, JwtVerifier or an async function; not "
         f"{kind} ({caller()}). Write auth={what}."
     )
 
@@ -103,19 +104,19 @@ class ResourceServer(Protection):
     """Protects a server: every request needs a token that was issued for it.
 
     Args:
-        resource: The URL of the endpoint as its clients see it, whatever proxies are in between. Tokens must be issued
-            for it: it is never taken from a request, which could name any.
-        authorization_servers: Who issues tokens, by their issuer URLs; clients go there to log in.
-        verifier: Whether a token is good: `JwtVerifier`, `IntrospectionVerifier`, `StaticTokens`, or any async function
-            from a token to the `TokenInfo` of who bears it, or None. Of an own function's `claims`, `exp`, `nbf` and
-            `aud` are checked where they are.
-        scopes: What every request takes. Clients ask for these when they log in; what a tool takes besides is asked for
-            when it is first used.
+        resource: URL of the endpoint as clients see it, in front of any proxy. Tokens must be issued for it. It is
+            never taken from a request, which could name any URL.
+        authorization_servers: Issuer URLs of the servers that issue tokens; clients log in there.
+        verifier: Verifies tokens: `JwtVerifier`, `IntrospectionVerifier`, `StaticTokens`, or any async function from a
+            token to the `TokenInfo` of the caller, or None. If the function returns the claims `exp`, `nbf` or `aud`,
+            they are checked.
+        scopes: Scopes that every request needs. Clients ask for them when they log in; the additional scopes of a tool
+            are asked for when the tool is first used.
         implied_scopes: Scopes that include others: `{"admin": ["read", "write"]}`.
-        dpop: How tokens that are bound to a client's key are handled.
-        cache_seconds: How long what the verifier said is used, at most until the token expires. JWTs until then, what
-            was introspected for a minute, what an own function says not at all, unless said here.
-        documentation: Where people read how to use the resource.
+        dpop: Settings for tokens that are bound to a client's key.
+        cache_seconds: How long the result of the verifier is used, at most until the token expires. Default: JWTs until
+            they expire, introspected tokens for a minute, results of your own function not at all.
+        documentation: URL of the documentation of the resource, for people.
     """
 
     def __init__(
@@ -132,8 +133,10 @@ class ResourceServer(Protection):
     ) -> None:
         parts = check_url(resource, "resource")
         if parts.query:
-            raise UsageError(f"resource={resource!r} has a query; give the URL of the endpoint without it.")
-        if isinstance(authorization_servers, str) or not authorization_servers:  # ASD-01
+            raise UsageError(
+                f"resource={resource!r} has a query, which tokens cannot be issued for. Give the URL without it."
+            )
+        if isinstance(authorization_servers, str) or not authorization_servers:
             raise UsageError("authorization_servers= is a list with at least one URL, where clients get their tokens.")
         for issuer in authorization_servers:
             check_url(issuer, "An entry of authorization_servers")
@@ -143,7 +146,7 @@ class ResourceServer(Protection):
                 "StaticTokens(...)."
             )
         self.origin = origin_of(resource)
-        self.host = parts.hostname or ""  # of any port: proxies say it with or without
+        self.host = parts.hostname or ""  # Without the port: some proxies remove it.
         self.resource = self.origin + parts.path
         self.path = parts.path.rstrip("/")
         self.authorization_servers = tuple(authorization_servers)
@@ -155,21 +158,21 @@ class ResourceServer(Protection):
 
     @property
     def audiences(self) -> tuple[str, ...]:
-        """What a token may name as its audience: the resource. An empty path and a slash are the same (RFC 3986)."""
+        """Accepted audiences of a token: the resource. An empty path and a slash are the same (RFC 3986)."""
         return (self.origin, self.origin + "/") if not self.path else (self.resource,)
 
     @property
     def metadata_url(self) -> str:
-        """Where clients find who issues tokens for this resource (RFC 9728, 3.1)."""
+        """URL of the metadata (RFC 9728, 3.1)."""
         return f"{self.origin}{WELL_KNOWN}{self.path}"
 
     @property
     def metadata_paths(self) -> frozenset[str]:
-        """The paths of the metadata: with that of the resource behind it, and at the root (ASD-02)."""
+        """Paths of the metadata: at the root, and followed by the path of the resource."""
         return frozenset({WELL_KNOWN, WELL_KNOWN + self.path})
 
     def metadata(self, info: Implementation) -> bytes:
-        """The metadata document (AUTH-04)."""
+        """Return the metadata document."""
         document: dict[str, Any] = {
             "resource": self.resource,
             "authorization_servers": self.authorization_servers,
@@ -187,15 +190,8 @@ class ResourceServer(Protection):
 
 
 def _closure(implied: Mapping[str, Sequence[str]]) -> dict[str, frozenset[str]]:
-    """For each scope all that it implies, directly or not."""
-    direct = {scope: frozenset(check_scopes(others, "implied_scopes")) for scope, others in implied.items()}
-    whole: dict[str, frozenset[str]] = {}
-    for scope in direct:
-        found, pending = set[str](), [scope]
-        while pending:
-            for other in direct.get(pending.pop(), ()):
-                if other not in found:
-                    found.add(other)
-                    pending.append(other)
-        whole[scope] = frozenset(found)
+    """Return all scopes that each scope implies, directly or indirectly."""
+    whole = {scope: frozenset(check_scopes(others, "implied_scopes")) for scope, others in implied.items()}
+    for _ in whole:  # Each pass follows one more step.
+        whole = {scope: others.union(*(whole.get(other, ()) for other in others)) for scope, others in whole.items()}
     return whole

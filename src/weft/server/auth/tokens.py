@@ -1,6 +1,7 @@
 """Define what a verifier is, check the claims of a token, and write `WWW-Authenticate` challenges.
 
-A verifier is an async callable from a token to its `TokenInfo`, or None."""
+A verifier is an async callable from a token to its `TokenInfo`, or None.
+"""
 
 from __future__ import annotations
 
@@ -13,55 +14,60 @@ from typing import Any, TypeAlias, cast
 from weft.errors import UsageError, WeftError
 from weft.server.calls.connection import TokenInfo, as_time
 
-LEEWAY = 30.0  # by how many seconds clocks may differ, where nobody says otherwise
+LEEWAY = 30.0  # Default of the seconds by which clocks may differ.
 
 Verifier: TypeAlias = Callable[[str], Awaitable[TokenInfo | None]]
 
 
 class TokenRefused(WeftError):
-    """A token is not good. A verifier may raise it in place of returning None, to tell the client why.
+    """A token is not valid. A verifier may raise it instead of returning None, to give the client a reason.
 
-    The sentence is sent to the client: it must not repeat the token, nor what is secret.
+    The text is sent to the client: it must not contain the token or any other secret.
     """
 
 
 class VerifierFailed(WeftError):
-    """Whether a token is good cannot be told at the moment: the keys or the introspection cannot be had."""
+    """A token cannot be verified at the moment: the keys or the introspection endpoint cannot be reached."""
 
 
 def read_audience(audience: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    """An option that is one audience or several; None where the resource itself is meant."""
+    """Return the audiences of an option that is one audience or several; None: the resource itself."""
     if audience is None:
         return None
     audiences = (audience,) if isinstance(audience, str) else tuple(audience)
     if not audiences or not all(audiences):
-        raise UsageError("audience= is empty: leave it out to accept the tokens issued for the resource itself.")
+        raise UsageError(
+            "audience= is empty, so no token could be accepted. Leave it out to accept tokens for the resource itself."
+        )
     return audiences
 
 
 def is_async(function: object) -> bool:
-    """Whether something can be called and awaited: an async function, or an object that is called like one."""
+    """Return whether something is an async function, or an object with an async `__call__`."""
     while isinstance(function, partial):
         function = cast("partial[Any]", function).func
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 - whether that is async is the question
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 - its kind is asked, not its presence
 
 
 def read_info(said: object) -> TokenInfo:
-    """What a verifier said of a token that is good. `TokenRefused` if it is not, `UsageError` if that is not said."""
+    """Return the `TokenInfo` that a verifier returned; raise `TokenRefused` for None, UsageError for anything else."""
     if said is None:
         raise TokenRefused("The token is not valid.")
     if not isinstance(said, TokenInfo) or not isinstance(said.claims, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - a struct does not check what it is made of
         found = "claims that are no dictionary" if isinstance(said, TokenInfo) else f"a {type(said).__name__}"
         raise UsageError(f"It returned {found}. A verifier returns weft.auth.TokenInfo(subject=...), or None.")
     if not isinstance(said.subject, str) or not said.subject:  # pyright: ignore[reportUnnecessaryIsInstance] - as above
-        raise UsageError(f"It returned a TokenInfo whose subject is {said.subject!r}: say whose the token is.")
+        raise UsageError(
+            f"It returned a TokenInfo whose subject is {said.subject!r}. Name the user or program of the token: "
+            "TokenInfo(subject='ann')."
+        )
     return said
 
 
 def check_claims(claims: Mapping[str, Any], *, audiences: Sequence[str] | None, leeway: float) -> None:
-    """Refuse claims of another audience (AUTH-30), or of another time. What is absent is for the verifier to demand.
+    """Raise `TokenRefused` for claims of another audience, or of another time. Absent claims are not checked.
 
-    Where `audiences` is None, so is the audience: nobody else knows it.
+    With `audiences` None, the audience is not checked either: only the verifier knows it.
     """
     now = time.time()
     exp, nbf = read_time(claims, "exp"), read_time(claims, "nbf")
@@ -72,17 +78,17 @@ def check_claims(claims: Mapping[str, Any], *, audiences: Sequence[str] | None, 
     named = claims.get("aud")
     if named is None or audiences is None:
         return
-    for_whom = cast("list[Any]", named) if isinstance(named, list) else [named]
-    if not any(audience in audiences for audience in for_whom):
+    listed = cast("list[Any]", named) if isinstance(named, list) else [named]
+    if not any(audience in audiences for audience in listed):
         raise TokenRefused("The token was issued for another resource.")
 
 
 def info_of(claims: Mapping[str, Any]) -> TokenInfo:
-    """Who is calling, by the claims of a verified token (RFC 9068, RFC 7662)."""
+    """Return the caller by the claims of a verified token (RFC 9068, RFC 7662)."""
     client = claims.get("client_id", claims.get("azp"))
     subject = claims.get("sub", client)
     if not isinstance(subject, str) or not subject:
-        raise TokenRefused("The token does not say whose it is.")
+        raise TokenRefused("The token has no subject.")
     scopes = claims.get("scope", claims.get("scp", ()))
     granted: Sequence[Any] = scopes.split() if isinstance(scopes, str) else scopes
     if not isinstance(granted, (list, tuple)) or not all(isinstance(scope, str) for scope in granted):
@@ -98,18 +104,18 @@ def info_of(claims: Mapping[str, Any]) -> TokenInfo:
 
 
 def read_time(claims: Mapping[str, Any], name: str, what: str = "token") -> float | None:
-    """A claim that is a time, in Unix seconds; None if it is not there. `what` is whose claim it is."""
+    """Return a claim that is a time, in Unix seconds; None if it is absent. `what` is the kind of token, for errors."""
     value = claims.get(name)
     if value is None:
         return None
     seconds = as_time(value)
     if seconds is None:
-        raise TokenRefused(f"The claim `{name}` of the {what} is no time.")
+        raise TokenRefused(f"The claim `{name}` of the {what} is not a time.")
     return seconds
 
 
 def challenge(scheme: str, **parameters: str | None) -> bytes:
-    """A challenge of one scheme; what is None is left out.
+    """Return a challenge of one scheme; parameters that are None are left out.
 
     >>> challenge("Bearer", error="invalid_token", scope=None)
     b'Bearer error="invalid_token"'
@@ -119,5 +125,5 @@ def challenge(scheme: str, **parameters: str | None) -> bytes:
 
 
 def _quotable(value: str) -> str:
-    """Text for a quoted string of RFC 6750: printable ASCII without quotes and backslashes."""
+    """Return a text for a quoted string of RFC 6750: printable ASCII without quotes and backslashes."""
     return "".join(char if " " <= char <= "~" and char not in '"\\' else "'" for char in value)

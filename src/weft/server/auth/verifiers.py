@@ -1,10 +1,7 @@
-"""Verify tokens: JWTs, tokens that the authorization server is asked about, and fixed ones.
+"""Verify tokens: `JwtVerifier`, `IntrospectionVerifier` and `StaticTokens`.
 
-Tokens that are JWTs: the signature, the issuer, the audience and the time, checked here without asking anybody.
-
-Tokens whose meaning only the authorization server knows: it is asked (RFC 7662).
-
-Tokens written down beforehand: for development and for machines that have nothing better.
+A JWT is verified by its signature and claims, without a request. For opaque tokens, the introspection endpoint of the
+authorization server is asked (RFC 7662). Static tokens are for development, and for programs without a better way.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote
 
 from weft.errors import UsageError
@@ -31,17 +28,35 @@ from weft.server.diagnostics import caller
 _ACCESS_TOKEN = "access token", frozenset({"jwt", "at+jwt", "application/at+jwt"})  # RFC 9068
 
 
-class JwtVerifier:
+class _AudienceVerifier:
+    """A verifier that accepts tokens of certain audiences."""
+
+    audience: tuple[str, ...] | None
+
+    def bind(self, audiences: Sequence[str]) -> Self:
+        """Return a copy for tokens of these audiences, unless `audience` was given, to serve several resources."""
+        bound = copy(self)
+        bound.audience = self.audience or tuple(audiences)
+        return bound
+
+    def _audiences(self) -> tuple[str, ...]:
+        if not self.audience:
+            name = type(self).__name__
+            raise UsageError(f"{name} is used without a ResourceServer. Give it audience=: the audience of its tokens.")
+        return self.audience
+
+
+class JwtVerifier(_AudienceVerifier):
     """Verifies JWTs that one issuer signed.
 
-    Give the URL of its keys, or the keys themselves (a JWK set, a list of JWKs, one public key in PEM). `exp` is
-    required in every token; `audience` is the resource, unless the issuer names it in another way.
+    Give the URL of its keys, or the keys themselves (a JWK set, a list of JWKs, one public key in PEM). Every token
+    needs an `exp`. `audience` is the expected audience; default: the URL of the resource.
 
     >>> JwtVerifier("https://auth.example.com/jwks", issuer="https://auth.example.com")
     <JwtVerifier of 'https://auth.example.com'>
     """
 
-    cache_seconds = math.inf  # until the token expires: a signature stays what it is
+    cache_seconds = math.inf  # Until the token expires: a signature stays valid.
 
     def __init__(
         self,
@@ -54,7 +69,9 @@ class JwtVerifier:
         leeway: float = LEEWAY,
     ) -> None:
         if not 0 <= leeway <= 300:
-            raise UsageError(f"leeway={leeway!r} is not possible: clocks differ by seconds; give 0 to 300.")
+            raise UsageError(
+                f"leeway={leeway!r} is not possible: it is the seconds by which clocks may differ. Give 0 to 300."
+            )
         self.issuer = issuer
         self.algorithms = check_algorithms(algorithms)
         self.audience = read_audience(audience)
@@ -64,37 +81,30 @@ class JwtVerifier:
     def __repr__(self) -> str:
         return f"<JwtVerifier of {self.issuer!r}>"
 
-    def bind(self, audiences: Sequence[str]) -> JwtVerifier:
-        """The same for tokens of these audiences, unless others were named. So one may serve several resources."""
-        bound = copy(self)
-        bound.audience = self.audience or tuple(audiences)
-        return bound
-
     async def __call__(self, token: str) -> TokenInfo | None:
-        """Who bears the token. `TokenRefused` where it is not good."""
-        if not self.audience:
-            raise UsageError("A JwtVerifier on its own needs audience=: for whom are the tokens that it accepts?")
+        """Return the caller of a token; raise `TokenRefused` if it is not valid."""
+        audiences = self._audiences()
         claims = await read_signed(
             token,
             self._keys,
             kind=_ACCESS_TOKEN,
             algorithms=self.algorithms,
             issuer=self.issuer,
-            audiences=self.audience,
+            audiences=audiences,
             leeway=self.leeway,
         )
         return info_of(claims)
 
 
-_AT_ONCE = 32  # questions to the authorization server; more wait
-_MOST_WAITING = 512
+_AT_ONCE = 32  # Concurrent introspection requests; more wait.
+_MOST_WAITING = 512  # Waiting introspection requests; more are refused.
 
 
-class IntrospectionVerifier:
+class IntrospectionVerifier(_AudienceVerifier):
     """Asks the authorization server about a token, as the client `client_id`.
 
-    An answer is used for `cache_seconds`: for so long may a token that was revoked still be good. The answer must name
-    its audience, or it could be meant for anybody; the resource is the one expected, unless `audience` says otherwise.
+    A response is used for `cache_seconds`: a revoked token can remain valid for that long. The response must name the
+    audience of the token. `audience` is the expected one; default: the URL of the resource.
     """
 
     def __init__(
@@ -110,7 +120,10 @@ class IntrospectionVerifier:
     ) -> None:
         check_url(url, "The URL of the introspection")
         if not client_id or not client_secret:
-            raise UsageError("Introspection needs client_id= and client_secret=, by which this server is known there.")
+            raise UsageError(
+                "Introspection needs client_id= and client_secret=: this server logs in with them at the authorization "
+                "server."
+            )
         self.url = url
         self.issuer = issuer
         self.audience = read_audience(audience)
@@ -122,18 +135,11 @@ class IntrospectionVerifier:
         self._waiting = 0
 
     def __repr__(self) -> str:
-        return f"<IntrospectionVerifier at {self.url!r}>"  # never the secret
-
-    def bind(self, audiences: Sequence[str]) -> IntrospectionVerifier:
-        """The same for tokens of these audiences, unless others were named. So one may serve several resources."""
-        bound = copy(self)
-        bound.audience = self.audience or tuple(audiences)
-        return bound
+        return f"<IntrospectionVerifier at {self.url!r}>"  # Without the secret.
 
     async def __call__(self, token: str) -> TokenInfo | None:
-        """Who bears the token. `TokenRefused` or None where it is not good."""
-        if not self.audience:
-            raise UsageError("An IntrospectionVerifier on its own needs audience=: for whom are the tokens?")
+        """Return the caller of a token; None, or raise `TokenRefused`, if it is not valid."""
+        audiences = self._audiences()
         claims = await self._ask(token)
         if claims.get("active") is not True:
             return None
@@ -141,12 +147,12 @@ class IntrospectionVerifier:
             raise TokenRefused("The token was issued by another authorization server.")
         if claims.get("aud") is None:
             raise TokenRefused("The token does not say for which resource it was issued.")
-        check_claims(claims, audiences=self.audience, leeway=self.leeway)
+        check_claims(claims, audiences=audiences, leeway=self.leeway)
         return info_of({"iss": self.issuer, **claims} if self.issuer else claims)
 
     async def _ask(self, token: str) -> dict[str, Any]:
-        if self._waiting >= _MOST_WAITING:  # anybody can send tokens to be asked about
-            raise VerifierFailed("Too many tokens are being asked about at the moment.")
+        if self._waiting >= _MOST_WAITING:  # Anyone can send tokens.
+            raise VerifierFailed("Too many tokens are being verified at the moment.")
         self._waiting += 1
         try:
             async with self._at_once:
@@ -164,23 +170,23 @@ _MAKE_ONE = 'Make one with: python -c "import secrets; print(secrets.token_urlsa
 
 
 class StaticTokens:
-    """Knows a few tokens by heart, and whose each is.
+    """Verifies fixed tokens, each with its caller.
 
     >>> StaticTokens({"a-long-random-text": TokenInfo("ann"), "another-one": "bob"})
     <StaticTokens: 2>
     """
 
-    cache_seconds = 0.0  # there is nothing to spare
+    cache_seconds = 0.0  # A look-up is fast enough.
 
     def __init__(self, tokens: Mapping[str, TokenInfo | str]) -> None:
         if not tokens:
             raise UsageError(
-                f"StaticTokens without a token ({caller()}) refuse every caller: give a dictionary from tokens to "
+                f"StaticTokens without a token ({caller()}) refuse every caller. Give a dictionary from tokens to "
                 "TokenInfo."
             )
         if any(len(token) < _LEAST for token in tokens):
             raise UsageError(
-                f"StaticTokens got a token of less than {_LEAST} characters ({caller()}), which is soon guessed. "
+                f"StaticTokens got a token of less than {_LEAST} characters ({caller()}), which is easily guessed. "
                 f"{_MAKE_ONE}"
             )
         if not all(_SENDABLE.fullmatch(token) for token in tokens):
@@ -193,12 +199,12 @@ class StaticTokens:
         ]
 
     def __repr__(self) -> str:
-        return f"<StaticTokens: {len(self._known)}>"  # never a token
+        return f"<StaticTokens: {len(self._known)}>"  # Without the tokens.
 
     async def __call__(self, token: str) -> TokenInfo | None:
-        """Whose a token is."""
+        """Return the caller of a token, or None."""
         digest, found = _digest(token), None
-        for known, info in self._known:  # all of them, each in constant time: how long it takes tells nothing
+        for known, info in self._known:  # All of them, each in constant time: the duration reveals nothing.
             if hmac.compare_digest(known, digest):
                 found = info
         return found

@@ -1,1 +1,1 @@
-"""Hold one call and one connection: who asks, over what, in which task or thread."""
+"""Hold what one call needs: its client, its reply, its server, tasks and threads."""

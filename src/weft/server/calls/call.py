@@ -1,7 +1,7 @@
-"""Hold one request that is being served, its reply, and what it needs of the client.
+"""Hold one request that is being served (`Call`), its `Reply`, and check the client capabilities that it needs.
 
-A feature says with `needs=["elicitation.form"]` what its client must be able to do. That is checked before anything
-runs: once a handler has reported progress, the response is a stream and its HTTP status can no longer be chosen.
+A feature declares with `needs=["elicitation.form"]` which capabilities its clients must have. They are checked before
+anything runs: once a handler has reported progress, the response is a stream and its HTTP status cannot change.
 """
 
 from __future__ import annotations
@@ -23,70 +23,68 @@ if TYPE_CHECKING:
     from weft.server.calls.pending import PendingRequests
 
 
-Question: TypeAlias = tuple[Coroutine[Any, Any, Any], str, str]  # with what it is, and where it stands
+Question: TypeAlias = tuple[Coroutine[Any, Any, Any], str, str]  # the coroutine, its description, its source location
 
 
 class Reply(Protocol):
-    """Where the output of one call goes: a JSON body that becomes a stream, a stream, a line."""
+    """The output of one call: a JSON body that may become a stream, a stream, or a line."""
 
     @property
     def can_stream(self) -> bool:
-        """Whether notifications get there at all."""
+        """Whether notifications can be sent."""
         ...
 
     @property
     def answered(self) -> bool:
-        """Whether the answer is out, or there will be none: nothing that belongs to the call gets there any more."""
+        """Whether the answer is sent, or there will be none: nothing more can be sent for this call."""
         ...
 
     async def notify(self, message: bytes) -> None:
-        """Send one encoded notification that belongs to this call, before its answer."""
+        """Send an encoded notification of this call, before its answer."""
         ...
 
     async def close_stream(self, retry_seconds: float) -> None:
-        """Let the client go before the answer, to come back for it, where clients do that."""
+        """Close the stream before the answer; the client reconnects for it, if its protocol version has that."""
         ...
 
     async def end(self) -> None:
-        """End the stream without an answer, where a call has a stream of its own."""
+        """End the stream of this call, if it has one, without an answer."""
         ...
 
     def challenge(self, scheme: str, parameters: Mapping[str, str | None]) -> None:
-        """Add a `WWW-Authenticate` challenge to the response, where a call has a response of its own."""
+        """Add a `WWW-Authenticate` challenge to the HTTP response of this call, if it has one."""
         ...
 
     def epilogue(self, message: bytes) -> None:
-        """Have this sent after the answer, where the end of the answer is not the end of the stream."""
+        """Send a message after the answer, if the stream does not end with the answer."""
         ...
 
 
 class Asking(Protocol):
-    """Something that remembers which questions to a client are not answered yet: its session."""
+    """The session of a client, with the requests that were sent to the client."""
 
     @property
     def outstanding(self) -> PendingRequests:
-        """Requests to the client that it has not answered."""
+        """Requests to the client that are not answered yet."""
         ...
 
 
 class Call:
-    """One request, opened: what it says, who sent it, where the answer goes.
+    """One request that is being served: its content, its sender, and its reply.
 
-    What not every call needs is made when it is asked for.
+    Attributes that few calls need are made on demand.
     """
 
-    context_type: ClassVar[type[Any]]  # `Context`; set by its module, which imports this one
-    params_seen = False  # whether the user's code has had the params, and may have changed them
-    session: Asking | None = None  # where the client is remembered from call to call
-    asker: Any = None  # the `Asker`, once the call has asked or has brought answers back
-    blamed: str | None = None  # what of the user's an exception came out of, where that is known
-    own_connection: Connection | None = None  # made for this call, and ends with it
-    replay: Any = None  # the `Replay`, in development: finds side effects that would happen again
-    undo: Callable[[], None] | None = None  # takes back what the call has done, should its answer be an error
-    spends: str | None = None  # the `requestState` that this call uses up (MRTR-14)
-    questions: list[Question] | None = (
-        None  # what the handler has made to ask or do once: without `await` it is neither
-    )
+    context_type: ClassVar[type[Any]]  # `Context`; set by its module, which imports this one.
+    params_seen = False  # Whether user code has had access to the params, and may have changed them.
+    session: Asking | None = None  # Session of the client, if there is one.
+    asker: Any = None  # The `Asker`, once the call has asked or has brought answers.
+    blamed: str | None = None  # Description of the user's function that raised an exception.
+    own_connection: Connection | None = None  # Connection that was made for this call and ends with it.
+    replay: Any = None  # The `Replay` in debug mode: warns of side effects that would be repeated.
+    undo: Callable[[], None] | None = None  # Undoes the effects of the call if its answer is an error.
+    spends: str | None = None  # The `requestState` that this call uses up.
+    questions: list[Question] | None = None  # Coroutines of `ctx.elicit` and others, to find those without `await`.
     _cancellation: Cancellation | None = None
     _context: Any = None
     _progress_pace: Pace | None = None
@@ -111,15 +109,15 @@ class Call:
         self.envelope = envelope
         self.era = era
         self.reply = reply
-        self.headers = headers  # None where there are none: stdio
-        self.token_info = token_info  # who is calling, where somebody has verified that before the call was made
-        self._address = peer  # where it comes from: a host, a pipe, or "" where there is only one
-        self._connection = connection  # the session's, or made of the envelope
-        self._in_flight = in_flight  # what is served with it, where such connections share a pipe
+        self.headers = headers  # None on stdio.
+        self.token_info = token_info  # The verified caller, or None.
+        self._address = peer  # Host or pipe of the client; "" if there is only one client.
+        self._connection = connection  # Of the session; None: made from the envelope on demand.
+        self._in_flight = in_flight  # Requests being served on the same pipe, for cancellations.
 
     @property
     def connection(self) -> Connection:
-        """The facts about the peer, and the channel to it."""
+        """What is known about the client, and the channel to it."""
         if self._connection is None:
             envelope = self.envelope
             self._connection = self.own_connection = Connection.from_envelope(
@@ -132,28 +130,28 @@ class Call:
 
     @property
     def cancellation(self) -> Cancellation:
-        """Whether the call was given up."""
+        """Whether the call was cancelled."""
         if self._cancellation is None:
             self._cancellation = Cancellation()
         return self._cancellation
 
     @property
     def progress_pace(self) -> Pace:
-        """How often it may tell of its progress (PROG-07)."""
+        """Rate limit of progress notifications."""
         if self._progress_pace is None:
             self._progress_pace = Pace(self.services.limits.progress_per_second)
         return self._progress_pace
 
     @property
     def log_pace(self) -> Pace:
-        """How often it may log to the client (LOG-07)."""
+        """Rate limit of log messages to the client."""
         if self._log_pace is None:
             self._log_pace = Pace(self.services.limits.log_messages_per_second)
         return self._log_pace
 
     @property
     def method(self) -> str:
-        """The method's name."""
+        """The name of the method."""
         return self.envelope.method.name
 
     @property
@@ -164,26 +162,26 @@ class Call:
         return self._context
 
     def forgotten_question(self) -> tuple[str, str] | None:
-        """The first question that was never awaited: what it is, and where it stands."""
+        """Return the description and location of the first question that was never awaited, or None."""
         for coroutine, what, where in self.questions or ():
             if getcoroutinestate(coroutine) == CORO_CREATED:
-                coroutine.close()  # or Python complains of it, too
+                coroutine.close()  # Otherwise Python warns of it as well.
                 return what, where
         return None
 
     @property
     def knows_client(self) -> bool:
-        """Whether it is known what the client declared: with the call, or in a session. Without one, nothing is."""
+        """Whether the client's capabilities are known: sent with the call, or stored in a session."""
         return self.session is not None or not self.era.remembers
 
     @property
     def principal(self) -> str | None:
-        """Who is calling, where that is verified: a name to compare, not to read."""
+        """Identity of the verified caller, to compare; None if there is none."""
         return None if self.token_info is None else self.token_info.principal
 
     @property
     def peer(self) -> str:
-        """Whom limits are counted for."""
+        """Key that limits are counted by."""
         return peer_of(self._address, self.token_info)
 
     def client_supports(self, capability: str) -> bool:
@@ -195,63 +193,62 @@ class Call:
         return part is not None and part is not False
 
     def end(self) -> None:
-        """Let go of what knows the call in turn: such a cycle keeps the whole request until a collection finds it.
+        """Break reference cycles, which would keep the whole request in memory until the next garbage collection.
 
-        Not of `asker`, which does not hold the call. Tasks of the handler may outlive it, and what they have done by
-        `once` must not be done again.
+        `asker` stays: it has no strong reference to the call, and tasks of the handler may still need its `once`.
         """
         self._context = self.questions = None
 
     def seal(self, result: Result) -> Result:
-        """A fresh result as it goes on the wire of this call."""
+        """Return a new result as the protocol version of this call sends it."""
         return self.era.seal(result, self.services.offer, self.envelope.revision)
 
     @property
     def described(self) -> str:
-        """What is called, for messages to the developer."""
+        """Method and name of the call, for error messages."""
         mirrored = self.envelope.method.mirrored
         return f"{self.method} {masked_name(getattr(self.envelope.params, mirrored))!r}" if mirrored else self.method
 
 
-Handler: TypeAlias = Callable[[Call], Awaitable[Any]]  # serves one method: returns a `Result`, or an encoded one
+Handler: TypeAlias = Callable[[Call], Awaitable[Any]]  # Serves one method; returns a `Result`, or an encoded one.
 
 _PARTS = {"elicitation": ("form", "url"), "sampling": ("tools", "context"), "roots": ("listChanged",)}
 
 
 def check_needs(needs: Sequence[str], where: str) -> tuple[str, ...]:
-    """The capabilities of an option; UsageError where one is none that a client could declare.
+    """Return the capabilities of the option `needs`; raise UsageError if one does not exist.
 
     >>> check_needs(["elicitation.form", "sampling"], "Tool 'book'")
     ('elicitation.form', 'sampling')
     """
     if isinstance(needs, str):
-        raise UsageError(f"{where} has needs={needs!r}; what it needs comes as a list: needs=[{needs!r}].")
+        raise UsageError(f"{where} has needs={needs!r}, which is a text. Give a list: needs=[{needs!r}].")
     for need in cast("Sequence[object]", needs):
         head, _, part = need.partition(".") if isinstance(need, str) else ("", "", "")
         if (head in ("extensions", "experimental") and part) or (head in _PARTS and part in ("", *_PARTS[head])):
             continue
         known = [name for head, parts in _PARTS.items() for name in (head, *(f"{head}.{part}" for part in parts))]
         raise UsageError(
-            f"{where} has needs=[{need!r}], which no client declares. There are: {', '.join(known)}, and "
+            f"{where} has needs=[{need!r}], which is not a capability of clients. There are: {', '.join(known)}, and "
             "extensions.<id>."
         )
     return tuple(needs)
 
 
 def check_hide(hide: object, needs: Sequence[str], where: str) -> bool:
-    """The option that leaves a feature out of the lists of clients that lack what it needs."""
+    """Return the option `hide`, which hides a feature from clients without the needed capabilities."""
     if type(hide) is not bool:
-        raise UsageError(f"{where} has hide={hide!r}; it is True or False.")
+        raise UsageError(f"{where} has hide={hide!r}, which is not possible. Give True or False.")
     if hide and not needs:
         raise UsageError(
-            f"{where} has hide=True and needs nothing. Say what its clients must have, such as "
-            "needs=['elicitation.form'], or leave hide= out."
+            f"{where} has hide=True without needs=, so it is never hidden. Give the capabilities that it needs, such "
+            "as needs=['elicitation.form'], or remove hide=."
         )
     return hide
 
 
 def require_needs(call: Call, needs: Sequence[str]) -> None:
-    """Refuse a call by a client that did not declare all of them (META-06)."""
+    """Raise `MissingCapability` if the client did not declare all of these capabilities."""
     for need in needs:
         if not call.client_supports(need):
             head, _, part = need.partition(".")
@@ -259,12 +256,12 @@ def require_needs(call: Call, needs: Sequence[str]) -> None:
 
 
 def not_declared(call: Call, purpose: str, need: str, required: Mapping[str, Any]) -> MissingCapability:
-    """Make the refusal of what takes a capability that the client did not declare, or not where it is remembered."""
+    """Return the error for a capability that the client did not declare, or that is unknown without sessions."""
     if not call.knows_client:
         return MissingCapability(
-            f"To {purpose}, the server has to know that the client can do `{need}`. It runs without sessions "
-            "(`--no-sessions`), so it does not know what clients of this protocol version declare, and cannot ask "
-            "them. Run it with sessions, or use a client of the newest protocol version.",
+            f"To {purpose}, the server must know that the client has the capability `{need}`. It runs without "
+            "sessions (`--no-sessions`), so it does not know the capabilities of clients of this protocol version. "
+            "Run it with sessions, or use a client of the newest protocol version.",
             required={},
         )
     return MissingCapability(f"To {purpose}, the client must declare the capability `{need}`.", required=required)

@@ -1,8 +1,8 @@
-"""Connection: the facts about one peer, and the channel to it.
+"""Hold what is known about one client (`Connection`), the channel to it, and its verified caller (`TokenInfo`).
 
-A Context always has a Connection, in both eras. In the stateless era it is built from the request's own envelope, is
-ready at birth and ends with the request; in the session era it is built before the handshake and lives as long as the
-session. Nothing here knows which: the two factories differ only in what they fill in.
+Every Context has a Connection. In the stateless era it is made from the envelope of a request, is ready at once and
+ends with the request. In the session era it is made before the handshake and lives as long as the session. The two
+factories differ only in the values that they fill in.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger("weft.connection")
 
 T = TypeVar("T")
 
-COMPLETE = "notifications/elicitation/complete"  # L11-40
+COMPLETE = "notifications/elicitation/complete"
 
 _NO_CAPABILITIES = ClientCapabilities()
 
@@ -58,7 +58,7 @@ class TokenInfo(msgspec.Struct, frozen=True):
 
     @property
     def expires(self) -> float | None:
-        """When the token expires, in Unix seconds, if its claims say so."""
+        """Expiry of the token in Unix seconds; None if it is unknown."""
         return as_time(self.claims.get("exp"))
 
 
@@ -88,11 +88,11 @@ def _as_set(scopes: object) -> frozenset[str]:
 
 
 class Outbound(Protocol):
-    """Where messages go that the server sends on its own."""
+    """A channel for messages of the server outside of a call."""
 
     @property
-    def is_heard(self) -> bool:
-        """Whether the client reads what is sent there, or has done so once and may come back for it."""
+    def is_readable(self) -> bool:
+        """Whether the client reads this channel, or has read it and may reconnect."""
         ...
 
     async def send_raw_request(
@@ -112,9 +112,9 @@ class Outbound(Protocol):
 
 
 class NoChannel:
-    """The sentinel that means: nothing can be sent to this peer on its own."""
+    """The channel of a client to which nothing can be sent outside of a call."""
 
-    is_heard = False
+    is_readable = False
 
     async def send_raw_request(
         self,
@@ -124,11 +124,11 @@ class NoChannel:
         timeout: float | None = None,
         on_progress: OnProgress | None = None,
     ) -> Any:
-        """Always raises."""
+        """Raise `NoBackChannelError`."""
         raise NoBackChannelError(method)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
-        """Drop it: what a server says on its own is advice, not an answer."""
+        """Drop the notification."""
         log.debug("%s dropped: no channel to this peer", method)
 
 
@@ -136,7 +136,7 @@ NO_CHANNEL = NoChannel()
 
 
 class Cancellation:
-    """Whether one request was given up, and the task to stop then."""
+    """Whether one request was cancelled, and the task to cancel then."""
 
     __slots__ = ("cancelled", "reason", "task", "told")
 
@@ -144,10 +144,10 @@ class Cancellation:
         self.cancelled = False
         self.reason: str | None = None
         self.task = task
-        self.told: ProtocolError | None = None  # what the client gets to read of it; None: it does not want to know
+        self.told: ProtocolError | None = None  # Error for the client; None: the client cancelled it itself.
 
     def cancel(self, reason: str | None = None, *, told: ProtocolError | None = None) -> None:
-        """Give the request up. The second time does nothing."""
+        """Cancel the request. A second call does nothing."""
         if not self.cancelled:
             self.cancelled = True
             self.reason = reason
@@ -157,7 +157,7 @@ class Cancellation:
 
 
 class Connection:
-    """The facts about one peer, and the channel to it. Made by one of the two factories.
+    """What is known about one client, and the channel to it. Use one of the two factories.
 
     >>> from weft.types.lifecycle import RootsCapability
     >>> connection = Connection.from_envelope("2031-01-01", None, ClientCapabilities(roots=RootsCapability()))
@@ -191,15 +191,15 @@ class Connection:
         *,
         ready: bool,
     ) -> None:
-        self.protocol_version = protocol_version  # agreed on by handshake, or named by the request
-        self.client_info = client_info  # optional in every era; decides nothing (META-08)
-        self.client_capabilities = client_capabilities  # kept also when no client_info came
+        self.protocol_version = protocol_version  # From the handshake, or from the request.
+        self.client_info = client_info  # Optional; no decision depends on it.
+        self.client_capabilities = client_capabilities  # Stored also without client_info.
         self.outbound = outbound
         self.log_level: LogLevel | None = None
-        self.handshake_done = False  # an `initialize` was answered; a second one is refused
-        self.is_changed = False  # something is remembered that was not before; whoever stores it takes this back
-        self._ready = ready  # born ready, or `notifications/initialized` came
-        # The rest is made when it is asked for: most connections live for one request and need none of it.
+        self.handshake_done = False  # Whether `initialize` was answered; a second one is refused.
+        self.is_changed = False  # Dirty flag; cleared when the session is stored.
+        self._ready = ready  # No handshake needed, or `notifications/initialized` received.
+        # The rest is made on demand: most connections live for one request and need none of it.
         self._connection_id: str | None = None
         self._exit_stack: AsyncExitStack | None = None
         self._in_flight: dict[RequestId, Cancellation] | None = None
@@ -217,9 +217,9 @@ class Connection:
         outbound: Outbound = NO_CHANNEL,
         in_flight: dict[RequestId, Cancellation] | None = None,
     ) -> Connection:
-        """A connection that is ready at birth, described by the request itself.
+        """Return a connection that is described by a request and ready at once.
 
-        `in_flight` is given where several such connections share one pipe, so that a cancellation finds its request.
+        Connections that share one pipe share `in_flight`, so that a cancellation finds its request.
         """
         connection = cls(protocol_version, client_info, client_capabilities or _NO_CAPABILITIES, outbound, ready=True)
         connection._in_flight = in_flight
@@ -230,36 +230,35 @@ class Connection:
         cls,
         outbound: Outbound,
         *,
-        protocol_version_hint: str,
         connection_id: str | None = None,
         in_flight: dict[RequestId, Cancellation] | None = None,
     ) -> Connection:
-        """A connection that becomes ready by a handshake."""
-        connection = cls(protocol_version_hint, None, _NO_CAPABILITIES, outbound, ready=False)
+        """Return a connection that becomes ready by a handshake."""
+        connection = cls("", None, _NO_CAPABILITIES, outbound, ready=False)
         connection._connection_id = connection_id
         connection._in_flight = in_flight
         return connection
 
     @property
     def connection_id(self) -> str:
-        """Names this connection, and only this one; without a session, that is a single call."""
+        """Unique id of the connection. Without a session, a connection is a single call."""
         if self._connection_id is None:
             self._connection_id = os.urandom(16).hex()
         return self._connection_id
 
     @property
     def has_standalone_channel(self) -> bool:
-        """Whether anything can be sent to this peer outside a request's own stream."""
+        """Whether messages can be sent to the client outside of a call."""
         return self.outbound is not NO_CHANNEL
 
     @property
     def initialize_accepted(self) -> bool:
-        """Whether requests may come in: the handshake was answered, or is not needed."""
+        """Whether requests are accepted: the handshake was answered, or is not needed."""
         return self._ready or self.handshake_done
 
     @property
     def initialized(self) -> asyncio.Event:
-        """Set from when on the server may send requests of its own."""
+        """Event that is set once the server may send requests to the client."""
         if self._initialized is None:
             self._initialized = asyncio.Event()
             if self._ready:
@@ -268,26 +267,26 @@ class Connection:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the handshake is over for the peer too, or is not needed."""
+        """Whether the client has confirmed the handshake, or none is needed."""
         return self._ready
 
-    def greet(
+    def complete_handshake(
         self, protocol_version: str, client_info: Implementation | None, client_capabilities: ClientCapabilities
     ) -> None:
-        """The peer has introduced itself, and this is what was agreed on."""
+        """Record what the client sent in the handshake, and the agreed version."""
         self.protocol_version = protocol_version
         self.client_info = client_info
         self.client_capabilities = client_capabilities
         self.handshake_done = True
         self.is_changed = True
 
-    def ungreet(self) -> None:
-        """The introduction came to nothing: it may be made again."""
+    def reset_handshake(self) -> None:
+        """Forget a handshake that failed, so that it can be made again."""
         self.protocol_version, self.client_info, self.client_capabilities = "", None, _NO_CAPABILITIES
         self.handshake_done = self.is_changed = False
 
     def set_initialized(self) -> None:
-        """The peer said `notifications/initialized`."""
+        """Record that `notifications/initialized` was received."""
         self.is_changed = self.is_changed or not self._ready
         self._ready = True
         if self._initialized is not None:
@@ -295,34 +294,34 @@ class Connection:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Scratch space for as long as the connection lives, in this process: a session's, or that of a single call."""
+        """Values that handlers keep for the life of the connection, in this process."""
         if self._state is None:
             self._state = {}
         return self._state
 
     @property
     def subscribed_uris(self) -> set[str]:
-        """Resources this peer wants to hear of, where the connection remembers that."""
+        """Resources that the client subscribed to in its session."""
         if self._subscribed_uris is None:
             self._subscribed_uris = set()
         return self._subscribed_uris
 
     @property
     def in_flight(self) -> dict[RequestId, Cancellation]:
-        """Requests of this peer that are being served. Ids mean something only in here (R6)."""
+        """Requests of this client that are being served, by id. Ids are unique per connection only."""
         if self._in_flight is None:
             self._in_flight = {}
         return self._in_flight
 
     @property
     def exit_stack(self) -> AsyncExitStack:
-        """What is to be cleaned up when the connection ends, the last first."""
+        """Exit stack that is unwound when the connection ends."""
         if self._exit_stack is None:
             self._exit_stack = AsyncExitStack()
         return self._exit_stack
 
     def check_capability(self, capability: ClientCapabilities) -> bool:
-        """Whether the client declared at least `capability`.
+        """Return whether the client declared at least `capability`.
 
         >>> from weft.types.lifecycle import RootsCapability
         >>> connection = Connection.from_envelope("2031-01-01", None, ClientCapabilities(roots=RootsCapability()))
@@ -339,9 +338,9 @@ class Connection:
         timeout: float | None = None,
         on_progress: OnProgress | None = None,
     ) -> Any:
-        """Send a request outside any other. Raises `NoBackChannelError` where there is no channel.
+        """Send a request outside of a call. Raises `NoBackChannelError` if there is no channel.
 
-        `on_progress` is called with what the client tells of its progress, and gives it more time.
+        `on_progress` is called with the progress of the client, and extends the timeout.
         """
         return await self.outbound.send_raw_request(method, params, timeout=timeout, on_progress=on_progress)
 
@@ -352,9 +351,9 @@ class Connection:
         return msgspec.convert(await self.send_raw_request(method, params, timeout=timeout), result_type)
 
     async def list_roots(self, *, timeout: float | None = None) -> list[Root]:
-        """Ask the client for its roots, outside any call; within one, use `ctx.list_roots`.
+        """Ask the client for its roots outside of a call; within a call, use `ctx.list_roots`.
 
-        Raises what `send_raw_request` raises, and `QuestionFailed` for an answer that does not have its shape.
+        Raises what `send_raw_request` raises, and `QuestionFailed` for a malformed answer.
         """
         try:
             return (await self.send_request("roots/list", None, ListRootsResult, timeout=timeout)).roots
@@ -362,28 +361,28 @@ class Connection:
             raise QuestionFailed("The client's answer cannot be used: it is no list of roots.") from None
 
     async def ping(self, *, timeout: float | None = None) -> None:
-        """Ask the client whether it is there. Raises what `send_raw_request` raises."""
+        """Check that the client answers. Raises what `send_raw_request` raises."""
         await self.send_raw_request("ping", timeout=timeout)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
-        """Send a notification, if that can be done. Never raises."""
+        """Send a notification if possible. Never raises."""
         try:
             await self.outbound.notify(method, params)
-        except Exception as error:  # noqa: BLE001 - best effort by contract: a broken stream is not the caller's fault
+        except Exception as error:  # noqa: BLE001 - a broken stream is not the caller's fault
             log.debug("%s dropped: %s", method, type(error).__name__)
 
     @property
-    def takes_pages(self) -> bool:
-        """Whether the client declared that its user can be sent to pages."""
+    def supports_pages(self) -> bool:
+        """Whether the client declared that it can send its user to pages (`elicitation.url`)."""
         return self.check_capability(ClientCapabilities(elicitation=ElicitationCapability(url={})))
 
     async def notify_complete(self, page: str) -> None:
-        """The user is done at the page of this id: tell the client, where there is a message for that. Never raises."""
-        if self.takes_pages:
+        """Notify the client that the user is done at the page with this id, if the client supports it. Never raises."""
+        if self.supports_pages:
             await self.notify(COMPLETE, {"elicitationId": page})
 
     async def close(self) -> None:
-        """Unwind the exit stack, whatever happens meanwhile to the caller."""
+        """Unwind the exit stack, also if the caller is cancelled meanwhile."""
         if self._exit_stack is None:
             return
         stack, self._exit_stack = self._exit_stack, None
@@ -398,12 +397,12 @@ class Connection:
 async def _unwind(stack: AsyncExitStack) -> None:
     try:
         await stack.aclose()
-    except BaseException:  # R1: clean-up is the user's code, and its SystemExit ends no process
+    except BaseException:  # Clean-up is the user's code: even its SystemExit must not end the process.
         log.exception("cleaning up a connection failed")
 
 
 def declared(capabilities: ClientCapabilities) -> dict[str, Any]:
-    """What a client declared, as plain JSON in which everything is said: `elicitation: {}` means by form (ELI-01).
+    """Return the capabilities of a client as JSON with defaults filled in: `elicitation: {}` means by form.
 
     >>> from weft.types.lifecycle import ElicitationCapability
     >>> declared(ClientCapabilities(elicitation=ElicitationCapability()))
@@ -416,7 +415,7 @@ def declared(capabilities: ClientCapabilities) -> dict[str, Any]:
 
 
 def _covers(declared: Any, wanted: Any) -> bool:
-    """Whether `declared` is at least `wanted`, all the way down: what is wanted as false need not be there."""
+    """Return whether `declared` contains `wanted`, recursively. A wanted False may be absent."""
     if is_object(wanted):
         return is_object(declared) and all(_covers(declared.get(key), value) for key, value in wanted.items())
     if is_array(wanted):

@@ -1,10 +1,10 @@
-"""Decide who comes first: the use of a `requestState`, a function given to `ctx.once`.
+"""Make sure that something happens once: the use of a `requestState`, a function of `ctx.once`.
 
-A claim is an entry of the Backend's store, made by compare-and-set. Workers that share a store respect each other's
-claims; with the default Backend the claims are those of one process. Each lasts as long as the state that it is about.
+A claim is an entry of the Backend's store, made by compare-and-set, and lasts as long as the state that it is about.
+Workers that share a store respect each other's claims; with the default Backend, claims are those of one process.
 
-From the moment that a function has returned, neither a cancelled call nor a failing store may cause a second call of
-it. So keeping its result runs in a separate task.
+Once a function has returned, neither a cancelled call nor a failing store may cause a second call of it. So its result
+is stored by a separate task.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ log = logging.getLogger("weft.claims")
 
 _Outcome: TypeAlias = bytes | BaseException
 
-MOST = 100_000  # claims of one process; beyond that its oldest are forgotten
-MOST_BYTES = 64 * 1024 * 1024  # kept with them, as above
-HELD_SECONDS = 30.0  # a claim of a worker that died under way; the living renew theirs
-LONGEST_LOOK = 0.25  # seconds between two looks at what another is about to do
+MOST = 100_000  # Claims of one process; beyond that, the oldest are dropped.
+MOST_BYTES = 64 * 1024 * 1024  # Bytes of the results of these claims; beyond that, the oldest are dropped.
+HELD_SECONDS = 30.0  # Life of a claim whose function runs; it is renewed unless the worker dies.
+LONGEST_LOOK = 0.25  # Most seconds between two looks at the claim of another worker.
 
 _UNDER_WAY, _DONE, _TOO_LARGE, _GIVEN_UP = b"?", b"=", b"!", b"-"
 
 
 class OnceStore:
-    """Who came first.
+    """Records what was done once, in the store that workers share.
 
     >>> from weft.backends.memory import MemoryBackend
     >>> claims = OnceStore(MemoryBackend().store, seconds=600, most_bytes=16_384)
@@ -46,13 +46,13 @@ class OnceStore:
     def __init__(self, store: Store, *, seconds: float, most_bytes: int) -> None:
         self._store = store
         self._seconds = seconds
-        self._most_bytes = most_bytes  # of one result
-        self._made: OrderedDict[str, tuple[float, int]] = OrderedDict()  # by key: until when, and its size
+        self._most_bytes = most_bytes  # Most bytes of one result.
+        self._made: OrderedDict[str, tuple[float, int]] = OrderedDict()  # End and size of each claim, by key.
         self._bytes = 0
-        self._under_way: set[asyncio.Task[None]] = set()  # the loop alone would not keep them
+        self._under_way: set[asyncio.Task[None]] = set()  # The event loop has only weak references.
 
     async def spend(self, state: str) -> bool:
-        """Use a state. False if that was done before."""
+        """Use up a state. False if it was used before."""
         key = _key("spent", state)
         if not await self._store.swap(key, None, _DONE, ttl=self._seconds):
             return False
@@ -60,27 +60,27 @@ class OnceStore:
         return True
 
     async def give_back(self, state: str) -> None:
-        """Let a state that was spent be used again."""
+        """Allow a used state to be used again."""
         key = _key("spent", state)
-        self._made.pop(key, None)  # or it would be forgotten once more, when another worker has spent it
+        self._made.pop(key, None)  # Otherwise its expiry here could delete the claim of another worker.
         await self._store.delete(key)
 
     async def once(self, name: str, make: Callable[[], Awaitable[bytes]], *, can_stop: bool = True) -> bytes:
-        """What `make` returned when it was called for this name first; whoever comes meanwhile waits for that.
+        """Return the result of the first call of `make` for this name; concurrent callers wait for it.
 
-        When its call is given up, it is cancelled and awaited. One that cannot be stopped is left behind: it has its
-        claim until it ends, and its result is kept.
+        If the caller is cancelled, `make` is cancelled and awaited. If it cannot be stopped, it runs to its end in the
+        background, and its result is stored.
         """
         key, claim = _key("once", name), _UNDER_WAY + os.urandom(16)
         try:
             kept = await self._claim(key, claim)
         except asyncio.CancelledError:
-            self._go_on(self._give_up(key, claim))  # the store may have made it all the same
+            self._start(self._give_up(key, claim))  # The store may have made the claim nevertheless.
             raise
         if kept is not None:
             return kept
         making = asyncio.create_task(_outcome(make))
-        ending = self._go_on(self._see_through(key, claim, making))
+        ending = self._start(self._hold_and_store(key, claim, making))
         try:
             await asyncio.shield(ending)
         except asyncio.CancelledError:
@@ -94,12 +94,12 @@ class OnceStore:
         return result
 
     async def _claim(self, key: str, claim: bytes) -> bytes | None:
-        """Make a claim; or what was kept by another, who came first."""
+        """Make a claim and return None; or return the result of an earlier claim."""
         pause, found = 0.01, None
         while not await self._store.swap(key, found, claim, ttl=HELD_SECONDS):
             kept = await self._store.get(key)
             if kept == claim:
-                return None  # made after all: what reaches the store may have said it twice
+                return None  # A retry of the store's client may have made it twice.
             if kept is not None and kept.startswith(_DONE):
                 return kept[1:]
             if kept == _TOO_LARGE:
@@ -110,36 +110,34 @@ class OnceStore:
                 pause = min(pause * 2, LONGEST_LOOK)
         return None
 
-    async def _see_through(self, key: str, claim: bytes, making: asyncio.Task[_Outcome]) -> None:
-        """Hold a claim while its function runs, then keep the result; what failed or was given up may be tried again.
+    async def _hold_and_store(self, key: str, claim: bytes, making: asyncio.Task[_Outcome]) -> None:
+        """Renew a claim while its function runs, then store the result. After a failure, it may be tried again.
 
-        Never fails: what was done is not undone by a store that is gone.
+        Never raises: the function has run, whatever the store does.
         """
         while not (await asyncio.wait([making], timeout=HELD_SECONDS / 3))[0]:
-            async with _telling("a claim of ctx.once was not renewed"):
+            async with _log_failure("a claim of ctx.once was not renewed"):
                 await self._store.swap(key, claim, claim, ttl=HELD_SECONDS)
         if making.cancelled() or isinstance(result := making.result(), BaseException):
             await self._give_up(key, claim)
             return
-        async with _telling(
-            "a result of ctx.once was not kept, and a round that comes twice may call its function again"
-        ):
+        async with _log_failure("a result of ctx.once was not stored, so a repeated round may call its function again"):
             await self._keep(key, claim, result)
 
     async def _give_up(self, key: str, claim: bytes) -> None:
-        """Leave a claim to the next. Not by deleting: in the meantime it may be another's."""
-        async with _telling(f"whoever calls a function of ctx.once next may wait {HELD_SECONDS:.0f} seconds for it"):
+        """Release a claim. It is not deleted, because it may belong to another worker by now."""
+        async with _log_failure(f"the next call of a ctx.once function may wait {HELD_SECONDS:.0f} seconds for it"):
             await self._store.swap(key, claim, _GIVEN_UP, ttl=HELD_SECONDS)
 
     async def _keep(self, key: str, claim: bytes, result: bytes) -> None:
         kept = _DONE + result if len(result) <= self._most_bytes else _TOO_LARGE
-        for expected in (claim, None):  # the store may have lost the claim, without another's in its place
+        for expected in (claim, None):  # None: the store has lost the claim.
             if await self._store.swap(key, expected, kept, ttl=self._seconds):
                 await self._count(key, len(kept))
                 return
 
     async def _count(self, key: str, size: int) -> None:
-        """Keep what this process has claimed within its bounds."""
+        """Count a claim, and drop the oldest ones beyond the bounds."""
         now = time.monotonic()
         self._bytes += size - self._made.pop(key, (0.0, 0))[1]
         self._made[key] = now + self._seconds, size
@@ -149,12 +147,12 @@ class OnceStore:
                 return
             del self._made[oldest]
             self._bytes -= freed
-            if until >= now:  # else the store forgets it by itself
-                async with _telling("a claim beyond the bound stays until its time is over"):
+            if until >= now:  # Otherwise the store drops it itself.
+                async with _log_failure("a claim beyond the bound stays until it expires"):
                     await self._store.delete(oldest)
 
-    def _go_on(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Begin what goes on also when nobody waits for it."""
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task that runs to its end even if its starter is cancelled."""
         task = asyncio.create_task(work)
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
@@ -162,21 +160,21 @@ class OnceStore:
 
 
 async def _outcome(make: Callable[[], Awaitable[bytes]]) -> _Outcome:
-    """What a function returned or raised. A task hands on some exceptions, such as SystemExit, to the loop (R1)."""
+    """Return what a function returned or raised: a task would pass SystemExit on to the loop."""
     try:
         return await make()
-    except BaseException as error:  # noqa: BLE001 - raised by whoever waits for it
+    except BaseException as error:  # noqa: BLE001 - raised by the waiting call
         return error
 
 
 @asynccontextmanager
-async def _telling(otherwise: str) -> AsyncGenerator[None]:
-    """Where the store fails, or does not answer, tell the developer what follows."""
+async def _log_failure(consequence: str) -> AsyncGenerator[None]:
+    """Log a failure or timeout of the store, with its consequence."""
     try:
         async with asyncio.timeout(HELD_SECONDS / 3):
             yield
     except Exception:
-        log.exception("The backend failed: %s.", otherwise)
+        log.exception("The backend failed: %s.", consequence)
 
 
 def _key(kind: str, name: str) -> str:

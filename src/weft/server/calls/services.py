@@ -1,4 +1,4 @@
-"""Hold what a call needs of its server, so that no room below `api` has to know `Server`.
+"""Hold what a call needs of its server, so that no room below `api` depends on `Server`.
 
 One object serves all layers, and each layer adds to it: `Services` is what a single call needs, `Runtime` what serving
 calls needs, `Engine` what running a server needs. `Server` makes the engine and keeps it.
@@ -69,7 +69,7 @@ class CachedValue(Generic[T]):
 
 
 class TokenRules(Protocol):
-    """What a call has to know of the protection of its server."""
+    """The part of a server's protection that a call needs."""
 
     @property
     def scopes(self) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ class TokenRules(Protocol):
 
 
 class Services:
-    """What a call needs of its server."""
+    """The part of a server that a call needs."""
 
     def __init__(
         self,
@@ -102,18 +102,18 @@ class Services:
         state_keys: KeyRing,
         auth: TokenRules | None,
     ) -> None:
-        self.owner = owner  # the `Server`, for handlers and lifespans
+        self.owner = owner  # The `Server`, for handlers and lifespans.
         self.info = info
         self.instructions = instructions
         self.limits = limits
         self.debug = debug
         self.backend = backend
-        self.state_keys = state_keys  # seal and open `requestState`
-        self.auth = auth  # None: every caller over HTTP is served
+        self.state_keys = state_keys  # Seal and open `requestState`.
+        self.auth = auth  # None: HTTP requests need no token.
         self.changes = Changes()
         self.threads = Threads(limits.threads)
         self.once_store = OnceStore(backend.store, seconds=limits.ask_seconds, most_bytes=limits.state_bytes)
-        self.in_flight = 0  # calls being served in this process, on all transports
+        self.in_flight = 0  # Calls being served in this process, on all transports.
 
     @property
     def name(self) -> str:
@@ -127,9 +127,9 @@ class Services:
 
     @CachedValue
     def offer(self) -> Offer:
-        """What the eras need to know of the server to read and seal messages."""
+        """Return what the eras need to read and seal messages."""
         return self.make_offer()
 
     def make_offer(self) -> Offer:
-        """Describe what the server offers now."""
+        """Return the present offer of the server."""
         raise NotImplementedError

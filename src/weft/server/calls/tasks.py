@@ -1,7 +1,7 @@
-"""Run the user's functions: coroutines without a task where they never wait, plain functions in threads.
+"""Run the user's functions: coroutines to their first suspension without a task, plain functions in threads.
 
-Most calls never wait, and need no task, no timer and no watcher. So a coroutine is stepped once by hand; if it ends
-there, that was all. If it waits, it becomes a `PendingCoroutine`, and what it needs from then on is set up:
+Most calls never wait, and need no task and no timer. So the first step of a coroutine is taken directly. If it waits,
+the rest of it is a `PendingCoroutine`:
 
     coroutine = work()
     try:
@@ -10,8 +10,8 @@ there, that was all. If it waits, it becomes a `PendingCoroutine`, and what it n
         return done.value
     return await PendingCoroutine(coroutine, awaited)
 
-An `EagerTaskStarter` has a task where there is none. Plain functions run in a bounded pool of threads, so they do
-not block the loop. A thread cannot be stopped: one whose call was given up counts until its function has ended.
+An `EagerTaskStarter` does this where no task is running. Plain functions run in a bounded pool of threads. A thread
+cannot be stopped: it counts until its function returns, even if the call was cancelled.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-# Made for those who implement tasks ("Extending asyncio" in Python's documentation), underscore or not.
+# For implementations of tasks: see "Extending asyncio" in the documentation of Python.
 _enter_task = tasks._enter_task  # pyright: ignore[reportPrivateUsage] - see above
 _leave_task = tasks._leave_task  # pyright: ignore[reportPrivateUsage] - see above
 
@@ -37,10 +37,10 @@ T = TypeVar("T")
 
 
 class PendingCoroutine(Generic[T]):
-    """The rest of a coroutine that waits for `awaited`; awaited as if it had been all along.
+    """The rest of a coroutine that waits for `awaited`. Await it.
 
-    With a `context` it is stepped in that one, and not in that of the task which awaits it. With a `task`, the one that
-    awaits it, `cancelled_itself` says of a cancellation that arrives whether the coroutine has brought it on itself.
+    With a `context`, its steps run in that context instead of the one of the awaiting task. With a `task` (the awaiting
+    one), `cancelled_itself` says whether the coroutine itself caused a cancellation.
     """
 
     __slots__ = ("_awaited", "_context", "_coroutine", "_task", "cancelled_itself")
@@ -70,15 +70,15 @@ class PendingCoroutine(Generic[T]):
         try:
             while True:
                 if task is not None:
-                    cancelling = task.cancelling()  # others can cancel it only from here on, while it waits
+                    cancelling = task.cancelling()  # Others can cancel it only while it waits.
                 try:
                     value = yield awaited
                 except GeneratorExit:
                     coroutine.close()
                     raise
-                except BaseException as error:  # noqa: BLE001 - handed on to the coroutine, as `await` would
+                except BaseException as error:  # noqa: BLE001 - passed to the coroutine, as `await` does
                     self.cancelled_itself = task is not None and 0 < cancelling == task.cancelling()
-                    awaited = None  # a future has the exception, which has this frame: a cycle
+                    awaited = None  # Breaks the cycle of future, exception and this frame.
                     awaited = throw(error)
                 else:
                     awaited = send(value)
@@ -88,9 +88,9 @@ class PendingCoroutine(Generic[T]):
 
 
 async def take_back(task: asyncio.Task[Any]) -> None:
-    """Take back whatever the current task was cancelled with: it goes on to its end.
+    """Undo all cancellations of the current task, so that it runs to its end.
 
-    A cancellation may not have arrived yet, where the coroutine ended without waiting again: then it arrives here.
+    If a cancellation has not arrived yet, because the coroutine ended without waiting again, it arrives here.
     """
     with suppress(asyncio.CancelledError):
         await asyncio.sleep(0)
@@ -99,12 +99,12 @@ async def take_back(task: asyncio.Task[Any]) -> None:
 
 
 class EagerTaskStarter:
-    """Starts coroutines without making a task for those that never wait.
+    """Starts coroutines without a new task for those that never wait.
 
-    `create_task` makes a task for each, and lets it wait for the next turn of the loop. Here the first step is taken at
-    once, in the name of a spare task. If the coroutine ends with that, the spare is there for the next one; if it has
-    to wait, the spare runs the rest of it. So `asyncio.current_task()` is the same from the first step to the last, as
-    `asyncio.timeout` and `TaskGroup` need it, and so is the context, which no two coroutines share.
+    `create_task` makes a task for each coroutine and starts it in the next turn of the loop. Here, the first step runs
+    at once, with a spare task as the current one. If the coroutine ends, the spare is used for the next one; if it
+    waits, the spare runs the rest. So `asyncio.current_task()` and the context are the same from the first step to the
+    last, as `asyncio.timeout` and `TaskGroup` need it.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -112,21 +112,22 @@ class EagerTaskStarter:
         self._spare: _Spare | None = None
 
     async def warm_up(self) -> None:
-        """Have a spare that is ready, so that the first coroutine is stepped at once like all others."""
+        """Make the spare task, so that the first coroutine is started at once like all others."""
         self._spare = self._spare or _Spare(self._loop)
         await asyncio.sleep(0)
 
     def start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any] | None:
-        """Begin. The task that it waits in, or None if it has ended; what it raises in the first step is raised."""
+        """Start a coroutine. Returns the task of its rest, or None if it has ended; raises what its first step "
+        "raises."""
         loop = self._loop
-        spare, self._spare = self._spare, None  # the step may come back here
-        if spare is None or spare.called.done():  # cancelled by somebody who cancels whatever there is
+        spare, self._spare = self._spare, None  # The step may call this method again.
+        if spare is None or spare.called.done():  # Cancelled by code that cancels all tasks.
             spare = _Spare(loop)
         if not spare.is_ready:
             self._spare = spare
             return loop.create_task(coroutine)
         context = copy_context()
-        current = asyncio.current_task(loop)  # there is one where a client in the same process sends
+        current = asyncio.current_task(loop)  # There is one if a client in this process sends.
         if current is not None:
             _leave_task(loop, current)
         _enter_task(loop, spare.task)
@@ -147,33 +148,33 @@ class EagerTaskStarter:
         return spare.task
 
     def _keep(self, spare: _Spare) -> None:
-        """One is enough: where a step has come back and left another, that one goes."""
+        """Keep one spare; cancel another one that a nested call of `start` has left."""
         if self._spare is not None:
             self._spare.task.cancel()
         self._spare = spare
 
     async def close(self) -> None:
-        """End the spare. What was started goes on."""
+        """Cancel the spare task. Started coroutines continue."""
         if self._spare is not None:
             self._spare.task.cancel()
             await asyncio.wait([self._spare.task])
 
 
 class _Spare:
-    """A task that waits to be called for the rest of a coroutine."""
+    """A task that waits for the rest of a coroutine to run."""
 
     __slots__ = ("_rest", "called", "is_ready", "task")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._rest: PendingCoroutine[Any] | None = None
-        self.called: asyncio.Future[None] = loop.create_future()  # or cancelled, like the future that any task awaits
-        self.is_ready = False  # it waits for the call: from here on a cancellation shows there
+        self.called: asyncio.Future[None] = loop.create_future()  # Cancelled with the task.
+        self.is_ready = False  # It has started to wait, so a cancellation shows in `called`.
         self.task = loop.create_task(self._run())
 
     def go_on(self, rest: PendingCoroutine[Any]) -> None:
-        """Run the rest, from the next turn of the loop on."""
+        """Run the rest of a coroutine, from the next turn of the loop."""
         self._rest = rest
-        if not self.called.done():  # else the coroutine has cancelled its own task
+        if not self.called.done():  # Otherwise the coroutine has cancelled its own task.
             self.called.set_result(None)
 
     async def _run(self) -> Any:
@@ -183,7 +184,7 @@ class _Spare:
         except asyncio.CancelledError as error:
             if self._rest is None:
                 raise
-            # Meant for the coroutine, and for what it awaits: said again, the task does so when it gets to see that.
+            # The cancellation is for the coroutine: cancelling again delivers it at the next await.
             self.task.cancel(*error.args)
             self.task.uncancel()
         assert self._rest is not None
@@ -193,7 +194,7 @@ class _Spare:
 class Deadline:
     """A time limit for the current task that costs nothing until `start` is called.
 
-    When it runs out the task is cancelled and `expired` is set; whoever catches the cancellation then calls `absorb`.
+    When it expires, the task is cancelled and `expired` is set. Code that catches the cancellation calls `absorb`.
     """
 
     __slots__ = ("_handle", "_seconds", "_task", "expired")
@@ -205,18 +206,18 @@ class Deadline:
         self.expired = False
 
     def start(self) -> None:
-        """Start the clock, if it does not run already."""
+        """Start the timer, unless it runs already."""
         if self._handle is None:
             self._task = asyncio.current_task()
             self._handle = asyncio.get_running_loop().call_later(self._seconds, self._expire)
 
     def stop(self) -> None:
-        """Stop the clock."""
+        """Stop the timer."""
         if self._handle is not None:
             self._handle.cancel()
 
     def absorb(self) -> bool:
-        """Whether a cancellation was this deadline's doing; if so, the task is no longer cancelled."""
+        """Return whether this deadline caused a cancellation; if so, undo it."""
         if self.expired and self._task is not None:
             self._task.uncancel()
         return self.expired
@@ -228,7 +229,7 @@ class Deadline:
 
 
 class _Outcome:
-    """What a function did in its thread. StopIteration and SystemExit must not cross a Future as exceptions."""
+    """Result or exception of a function in a thread: a Future must not carry StopIteration or SystemExit."""
 
     __slots__ = ("error", "value")
 
@@ -238,19 +239,19 @@ class _Outcome:
 
 
 class Threads:
-    """A pool that is made when the first plain function is called."""
+    """A pool of threads that is made when the first plain function is called."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._pool: ThreadPoolExecutor | None = None
-        # Who waits for a thread waits here and not in the pool's queue, which has no end and forgets nobody (D9).
+        # Calls wait for a semaphore, not in the pool's queue: that is unbounded, and ignores cancellation.
         self._permits: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     async def run(self, fn: Callable[..., Any], kwargs: Mapping[str, Any], *, to_end: bool = False) -> Any:
         """Call `fn` in a thread, with the caller's context variables.
 
-        `to_end` takes no notice of being cancelled once while the function runs: it will be done, and its caller, a
-        task of its own, has to know what came of it.
+        With `to_end`, the first cancellation while the function runs is ignored: the function cannot be stopped, and
+        its result must not be lost.
         """
         context = contextvars.copy_context()
         loop = asyncio.get_running_loop()
@@ -269,13 +270,13 @@ class Threads:
             try:
                 raise error
             finally:
-                del error  # a frame that holds it, here or in the thread, would be a cycle with the arguments
-        if inspect.isawaitable(outcome.value):  # a plain function around an async one
+                del error  # Breaks the cycle of exception, frame and arguments.
+        if inspect.isawaitable(outcome.value):  # A plain function that wraps an async one.
             return await outcome.value
         return outcome.value
 
     async def call(self, fn: Callable[..., Any], args: tuple[Any, ...], *, to_end: bool = False) -> Any:
-        """Call any function by position: an async one here, another in a thread (`to_end`: see `run`)."""
+        """Call a function with positional arguments: directly if it is async, else in a thread (see `run`)."""
         if inspect.iscoroutinefunction(fn):
             return await fn(*args)
         return await self.run(partial(fn, *args), {}, to_end=to_end)
@@ -283,10 +284,10 @@ class Threads:
     def _submit(
         self, work: Callable[[], _Outcome], permits: asyncio.Semaphore, loop: asyncio.AbstractEventLoop
     ) -> Future[_Outcome]:
-        """Give work to the pool, with a permit that comes back when its thread is free, whoever still waits for it."""
+        """Submit work to the pool. The permit is released when the thread is free, also if the caller was cancelled."""
 
         def give_back(_: Future[_Outcome]) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and its permits with it
+            with contextlib.suppress(RuntimeError):  # The loop is closed.
                 loop.call_soon_threadsafe(permits.release)
 
         try:
@@ -300,7 +301,7 @@ class Threads:
         return future
 
     def stop(self) -> None:
-        """Let go of the threads; work that has not begun is dropped."""
+        """Release the threads; work that has not started is dropped."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
@@ -310,7 +311,7 @@ def _outcome(fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> _Outcome:
     try:
         return _Outcome(fn(**kwargs), None)
     except StopIteration as error:
-        told = RuntimeError(f"raised StopIteration({error.value!r})")
-        return _Outcome(None, told.with_traceback(error.__traceback__))  # where it was raised is not lost
-    except BaseException as error:  # noqa: BLE001 - carried over to the caller, who raises it
+        replacement = RuntimeError(f"raised StopIteration({error.value!r})")
+        return _Outcome(None, replacement.with_traceback(error.__traceback__))
+    except BaseException as error:  # noqa: BLE001 - raised again by the caller
         return _Outcome(None, error)

@@ -397,9 +397,9 @@ def require_scopes(call: Call, scopes: Iterable[str]) -> None:
         return
     auth = call.services.auth
     whole = dict.fromkeys((*(() if auth is None else auth.scopes), *needed))
-    text = "The token does not have the scopes that this takes."
+    text = f"The token does not have the scopes that {call.described} needs."
     if call.token_info is None:
-        text = "This takes a token that has scopes, and there is none with the request."
+        text = f"{call.described} needs a token with scopes, and the request has no token."
     bound = call.token_info is not None and "cnf" in call.token_info.claims
     call.reply.challenge(
         "DPoP" if bound else "Bearer",

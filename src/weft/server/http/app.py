@@ -21,7 +21,7 @@ from weft.net.hosts import HostPolicy
 from weft.net.hosts import refusal as refused
 from weft.net.logs import Seldom, masked_body, masked_headers, masked_url
 from weft.protocol.headers import HeaderFault, Headers, read
-from weft.server.auth.bearer_auth import Gate
+from weft.server.auth.bearer_auth import BearerAuth
 from weft.server.auth.protected_resource import Protection
 from weft.server.calls.tasks import Deadline, PendingCoroutine
 from weft.server.diagnostics import report
@@ -97,7 +97,7 @@ class HttpApp:
         self._cors = Cors(self._policy) if cors else None
         self._proxies = TrustedProxies(trusted_proxies) if trusted_proxies else None
         self._untrusted = UntrustedProxies(shared_limits(runtime.limits), "--trust-proxy")
-        self._gate = None if auth is None else Gate(auth, runtime)
+        self._gate = None if auth is None else BearerAuth(auth, runtime)
         self._is_plain = self._proxies is None and self._gate is None
         self._session: SessionExchange | None = None
         self._stateless: StatelessExchange | None = None
@@ -185,7 +185,7 @@ class HttpApp:
             reply.accepts = self._guard(scope, headers)
             return False
         accepts = self._known_pass(scope, headers)
-        if accepts is not None and gate.knows(scope, headers):  # the quick way
+        if accepts is not None and gate.accept_known(scope, headers):  # the quick way
             reply.accepts = accepts
             return False
         if accepts is None and gate.is_metadata(_inner_path(scope)):
@@ -197,7 +197,7 @@ class HttpApp:
             return True
         verbs = self._check_place(scope, headers) if accepts is None else ()
         reply.metadata_url = gate.metadata_url(scope)
-        await gate.admit(scope, headers, reply.metadata_url)
+        await gate.accept(scope, headers, reply.metadata_url)
         reply.accepts = self._check_form(scope, headers, verbs) if accepts is None else accepts
         return False
 

@@ -88,7 +88,7 @@ class Session:
         self, id: str, principal: str | None, peer: str, worker: str, streams: Streams, limits: Limits
     ) -> None:
         self.id = id
-        self.connection = Connection.for_loop(self, protocol_version_hint="", connection_id=id)
+        self.connection = Connection.for_loop(self, connection_id=id)
         self._streams = streams
         self._limits = limits
         self.principal = principal
@@ -136,7 +136,7 @@ class Session:
         return self.inbox is not None or self.record.has_listened
 
     @property
-    def is_heard(self) -> bool:
+    def is_readable(self) -> bool:
         """Whether the client reads the standalone stream, or may come back for what is on it."""
         return self.has_listened and not self.ended
 
@@ -167,7 +167,8 @@ class Session:
         if not self.has_listened or self.ended:
             raise NoBackChannelError(method)
         limit = self._limits.ask_seconds if timeout is None else timeout
-        return await self.outstanding.request(self.send, method, params, timeout=limit, on_progress=on_progress)
+        answer = await self.outstanding.request(self.send, method, params, timeout=limit, on_progress=on_progress)
+        return msgspec.json.decode(answer)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
         """Send a notification to the client, if it has ever opened the stream."""
@@ -201,7 +202,7 @@ class Session:
         connection = self.connection
         is_changed = connection.is_changed
         if now.handshake_done and not before.handshake_done:
-            connection.greet(now.protocol_version, now.client_info, now.client_capabilities)
+            connection.complete_handshake(now.protocol_version, now.client_info, now.client_capabilities)
         if now.log_level != before.log_level:
             connection.log_level = now.log_level
         if now.subscribed_uris != before.subscribed_uris:
@@ -339,8 +340,8 @@ async def _initialize(call: Call) -> InitializeResult:
             f"Invalid params: `clientInfo` and `capabilities` have at most {most} bytes together, for they are kept "
             "with the session. Leave long texts out, and give icons as links."
         )
-    call.connection.greet(envelope.revision.version, envelope.client_info, envelope.client_capabilities)
-    call.undo = call.connection.ungreet
+    call.connection.complete_handshake(envelope.revision.version, envelope.client_info, envelope.client_capabilities)
+    call.undo = call.connection.reset_handshake
     remembers = call.connection.has_standalone_channel
     return InitializeResult(
         protocol_version=envelope.revision.version,

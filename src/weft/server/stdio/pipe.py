@@ -24,7 +24,7 @@ from weft.net.logs import masked_body
 from weft.server.calls.call import Call
 from weft.server.calls.changes import Change, ChangeInbox, encode_change
 from weft.server.calls.connection import Cancellation, Connection
-from weft.server.calls.pending import OnProgress, PendingRequests, Way
+from weft.server.calls.pending import OnProgress, PendingRequests, SendMessage
 from weft.server.calls.tasks import EagerTaskStarter
 from weft.server.diagnostics import note_refusal, report
 from weft.server.runtime.load import busy, still_served
@@ -306,14 +306,14 @@ class PipeSession:
     It is the connection's `Outbound` too: messages outside calls are written like all others.
     """
 
-    is_heard = True
+    is_readable = True
 
-    def __init__(self, runtime: Runtime, send: Way, in_flight: dict[RequestId, Cancellation]) -> None:
+    def __init__(self, runtime: Runtime, send: SendMessage, in_flight: dict[RequestId, Cancellation]) -> None:
         self._runtime = runtime
         self._send = send
         self._changes_task: asyncio.Task[None] | None = None  # sends the changes in the inbox
         self.outstanding = PendingRequests("s", send)
-        self.connection = Connection.for_loop(self, protocol_version_hint="", in_flight=in_flight)
+        self.connection = Connection.for_loop(self, in_flight=in_flight)
         self._inbox = ChangeInbox(self._accepts, self.connection.subscribed_uris, self._start_sending)
         runtime.changes.open_inbox(self._inbox)
 
@@ -327,7 +327,8 @@ class PipeSession:
     ) -> Any:
         """Send a request to the client, outside any call, and return its result."""
         limit = self._runtime.limits.ask_seconds if timeout is None else timeout
-        return await self.outstanding.request(self._send, method, params, timeout=limit, on_progress=on_progress)
+        answer = await self.outstanding.request(self._send, method, params, timeout=limit, on_progress=on_progress)
+        return msgspec.json.decode(answer)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
         """Send a notification to the client, outside any call."""
