@@ -29,9 +29,9 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-# Made for those who implement tasks ("Extending asyncio" in Python's documentation), underscore or not.
-_enter_task = tasks._enter_task  # pyright: ignore[reportPrivateUsage] - see above
-_leave_task = tasks._leave_task  # pyright: ignore[reportPrivateUsage] - see above
+# For implementers of tasks: "Extending asyncio" in Python's documentation. None where this Python does not have them.
+_enter_task: Callable[..., None] | None = getattr(tasks, "_enter_task", None)
+_leave_task: Callable[..., None] | None = getattr(tasks, "_leave_task", None)
 
 T = TypeVar("T")
 
@@ -119,6 +119,8 @@ class EagerTaskStarter:
     def start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any] | None:
         """Begin. The task that it waits in, or None if it has ended; what it raises in the first step is raised."""
         loop = self._loop
+        if _enter_task is None or _leave_task is None:
+            return loop.create_task(coroutine)
         spare, self._spare = self._spare, None  # the step may come back here
         if spare is None or spare.called.done():  # cancelled by somebody who cancels whatever there is
             spare = _Spare(loop)
