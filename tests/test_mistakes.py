@@ -558,7 +558,7 @@ def test_a_resource_or_prompt_that_cannot_be_sent(folder: Folder, decorator: str
     assert "raised" not in session.terminal
 
 
-NO_APP = "A Server is no ASGI app itself. Give server.asgi() in its place: app.mount('/', server.asgi('/mcp'))."
+NO_APP = "A Server is not an ASGI app. Give server.asgi() in its place: app.mount('/', server.asgi('/mcp'))."
 
 
 @pytest.mark.mistake("a server mounted in place of its app")

@@ -51,12 +51,12 @@ class Gate:
 
     async def admit(self, scope: Scope, headers: Headers, metadata_url: str | None) -> None:
         """Put the verified caller into the scope; raise a `Refusal` with a challenge where there is none."""
-        if not self.knows(scope, headers):
+        if not self.recall(scope, headers):
             metadata_url = metadata_url or self._auth.metadata_url
             scope[TOKEN_INFO] = await self._admission.admit(scope, headers, metadata_url)
 
-    def knows(self, scope: Scope, headers: Headers) -> bool:
-        """The same for a request whose token was let in before; False where that is to be found out."""
+    def recall(self, scope: Scope, headers: Headers) -> bool:
+        """Put the caller into the scope if its token was admitted before; return False if it has to be verified."""
         value = headers.known.get(b"authorization")
         if value is None or scope.get("query_string"):
             return False

@@ -40,10 +40,10 @@ from weft.types.lifecycle import (
 class OpenStream(Protocol):
     """The stream of a request that is not answered yet, wherever its client is."""
 
-    last_event: str | None  # the id of what was written last
+    last_event: str | None  # id of the last event that was stored
 
-    def hand_over(self) -> None:
-        """The client reads the rest elsewhere."""
+    def release(self, *, is_resumed: bool = False) -> None:
+        """End the HTTP response. `is_resumed`: the client reads the rest of the stream elsewhere."""
         ...
 
 
