@@ -558,7 +558,7 @@ def test_a_resource_or_prompt_that_cannot_be_sent(folder: Folder, decorator: str
     assert "raised" not in session.terminal
 
 
-NO_APP = "A Server is no ASGI app itself. Give server.asgi() in its place: app.mount('/', server.asgi('/mcp'))."
+NO_APP = "A Server is not an ASGI app. Give server.asgi() in its place: app.mount('/', server.asgi('/mcp'))."
 
 
 @pytest.mark.mistake("a server mounted in place of its app")
@@ -812,7 +812,7 @@ def test_blocking_call_in_an_async_tool(folder: Folder):
     assert session.text == "tea"
     assert_plain(session.terminal)
     assert "Tool 'buy' blocks the event loop at shop.py:8: `time.sleep(0.8)`" in session.terminal
-    assert "nobody else is served meanwhile" in session.terminal
+    assert "no other call is served meanwhile" in session.terminal
     assert "Make it a plain `def`" in session.terminal
     assert session.terminal.count("blocks the event loop") == 1
 

@@ -100,7 +100,7 @@ async def test_sessions_in_use_are_not_ended_for_new_ones(at: At) -> None:
     await streaming.open()
     waiting = await busy.begin(called("wait"))
     await streaming.get()
-    with pytest.raises(AssertionError, match="as many sessions as there may be"):
+    with pytest.raises(AssertionError, match="as many sessions as it allows"):
         await late.open()
     await streaming.leave()
     await late.open()  # in the place of the one whose stream is closed
@@ -505,7 +505,7 @@ async def test_one_stream_too_many_is_not_taken_up_again(at: At) -> None:
     question = await second.question()
     refused = await peer.get(second.events[0].id)
     assert await refused.refusal() == (503, -32600)
-    assert "This session has taken up 1 streams again: let one end first." in (await refused.json())["error"]["message"]
+    assert "This session has resumed 1 streams: wait until one ends." in (await refused.json())["error"]["message"]
     await peer.post(accept(question, "no"))
     assert await second.text() == "Milk? no"  # who was refused has lost nothing by it
     await taken.close()

@@ -679,7 +679,7 @@ def test_one_process_serves_without_sessions_if_told_so(start) -> None:
 def test_sessions_at_workers_that_share_nothing_are_refused(start, setting: str) -> None:
     code, errors = start(GUARDED.replace("workers=2", f"workers=2, {setting}")).end()
     assert code == 1
-    assert "is not possible with workers=2: each worker has a memory of its own" in errors
+    assert "is not possible with workers=2: each worker has its own memory" in errors
     assert errors.endswith("Use one worker, or give the server a backend= that the workers share.\n")
 
 
@@ -740,7 +740,7 @@ def test_workers_need_a_server_they_can_find(start) -> None:
         "def main(server=server):\n    server.run('http', port=0, workers=2)\ns = [server]; del server\nmain()"
     ).end()
     assert code == 1
-    assert errors.startswith("Workers load the server by themselves, so it has to be a global name of the script")
+    assert errors.startswith("Each worker loads the server itself, so it has to be a global name of the script")
 
 
 def test_a_worker_that_cannot_start_stops_everything(start) -> None:
@@ -748,7 +748,7 @@ def test_a_worker_that_cannot_start_stops_everything(start) -> None:
     code, errors = start(ending).end()
     assert code == 1
     assert "ValueError: only in workers" in errors
-    assert errors.splitlines()[-1] == "A worker could not start; it has said why above."
+    assert errors.splitlines()[-1] == "A worker could not start; the reason is printed above."
 
 
 def test_type_checkers_know_every_option() -> None:

@@ -48,7 +48,7 @@ async def test_run_within_a_loop_says_what_to_await(transport: str, call: str) -
     with pytest.raises(StartError) as caught:
         Server("s").run(transport)  # type: ignore[arg-type] - a str
     assert str(caught.value) == (
-        "server.run() starts an event loop of its own, and one is running here already. Write "
+        "server.run() starts an event loop, and one is running here already. Write "
         f"`await server.{call}` instead, or call run() outside of async functions."
     )
     assert not isinstance(caught.value, SystemExit)  # the program is not ours to end
@@ -189,7 +189,7 @@ async def test_the_last_of_several_ends_what_they_share(capsys: pytest.CaptureFi
         assert list(server.engine.sessions._used) == [session]
         assert told == ["up"]
     assert told == ["up", "down"]
-    assert server.engine.guests == 0
+    assert server.engine.serving == 0
 
 
 async def test_it_may_drain_without_a_limit(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,7 @@ from weft.errors import StartError
 from weft.server.run.engine import Servable
 from weft.server.run.listening import HttpOptions, bind, check_exposure
 from weft.server.run.loading import Target, folder_of, load, movable
-from weft.server.run.running import say, start
+from weft.server.run.running import print_notice, start
 
 _Changes = set[tuple[Any, str]]  # the kind of a change, and the file that changed
 STOP_SECONDS = 7.0  # deadline of a child process that was asked to end; a little more than its own
@@ -110,12 +110,12 @@ def _keep_running(command: Sequence[str], passed: Sequence[int], folder: Path, w
         signal.signal(number, stop)
     child = begin()  # after the handlers are set, so that a signal ends the child too
     try:
-        say(f"Watching {folder} for changes.")
+        print_notice(f"Watching {folder} for changes.")
         for changes in watched:
             if interrupted:
                 break
             if changes:
-                say(f"{Path(next(iter(changes))[1]).name} changed; starting again.")
+                print_notice(f"{Path(next(iter(changes))[1]).name} changed; starting again.")
                 _end(child)
                 child = begin()
     finally:

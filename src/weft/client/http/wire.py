@@ -173,7 +173,9 @@ class _Connector(aiohttp.TCPConnector):
         """Get a connection, kept or new."""
         while True:
             connection = await super().connect(*args, **kwargs)
-            protocol = connection.protocol
+            protocol = getattr(connection, "protocol", None)
+            if protocol is None:  # another version of aiohttp: its own check has to do
+                return connection
             if protocol not in self._used:
                 self._used.add(protocol)
                 return connection
@@ -184,9 +186,10 @@ class _Connector(aiohttp.TCPConnector):
 
 def _is_over(protocol: Any) -> bool:
     """Return whether a kept connection has ended, or has bytes of an answer without a request."""
-    if protocol.should_close:
+    if getattr(protocol, "should_close", False):
         return True
-    end = protocol.transport.get_extra_info("socket")
+    transport = getattr(protocol, "transport", None)
+    end = None if transport is None else transport.get_extra_info("socket")
     if end is None or not hasattr(select, "poll"):
         return False
     poll = select.poll()

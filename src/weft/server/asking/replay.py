@@ -212,7 +212,7 @@ class Replay:
     def _under_way(self) -> dict[FrameType | None, None]:
         """The frames of what has begun and not ended: those of a handler that waits, and those that run now."""
         frames: dict[FrameType | None, None] = dict.fromkeys(reversed(self._chain()))
-        frame: FrameType | None = sys._getframe()  # pyright: ignore[reportPrivateUsage] - the stack
+        frame = inspect.currentframe()
         while frame is not None:
             frames[frame] = None
             frame = frame.f_back

@@ -29,9 +29,9 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-# For implementations of tasks: see "Extending asyncio" in the documentation of Python.
-_enter_task = tasks._enter_task  # pyright: ignore[reportPrivateUsage] - see above
-_leave_task = tasks._leave_task  # pyright: ignore[reportPrivateUsage] - see above
+# For implementers of tasks: "Extending asyncio" in Python's documentation. None where this Python does not have them.
+_enter_task: Callable[..., None] | None = getattr(tasks, "_enter_task", None)
+_leave_task: Callable[..., None] | None = getattr(tasks, "_leave_task", None)
 
 T = TypeVar("T")
 
@@ -120,8 +120,10 @@ class EagerTaskStarter:
         """Start a coroutine. Returns the task of its rest, or None if it has ended; raises what its first step "
         "raises."""
         loop = self._loop
-        spare, self._spare = self._spare, None  # The step may call this method again.
-        if spare is None or spare.called.done():  # Cancelled by code that cancels all tasks.
+        if _enter_task is None or _leave_task is None:
+            return loop.create_task(coroutine)
+        spare, self._spare = self._spare, None  # the step may come back here
+        if spare is None or spare.called.done():  # cancelled by somebody who cancels whatever there is
             spare = _Spare(loop)
         if not spare.is_ready:
             self._spare = spare

@@ -1,8 +1,9 @@
-"""Serve one MCP endpoint as an ASGI app: guard a request, read its body, give the message to the exchange of its era.
+"""Serve one MCP endpoint as an ASGI app: check a request, read its body, give the message to the exchange of its era.
 
-Everything is decided on the raw ASGI scope. A request that is refused here gets an HTTP status and a JSON-RPC error
-without an id. The order is fixed: where the request comes from, who sends it, the verb, the body. At the level `debug`
-a subclass of the app logs every message, with its secrets masked."""
+Checks use the raw ASGI scope, in a fixed order: where the request comes from, who sends it, the verb, the body. A
+request that is refused gets an HTTP status and a JSON-RPC error without an id. `HttpApp.__call__` is the one place that
+turns errors into responses. At the log level `debug` a subclass logs every message, with its secrets masked.
+"""
 
 from __future__ import annotations
 
@@ -43,21 +44,20 @@ from weft.server.runtime.load import BodyMemory, Busy, HeldBody, LargeMessageQue
 from weft.server.runtime.request_log import is_wire_logged, log, refused_http
 from weft.server.runtime.runtime import Runtime
 from weft.server.sessions.sessions import Sessions
-from weft.types.base import RequestId
 
-_seldom = Seldom(logging.getLogger("weft.http"))  # for what peers can cause at will
+_seldom = Seldom(logging.getLogger("weft.http"))  # for lines that a peer can cause as often as it likes
 
-_NO_APP = "A Server is no ASGI app itself. Give server.asgi() in its place: app.mount('/', server.asgi('/mcp'))."
+_NO_APP = "A Server is not an ASGI app. Use server.asgi() instead: app.mount('/', server.asgi('/mcp'))."
 
 _NO_APP_ALONE = (
-    "A Server is no ASGI app itself. Write `app = server.asgi()` and name that, such as `uvicorn {module}:app`."
+    "A Server is not an ASGI app. Write `app = server.asgi()` and start that, such as `uvicorn {module}:app`."
 )
 
 _CACHEABLE = (b"cache-control", b"public, max-age=300")
 
-_LARGE = 64 * 1024  # from here on messages take turns
+_LARGE = 64 * 1024  # bytes from which on messages take turns
 
-_MOST_PASSES = 1024
+_MOST_PASSES = 1024  # combinations of headers that are cached
 
 _MOST_BYTES = 512  # of the headers in one of them
 
@@ -65,8 +65,8 @@ _MOST_BYTES = 512  # of the headers in one of them
 class HttpApp:
     """One MCP endpoint. Run it under any ASGI server, or mount it: the parent's lifespan is not needed.
 
-    `app.mount("/mcp", server.asgi())` and `Route("/mcp", server.asgi())` both work, whatever `path` says; below
-    `app.mount("/", ...)` and below a prefix, `path` is where it is found.
+    `app.mount("/mcp", server.asgi())` and `Route("/mcp", server.asgi())` both work with any `path`; below
+    `app.mount("/", ...)` and below a prefix, the endpoint is at `path`.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class HttpApp:
         self._sessions = sessions
         self._turns = LargeMessageQueue(runtime.limits)
         self._bodies = BodyMemory(runtime.limits)
-        self._most_at_once = min(runtime.limits.body_bytes, _LARGE - 1)  # of a body that nothing has to be asked about
+        self._most_at_once = min(runtime.limits.body_bytes, _LARGE - 1)  # bytes of a body that needs no turn
         self.path = path
         self._paths = frozenset({path, path.rstrip("/"), path.rstrip("/") + "/"})
         public = None if auth is None else auth.host
@@ -106,13 +106,13 @@ class HttpApp:
                 self._session = SessionExchange(runtime, sessions, keeps_sessions=keeps_sessions)
             else:
                 self._stateless = StatelessExchange(runtime, era)
-        self._sse = None if sse_path is None else self._old_transport(sse_path, keeps_sessions=keeps_sessions)
+        self._sse = None if sse_path is None else self._make_sse(sse_path, keeps_sessions=keeps_sessions)
         self._verbs = ("POST",) if self._session is None else self._session.verbs
-        self.follows_host = True  # hear of the end of the process by its signals; our own runner says it another way
-        # What the guards found of headers that came before. Clients repeat themselves: the next check is one look-up.
+        self.follows_host = True  # handle the signals of the process; False under Weft's own runner
+        # Headers that were checked before, and the forms of answer they accept. Clients repeat the same ones.
         self._passes: dict[tuple[bytes | None, ...], Accepts] = {}
 
-    def _old_transport(self, path: str, *, keeps_sessions: bool) -> SseExchange:
+    def _make_sse(self, path: str, *, keeps_sessions: bool) -> SseExchange:
         if self._session is None or not keeps_sessions:
             raise UsageError(
                 f"sse_path={path!r} is not possible here: that transport has sessions. Leave sessions=False out, and "
@@ -120,8 +120,8 @@ class HttpApp:
             )
         return SseExchange(self.runtime, self._sessions, self._session, path, self._paths)
 
-    # `Any`, since Starlette's types of these three have nothing in common with asgiref's and uvicorn's. All of them may
-    # be passed, so the app can be mounted, wrapped in middleware and run whichever of them is used.
+    # `Any`, since the types of these three in Starlette, asgiref and uvicorn do not fit each other, and the app has to
+    # fit all of them.
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve one ASGI connection."""
         if scope["type"] != "http":
@@ -135,31 +135,26 @@ class HttpApp:
             )
             if self._is_plain and scope["method"] != "OPTIONS":
                 reply.accepts = self._guard(scope, headers)
-            elif await self._answers_openly(scope, headers, reply):
+            elif await self._admit(scope, headers, reply):
                 return
             if runtime.in_flight >= runtime.limits.in_flight and runtime.is_full():  # before a body takes up memory
                 raise _too_busy(busy(runtime.limits.in_flight))
-        except Refusal as refusal:
-            await self._refuse(scope, refusal, reply)
-            return
-        except HeaderFault as fault:
-            await self._refuse(scope, Refusal(fault.status, str(fault), code=fault.code), reply)
-            return
-        serve = self._serve_post if scope["method"] == "POST" else self._serve_verb
-        if self._sse is not None and _inner_path(scope) in self._sse.verbs:
-            serve = self._serve_old
-        try:
+            serve = self._serve_post if scope["method"] == "POST" else self._serve_verb
+            if self._sse is not None and _inner_path(scope) in self._sse.verbs:
+                serve = self._serve_sse
             await serve(scope, headers, receive, reply)
         except Refusal as refusal:
             await self._refuse(scope, refusal, reply)
+        except HeaderFault as fault:
+            await self._refuse(scope, Refusal(fault.status, str(fault), code=fault.code), reply)
         except ProtocolError as error:
             refused_http(scope, 400, error.message)
             await reply.answer(400, encode_error(error.request_id, error.code, error.message, error.data))
-        except Exception as error:  # noqa: BLE001 - see `_blame`
-            await self._blame(error, None, reply)
+        except Exception as error:  # noqa: BLE001 - a failure of a Backend, say: the next request is served all the same
+            await self._answer_failure(error, reply)
 
     async def _answer_preflight(self, scope: Scope, headers: Headers, send: Send) -> None:
-        """Tell a browser whether its page may call, before anybody is asked who they are: it sends no token yet."""
+        """Answer a browser's preflight. It comes without a token, so this is done before tokens are checked."""
         is_metadata = self._gate is not None and self._gate.is_metadata(_inner_path(scope))
         verbs = ("GET", "HEAD") if is_metadata else self._verbs_at(scope)
         host, origin = headers.known.get(b"host"), headers.known.get(b"origin")
@@ -173,8 +168,8 @@ class HttpApp:
         refused_http(scope, refusal.status, str(refusal))
         await reply.refuse(refusal)
 
-    async def _answers_openly(self, scope: Scope, headers: Headers, reply: HttpReply) -> bool:
-        """Guard a request whose sender matters; True if it was for what everybody may have, and is answered."""
+    async def _admit(self, scope: Scope, headers: Headers, reply: HttpReply) -> bool:
+        """Check a request and its sender. Return True if it is answered here: a preflight, or public metadata."""
         if scope["method"] == "OPTIONS" and is_preflight(headers):
             await self._answer_preflight(scope, headers, reply.send)
             return True
@@ -202,7 +197,7 @@ class HttpApp:
         return False
 
     async def _serve_post(self, scope: Scope, headers: Headers, receive: Receive, reply: HttpReply) -> None:
-        """One message, or an array of them."""
+        """Serve one message, or an array of them."""
         runtime = self.runtime
         body = self._take_body(scope, headers, receive)
         if not isinstance(body, bytes):
@@ -210,52 +205,44 @@ class HttpApp:
         runtime.in_flight += 1
         try:
             if body[:1] != b"{" and body.lstrip()[:1] == b"[" and self._takes_arrays(headers):
-                if runtime.lifespan.started or await self._start(None, reply):
+                if runtime.lifespan.started or await self._start(reply):
                     assert self._session is not None
                     await self._session.serve_batch(body, headers, read_caller(scope), reply)
                 return
-            frame = decode(body, runtime.limits)
-            if runtime.lifespan.started or await self._start(frame.reply_id, reply):
-                try:
-                    era, _ = choose(runtime.eras, frame, headers)
-                    exchange = self._session if era.remembers else self._stateless
-                    assert exchange is not None
-                    await exchange.serve(frame, headers, scope, receive, reply)
-                except (Refusal, ProtocolError):
-                    raise
-                except Exception as error:  # noqa: BLE001 - see `_blame`
-                    await self._blame(error, frame.reply_id, reply)
+            frame = reply.frame = decode(body, runtime.limits)
+            if runtime.lifespan.started or await self._start(reply):
+                era, _ = choose(runtime.eras, frame, headers)
+                exchange = self._session if era.remembers else self._stateless
+                assert exchange is not None
+                await exchange.serve(frame, headers, scope, receive, reply)
         finally:
             runtime.in_flight -= 1
 
     def _takes_arrays(self, headers: Headers) -> bool:
-        """Whether an array of messages may be of the era that has them; what is not is told so (ledger 0.2, 2)."""
+        """Return whether the headers allow the era that has arrays of messages."""
         era, _ = choose(self.runtime.eras, Frame(), headers)
         return era.remembers
 
-    async def _blame(self, error: Exception, request_id: RequestId | None, reply: HttpReply) -> None:
-        """Nothing can be served: the app around this one says of its caller what makes no sense; or the Backend fails.
-
-        Whatever it is, the client is told, and the next request is served (R1).
-        """
+    async def _answer_failure(self, error: Exception, reply: HttpReply) -> None:
+        """Log an unexpected error, and answer with 500. A UsageError is about the caller in the scope."""
         what = "The app that verifies the callers" if isinstance(error, UsageError) else "Serving an HTTP request"
         text = report(what, error, debug=self.runtime.debug)
-        await reply.answer(500, encode_error(request_id, InternalError.code, text))
+        await reply.answer(500, encode_error(reply.request_id, InternalError.code, text))
 
     async def _serve_verb(self, scope: Scope, headers: Headers, receive: Receive, reply: HttpReply) -> None:
-        """GET and DELETE, which only sessions have."""
-        assert self._session is not None  # else the guard refused it
+        """Serve GET and DELETE, which only sessions have."""
+        assert self._session is not None  # else the request was refused
         caller = read_caller(scope)
         if scope["method"] == "GET":
             await self._session.listen(headers, caller, receive, reply)
         else:
             await self._session.end(headers, caller, reply)
 
-    async def _serve_old(self, scope: Scope, headers: Headers, receive: Receive, reply: HttpReply) -> None:
-        """The transport with one stream for everything."""
+    async def _serve_sse(self, scope: Scope, headers: Headers, receive: Receive, reply: HttpReply) -> None:
+        """Serve HTTP+SSE, the transport of the oldest revision."""
         runtime, sse = self.runtime, self._sse
         assert sse is not None
-        if not runtime.lifespan.started and not await self._start(None, reply):
+        if not runtime.lifespan.started and not await self._start(reply):
             return
         if scope["method"] == "GET":
             await sse.open(scope, receive, reply)
@@ -266,37 +253,37 @@ class HttpApp:
             body = await body
         runtime.in_flight += 1
         try:
-            await sse.take(session, body, headers, scope, reply)
+            await sse.serve(session, body, headers, scope, reply)
         finally:
             runtime.in_flight -= 1
 
     def close_streams(self) -> None:
         """End the streams that never end by themselves, because the process is about to stop; new ones end at once.
 
-        An ASGI server that waits for open responses before it tells the app to shut down would wait for them forever.
-        May be called from anywhere: a signal handler, another thread.
+        An ASGI server that waits for open responses before it shuts the app down would wait for them forever. May be
+        called from a signal handler and from any thread.
         """
         self.runtime.close_streams()
 
-    async def _start(self, reply_id: RequestId | None, reply: HttpReply) -> bool:
-        """Enter the lifespan where nobody did at start-up. If it fails, so does this request; the next tries again."""
+    async def _start(self, reply: HttpReply) -> bool:
+        """Enter the lifespan if the host has not. If that fails, answer with the error and return False."""
         try:
             await self.runtime.lifespan.start()
-        except Exception as error:  # noqa: BLE001 - R1: whatever a lifespan raises, the app goes on
+        except Exception as error:  # noqa: BLE001 - the next request tries again
             text = self.runtime.lifespan.report(error)
-            await reply.answer(500, encode_error(reply_id, InternalError.code, text))
+            await reply.answer(500, encode_error(reply.request_id, InternalError.code, text))
             return False
         return True
 
     def _guard(self, scope: Scope, headers: Headers) -> Accepts:
-        """Everything that can be said of a request before its body is read."""
+        """Check a request before its body is read; return the forms of answer it accepts."""
         accepts = self._known_pass(scope, headers)
         if accepts is None:
             accepts = self._check_form(scope, headers, self._check_place(scope, headers))
         return accepts
 
     def _known_pass(self, scope: Scope, headers: Headers) -> Accepts | None:
-        """What was found of a request like this one that came before."""
+        """Return what a request with the same headers accepted; None if there was none."""
         accepts = self._passes.get(_facts(headers))
         if (
             accepts is not None
@@ -309,10 +296,10 @@ class HttpApp:
         return None
 
     def _check_place(self, scope: Scope, headers: Headers) -> Sequence[str]:
-        """Where a request goes to and comes from; what can be done there."""
-        if self._gate is None and TOKEN_INFO not in scope:  # else clients are told apart by who they are
+        """Check the path, host and origin of a request; return the verbs of the path."""
+        if self._gate is None and TOKEN_INFO not in scope:  # else clients are counted by their tokens
             self._look_for_proxy(scope, headers)
-        if self.follows_host:  # here, where few requests come by, but the first one does
+        if self.follows_host:  # here, because the first request comes by, and few others
             self.follows_host = False
             follow_host_signals(self.runtime)
         verbs = self._verbs_at(scope)
@@ -320,7 +307,7 @@ class HttpApp:
         return verbs
 
     def _shown_path(self, scope: Scope) -> str:
-        """The path of the endpoint, as a client has to write it: not twice, where we are mounted at that path."""
+        """Return the path of the endpoint as a client has to write it: once, if the app is mounted at that path."""
         root: str = scope.get("root_path", "").rstrip("/")
         path = self.path.rstrip("/")
         return f"{root}/" if root.endswith(path) and root else f"{root}{self.path}"
@@ -338,7 +325,7 @@ class HttpApp:
             raise Refusal(403, refused("origin", origin))
 
     def _check_form(self, scope: Scope, headers: Headers, verbs: Sequence[str]) -> Accepts:
-        """Whether a request is one that can be served there, by its verb and the form of its body."""
+        """Check the verb and the headers about the body; return the forms of answer that the request accepts."""
         if scope["method"] not in verbs:
             allowed = ", ".join(verbs)
             raise Refusal(405, f"Served here: {allowed}.", headers=[(b"allow", allowed.encode())])
@@ -354,7 +341,7 @@ class HttpApp:
         return accepts
 
     def _verbs_at(self, scope: Scope) -> Sequence[str]:
-        """What can be done at a path; a `Refusal` where there is nothing."""
+        """Return the verbs of a path; raise a `Refusal` if there is nothing."""
         inner = _inner_path(scope)
         if self._sse is not None and inner in self._sse.verbs:
             return self._sse.verbs[inner]
@@ -363,9 +350,9 @@ class HttpApp:
         return self._verbs
 
     def _is_endpoint(self, scope: Scope, inner: str) -> bool:
-        """Whether the request is for us: by path, by the place we are mounted at, or because a router said so."""
-        # A Mount names us as the endpoint too, for every path below it: there the path decides. It is told from a Route
-        # by what it leaves in the scope, for one at "/" adds nothing to the root.
+        """Return whether the request is for the endpoint: by its path, by the mount, or by a router."""
+        # A Mount names the app as the endpoint too, for every path below it: there the path decides. A Mount at "/"
+        # does not change the root path, so it is recognised by another key that it leaves in the scope.
         routed = scope.get("endpoint") is self and "app_root_path" not in scope
         return inner in self._paths or (bool(scope.get("root_path")) and inner in ("", "/")) or routed
 
@@ -383,7 +370,7 @@ class HttpApp:
             raise Refusal(415, "The body must not be compressed: leave Content-Encoding out.")
 
     def _take_body(self, scope: Scope, headers: Headers, receive: Receive) -> bytes | Coroutine[Any, Any, bytes]:
-        """The whole body, within its bounds of size and time; to be awaited if it is not there at once, or large."""
+        """Read the body within its limits of size and time; return a coroutine if it is not there at once, or large."""
         limits = self.runtime.limits
         declared = headers.known.get(b"content-length")
         if declared is not None and (not declared.isdigit() or len(declared) > 15 or int(declared) > limits.body_bytes):
@@ -401,9 +388,9 @@ class HttpApp:
         return self._await_body(scope, receive, PendingCoroutine(receiving, awaited))
 
     async def _await_body(self, scope: Scope, receive: Receive, first: Message | PendingCoroutine[Message]) -> bytes:
-        """A body that does not come at once, or is large: read it, and wait for its turn.
+        """Read a body that does not come at once, or is large; wait for the turn of a large one.
 
-        It takes no place among those in flight before (D9): a peer that sends slowly would hold it. A large one is
+        The request is not counted as in flight before: a peer that sends slowly would hold the place. A large body is
         counted in bytes instead.
         """
         runtime = self.runtime
@@ -431,13 +418,13 @@ class HttpApp:
     async def _read_rest(
         self, receive: Receive, first: Message | PendingCoroutine[Message], grow: Callable[[int], None]
     ) -> bytes:
-        """All of a body, from what came first on; `grow` is told how much there is."""
+        """Read the rest of a body after its first message; call `grow` with the size so far."""
         limits = self.runtime.limits
         deadline = Deadline(limits.body_seconds)
         deadline.start()
         try:
             message = await first if isinstance(first, PendingCoroutine) else first
-            body = bytearray(message.get("body", b""))  # it may come byte by byte: bytes would be copied with each
+            body = bytearray(message.get("body", b""))  # not bytes: they would be copied with each message
             grow(len(body))
             while message.get("more_body", False) and len(body) <= limits.body_bytes:
                 message = await receive()
@@ -449,7 +436,7 @@ class HttpApp:
             raise
         finally:
             deadline.stop()
-        if message["type"] == "http.disconnect":  # cut short: what came may look whole, but was not sent whole
+        if message["type"] == "http.disconnect":  # cut short, even if what came looks complete
             raise Refusal(400, "The body ended before it was complete.")
         if len(body) > limits.body_bytes:
             raise Refusal(413, f"A request body has at most {limits.body_bytes} bytes.")
@@ -467,7 +454,7 @@ class HttpApp:
         await receive()
         try:
             await lifespan.start()
-        except Exception as error:  # noqa: BLE001 - told to the ASGI server, which stops
+        except Exception as error:  # noqa: BLE001 - reported to the ASGI server, which stops
             await send({"type": "lifespan.startup.failed", "message": f"{type(error).__name__}: {error}"})
             return
         await send({"type": "lifespan.startup.complete"})
@@ -481,19 +468,20 @@ class HttpApp:
 
 
 async def refuse_in_place_of_app(server: object, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer for a `Server` that was mounted, or given to an ASGI server, in place of what its `asgi()` returns."""
-    told = _NO_APP if "app" in scope else _NO_APP_ALONE.format(module=_module_of(server))  # Starlette says who mounts
-    if scope["type"] == "lifespan":  # given to an ASGI server, which then does not start
+    """Answer for a `Server` that was mounted, or given to an ASGI server, instead of what its `asgi()` returns."""
+    is_mounted = "app" in scope  # set by Starlette
+    text = _NO_APP if is_mounted else _NO_APP_ALONE.format(module=_module_of(server))
+    if scope["type"] == "lifespan":  # the ASGI server then does not start
         await receive()
-        await send({"type": "lifespan.startup.failed", "message": told})
+        await send({"type": "lifespan.startup.failed", "message": text})
         return
-    _seldom.error("%s", told)
+    _seldom.error("%s", text)
     if scope["type"] == "http":
-        await HttpReply(send, DEFAULT_LIMITS).refuse(Refusal(500, told, code=InternalError.code))
+        await HttpReply(send, DEFAULT_LIMITS).refuse(Refusal(500, text, code=InternalError.code))
 
 
 def _module_of(server: object) -> str:
-    """The name of the module that has a server."""
+    """Return the name of the module that has a server."""
     for name, module in list(sys.modules.items()):
         if any(value is server for value in list(vars(module).values())):
             return name
@@ -501,19 +489,18 @@ def _module_of(server: object) -> str:
 
 
 def _too_busy(error: Busy) -> Refusal:
-    """The same refusal, of a request that was not read."""
     return Refusal(error.status, error.message, code=error.code)
 
 
 def _inner_path(scope: Scope) -> str:
-    """The path below the place that we are mounted at."""
+    """Return the path below the mount of the app."""
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
     return path[len(root) :] if root and path.startswith(root) else path
 
 
 def _facts(headers: Headers) -> tuple[bytes | None, ...]:
-    """What of the headers the guards look at."""
+    """Return the headers that the checks use."""
     known = headers.known
     return known.get(b"host"), known.get(b"origin"), known.get(b"content-type"), known.get(b"accept")
 
@@ -522,7 +509,7 @@ _MOST_KEPT = 64 * 1024  # bytes of a request's body that are kept for the log
 
 
 def app_class() -> type[HttpApp]:
-    """The class of HTTP apps: the one that logs the wire, if somebody reads that."""
+    """Return the class of HTTP apps: the one that logs messages, if the log level is `debug`."""
     return _LoggedApp if is_wire_logged() else HttpApp
 
 
@@ -554,12 +541,12 @@ class _Exchange:
         if message["type"] == "http.request" and not self._is_read:
             self._body += message.get("body", b"")[: _MOST_KEPT - len(self._body)]
             if not message.get("more_body", False):
-                self._tell_request()
+                self._log_request()
         return message
 
     async def send(self, message: Message) -> None:
         if not self._is_read:  # refused by its head, or of a verb without a body
-            self._tell_request()
+            self._log_request()
         if message["type"] == "http.response.start":
             self._response = f"{message['status']} [{masked_headers(message.get('headers', ()))}]"
         elif body := message.get("body", b""):
@@ -569,12 +556,12 @@ class _Exchange:
             log.debug("> %s", self._response)
         await self._send(message)
 
-    def _tell_request(self) -> None:
+    def _log_request(self) -> None:
         self._is_read = True
         log.debug("< %s %s", self._request, masked_body(bytes(self._body), from_client=True) if self._body else "")
 
 
 def _masked_event(body: bytes) -> str:
-    """A body, or events of a stream: of those, what each line of data says."""
+    """Mask a body; of events of a stream, mask and join the lines of data."""
     lines = [line.removeprefix(b"data:").strip() for line in body.splitlines() if line.startswith((b"data:", b":"))]
     return " ".join(masked_body(line) for line in lines) if lines else masked_body(body)

@@ -1,4 +1,4 @@
-"""The answer to one HTTP request: a JSON body that becomes an SSE stream at the first notification."""
+"""Write the answer to one HTTP request: a JSON body that becomes an SSE stream at the first notification."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from enum import Flag
 
-from weft.jsonrpc import encode_error
+from weft.jsonrpc import Frame, encode_error
 from weft.limits import Limits
 from weft.net.asgi import RawHeaders, Refusal, Send
 from weft.protocol.sse import COMMENT
@@ -16,21 +16,22 @@ from weft.protocol.sse import encode as encode_event
 from weft.server.auth.tokens import challenge
 from weft.server.calls.connection import Cancellation
 from weft.server.http.uvicorn_protocol import hang_up_on_flood, respond_at_once
+from weft.types.base import RequestId
 
 log = logging.getLogger("weft.http")
 
 _JSON = (b"content-type", b"application/json")
 _BUSY = 503
-_RETRY = (b"retry-after", b"1")  # seconds: goes with each 503 without one: what is in the way may be over any moment
+_RETRY = (b"retry-after", b"1")  # seconds: added to each 503 without one
 _STREAM = [
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache, no-store"),
-    (b"x-accel-buffering", b"no"),  # or nginx would hold events back (HTTP-19)
+    (b"x-accel-buffering", b"no"),  # else nginx would buffer events
 ]
 
 
 class Accepts(Flag):
-    """The forms of answer a client takes."""
+    """The forms of answer that a client accepts."""
 
     JSON = 1
     STREAM = 2
@@ -38,7 +39,7 @@ class Accepts(Flag):
 
 
 def read_accept(value: bytes | None) -> Accepts:
-    """What an Accept header takes; everything if there is none. Nothing that we have is 406."""
+    """Return the forms that an Accept header accepts; all if there is none. Raise a `Refusal` if it accepts neither."""
     accepted = Accepts(0)
     for entry in (value or b"*/*").split(b","):
         media, *parameters = (part.strip().lower() for part in entry.split(b";"))
@@ -54,30 +55,36 @@ def read_accept(value: bytes | None) -> Accepts:
 
 
 class HttpReply:
-    """Writes one response. Nothing is sent before the first notification or the answer: errors keep their status.
+    """Writes one response. Nothing is sent before the first notification or the answer, so errors keep their status.
 
-    A client that is gone is no error of whoever has something to tell it: nothing is raised, and the call is cancelled.
+    If the client has gone, nothing is raised here: the call is cancelled.
     """
 
-    # What most responses never need is here, on the class.
-    extra: RawHeaders = ()  # headers besides those that say what the body is
-    metadata_url: str | None = None  # of the protected resource, where it is not where it would be
-    cancellation: Cancellation | None = None  # of the call that is answered here, once there is one
+    # Defaults of attributes that most responses never set.
+    frame: Frame | None = None  # the message that is answered, once it is decoded
+    extra: RawHeaders = ()  # headers besides those about the body
+    metadata_url: str | None = None  # URL of the protected resource metadata, if it is not the usual one
+    cancellation: Cancellation | None = None  # of the call that is answered here, once it waits
     accepts = Accepts.BOTH
     streaming = False
     finished = False
     _lock: asyncio.Lock | None = None  # made with the stream: the answer must not overtake a notification
-    _beat: asyncio.TimerHandle | None = None  # runs while a stream is open
-    _silent = False  # nothing was sent since the last beat
-    _sign: asyncio.Task[None] | None = None  # of life, under way
+    _beat: asyncio.TimerHandle | None = None  # timer of keep-alive comments while a stream is open
+    _silent = False  # True if nothing was sent since the last beat
+    _comment: asyncio.Task[None] | None = None  # the keep-alive comment that is being sent
 
     def __init__(self, send: Send, limits: Limits) -> None:
         self.send = send
         self.limits = limits
 
     @property
+    def request_id(self) -> RequestId | None:
+        """The id for an error response; None if the request is not decoded, or has none."""
+        return None if self.frame is None else self.frame.reply_id
+
+    @property
     def can_stream(self) -> bool:
-        """Whether the client takes a stream."""
+        """Whether the client accepts a stream."""
         return Accepts.STREAM in self.accepts
 
     @property
@@ -86,7 +93,7 @@ class HttpReply:
         return self.finished
 
     async def notify(self, message: bytes) -> None:
-        """Send a notification; a client that takes no stream goes without."""
+        """Send a notification, if the client accepts a stream."""
         if self.finished or Accepts.STREAM not in self.accepts:
             return
         async with self._held:
@@ -95,22 +102,22 @@ class HttpReply:
 
     @property
     def _held(self) -> asyncio.Lock:
-        """One writes at a time."""
+        """The lock for writing on the stream."""
         if self._lock is None:
             self._lock = asyncio.Lock()
         return self._lock
 
-    async def _give_sign(self) -> None:
-        """A comment on an open stream: proxies and clients see that it lives (HTTP-20)."""
-        if self._lock is None:  # a stream that answers nothing: whoever sends its events sees to that
+    async def _send_comment(self) -> None:
+        """Send a comment, so that proxies and clients see that the stream is alive."""
+        if self._lock is None:  # a stream that answers no request: its sender writes the comments
             return
         async with self._lock:
             if not self.finished:
                 await self._event(COMMENT, last=False)
-                self._silent = True  # that was none of the handler's
+                self._silent = True  # a comment does not count
 
     def close(self) -> None:
-        """Nothing more is sent: the call is over, whether it was answered or not."""
+        """Send nothing more: the call is over, answered or not."""
         self.finished = True
         if self._beat is not None:
             self._beat.cancel()
@@ -126,8 +133,8 @@ class HttpReply:
         self.extra = [*self.extra, (b"www-authenticate", challenge(scheme, **parameters))]
 
     async def answer(self, status: int, body: bytes) -> None:
-        """Send the answer; the response is over."""
-        if self.finished:  # cut off
+        """Send the answer, and end the response."""
+        if self.finished:  # the client was disconnected
             return
         self.close()
         if self.streaming or (self.accepts is Accepts.STREAM and status == 200):
@@ -136,10 +143,10 @@ class HttpReply:
             return
         await self._answer_json(status, body)
 
-    async def part(self, status: int, body: bytes) -> None:
-        """Send the answer to a call that the ASGI server gives up, so that it sends none of its own.
+    async def answer_cancelled(self, status: int, body: bytes) -> None:
+        """Send the answer to a call that the ASGI server cancels, so that the server does not send one.
 
-        It may do so because it stops, or because the client is gone: whether this arrives is not asked.
+        The server stops, or the client has gone: errors are ignored.
         """
         with suppress(Exception):
             async with asyncio.timeout(self.limits.write_seconds):
@@ -152,12 +159,12 @@ class HttpReply:
         await self._whole(status, [_JSON, (b"content-length", b"%d" % len(body)), *self.extra], body)
 
     async def accept(self) -> None:
-        """A notification was taken: 202, and no body (HTTP-11)."""
+        """Accept a notification: 202 without a body."""
         self.finished = True
         await self._whole(202, [(b"content-length", b"0")], b"")
 
     async def send_event(self, event: bytes) -> None:
-        """Send an encoded event of a stream that answers nothing."""
+        """Send an encoded event of a stream that answers no request."""
         if not self.finished:
             await self._event(event, last=False)
 
@@ -165,19 +172,19 @@ class HttpReply:
         """End a stream without an answer."""
         if self.streaming and not self.finished:
             self.close()
-            async with self._held:  # a sign of life may be on its way
+            async with self._held:  # a comment may be on its way
                 await self._event(b"", last=True)
 
     async def close_stream(self, retry_seconds: float) -> None:
-        """Not possible: the stream is all that the client has of its request."""
+        """Do nothing: the client could not come back for the rest."""
 
-    async def done(self) -> None:
-        """What was asked for is done, and there is nothing to say about it: 204."""
+    async def confirm(self) -> None:
+        """Confirm that a request without a result is done: 204."""
         self.finished = True
         await self._whole(204, [], b"")
 
     async def refuse(self, refusal: Refusal) -> None:
-        """Send a refusal, with an error that has no id."""
+        """Send a refusal, as an error without an id."""
         body = encode_error(None, refusal.code, str(refusal))
         self.finished = True
         await self._whole(refusal.status, [_JSON, (b"content-length", b"%d" % len(body)), *refusal.headers], body)
@@ -189,11 +196,11 @@ class HttpReply:
         try:
             await self.send({"type": "http.response.start", "status": status, "headers": headers})
             await self.send({"type": "http.response.body", "body": body})
-        except OSError:  # how an ASGI server may say that the client is gone
+        except OSError:  # some ASGI servers raise it if the client has gone
             pass
 
     async def _event(self, event: bytes, *, last: bool) -> None:
-        """One SSE event. A peer that does not read it in time is cut off."""
+        """Send one SSE event. Disconnect a client that does not read it in time."""
         start = not self.streaming
         self.streaming = True
         self._silent = False
@@ -209,7 +216,7 @@ class HttpReply:
         except TimeoutError:
             log.warning("A stream is cut: its client has read nothing for %g s.", self.limits.write_seconds)
             await self._cut("the client does not read", last=last)
-        except OSError:  # how an ASGI server may say that the client is gone
+        except OSError:  # some ASGI servers raise it if the client has gone
             await self._cut("the client disconnected", last=last)
 
     async def _cut(self, reason: str, *, last: bool) -> None:
@@ -218,12 +225,12 @@ class HttpReply:
             return
         if self.cancellation is not None:
             self.cancellation.cancel(reason)
-        await asyncio.sleep(0)  # so that it is cancelled here: a handler that only tells need not wait ever again
+        await asyncio.sleep(0)  # raises the cancellation here: the handler may never wait elsewhere
 
     def _on_beat(self) -> None:
-        """A stream that was silent for a whole beat gives a sign of life, while its handler does whatever it does."""
+        """Send a comment if the stream was silent since the last beat."""
         loop = asyncio.get_running_loop()
-        if self._silent and (self._sign is None or self._sign.done()):
-            self._sign = loop.create_task(self._give_sign(), name="weft-keep-alive")
+        if self._silent and (self._comment is None or self._comment.done()):
+            self._comment = loop.create_task(self._send_comment(), name="weft-keep-alive")
         self._silent = True
         self._beat = loop.call_later(self.limits.keep_alive_seconds, self._on_beat)

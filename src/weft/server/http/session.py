@@ -1,17 +1,9 @@
 """Serve HTTP requests that belong to a session: messages, batches, and replies that outlive a connection.
 
-The answer to one request of a session: JSON, or a stream that outlives its connection.
-
-Unlike in the stateless era, a client that goes away has not given its request up (L11-13). What is sent on a stream is
-kept, so that the client can come back and have the rest; the call goes on meanwhile. From 2025-11-25 on the server may
-also send the client away itself, to be asked later (L11-15, L11-16).
-
-Batches: several messages in one array, of the one revision that has them (L03-01, L03-03).
-
-Messages of the session era over HTTP: found their session, dispatched, answered; its streams; its end.
-
-A request is served in a task of its own, because it may outlive its HTTP exchange: a client that disconnects has not
-given it up (L11-13). Only `notifications/cancelled` and the end of the session do that.
+A request runs in its own task, because it may outlive its HTTP exchange: a client that disconnects has not cancelled
+it. Only `notifications/cancelled` and the end of the session do. What is sent on a stream is stored, so that the client
+can come back for the rest. From revision 2025-11-25 on the server may also close a stream early, to be polled. One
+revision has batches: several messages in one array.
 """
 
 from __future__ import annotations
@@ -40,7 +32,7 @@ from weft.server.runtime.dispatch import Answer
 from weft.server.runtime.load import busy, still_served, stopped
 from weft.server.runtime.request_log import refused
 from weft.server.runtime.runtime import Runtime
-from weft.server.sessions.session import Session, read_batch
+from weft.server.sessions.session import ResumedReader, Session, read_batch
 from weft.server.sessions.sessions import Sessions, SessionsFull
 from weft.server.sessions.streams import Streams
 from weft.types.base import RequestId
@@ -54,39 +46,39 @@ class Answering(Reply, Protocol):
         ...
 
     async def give_up(self) -> None:
-        """There will be no answer."""
+        """End without an answer: the call was cancelled."""
         ...
 
-    def drop(self) -> None:
-        """Whoever was to do one of the two has ended: nobody need wait, if it has done neither."""
+    def release(self) -> None:
+        """End the waiting for an answer: the task that serves the request has ended."""
         ...
 
 
 class SessionReply(HttpReply):
-    """Writes the response of one request, and lets go of it when the client does."""
+    """Writes the response to one request. If the client disconnects, the call goes on, and its stream is stored."""
 
     def __init__(self, origin: HttpReply, session: Session | None, streams: Streams, *, polling: bool) -> None:
-        super().__init__(origin.send, origin.limits)  # takes over from the one made before the era was known
+        super().__init__(origin.send, origin.limits)  # replaces the reply that was made before the era was known
         self.accepts = origin.accepts
         self.metadata_url = origin.metadata_url
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the HTTP response is
+        # Done when the HTTP response is over. The result is True if the end of its stream still has to be written.
+        self.over: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._session = session
         self._streams = streams
-        self._polling = polling  # clients of its revision come back when they are sent away; never without a session
-        self.last_event: str | None = None  # the id of what was written last
-        self._stream: str | None = None  # its name, once there is one; never without a session
+        self._polling = polling  # the client reconnects when its stream is closed early; False without a session
+        self.last_event: str | None = None  # id of the last event that was stored
+        self._stream: str | None = None  # name of the stream, once there is one; None without a session
         self._answered = False
-        self._handed_over = False
-        self._lost = False  # something could not be kept, and that is in the log
+        self._lost = False  # an event could not be stored, and that is logged
 
     @property
     def is_stream(self) -> bool:
-        """Whether it has become one, wherever the client is."""
+        """Whether the response has become a stream, even if the client has gone."""
         return self._stream is not None or self.streaming
 
     @property
     def answered(self) -> bool:
-        """Whether the answer is written, wherever the client is."""
+        """Whether the answer is written, even if the client has gone."""
         return self._answered
 
     async def notify(self, message: bytes) -> None:
@@ -98,7 +90,7 @@ class SessionReply(HttpReply):
                 await self._write(message, last=False)
 
     async def answer(self, status: int, body: bytes) -> None:
-        """Send the answer. Where the client has gone from a stream, it is kept for when it comes back."""
+        """Send the answer. If the client has gone from a stream, the answer is stored until it comes back."""
         async with self._held:
             self._answered = True
             if self.is_stream or (self.accepts is Accepts.STREAM and status == 200):
@@ -108,11 +100,11 @@ class SessionReply(HttpReply):
         self._conclude()
 
     async def give_up(self) -> None:
-        """The call was cancelled: nothing more is said (CAN-09), but the response has to end."""
+        """End the response of a cancelled call without an answer."""
         async with self._held:
             self._answered = True
             if self._stream is not None and self._session is not None and not self._session.ended:
-                await self._keep(b"", last=True)
+                await self._store(b"", last=True)
             if self.streaming and not self.finished:
                 await self._event(b"", last=True)
             elif not self.finished:
@@ -120,183 +112,163 @@ class SessionReply(HttpReply):
         self._conclude()
 
     async def close_stream(self, retry_seconds: float) -> None:
-        """Send the client away for a while: it comes back for the rest (L11-16). Where it would not, do nothing."""
+        """Close the stream before the answer, if the client reconnects for the rest; else do nothing."""
         if not self._polling or not self.can_stream:
             return
         async with self._held:
             retry = round(retry_seconds * 1000)
-            last_words = b"retry: %d\n\n" % retry
+            last_event = b"retry: %d\n\n" % retry
             if self._stream is None and not self.finished and not self._answered:
-                await self._prime(retry)
-                last_words = b""
-            if self._answered or self._lost:  # what is not kept is lost to who goes
+                await self._begin_stream(retry)
+                last_event = b""
+            if self._answered or self._lost:  # the client could not get what is not stored
                 return
-            if self.finished:
-                self._send_on(retry)
-            else:
-                await self._event(last_words, last=True)
-        self.let_go()
+            if not self.finished:
+                await self._event(last_event, last=True)
+            elif (reader := self._pop_reader()) is not None:
+                reader.end(retry)  # the client has reconnected before
+        self.release()
 
-    def _send_on(self, retry: int) -> None:
-        """The client has come back for this stream before: send it away from where it reads now."""
-        assert self._session is not None
-        taken_up = self._session.resumed.pop(self._stream or "", None)
-        if taken_up is not None:
-            taken_up.end(retry)
-
-    def drop(self) -> None:
-        """Nobody writes here any more."""
-        self.let_go()
-
-    def let_go(self) -> None:
-        """The HTTP response is over, whoever ended it; the call may go on."""
+    def release(self, *, is_resumed: bool = False) -> None:
+        """End the HTTP response; the call may go on. `is_resumed`: the client reads the rest elsewhere."""
+        must_end = is_resumed and self.streaming and not self.finished
         self.close()
         if not self.over.done():
-            self.over.set_result(None)
+            self.over.set_result(must_end)
 
-    def hand_over(self) -> None:
-        """The client reads the rest elsewhere: this response ends without it."""
-        if not self.finished:
-            self._handed_over = self.streaming
-        self.let_go()
-
-    async def finish(self) -> None:
-        """Once the response is over: end it on the wire too, where that was not done with the last event."""
-        if self._handed_over:
+    async def wait_until_over(self) -> None:
+        """Wait for the end of the HTTP response."""
+        if await self.over:
             await self._event(b"", last=True)
 
     def _conclude(self) -> None:
-        """Nothing follows, here or wherever the client has gone."""
-        self.let_go()
+        """End the response, and the stream wherever it is read: nothing follows."""
+        self.release()
         if self._stream is not None and self._session is not None:
             self._session.open_streams.pop(self._stream, None)
-            if self._lost and (taken_up := self._session.resumed.pop(self._stream, None)) is not None:
-                taken_up.end()  # it may wait for an end that is not kept
+            if self._lost and (reader := self._pop_reader()) is not None:
+                reader.end()  # it may wait for an end that is not stored
+
+    def _pop_reader(self) -> ResumedReader | None:
+        assert self._session is not None
+        return self._session.resumed.pop(self._stream or "", None)
 
     async def _write(self, message: bytes, *, last: bool) -> None:
         session = self._session
-        if session is None or session.ended:  # nobody would come for what was kept: a plain stream
+        if session is None or session.ended:  # the client could not resume it: a plain stream
             if not self.finished:
                 await self._event(encode_event(message), last=last)
             return
         if self._stream is None:
-            await self._prime(None)
+            await self._begin_stream(None)
         assert self._stream is not None
-        kept = await self._keep(message, last=last)
-        if self.finished:  # the client may read it elsewhere, at its own pace
+        stored = await self._store(message, last=last)
+        if self.finished:  # the client may read it elsewhere, at its pace
             await self._streams.room(session.id, self._stream)
         else:
-            await self._event(encode_event(message, id=kept), last=last)
+            await self._event(encode_event(message, id=stored), last=last)
 
-    async def _keep(self, message: bytes, *, last: bool = False) -> str | None:
-        """Keep an event for a client that comes back; its id.
+    async def _store(self, message: bytes, *, last: bool = False) -> str | None:
+        """Store an event for a client that comes back; return its id.
 
-        None where that failed: the call has not, and who is still there hears of it all the same.
+        Return None if the Backend failed: the call goes on, and a client that is connected still gets the event.
         """
         assert self._session is not None
         assert self._stream is not None
         try:
             self.last_event = await self._streams.append(self._session.id, self._stream, message, is_last=last)
-        except Exception as error:  # noqa: BLE001 - whatever a Backend raises
+        except Exception as error:  # noqa: BLE001 - a Backend may raise anything
             if not self._lost:
                 report("Keeping the stream of a call in the Backend", error, debug=False)
             self._lost = True
             return None
         return self.last_event
 
-    async def _prime(self, retry: int | None) -> None:
-        """Begin a stream. Where clients know of it, with an event that holds nothing but an id to come back with."""
+    async def _begin_stream(self, retry: int | None) -> None:
+        """Begin a stream. If the client reconnects, begin with an event that has only an id to come back with."""
         assert self._session is not None
         self._stream = self._session.name_stream()
         self._session.open_streams[self._stream] = self
         if self._polling:
-            kept = await self._keep(b"")
+            stored = await self._store(b"")
             if not self.finished:
-                await self._event(encode_event(b"", id=kept, retry=retry), last=False)
+                await self._event(encode_event(b"", id=stored, retry=retry), last=False)
 
     async def _cut(self, reason: str, *, last: bool) -> None:
-        """A client that does not read has gone as far as this response is concerned."""
-        self.let_go()
+        """End the response to a client that does not read; the call goes on."""
+        self.release()
 
 
 class Batch:
     """The answers to the requests of one array: a JSON array, or the events of a stream once there is one."""
 
     def __init__(self, reply: SessionReply, size: int) -> None:
-        self._reply = reply
+        self.reply = reply
         self._missing = size
         self._answers: list[bytes] = []
 
-    @property
-    def can_stream(self) -> bool:
-        """Whether messages before the answers get there."""
-        return self._reply.can_stream
-
-    def part(self) -> _Part:
-        """Where the output of one of the requests goes."""
-        return _Part(self)
-
     async def notify(self, message: bytes) -> None:
-        """Send a message that belongs to one of the requests: the answers that are there follow it on the stream."""
-        await self._reply.notify(message)
-        await self._spill()
+        """Send a message that belongs to one of the requests, and the answers so far after it on the stream."""
+        await self.reply.notify(message)
+        await self._send_answers()
 
     async def add(self, answer: bytes | None) -> None:
-        """One request is answered, or (None) never will be."""
+        """Add the answer to one request; None if it was cancelled."""
         self._missing -= 1
         if answer is not None:
             self._answers.append(answer)
         if not self._missing:
             await self._finish()
-        elif self._reply.is_stream:
-            await self._spill()
+        elif self.reply.is_stream:
+            await self._send_answers()
 
-    def drop(self) -> None:
-        """Whoever was to answer one of the requests has ended without: the rest is not waited for."""
-        self._reply.drop()
-
-    async def _spill(self) -> None:
-        while self._answers and self._reply.is_stream and self._missing:
-            await self._reply.notify(self._answers.pop(0))
+    async def _send_answers(self) -> None:
+        while self._answers and self.reply.is_stream and self._missing:
+            await self.reply.notify(self._answers.pop(0))
 
     async def _finish(self) -> None:
-        if self._reply.is_stream:
+        if self.reply.is_stream:
             *others, last = self._answers or [b""]
             for answer in others:
-                await self._reply.notify(answer)
-            await (self._reply.answer(200, last) if last else self._reply.give_up())
+                await self.reply.notify(answer)
+            await (self.reply.answer(200, last) if last else self.reply.give_up())
         elif self._answers:
-            await self._reply.answer(200, b"[" + b",".join(self._answers) + b"]")
+            await self.reply.answer(200, b"[" + b",".join(self._answers) + b"]")
         else:
-            await self._reply.give_up()
+            await self.reply.give_up()
 
 
-class _Part:
+class SharedStreamReply:
+    """The reply of one request on a stream that it shares with others: it cannot end or change the stream."""
+
+    answered = False
+
+    def epilogue(self, message: bytes) -> None:
+        """Do nothing: no method of sessions has an epilogue."""
+
+    async def end(self) -> None:
+        """Do nothing: the stream goes on."""
+
+    def challenge(self, scheme: str, parameters: Mapping[str, str | None]) -> None:
+        """Do nothing: an answer on the stream has no headers."""
+
+    async def close_stream(self, retry_seconds: float) -> None:
+        """Do nothing: the stream goes on."""
+
+
+class _BatchPart(SharedStreamReply):
     """The reply of one request of a batch."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
-        self.answered = False
 
     @property
     def can_stream(self) -> bool:
-        return self._batch.can_stream
+        return self._batch.reply.can_stream
 
     async def notify(self, message: bytes) -> None:
         if not self.answered:
             await self._batch.notify(message)
-
-    def epilogue(self, message: bytes) -> None:
-        """Do nothing: the stream ends with the last answer."""
-
-    async def end(self) -> None:
-        """Do nothing: the stream is shared by all requests of the batch."""
-
-    def challenge(self, scheme: str, parameters: Mapping[str, str | None]) -> None:
-        """Do nothing: the headers are those of the whole batch."""
-
-    async def close_stream(self, retry_seconds: float) -> None:
-        """The stream is not this request's alone."""
 
     async def answer(self, status: int, body: bytes) -> None:
         self.answered = True
@@ -306,10 +278,11 @@ class _Part:
         self.answered = True
         await self._batch.add(None)
 
-    def drop(self) -> None:
+    def release(self) -> None:
+        """End the whole response if this request has no answer: it would wait for it."""
         if not self.answered:
             self.answered = True
-            self._batch.drop()
+            self._batch.reply.release()
 
 
 log = logging.getLogger("weft.sessions")
@@ -317,14 +290,13 @@ log = logging.getLogger("weft.sessions")
 SESSION_HEADER = b"mcp-session-id"
 LAST_EVENT_HEADER = b"last-event-id"
 
-# Of the ids of sessions that live as long as the one stream of another transport: nobody has them at this endpoint. No
-# other id begins so, for none has a dot.
+# Prefix of the ids of sessions of HTTP+SSE, which do not exist at this endpoint. Other ids have no dot.
 SSE_PREFIX = "sse."
 
 _MOST_ID_BYTES = 128
 
 
-@cache  # once in a process: a client can name as many sessions as it likes
+@cache  # once in a process: a client can send any number of session ids
 def _warn_of_sessions() -> None:
     log.warning(
         "A client named a session that this process does not know: it has expired, or it was opened before a restart, "
@@ -335,7 +307,7 @@ def _warn_of_sessions() -> None:
 
 
 class SessionExchange:
-    """Serves sessions at one endpoint; or, where `keeps_sessions` is false, clients of that era without any."""
+    """Serves sessions at one endpoint; without `keeps_sessions`, serves the clients of that era without sessions."""
 
     era = SESSION
 
@@ -352,44 +324,46 @@ class SessionExchange:
         """Serve one message."""
         caller = read_caller(scope)
         if frame.method == HANDSHAKE and SESSION_HEADER not in headers.known:
-            await self._greet(frame, headers, caller, reply)
+            await self._serve_handshake(frame, headers, caller, reply)
             return
         session = await self._find(headers, caller)
         if frame.is_request:
-            await self._request(session, frame, headers, caller, reply)
+            await self._serve_request(session, frame, headers, caller, reply)
             return
-        self.era.check_version(headers)  # of a request, that is checked when it is opened
-        await self._hear(session, frame)
+        self.era.check_version(headers)  # for a request, `era.open` does that
+        await self._receive(session, frame)
         await reply.accept()
 
-    async def take(self, session: Session, frame: Frame, headers: Headers, caller: Caller, reply: Answering) -> None:
-        """Take one message whose answer goes another way than the HTTP response."""
+    async def serve_detached(
+        self, session: Session, frame: Frame, headers: Headers, caller: Caller, reply: Answering
+    ) -> None:
+        """Serve one message whose answer is not the HTTP response."""
         if frame.is_request:
-            await self._take_next(session, frame, headers, caller, reply)
+            await self._start_counted(session, frame, headers, caller, reply)
         else:
-            await self._hear(session, frame)
+            await self._receive(session, frame)
 
-    async def _take_next(
+    async def _start_counted(
         self, session: Session | None, frame: Frame, headers: Headers, caller: Caller, reply: Answering
     ) -> None:
-        """Begin to serve a request of several that came at once: each of them counts (D9), and has an era of its own.
+        """Begin to serve one request of several in an HTTP request: each is counted, and has its own era.
 
-        One that says all about itself is not the session's (COMPAT-02). Like one that comes alone it needs the headers
+        A stateless request among them does not belong to the session. Like one that comes alone, it needs the headers
         that repeat it, or it is refused.
         """
         era, _ = choose(self._runtime.eras, frame, headers)
-        if self._runtime.is_full(own=1):  # the HTTP request that they came in
+        if self._runtime.is_full(own=1):  # the HTTP request itself is counted
             await self._refuse(busy(self._runtime.limits.in_flight), frame, reply, era)
         elif (task := await self._start(session, frame, headers, caller, reply, era)) is not None:
             self._count_in(task)
 
     async def serve_batch(self, body: bytes, headers: Headers, caller: Caller, reply: HttpReply) -> None:
-        """Serve an array of messages, of a client whose revision has them (L03-01); of another it is no message."""
+        """Serve an array of messages, if the client's revision has them; else raise a ProtocolError."""
         session = await self._find(headers, caller)
         self.era.check_version(headers)
         peer: Peer = HeaderPeer(headers) if session is None else session.connection
         if not self.era.takes_batches(peer):
-            decode(body, self._runtime.limits)  # says why
+            decode(body, self._runtime.limits)  # raises the error
         requests: list[Frame] = []
         wrong: list[bytes] = []
         for one in read_batch(body, self._runtime.limits):
@@ -398,24 +372,24 @@ class SessionExchange:
             elif one.is_request:
                 requests.append(one)
             else:
-                await self._hear(session, one)
+                await self._receive(session, one)
         if not requests and not wrong:
-            await reply.accept()  # L03-03
+            await reply.accept()
             return
         whole = self._reply(session, reply)
         batch = Batch(whole, len(requests) + len(wrong))
         for refusal in wrong:
             await batch.add(refusal)
         for frame in requests:
-            await self._take_next(session, frame, headers, caller, batch.part())
-        await self._until_over(whole, None, None)
+            await self._start_counted(session, frame, headers, caller, _BatchPart(batch))
+        await self._wait_for_response(whole, None, None)
 
-    async def _greet(self, frame: Frame, headers: Headers, caller: Caller, reply: HttpReply) -> None:
-        """The handshake. If it succeeds there is a session from now on."""
+    async def _serve_handshake(self, frame: Frame, headers: Headers, caller: Caller, reply: HttpReply) -> None:
+        """Serve the handshake. If it succeeds, a session begins."""
         if not isinstance(frame.id, int | str):
             raise Refusal(400, "A handshake is a request: give it an id.")
         if not self._keeps_sessions:
-            await self._request(None, frame, headers, caller, reply)
+            await self._serve_request(None, frame, headers, caller, reply)
             return
         session = self.new_session(caller)
         answer = self._reply(None, reply)
@@ -436,31 +410,30 @@ class SessionExchange:
         await answer.answer(status, response)
 
     def new_session(self, caller: Caller, *, prefix: str = "") -> Session:
-        """A session for who begins one, if there is room."""
+        """Make a session for a caller; raise a `Refusal` if there are too many."""
         try:
             return self._sessions.new(caller.principal, caller.peer, prefix=prefix)
         except SessionsFull:
-            raise Refusal(503, "There are as many sessions as there may be, and all are in use. Try later.") from None
+            raise Refusal(503, "The server has as many sessions as it allows, and all are in use. Try later.") from None
 
-    async def _request(
+    async def _serve_request(
         self, session: Session | None, frame: Frame, headers: Headers, caller: Caller, reply: HttpReply
     ) -> None:
         answer = self._reply(session, reply)
         task = await self._start(session, frame, headers, caller, answer)
         if task is not None:
-            await self._until_over(answer, task, frame.reply_id)
+            await self._wait_for_response(answer, task, frame.reply_id)
 
-    async def _until_over(
+    async def _wait_for_response(
         self, reply: SessionReply, task: asyncio.Task[None] | None, request_id: RequestId | None
     ) -> None:
-        """Wait for the end of the HTTP response; a task that goes on after it still counts as being served."""
+        """Wait for the end of the HTTP response. A task that goes on after it is still counted as in flight."""
         try:
-            await reply.over
-            await reply.finish()
+            await reply.wait_until_over()
         except asyncio.CancelledError:  # an ASGI server that stops, or that cancels when the client disconnects
             wire = self.era.refuse(stopped(), opened=True)
-            await reply.part(wire.status, encode_error(request_id, wire.code, wire.message, wire.data))
-            reply.let_go()
+            await reply.answer_cancelled(wire.status, encode_error(request_id, wire.code, wire.message, wire.data))
+            reply.release()
             raise
         finally:
             if task is not None and not task.done():
@@ -482,7 +455,7 @@ class SessionExchange:
         reply: Answering,
         era: ServerEra = SESSION,
     ) -> asyncio.Task[None] | None:
-        """Begin to serve a request; None if it was refused."""
+        """Begin to serve a request; return its task, or None if it was refused."""
         request_id = frame.id
         assert isinstance(request_id, int | str)
         peer: Peer = HeaderPeer(headers) if session is None else session.connection
@@ -501,13 +474,13 @@ class SessionExchange:
             session.in_use += 1
             session.connection.in_flight[request_id] = call.cancellation
         task = asyncio.get_running_loop().create_task(self._run(call, session, reply))
-        task.add_done_callback(lambda _: reply.drop())
+        task.add_done_callback(lambda _: reply.release())
         return task
 
     async def _run(self, call: Call, session: Session | None, reply: Answering) -> None:
-        """Serve a call to its end. Whatever happens on the way, whoever waits for the answer is let go."""
+        """Serve a call to its end, and answer it."""
         cancellation = call.cancellation
-        task = cancellation.task = asyncio.current_task()  # not before: cancelled then, it would never clean up
+        task = cancellation.task = asyncio.current_task()  # not before: a task cancelled then would never clean up
         assert task is not None
         answer = None
         open_calls = self._runtime.open_calls
@@ -523,38 +496,38 @@ class SessionExchange:
                 session.in_use -= 1
                 _forget(session, call.id, cancellation)
         if task.cancelling():
-            await take_back(task)  # also ours: it was to stop the handler, not what is still to be done
+            await take_back(task)  # it was meant for the handler, not for the rest of this function
         if cancellation.cancelled:
             told = cancellation.told
             answer = None if told is None else answer or self._runtime.dispatcher.refuse(call, told)
         try:
             await (reply.give_up() if answer is None else reply.answer(*answer))
-        except Exception as error:  # noqa: BLE001 - a Backend that keeps no streams any more: nothing is left to say
+        except Exception as error:  # noqa: BLE001 - of the Backend: there is no way left to answer
             report(f"Answering {call.method}", error, debug=self._runtime.debug)
 
     async def _answer(self, call: Call, session: Session | None) -> Answer | None:
-        """The answer to a call; None if it was given up."""
-        unsaved = None  # what is remembered, where another call has changed that and could not save it
+        """Run a call and save its session; return the answer, or None if the call was cancelled."""
+        unsaved = None  # the record, if another call has changed it and could not save it
         if session is not None and session.connection.is_changed:
             unsaved = session.to_record()
         try:
             answer = await self._runtime.dispatcher.run(call)
         except asyncio.CancelledError as error:
-            # The task is the call's own: where nobody has given the call up, its handler has cancelled it (R1).
+            # If the call was not cancelled, its handler has cancelled the task.
             return None if call.cancellation.cancelled else self._runtime.dispatcher.fail(call, error)
         try:
             if session is not None and session.connection.is_changed:
                 await self._sessions.save(session)
-        except Exception as error:  # noqa: BLE001 - whatever a Backend raises
+        except Exception as error:  # noqa: BLE001 - a Backend may raise anything
             if session is not None and unsaved != session.to_record():
                 return self._runtime.dispatcher.fail(call, error)
             report("Remembering a session", error, debug=self._runtime.debug)
         return answer
 
-    # GET: the stream of a session, or the rest of one that was lost.
+    # GET: the stream of a session, or the rest of an interrupted one.
 
     async def listen(self, headers: Headers, caller: Caller, receive: Receive, reply: HttpReply) -> None:
-        """Open the standalone stream, or go on with any stream after an event."""
+        """Open the standalone stream, or resume any stream after an event."""
         check_takes_stream(reply)
         session = await self._find(headers, caller)
         assert session is not None
@@ -566,17 +539,17 @@ class SessionExchange:
     # DELETE: the end.
 
     async def end(self, headers: Headers, caller: Caller, reply: HttpReply) -> None:
-        """End a session, because its client says so (L11-26)."""
+        """End a session at its client's request."""
         session = await self._find(headers, caller)
         assert session is not None
         self.era.check_version(headers)
         await self._sessions.end(session)
-        await reply.done()
+        await reply.confirm()
 
-    # What they share.
+    # Shared by the verbs.
 
     async def _find(self, headers: Headers, caller: Caller) -> Session | None:
-        """The session that a message names; None where none are kept."""
+        """Return the session that a message names; None if the server keeps none."""
         if not self._keeps_sessions:
             return None
         id = headers.get(SESSION_HEADER)
@@ -590,12 +563,12 @@ class SessionExchange:
             session = await self._sessions.find(id, caller.principal)
         if session is None:
             _warn_of_sessions()
-            raise Refusal(404, f"There is no such session (any more); begin again with `{HANDSHAKE}`.")  # L11-24
+            raise Refusal(404, f"There is no such session (any more); begin again with `{HANDSHAKE}`.")
         return session
 
     def _check_in_flight(self, session: Session, request_id: int | str) -> None:
         in_flight = session.connection.in_flight
-        if request_id in in_flight:  # L11-07
+        if request_id in in_flight:
             raise still_served()
         most = self._runtime.limits.in_flight_per_connection
         if len(in_flight) >= most:
@@ -631,8 +604,8 @@ class SessionExchange:
         call.session = session if era.remembers else None
         return call
 
-    async def _hear(self, session: Session | None, frame: Frame) -> None:
-        """Take a message that is not answered: a notification, or the answer to a question."""
+    async def _receive(self, session: Session | None, frame: Frame) -> None:
+        """Process a message without an answer: a notification, or the response to a request of the server."""
         if session is None:
             return
         if frame.is_notification:
@@ -648,6 +621,6 @@ class SessionExchange:
 
 
 def _forget(session: Session, request_id: int | str, cancellation: Cancellation) -> None:
-    """The id is free again, unless it was given up and given to another request meanwhile."""
+    """Free the id of a request, unless it was cancelled and its id is used by another request meanwhile."""
     if session.connection.in_flight.get(request_id) is cancellation:
         del session.connection.in_flight[request_id]

@@ -1,7 +1,6 @@
-"""The streams of a session that are asked for with GET: the one that belongs to no request, and the rest of others.
+"""Send the streams of a session that a client requests with GET: the standalone stream, and the rest of others.
 
-Both are read from what is kept of them (`weft.server.sessions.streams`), as long as their client is there and they are
-its own.
+Both are read from the stored events (`weft.server.sessions.streams`) while the client is connected.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def _never() -> bool:
 
 
 class StreamForm(NamedTuple):
-    """What a stream begins with, how its events are written, and whether it is still needed when the server stops."""
+    """The first bytes of a stream, the encoding of its events, and whether it must stay open when the server stops."""
 
     opening: bytes
     encode: Callable[[StoredEvent], bytes]
@@ -54,7 +53,7 @@ class SessionStreams:
     async def listen(
         self, session: Session, last_event: str | None, receive: Receive, reply: HttpReply, token_info: TokenInfo | None
     ) -> None:
-        """The standalone stream; or, of any stream, what came after an event."""
+        """Send the standalone stream, or the rest of any stream after an event."""
         stream, after = STANDALONE, None
         if last_event is not None:
             found = read_event_id(last_event)
@@ -80,7 +79,7 @@ class SessionStreams:
         *,
         token_info: TokenInfo | None = None,
     ) -> None:
-        """The stream that belongs to no request; one per session (R4). Who resumes it takes it over."""
+        """Send the stream that belongs to no request. A session has one; a client that resumes it takes it over."""
         if session.wake is not None:
             if after is None:
                 raise Refusal(409, _TAKEN)
@@ -93,7 +92,7 @@ class SessionStreams:
             if session.ended or is_last_look or not await self._sessions.holds_stream(session):
                 return False
             if self._sessions.closing and not form.lasts():
-                is_last_look = True  # at what was written until now
+                is_last_look = True  # send what was stored until now
                 news.set()
             if session.wake is news:
                 await self._sessions.send_changes(session)
@@ -111,26 +110,26 @@ class SessionStreams:
             with at_expiry(self._runtime, token_info, expire):
                 await self._send_stream(session, STANDALONE, start, news, receive, reply, prepare, form)
         finally:
-            if session.wake in (news, None):  # else somebody has taken it over
+            if session.wake in (news, None):  # else another request has taken it over
                 session.wake = None
                 await self._sessions.close_stream(session)
 
     async def _resume(self, session: Session, stream: str, after: int, receive: Receive, reply: HttpReply) -> None:
-        """The rest of the stream of a request (L11-17, L11-19). Whoever held it before is let go."""
+        """Send the rest of the stream of a request. The response that had the stream before ends."""
         most = self._runtime.limits.in_flight_per_connection
         if not await self._has_rest(session, stream, after):
             raise Refusal(400, "What came after this event is not kept any more.")
         if (other := session.resumed.pop(stream, None)) is not None:
             other.end()
         if len(session.resumed) >= most:
-            raise Refusal(503, f"This session has taken up {most} streams again: let one end first.")
+            raise Refusal(503, f"This session has resumed {most} streams: wait until one ends.")
         if (held := session.open_streams.get(stream)) is not None:
-            held.hand_over()
+            held.release(is_resumed=True)
         news = session.resumed[stream] = ResumedReader()
 
         async def prepare() -> bool:
             if news.retry is not None:
-                await reply.send_event(b"retry: %d\n\n" % news.retry)  # L11-16, also for who has come back before
+                await reply.send_event(b"retry: %d\n\n" % news.retry)
             return session.resumed.get(stream) is news and not session.ended and not self._sessions.closing
 
         try:
@@ -140,18 +139,18 @@ class SessionStreams:
                 del session.resumed[stream]
 
     async def _has_rest(self, session: Session, stream: str, after: int) -> bool:
-        """Whether all that came after an event of a request's stream, or will come, is there to be read."""
+        """Return whether all events of a request's stream after this one are stored, or will be."""
         held, streams = session.open_streams.get(stream), self._sessions.streams
         if held is not None and held.last_event == event_id(stream, after):
-            return True  # nothing came, however long ago that event was
+            return True  # it is the last one so far
         newest = await streams.newest(session.id, stream)
         return 0 < newest >= after and await streams.is_whole(session.id, stream, after)
 
     async def _start_of(self, session: Session, after: int | None) -> int:
-        """After which event the standalone stream begins.
+        """Return the event after which the standalone stream begins.
 
-        A new one begins now: 1 is before all that will come. One whose reader was too slow, and who knows that, goes on
-        with what is kept: to refuse it would take from the client all that it could still hear.
+        A new stream begins now; 1 is before all events to come. If events after `after` are lost because the client was
+        too slow, the stream goes on with those that are stored: a refusal would lose them too.
         """
         streams = self._sessions.streams
         if after is None:
@@ -192,7 +191,7 @@ class SessionStreams:
 
 
 def check_takes_stream(reply: HttpReply) -> None:
-    """Refuse a GET of who takes no stream."""
+    """Refuse a GET of a client that does not accept a stream."""
     if not reply.can_stream:
         raise Refusal(406, "A stream is all there is to GET: accept text/event-stream.")
 

@@ -1,11 +1,7 @@
-"""HTTP+SSE, the transport of the oldest revision: one stream for everything the server says, and a place to POST to.
+"""Serve HTTP+SSE, the transport of the oldest revision, beside the endpoint that replaced it.
 
-A client opens the stream with GET. Its first event names the place where the client sends its messages; they are
-acknowledged with 202, and all that comes of them, answers included, follows on the stream (L24-01 to L24-04). The
-session lives as long as the stream: a client that loses it begins again.
-
-Served for those who have such clients, next to the endpoint that replaced it, and only where asked for (COMPAT-20,
-COMPAT-21). What the messages mean is the session exchange's business.
+A client opens one stream with GET. Its first event has the URL to POST messages to; they are acknowledged with 202, and
+their answers follow on the stream. The session ends with the stream. The session exchange serves the messages.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ from weft.protocol.headers import Headers
 from weft.protocol.sse import encode as encode_event
 from weft.server.http.reply import HttpReply
 from weft.server.http.request import read_caller
-from weft.server.http.session import SSE_PREFIX, SessionExchange
+from weft.server.http.session import SSE_PREFIX, SessionExchange, SharedStreamReply
 from weft.server.http.session_streams import StreamForm, check_takes_stream
 from weft.server.runtime.runtime import Runtime
 from weft.server.runtime.subscriptions import Show, at_expiry
@@ -38,24 +34,23 @@ MESSAGES = "messages"  # the last part of the path to POST to
 _MOST_QUERY_BYTES = 1024
 
 
-class _Opened:
-    """A stream that is open here, and what keeps it open."""
+class _OpenSseStream:
+    """A stream that is open in this process."""
 
     def __init__(self, show: Show) -> None:
-        self.show = show  # takes the token that came with a message
-        self.unanswered = 0  # requests
+        self.show = show  # passes on the token that came with a message
+        self.unanswered = 0  # number of requests without an answer
 
 
-class _StreamReply:
-    """Everything that one request brings about goes on the stream of its session, whichever worker has it open."""
+class _StreamReply(SharedStreamReply):
+    """Sends all output of one request on the stream of its session, which another worker may have open."""
 
     can_stream = True
 
-    def __init__(self, sessions: Sessions, session: Session, stream: _Opened | None) -> None:
+    def __init__(self, sessions: Sessions, session: Session, stream: _OpenSseStream | None) -> None:
         self._sessions = sessions
         self._session = session
-        self._stream = stream  # which waits for the answer, where it is open here
-        self.answered = False
+        self._stream = stream  # stays open until the answer, if it is open in this process
         if stream is not None:
             stream.unanswered += 1
 
@@ -68,38 +63,26 @@ class _StreamReply:
         try:
             await self._session.send(body)
         except BaseException:
-            self._sessions.end_soon(self._session)  # a client that sees its stream end need not wait for the answer
+            self._sessions.end_soon(self._session)  # its client sees the end of the stream, and need not wait
             raise
         finally:
-            self.drop()
+            self.release()
 
     async def give_up(self) -> None:
         self.answered = True
-        self.drop()
+        self.release()
 
-    def drop(self) -> None:
-        """The stream need not wait for it any more."""
+    def release(self) -> None:
+        """Count the request as answered, so that the stream does not wait for it."""
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.unanswered -= 1
             if self._sessions.closing and self._session.wake is not None:
                 self._session.wake.set()
 
-    async def close_stream(self, retry_seconds: float) -> None:
-        """Not possible: the stream is the session."""
-
-    def epilogue(self, message: bytes) -> None:
-        """Do nothing: no method of sessions has an epilogue."""
-
-    async def end(self) -> None:
-        """Do nothing: the stream is the session."""
-
-    def challenge(self, scheme: str, parameters: Mapping[str, str | None]) -> None:
-        """Do nothing: an answer on the stream has no headers."""
-
 
 class SseExchange:
-    """The two places of the transport, next to an endpoint."""
+    """Serves the two paths of the transport: the stream, and the one for messages."""
 
     def __init__(
         self, runtime: Runtime, sessions: Sessions, exchange: SessionExchange, path: str, taken: AbstractSet[str]
@@ -115,23 +98,23 @@ class SseExchange:
         self._runtime = runtime
         self._sessions = sessions
         self._exchange = exchange
-        self._open: dict[str, _Opened] = {}  # by session
+        self._open: dict[str, _OpenSseStream] = {}  # by session
 
     # GET: a stream, and a session for as long as it is open.
 
     async def open(self, scope: Scope, receive: Receive, reply: HttpReply) -> None:
-        """Open a session and send everything that is to be said in it."""
+        """Open a session and send its stream."""
         check_takes_stream(reply)
         caller = read_caller(scope)
         session = self._exchange.new_session(caller, prefix=SSE_PREFIX)
-        session.in_use += 1  # by the stream
+        session.in_use += 1  # the stream uses it
         await self._sessions.keep(session)
         unused = asyncio.get_running_loop().call_later(
             self._runtime.limits.session_unused_seconds, self._end_if_unused, session
         )
         try:
             with at_expiry(self._runtime, caller.token_info, partial(self._expire, session)) as show:
-                stream = self._open[session.id] = _Opened(show)
+                stream = self._open[session.id] = _OpenSseStream(show)
                 form = StreamForm(self._address(scope, session), _encode, lambda: stream.unanswered > 0)
                 await self._exchange.streams.standalone(session, 0, receive, reply, form)
         finally:
@@ -140,14 +123,14 @@ class SseExchange:
             self._sessions.end_soon(session)
 
     def _expire(self, session: Session) -> bool:
-        """No token that was shown for this session is good any more. It ends, once what was asked is answered."""
+        """End the session: its tokens have expired. Return True to try again later, if requests are unanswered."""
         if self._open[session.id].unanswered:
             return True
         self._sessions.end_soon(session)
         return False
 
     def _address(self, scope: Scope, session: Session) -> bytes:
-        """The first event: where to send messages to, as a path from the root of the host (L24-02)."""
+        """Return the first event: the path to send messages to, from the root of the host."""
         path = quote(scope.get("root_path", "") + self._messages)
         return encode_event(f"{path}?session_id={session.id}".encode(), event="endpoint")
 
@@ -158,7 +141,7 @@ class SseExchange:
     # POST: messages, whose answers go on the stream.
 
     async def find(self, scope: Scope) -> Session:
-        """The session that a message is for."""
+        """Return the session that a message belongs to."""
         query: bytes = scope["query_string"]
         if len(query) > _MOST_QUERY_BYTES:
             raise Refusal(400, f"The query has at most {_MOST_QUERY_BYTES} bytes: send to the address of the stream.")
@@ -170,8 +153,8 @@ class SseExchange:
             raise _unknown()
         return session
 
-    async def take(self, session: Session, body: bytes, headers: Headers, scope: Scope, reply: HttpReply) -> None:
-        """Take one message, or an array of them of a client whose revision has that (L03-01)."""
+    async def serve(self, session: Session, body: bytes, headers: Headers, scope: Scope, reply: HttpReply) -> None:
+        """Serve one message, or an array of them if the client's revision has that."""
         caller = read_caller(scope)
         batches = SESSION.takes_batches(session.connection)
         frames = _read(body, self._runtime.limits, batches=batches)
@@ -180,18 +163,18 @@ class SseExchange:
         stream = self._open.get(session.id)
         if stream is not None:
             stream.show(caller.token_info)
-        for frame in frames:  # each is answered by itself (L03-03)
+        for frame in frames:  # each has its own answer
             is_asked = not isinstance(frame, Frame) or frame.is_request
             answer = _StreamReply(self._sessions, session, stream if is_asked else None)
             if isinstance(frame, Frame):
-                await self._exchange.take(session, frame, headers, caller, answer)
+                await self._exchange.serve_detached(session, frame, headers, caller, answer)
             else:
                 await answer.answer(400, frame)
         await reply.accept()
 
 
 def _read(body: bytes, limits: Limits, *, batches: bool) -> list[Frame | bytes]:
-    """The messages of a body; in place of one in an array that is none, the refusal of it."""
+    """Return the messages of a body; for an item of an array that is not a message, an encoded error."""
     if batches and body.lstrip()[:1] == b"[":
         return read_batch(body, limits)
     return [decode(body, limits)]
@@ -202,5 +185,5 @@ def _unknown() -> Refusal:
 
 
 def _encode(event: StoredEvent) -> bytes:
-    """No id: a stream that was lost is not taken up again."""
+    """Encode an event without an id: the stream cannot be resumed."""
     return encode_event(event.data, event="message")

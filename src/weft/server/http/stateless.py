@@ -1,7 +1,7 @@
-"""One message of the stateless era over HTTP: opened, dispatched, answered.
+"""Serve one message of the stateless era over HTTP.
 
-A request lives and dies with its HTTP exchange: when the client goes away, it has given the request up (HTTP-24).
-Nobody watches for that while the handler does not wait; from when it first waits, a watcher does.
+A client that disconnects cancels its request. A task watches for that from when the handler first waits: a handler that
+never waits needs none.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from weft.server.runtime.runtime import Runtime
 
 
 class StatelessExchange:
-    """Serves the messages of an era in which each stands for itself."""
+    """Serves messages without a session."""
 
     def __init__(self, runtime: Runtime, era: ServerEra) -> None:
         self._runtime = runtime
         self.era = era
 
     async def serve(self, frame: Frame, headers: Headers, scope: Scope, receive: Receive, reply: HttpReply) -> None:
-        """Serve one message. Where it comes from, and from whom, is in the scope."""
+        """Serve one message."""
         runtime, era, request_id = self._runtime, self.era, frame.id
         if frame.method is UNSET or not isinstance(request_id, (int, str)):
-            await _take(frame, reply)
+            await _serve_no_request(frame, reply)
             return
         try:
             envelope = era.open(frame, headers, runtime.offer, None)
@@ -67,10 +67,10 @@ class StatelessExchange:
 async def _watched(
     runtime: Runtime, call: Call, running: PendingCoroutine[Answer], receive: Receive, reply: HttpReply
 ) -> Answer | None:
-    """The answer of a call that waits; None if its client went away or does not read."""
+    """Return the answer of a call that waits; None if its client has gone or does not read."""
     cancellation = reply.cancellation = call.cancellation
     task = cancellation.task = asyncio.current_task()
-    if reply.finished:  # cut off before there was anything to cancel
+    if reply.finished:  # disconnected before there was anything to cancel
         cancellation.cancel("the client disconnected")
     watcher = asyncio.get_running_loop().create_task(_watch(cancellation, receive, reply))
     answer = None
@@ -80,8 +80,8 @@ async def _watched(
         answer = await running
     except asyncio.CancelledError as error:
         if not cancellation.cancelled:
-            if task is None or not running.cancelled_itself:  # whoever runs this app has given it up
-                await reply.part(*runtime.dispatcher.refuse(call, stopped()))
+            if task is None or not running.cancelled_itself:  # the ASGI server has cancelled it
+                await reply.answer_cancelled(*runtime.dispatcher.refuse(call, stopped()))
                 raise
             await take_back(task)
             answer = runtime.dispatcher.fail(call, error)
@@ -101,25 +101,25 @@ async def _watched(
 
 
 async def _absorb(task: asyncio.Task[Any]) -> None:
-    """Take back the one cancellation that was ours. Nothing is sent, and the task goes on to its end.
+    """Take back the one cancellation of the call, so that the task goes on to its end.
 
     The handler may have swallowed it, or ended before it could arrive: then it arrives here.
     """
     with suppress(asyncio.CancelledError):
         await asyncio.sleep(0)
-    if task.uncancel():  # somebody else wants it to end as well
+    if task.uncancel():  # the task was cancelled from elsewhere too
         raise asyncio.CancelledError
 
 
 async def _watch(cancellation: Cancellation, receive: Receive, reply: HttpReply) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-    reply.close()  # no more signs of life, though the handler may go on for long
+    reply.close()  # no more keep-alive comments, though the handler may go on for long
     cancellation.cancel("the client disconnected")
 
 
-async def _take(frame: Frame, reply: HttpReply) -> None:
-    """A notification is taken and, there being none that means anything here, dropped. A response is not expected."""
+async def _serve_no_request(frame: Frame, reply: HttpReply) -> None:
+    """Accept and drop a notification: none has a meaning without a session. Refuse a response."""
     if frame.is_notification:
         await reply.accept()
         return

@@ -1,21 +1,19 @@
-"""Guard uvicorn's HTTP connections, answer in one write, and write its access log.
+"""Guard uvicorn's HTTP connections against slow and greedy peers, answer in one write, and write its access log.
 
-Our side of uvicorn's HTTP connections: heads come whole, soon and small (D5, D6), and answers are read (D10).
+uvicorn waits without limit for the end of a request's head, and for a peer to read what was written. The guard closes
+a connection whose head is late or too large, one that goes on sending after it was answered, and one that does not
+read. A connection whose requests arrive in one piece, as nearly all do, never needs the timer.
 
-uvicorn waits for ever for the end of a head. This ends such a connection, and one that goes on sending after it was
-answered. A connection whose requests come in one piece, as nearly all do, never needs the timer. And uvicorn waits for
-ever for a peer to read what was written, also when it has closed the connection; this cuts it off.
+A peer may send its next requests before the first is answered (pipelining). uvicorn then stops reading, and would not
+notice that the peer has gone. The guard goes on reading: at most `pipelined_requests` of a connection wait to be
+served, and the bytes after them stay unread.
 
-A peer may send its next requests before the first is answered. uvicorn then reads no further, so it would not notice
-that the peer has gone; this goes on reading, within bounds, and tells the request that is being served. Of one
-connection at most `pipelined_requests` wait to be served; what comes beyond them is left unread until it is their turn.
+A log record and its formatting take half as long as a short call. So where the access log is as uvicorn configures it,
+the line is written without a record. With a filter, another handler or formatter, colours, or a patched `logging`, the
+logger is called as uvicorn calls it.
 
-Write uvicorn's access log, quicker where it is as uvicorn sets it up.
-
-A log record and its formatting take half as long as a short call. uvicorn's own handler makes a line of the request
-alone, so where nothing was changed, that line is written without a record. With a filter, another handler or formatter,
-colours, or a changed `logging`, the logger is called as uvicorn calls it. In both cases control characters in the
-client's address, which may come from a forwarded header, are replaced.
+All names of uvicorn that are not public are listed in docs/design.md; where a release lacks one, the public way is
+taken.
 """
 
 from __future__ import annotations
@@ -26,7 +24,9 @@ import sys
 from collections.abc import Callable
 from functools import cache, lru_cache
 from http import HTTPStatus
+from importlib import import_module
 from importlib.util import find_spec
+from types import FunctionType
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -35,23 +35,50 @@ from weft.net.asgi import Send
 from weft.net.hosts import target_host
 from weft.protocol.names import printable
 
+_HTTPTOOLS = "uvicorn.protocols.http.httptools_impl"
+_H11 = "uvicorn.protocols.http.h11_impl"
 
-def guarded_protocol(limits: Limits) -> type[asyncio.Protocol]:
-    """uvicorn's protocol class, the quickest that is installed, with the guard in front."""
-    if find_spec("httptools") is not None:
-        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+# Attributes of uvicorn's protocol classes, and of the cycle that serves one request, that the guards need.
+GUARDED_NAMES = frozenset({"loop", "transport", "cycle", "response_complete", "more_body"})
+HTTPTOOLS_NAMES = GUARDED_NAMES | {
+    *("flow", "headers", "parser", "scope", "url", "on_response", "disconnected", "message_event"),
+    *("on_headers_complete", "on_response_complete", "_should_upgrade", "handle_websocket_upgrade"),
+}
 
-        return type("GuardedProtocol", (_HttptoolsGuard, HttpToolsProtocol), {"limits": limits})
-    from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    return type("GuardedProtocol", (_HeadGuard, H11Protocol), {"limits": limits})
+def guarded_protocol(limits: Limits) -> type[asyncio.Protocol] | None:
+    """Return uvicorn's protocol class, the quickest that is installed, with the guard in front.
+
+    None if this release of uvicorn has no class that the guard fits: then uvicorn chooses its own.
+    """
+    for module, name, guard, needed in (
+        (_HTTPTOOLS, "HttpToolsProtocol", _HttptoolsGuard, HTTPTOOLS_NAMES),
+        (_H11, "H11Protocol", _HeadGuard, GUARDED_NAMES),
+    ):
+        if module == _HTTPTOOLS and find_spec("httptools") is None:
+            continue
+        try:
+            found = import_module(module)
+            protocol, cycle = getattr(found, name), found.RequestResponseCycle
+        except (ImportError, AttributeError):
+            continue
+        if needed <= _names_of(protocol) | _names_of(cycle):
+            return type("GuardedProtocol", (guard, protocol), {"limits": limits})
+    return None
+
+
+def _names_of(kind: type) -> set[str]:
+    """Return the names of the methods of a class, and of all attributes that they use."""
+    methods = [value for value in vars(kind).values() if isinstance(value, FunctionType)]
+    return {name for method in methods for name in (method.__name__, *method.__code__.co_names)}
 
 
 def hang_up_on_flood(send: Send, most: int) -> None:
-    """Where uvicorn's own protocol has read too many requests ahead of their turn, let this answer be the last.
+    """Close the connection after this response if uvicorn's own protocol has read too many requests ahead.
 
-    It reads 256 KB at once, which may be fifteen thousand requests, and as much again with each answer. Those that are
-    dropped are not answered, and a client may send them again (RFC 9112, 9.3.2). Our own protocol leaves them unread.
+    It reads 256 KB at once, which may be fifteen thousand requests, and as much again with each answer. The requests
+    that are dropped are not answered, and a client may send them again (RFC 9112, 9.3.2). Our own protocol leaves them
+    unread.
     """
     cycle: Any = getattr(send, "__self__", None)
     protocol: Any = getattr(getattr(cycle, "on_response", None), "__self__", None)
@@ -61,12 +88,12 @@ def hang_up_on_flood(send: Send, most: int) -> None:
 
 
 def respond_at_once(send: Send, status: int, body: bytes, most: int = DEFAULT_LIMITS.pipelined_requests) -> bool:
-    """Write a whole JSON response in one go, past the two messages that ASGI makes of it; False where that cannot be.
+    """Write a whole JSON response at once, without the two ASGI messages for it; return False where that cannot be.
 
-    `send` is a method of uvicorn's exchange, also where it is not our runner that has started uvicorn. An app around
-    ours that wants to see the response has put a function of its own in its place, and is sent the messages. What is
-    done here is what uvicorn would do with them, for the plain case: nothing sent yet, a peer that reads, a connection
-    that stays, with at most `most` requests ahead of their turn.
+    `send` is a method of uvicorn's cycle, also where another program has started uvicorn. An app around ours that reads
+    the response has replaced `send` by a function, and gets the messages. This does what uvicorn would do with them in
+    the plain case: nothing sent yet, a peer that reads, a connection that stays open, with at most `most` requests read
+    ahead.
     """
     cycle: Any = getattr(send, "__self__", None)
     if cycle is None or type(cycle).__module__ != _HTTPTOOLS:
@@ -78,9 +105,10 @@ def respond_at_once(send: Send, status: int, body: bytes, most: int = DEFAULT_LI
             return False
         head, write, set_event = _head(status, cycle.default_headers), cycle.transport.write, cycle.message_event.set
         on_response, logger, scope = cycle.on_response, cycle.access_log and cycle.access_logger, cycle.scope
+        _ = cycle.response_complete, cycle.waiting_for_100_continue  # set below
         if len(on_response.__self__.pipeline) > most:
             return False
-    except AttributeError:  # a uvicorn that is made otherwise: nothing was done yet, so the messages still can be sent
+    except AttributeError:  # another release of uvicorn: nothing was written yet, so the messages can still be sent
         return False
     if logger:
         log_access(logger, scope, status)
@@ -92,22 +120,17 @@ def respond_at_once(send: Send, status: int, body: bytes, most: int = DEFAULT_LI
     return True
 
 
-_HTTPTOOLS = "uvicorn.protocols.http.httptools_impl"
-
-
 @cache
 def _closing_field(cycle_class: Any) -> tuple[bytes, bytes] | None:
-    """The field by which older releases of uvicorn know a connection that is to be closed; newer ones have `keep_alive`
-    say it, and none.
-    """
+    """Return the header field that closes a connection in older releases of uvicorn; newer ones use `keep_alive`."""
     return getattr(sys.modules[cycle_class.__module__], "CLOSE_HEADER", None)
 
 
-_heads: dict[int, tuple[Any, bytes]] = {}  # by status: the fields that it was made with, and the head
+_heads: dict[int, tuple[Any, bytes]] = {}  # by status: the fields that the head was made with, and the head
 
 
 def _head(status: int, fields: list[tuple[bytes, bytes]]) -> bytes:
-    """The head of a JSON response, up to its length. uvicorn makes a new list of its fields when the date changes."""
+    """Return the head of a JSON response, up to its length. uvicorn replaces `fields` when the date changes."""
     known, head = _heads.get(status, (None, b""))
     if known is not fields:
         lines = b"".join([b"%b: %b\r\n" % field for field in fields])
@@ -118,52 +141,62 @@ def _head(status: int, fields: list[tuple[bytes, bytes]]) -> bytes:
 
 
 class _Trailers(list[Any]):
-    """Takes the place of the headers once the head is complete: uvicorn would keep trailers without end."""
+    """Replaces the list of headers once the head is complete: uvicorn would collect trailers without limit."""
 
     def append(self, object: Any, /) -> None:
-        """Drop it."""
+        """Drop a trailer."""
 
 
 _TRAILERS = _Trailers()
 
 
 class _Outlet:
-    """A transport that writes the head of a response with the beginning of its body, for a peer that reads.
+    """A transport that writes the head of a response together with the beginning of its body.
 
-    uvicorn writes them one after the other, each by a call to the kernel, which is a good part of what a short answer
-    costs. Our app sends the beginning of a body right after the head, if there is one; to HEAD there is none, so a head
-    waits for the end of this turn of the loop at most.
+    uvicorn writes the two one after the other, each by a call to the kernel, which is a good part of the cost of a
+    short answer. Our app sends the beginning of a body right after the head. A head without a body (HEAD, 204) is
+    written at the end of this turn of the loop.
 
-    One timer runs while there is something to write, and at most every `patience` seconds. A peer that has taken
-    nothing between two looks, though something waited for it, is cut off.
+    While bytes are waiting to be written, a timer runs every `write_seconds`. A peer that has read nothing between two
+    checks is disconnected.
     """
 
-    __slots__ = ("_head", "_is_held", "_loop", "_patience", "_taken", "_timer", "_transport", "_written", "is_closing")
+    __slots__ = (
+        "_head",
+        "_is_held",
+        "_loop",
+        "_taken",
+        "_timer",
+        "_transport",
+        "_write_seconds",
+        "_written",
+        "is_closing",
+    )
 
-    def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop, patience: float) -> None:
+    def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop, write_seconds: float) -> None:
         self._transport = transport
-        self.is_closing = transport.is_closing  # asked with every response
+        self.is_closing = transport.is_closing  # called with every response
         self._loop = loop
-        self._patience = patience
-        self._head: bytes | None = None
-        self._written = 0  # bytes, ever
-        self._taken = 0  # of them, at the last look
-        self._timer: asyncio.TimerHandle | None = None  # until the next look
-        self._is_held = False  # nothing more is read, whatever uvicorn wants
+        self._write_seconds = write_seconds
+        self._head: bytes | None = None  # a head that waits for the beginning of its body
+        self._written = 0  # bytes given to the transport in all
+        self._taken = 0  # bytes that the peer had read at the last check
+        self._timer: asyncio.TimerHandle | None = None  # until the next check
+        self._is_held = False  # reading is paused, even if uvicorn resumes it
 
     def hold_reading(self) -> None:
-        """Read nothing more until `release_reading`: uvicorn reads on with every response."""
+        """Stop reading until `release_reading`: uvicorn resumes reading with every response."""
         self._is_held = True
         self._transport.pause_reading()
 
     def release_reading(self) -> None:
-        """Read on."""
+        """End `hold_reading`."""
         if self._is_held:
             self._is_held = False
             self._transport.resume_reading()
 
     def resume_reading(self) -> None:
-        """What uvicorn calls when it wants more."""
+        """Resume reading for uvicorn, unless it is held."""
         if not self._is_held:
             self._transport.resume_reading()
 
@@ -178,17 +211,17 @@ class _Outlet:
         self._put(data)
 
     def _flush(self) -> None:
-        """Write a head that no body came after."""
+        """Write a head that no body followed."""
         if self._head is not None and not self.is_closing():
             self.write(b"")
 
     def close(self) -> None:
-        """Close, once everything is written."""
+        """Close the connection, once everything is written."""
         self._flush()
         self._transport.close()
 
-    def lost(self) -> None:
-        """The connection is over."""
+    def stop_timer(self) -> None:
+        """Stop checking: the connection has ended."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -197,10 +230,10 @@ class _Outlet:
         self._transport.write(data)
         if self._timer is None and not self.is_closing():
             self._taken = self._written
-            self._timer = self._loop.call_later(self._patience, self._look)
+            self._timer = self._loop.call_later(self._write_seconds, self._check_peer)
         self._written += len(data)
 
-    def _look(self) -> None:
+    def _check_peer(self) -> None:
         waiting = self._transport.get_write_buffer_size()
         taken = self._written - waiting
         if not waiting:
@@ -210,22 +243,22 @@ class _Outlet:
             self._transport.abort()
         else:
             self._taken = taken
-            self._timer = self._loop.call_later(self._patience, self._look)
+            self._timer = self._loop.call_later(self._write_seconds, self._check_peer)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
 
 class _HeadGuard(asyncio.Protocol):
-    """Mixed in before one of uvicorn's two protocol classes. What both have: `cycle`, the request that came last."""
+    """Mixed in before one of uvicorn's two protocol classes, whose `cycle` is the request that arrived last."""
 
     limits: Limits
     loop: asyncio.AbstractEventLoop
     transport: Any
     cycle: Any
 
-    _timer: asyncio.TimerHandle | None = None
-    _head_bytes = 0  # received of a head that is not complete
+    _timer: asyncio.TimerHandle | None = None  # closes the connection if the head does not arrive in time
+    _head_bytes = 0  # bytes received of a head that is not complete
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         outlet = _Outlet(transport, self.loop, self.limits.write_seconds)
@@ -234,24 +267,24 @@ class _HeadGuard(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
-        self.transport.lost()
+        self.transport.stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self._look_at(data)
+        self._check_progress(data)
 
-    def _look_at(self, data: bytes) -> None:
-        """How far has the peer got with its request, now that there is more of it?"""
+    def _check_progress(self, data: bytes) -> None:
+        """Stop the timer if a head is complete; limit what follows otherwise."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:  # a head is complete, and its request is being served
             if self._timer is not None:
                 self._stop_timer()
         elif not self.transport.is_closing():
-            self._wait_for_more(len(data), answered=cycle is not None and cycle.more_body)
+            self._limit_rest(len(data), answered=cycle is not None and cycle.more_body)
 
-    def _wait_for_more(self, size: int, *, answered: bool) -> None:
-        """The rest of a head, or of a body that was refused: its sender is given the time to notice, no more."""
+    def _limit_rest(self, size: int, *, answered: bool) -> None:
+        """Limit the size and the time of the rest of a head, or of a body whose request was already refused."""
         self._head_bytes += size
         if self._head_bytes > self.limits.header_bytes + (self.limits.body_bytes if answered else 0):
             if not answered:
@@ -275,7 +308,7 @@ _SLICE = 8192
 
 
 class _HttptoolsGuard(_HeadGuard):
-    """What is amiss with httptools alone: trailers, requests that come ahead of their turn, and wishes to upgrade."""
+    """Adds what httptools alone needs: limits of trailers and of requests read ahead, and ignoring upgrades."""
 
     flow: Any
     headers: Any
@@ -285,37 +318,37 @@ class _HttptoolsGuard(_HeadGuard):
     url: bytes
 
     _received = 0  # bytes, in all
-    _upgrade_at: int | None = None  # where the bytes begin that httptools left to another protocol
+    _upgrade_at: int | None = None  # where the bytes begin that httptools did not parse because of an upgrade
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Requests that are not answered yet, in their order, each with what had been received before it. Mostly one: a
-        # deque would take ten times the memory, on each connection.
+        # Requests without an answer, in order, each with the number of bytes received before it. Mostly one: a deque
+        # would take ten times the memory, on each connection.
         self._waiting: list[tuple[Any, int]] = []
-        self._unread = bytearray()  # received and not parsed: there are enough requests ahead of their turn
+        self._unread = bytearray()  # received and not parsed, because enough requests are waiting
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        for cycle, _ in self._waiting:  # uvicorn tells only the last one
+        for cycle, _ in self._waiting:  # uvicorn notifies only the last one
             if not cycle.response_complete:
                 cycle.disconnected = True
                 cycle.message_event.set()
 
     def data_received(self, data: bytes) -> None:
-        if len(data) <= _SLICE and not self._unread:  # as nearly all do: a request or two
-            self._take(data)
+        if len(data) <= _SLICE and not self._unread:  # the common case: a request or two
+            self._parse(data)
         else:
             self._unread += data
-            self._read_on()
+            self._parse_unread()
 
-    def _read_on(self) -> None:
-        """Parse what was received, slice by slice, while there is room for requests ahead of their turn."""
+    def _parse_unread(self) -> None:
+        """Parse what was received, slice by slice, while there is room for requests read ahead."""
         unread, most = self._unread, self.limits.pipelined_requests
         self._forget_answered()
         while unread and len(self._waiting) <= most and not self.transport.is_closing():
             part = bytes(unread[:_SLICE])
             del unread[:_SLICE]
-            self._take(part)
+            self._parse(part)
         if self.transport.is_closing():
             unread.clear()
         elif not unread:
@@ -323,23 +356,21 @@ class _HttptoolsGuard(_HeadGuard):
         else:
             self.transport.hold_reading()
             middle, _ = self._waiting[len(self._waiting) // 2]
-            middle.on_response = self._on_turn
+            middle.on_response = self._on_half_answered
 
-    def _on_turn(self) -> None:
-        """Half of the requests that were read ahead are answered: read on."""
+    def _on_half_answered(self) -> None:
         self.on_response_complete()
-        self._read_on()
+        self._parse_unread()
 
-    def _take(self, data: bytes) -> None:
-        """Parse some bytes."""
+    def _parse(self, data: bytes) -> None:
         super(_HeadGuard, self).data_received(data)
         while self._upgrade_at is not None:
             data = self._without_upgrade(data[self._upgrade_at :])
             super(_HeadGuard, self).data_received(data)
-        self._look_at(data)
+        self._check_progress(data)
         self._received += len(data)
         self._forget_answered()
-        # A body that does not end, or requests ahead of their turn: uvicorn and httptools would keep it all.
+        # A body without end, or requests read ahead: uvicorn and httptools would keep all of it.
         waiting = self._waiting
         if waiting and self._received - waiting[0][1] > self.limits.header_bytes + self.limits.body_bytes:
             self.transport.abort()
@@ -352,7 +383,7 @@ class _HttptoolsGuard(_HeadGuard):
             del waiting[0]
 
     def on_chunk_header(self) -> None:
-        """The next chunk: what one may have is counted anew. Whoever reads the body counts them all."""
+        """Count the bytes of each chunk from zero; the reader of the body limits them all together."""
         if self._waiting and self._waiting[-1][0] is self.cycle:
             self._waiting[-1] = (self.cycle, self._received)
 
@@ -366,26 +397,26 @@ class _HttptoolsGuard(_HeadGuard):
             self._waiting.append((self.cycle, self._received))
 
     def _take_host_of_target(self) -> None:
-        """The host of a target in absolute form counts, whatever the Host header says (RFC 9112, 3.2.2)."""
+        """Replace the Host header by the host of a target in absolute form (RFC 9112, 3.2.2)."""
         if (host := target_host(self.url)) is not None:
             self.headers[:] = [(name, host if name == b"host" else value) for name, value in self.headers]
 
-    # An upgrade may be ignored (RFC 9110, 7.8), and Java's HttpClient asks for one by default. httptools takes the body
-    # for the other protocol. So the head is read once more, without the wish.
+    # A server may ignore an upgrade (RFC 9110, 7.8), and Java's HttpClient requests one by default, to HTTP/2. But
+    # httptools does not parse the body of such a request. So the head is parsed again, without the field.
 
     def _should_upgrade(self) -> bool:
-        return True  # uvicorn then leaves the request to the next method
+        return True  # uvicorn then calls the next method
 
     def handle_websocket_upgrade(self) -> None:
-        if self.scope["method"] == "CONNECT":  # it asks for a tunnel, with or without the header
+        if self.scope["method"] == "CONNECT":  # a tunnel, with or without the header
             self.transport.write(_NO_TUNNEL)
             self.transport.close()
         else:
-            left: Any = sys.exception()
-            self._upgrade_at = left.args[0]
+            upgrade: Any = sys.exception()
+            self._upgrade_at = upgrade.args[0]
 
     def _without_upgrade(self, rest: bytes) -> bytes:
-        """The request that came last, and what follows it, for a parser that begins anew."""
+        """Return the last request without its upgrade, and the bytes after it, for a new parser."""
         from httptools import HttpRequestParser
 
         self._upgrade_at = None
@@ -404,13 +435,17 @@ def _response(status: str, text: str) -> bytes:
 _TOO_LARGE = _response("431 Request Header Fields Too Large", "The head of the request is too large.\n")
 _NO_TUNNEL = _response("405 Method Not Allowed", "This server opens no tunnels.\n")
 
-_PATHS = 16  # remembered, with what cannot stand in a URL quoted: a peer can make them long
+_PATHS = 16  # paths whose quoted form is cached: a peer can make them long
 _quote = lru_cache(_PATHS)(quote)
-_handle, _call_handlers = logging.Logger.handle, logging.Logger.callHandlers  # error trackers put theirs in their place
+_Logger: Any = logging.Logger
+_handle, _call_handlers = _Logger.handle, getattr(_Logger, "callHandlers", None)  # error trackers replace them
 
 
 def log_access(logger: logging.Logger, scope: Any, status: int) -> None:
-    """Log one response to a request of uvicorn's."""
+    """Log one response to a request of uvicorn's.
+
+    Control characters in the client's address, which may come from a forwarded header, are replaced.
+    """
     if not logger.isEnabledFor(logging.INFO):
         return
     method, version, path, query = scope["method"], scope["http_version"], _quote(scope["path"]), scope["query_string"]
@@ -418,7 +453,7 @@ def log_access(logger: logging.Logger, scope: Any, status: int) -> None:
         path = f"{path}?{query.decode('ascii')}"
     peer = scope.get("client")
     client = f"{peer[0]}:{peer[1]}" if peer else ""
-    if not client.isprintable():  # uvicorn takes it as it stands in a forwarded header
+    if not client.isprintable():
         client = printable(client, "?")
     handler = _stock_handler(logger)
     if handler is not None:
@@ -427,14 +462,14 @@ def log_access(logger: logging.Logger, scope: Any, status: int) -> None:
             with handler.lock:
                 handler.stream.write(line)
                 handler.flush()
-        except Exception:  # noqa: BLE001 - told as logging tells of it, below
+        except Exception:  # noqa: BLE001 - reported below, as logging reports it
             handler = None
     if handler is None:
         logger.info('%s - "%s %s HTTP/%s" %d', client, method, path, version, status)
 
 
 def _stock_handler(logger: logging.Logger) -> Any:
-    """The handler of uvicorn's default configuration, if it is the only one and nothing around it was changed."""
+    """Return the handler of uvicorn's default configuration; None if anything was added or changed."""
     handlers = logger.handlers
     if len(handlers) != 1 or logger.propagate or logger.filters:
         return None
@@ -443,25 +478,29 @@ def _stock_handler(logger: logging.Logger) -> Any:
         return None
     formatter: Any = handler.formatter
     kind, format = _stock_formatter()
-    if type(formatter) is not kind or formatter.use_colors or formatter._fmt != format:
+    if kind is None or type(formatter) is not kind or getattr(formatter, "_fmt", None) != format:
         return None
     changed = (
-        type(logger) is not logging.Logger
+        getattr(formatter, "use_colors", True)
+        or type(logger) is not logging.Logger
         or logging.getLogRecordFactory() is not logging.LogRecord
-        or logging.Logger.handle is not _handle
-        or logging.Logger.callHandlers is not _call_handlers
+        or _Logger.handle is not _handle
+        or getattr(_Logger, "callHandlers", None) is not _call_handlers
         or handler.terminator != "\n"
     )
     return None if changed else handler
 
 
 @cache
-def _stock_formatter() -> tuple[Any, str]:
-    """Import late, for another ASGI server may be in use."""
-    from uvicorn.config import LOGGING_CONFIG
-    from uvicorn.logging import AccessFormatter
+def _stock_formatter() -> tuple[type | None, str]:
+    """Return the class and the format of uvicorn's access log. Imported late: another ASGI server may be in use."""
+    try:
+        from uvicorn.config import LOGGING_CONFIG
+        from uvicorn.logging import AccessFormatter
 
-    return AccessFormatter, LOGGING_CONFIG["formatters"]["access"]["fmt"]
+        return AccessFormatter, LOGGING_CONFIG["formatters"]["access"]["fmt"]
+    except (ImportError, KeyError):
+        return None, ""
 
 
 @cache

@@ -1,10 +1,9 @@
-"""Run a server: from `server.run()` to the end of the process.
+"""Run a server: the event loop, logging, signals and the exit code.
 
-This room owns the loop, the log, Ctrl-C and the exit code. The transports know nothing of processes, and this knows
-nothing of messages. `run` owns the process; `serve` runs in a loop of the user, and leaves its signals and threads.
+`run` owns the process; `serve` runs in the user's loop, and does not touch its signals and threads.
 
 The first Ctrl-C (or SIGTERM) lets HTTP requests finish for `limits.drain_seconds`, and `run` returns, so the exit code
-is 0; a second one ends the process at once with 130. A server that cannot start ends with 1 and says why.
+is 0; a second one ends the process at once with 130. A server that cannot start ends with 1 and prints why.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
-from weakref import WeakSet
 
 from weft.errors import StartError, UsageError
 from weft.server.diagnostics import (
@@ -54,24 +52,17 @@ if TYPE_CHECKING:
     from weft.server.run.engine import Engine
 
 
-BEAT_SECONDS, DEVELOPMENT_BEAT_SECONDS = 0.5, 0.05
-
-BLOCKED_SECONDS, DEVELOPMENT_BLOCKED_SECONDS = 1.0, 0.25
-
-_watched: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
-
-
 log = logging.getLogger("weft.running")
 
-KEEP_ALIVE_SECONDS = 60  # an idle connection; longer than the pauses of a client, shorter than those of a proxy
+KEEP_ALIVE_SECONDS = 60  # how long an idle connection stays open: longer than a client pauses, shorter than a proxy
 
-INTERRUPTED = 130  # the exit code of who was asked to end a second time
+INTERRUPTED = 130  # exit code after a second Ctrl-C
 
 MOST_FRAMES = 8
 
-THREAD_SECONDS = 0.25  # that threads get to end by themselves
+THREAD_SECONDS = 0.25  # time for threads to end by themselves
 
-# Libraries whose debug lines have what we mask on the wire, or are of no use to who debugs a server.
+# Libraries whose debug lines contain secrets that Weft masks, or do not help to debug a server.
 _CHATTY = (
     *("aiohttp", "anyio", "asyncio", "asyncpg", "botocore", "charset_normalizer", "fsspec", "google", "grpc", "h11"),
     *("h2", "hpack", "httpcore", "httpx", "kombu", "markdown_it", "multipart", "openai", "anthropic", "opentelemetry"),
@@ -81,8 +72,8 @@ _CHATTY = (
 
 _Transport = Literal["stdio", "http"]
 
-# What others call the transports.
-_CALLED_HERE = {
+# Names of the transports in other SDKs, and their names here.
+_TRANSPORT_ALIASES = {
     "streamable-http": "'http'",
     "streamablehttp": "'http'",
     "https": "'http'",
@@ -93,7 +84,7 @@ _CALLED_HERE = {
 
 
 class CannotStart(StartError, SystemExit):
-    """A StartError that, if nobody catches it, ends the process with its sentence and code 1 instead of a traceback."""
+    """A StartError that, unless it is caught, ends the process with its sentence and code 1, without a traceback."""
 
     def __init__(self, sentence: str) -> None:
         SystemExit.__init__(self, sentence)
@@ -102,7 +93,7 @@ class CannotStart(StartError, SystemExit):
 def run(engine: Engine, transport: _Transport = "stdio", **options: Any) -> None:
     """Serve until stopped. The options are those of `HttpOptions`.
 
-    Within a file that `weft run` or a worker loads this does nothing: whoever loads the file serves it.
+    Does nothing in a file that `weft run` or a worker loads: they serve it themselves.
     """
     if is_loading():
         return
@@ -116,33 +107,33 @@ def run(engine: Engine, transport: _Transport = "stdio", **options: Any) -> None
 
 
 async def serve(engine: Engine, transport: _Transport = "stdio", **options: Any) -> None:
-    """Serve until cancelled, in the loop that runs. HTTP requests get the time to finish that `run` gives them."""
+    """Serve in the running loop until cancelled. HTTP requests get the same time to finish as in `run`."""
     if is_loading():
         return
     given = _read_options("server.serve", transport, options)
-    _prepare(engine, transport, given, is_guest=True)
+    _prepare(engine, transport, given, in_users_loop=True)
     if given.workers > 1:
         raise StartError("server.serve has one worker, that of the loop it runs in; leave workers= out, or use run().")
     if transport == "stdio":
         from weft.server.stdio.stdio import serve_stdio
 
-        async with _visit(engine):
+        async with _counted(engine):
             await serve_stdio(engine)
     else:
         with contextlib.closing(bind(given.host, given.port)) as listener:
-            async with _visit(engine):
-                await _serve_as_guest(engine, given, listener)
+            async with _counted(engine):
+                await _serve_http_in_users_loop(engine, given, listener)
 
 
 @contextlib.asynccontextmanager
-async def _visit(engine: Engine) -> AsyncGenerator[None]:
-    """Serve as a guest. The last one stops the server: others may serve it too, elsewhere in this loop."""
-    engine.guests += 1
+async def _counted(engine: Engine) -> AsyncGenerator[None]:
+    """Count a call of `serve`. The last one to end stops the server: the program may have several in its loop."""
+    engine.serving += 1
     try:
         yield
     finally:
-        engine.guests -= 1
-        if not engine.guests:
+        engine.serving -= 1
+        if not engine.serving:
             await engine.stop()
 
 
@@ -161,14 +152,14 @@ def _read_options(what: str, transport: str, options: Mapping[str, Any]) -> Http
 
 
 def _refuse_within_loop(transport: str) -> None:
-    """A loop that runs already, as in an async `main` or a notebook, cannot have another one started in it."""
+    """Raise a StartError if a loop is running already, as in an async `main` or a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return
     call = "serve('http')" if transport == "http" else "serve()"
     raise StartError(
-        f"server.run() starts an event loop of its own, and one is running here already. Write `await server.{call}` "
+        f"server.run() starts an event loop, and one is running here already. Write `await server.{call}` "
         "instead, or call run() outside of async functions."
     )
 
@@ -182,8 +173,8 @@ def start(
 ) -> None:
     """Serve until stopped; raises `StartError` where `run` ends the process.
 
-    `target` is what workers load; without it the main script is searched. `listener` is a socket that
-    listens already; without it one is opened.
+    `target` is what workers load (default: the server is searched in the main script). `listener` is a socket that
+    listens already (default: one is opened).
     """
     _prepare(engine, transport, options)
     if transport == "stdio":
@@ -197,9 +188,9 @@ def start(
             serve_http(engine, options, listener, lambda: announce(engine, options, listener))
 
 
-def _prepare(engine: Engine, transport: str, options: HttpOptions, *, is_guest: bool = False) -> None:
-    """What is looked at and said before anything is served."""
-    set_up_logging(options.log_level, transport, is_guest=is_guest)
+def _prepare(engine: Engine, transport: str, options: HttpOptions, *, in_users_loop: bool = False) -> None:
+    """Set up logging, check the options, and print advice, before anything is served."""
+    set_up_logging(options.log_level, transport, in_users_loop=in_users_loop)
     engine.completions.check()
     if transport == "stdio":
         from weft.server.stdio.stdio import check_pipes
@@ -207,15 +198,17 @@ def _prepare(engine: Engine, transport: str, options: HttpOptions, *, is_guest: 
         check_pipes()
         warn_of_nothing(engine)
         if os.isatty(0):  # a person, not a client
-            say(f"Weft serves {engine.name!r} on stdio: an MCP client starts this and talks to it. Ctrl-C stops.")
-            say("To serve over HTTP instead: weft run FILE --http")
+            print_notice(
+                f"Weft serves {engine.name!r} on stdio: an MCP client starts this and talks to it. Ctrl-C stops."
+            )
+            print_notice("To serve over HTTP instead: weft run FILE --http")
     elif transport == "http":
         check_workers(options.workers)
         check_exposure(options)
         warn_of_scopes(engine)
         warn_of_proxy(engine, options)
     else:
-        known = _CALLED_HERE.get(str(transport).lower().replace("_", "-"))
+        known = _TRANSPORT_ALIASES.get(str(transport).lower().replace("_", "-"))
         meant = f" It is called {known} here." if known else ""
         raise StartError(f"There is no transport {transport!r}; write run() or run('stdio'), or run('http').{meant}")
 
@@ -230,20 +223,20 @@ async def _serve_stdio(engine: Engine) -> None:
 
 
 def serve_http(engine: Engine, options: HttpOptions, listener: socket.socket, started: Callable[[], None]) -> None:
-    """Serve on a socket that listens already; `started` is called when requests are taken."""
+    """Serve on a socket that listens already; `started` is called when requests are accepted."""
     raise_descriptors()
     http = _http_server(engine, options, started)
 
     async def serve() -> None:
-        await engine.lifespan.start()  # here, so that its failure is told like any other
+        await engine.lifespan.start()  # here, so that its failure is reported like any other
         _calm_collector()
         await http.serve(sockets=[listener])
 
     _run_loop(engine, serve())
 
 
-async def _serve_as_guest(engine: Engine, options: HttpOptions, listener: socket.socket) -> None:
-    http = _http_server(engine, options, lambda: announce(engine, options, listener), is_guest=True)
+async def _serve_http_in_users_loop(engine: Engine, options: HttpOptions, listener: socket.socket) -> None:
+    http = _http_server(engine, options, lambda: announce(engine, options, listener), in_users_loop=True)
     await engine.lifespan.start()
     task = asyncio.create_task(http.serve(sockets=[listener]), name="weft-http")
     try:
@@ -253,38 +246,44 @@ async def _serve_as_guest(engine: Engine, options: HttpOptions, listener: socket
         try:
             await task
         except asyncio.CancelledError:  # asked a second time
-            await _abandon(http)
+            await _abort_connections(http)
         raise
 
 
-async def _abandon(http: uvicorn.Server) -> None:
-    """Let go of all that uvicorn has not ended itself: the loop is not ours, and would go on with it."""
-    for server in getattr(http, "servers", ()):  # there from when it has started
+async def _abort_connections(http: uvicorn.Server) -> None:
+    """Abort the connections and requests that uvicorn has not ended: the user's loop would go on running them."""
+    state = getattr(http, "server_state", None)
+    for server in getattr(http, "servers", ()):  # not there before it has started
         server.close()
-    for connection in list(http.server_state.connections):
+    for connection in list(getattr(state, "connections", ())):
         connection.transport.abort()
-    if tasks := list(http.server_state.tasks):
+    if tasks := list(getattr(state, "tasks", ())):
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks, timeout=1)
 
 
 def _http_server(
-    engine: Engine, options: HttpOptions, started: Callable[[], None], *, is_guest: bool = False
+    engine: Engine, options: HttpOptions, started: Callable[[], None], *, in_users_loop: bool = False
 ) -> uvicorn.Server:
-    """What serves HTTP. As a guest it leaves the process's signals alone."""
+    """Make the uvicorn server. In the user's loop it does not touch the signals of the process."""
     import uvicorn
 
     class HttpServer(uvicorn.Server):
+        async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+            if not hasattr(uvicorn.Server, "startup"):  # the socket listens already
+                started()
+            await super().serve(sockets)
+
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             started()
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            if engine.guests > 1:  # others serve the same streams and calls
+            if engine.serving > 1:  # other `serve` calls use the same streams and calls
                 await super().shutdown(sockets)
                 return
-            engine.subscriptions.close()  # or the drain would wait for streams that never end
+            engine.subscriptions.close()  # else the drain would wait for streams that never end
             engine.sessions.end_streams()
             draining = asyncio.create_task(engine.open_calls.drain(engine.limits.drain_seconds), name="weft-drain")
             try:
@@ -293,31 +292,36 @@ def _http_server(
                 draining.cancel()
 
         def capture_signals(self) -> Any:
-            return contextlib.nullcontext() if is_guest else super().capture_signals()
+            capture = None if in_users_loop else getattr(super(), "capture_signals", None)
+            return contextlib.nullcontext() if capture is None else capture()
 
         def handle_exit(self, sig: int, frame: Any) -> None:
-            """Unlike uvicorn's: a stop that was asked for is no failure, and the second request for it is obeyed."""
+            """Stop without an error code, and end the process at a second Ctrl-C, both unlike uvicorn."""
             if self.should_exit and sig == signal.SIGINT:
                 os._exit(INTERRUPTED)
             self.should_exit = True
 
-    logging.getLogger("uvicorn.error").addFilter(_is_news)
-    # A guest may not be the only one: see `_visit`.
-    return HttpServer(_uvicorn_config(engine, options, "off" if is_guest else "on"))
+    logging.getLogger("uvicorn.error").addFilter(_is_worth_logging)
+    # Without uvicorn's lifespan in the user's loop: several servers there share one, see `_counted`.
+    return HttpServer(_uvicorn_config(engine, options, "off" if in_users_loop else "on"))
 
 
 def _calm_collector() -> None:
-    """Look for garbage less often. What is loaded by now stays, and a request leaves next to nothing to search for:
-    at Python's default of 700 objects, the search is a twentieth of the time that a busy server spends.
+    """Collect garbage less often.
+
+    What is loaded by now stays, and a request leaves next to nothing to collect: at Python's default of 700 objects, a
+    busy server spends a twentieth of its time on it.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """Of requests that are given up at the end of the drain uvicorn would log how many, and a traceback each; of
-    streams that are cut, that they were not completed. We have logged which, and why.
+def _is_worth_logging(record: logging.LogRecord) -> bool:
+    """Return False for records of uvicorn about requests and streams that Weft ended: it has logged which, and why.
+
+    At the end of the drain uvicorn logs the number of cancelled requests, and a traceback each; and of a stream that
+    was cut, that it was not completed.
     """
     is_given_up = record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError)
     text = record.getMessage()
@@ -341,32 +345,39 @@ def _uvicorn_config(engine: Engine, options: HttpOptions, lifespan: Literal["on"
         trusted_proxies=options.trusted_proxies,
         cors=options.cors,
     )
-    app.follows_host = False  # we are the host
+    app.follows_host = False  # `HttpServer` handles the signals
     drain = engine.limits.drain_seconds
+    protocol = guarded_protocol(engine.limits)
+    if protocol is None:
+        log.warning(
+            "This release of uvicorn (%s) is not known to Weft. Its connections are served without Weft's limits for "
+            "slow and greedy clients. Install a newer release of Weft, or an older one of uvicorn.",
+            uvicorn.__version__,
+        )
     return uvicorn.Config(
         app,  # an ASGI app by its own spelling of the types
-        http=guarded_protocol(engine.limits),
+        http=protocol or "auto",
         ws="none",
         lifespan=lifespan,
         log_config=None,
         access_log=False,
-        proxy_headers=False,  # R14: what a peer says of its address is not believed
+        proxy_headers=False,  # a peer could write any address there: `trusted_proxies` reads them
         server_header=False,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        # Longer than calls have: they are ended before (`OpenCalls.drain`), and need a moment to tell their clients.
+        # Longer than calls have: `OpenCalls.drain` ends them, and their answers need a moment to be sent.
         timeout_graceful_shutdown=None if math.isinf(drain) else math.ceil(drain) + 1,
         h11_max_incomplete_event_size=engine.limits.header_bytes,
     )
 
 
-def set_up_logging(level: str | None, transport: str = "http", *, is_guest: bool = False) -> None:
-    """Let the log reach stderr: Weft's own and the app's, from a level on.
+def set_up_logging(level: str | None, transport: str = "http", *, in_users_loop: bool = False) -> None:
+    """Log to stderr: Weft's log and the app's.
 
-    By default that is `info` over HTTP, which has a line for each call, as HTTP servers do; and `warning` on stdio,
-    where hosts show what is on stderr as problems. At `debug`, libraries that are known to write much stay at `info`:
-    what they write of requests is not masked. A program that has arranged its logging itself is left alone, but for a
-    level that was asked for. As a guest, only Weft's own log is shown: the rest is the program's.
+    The default level over HTTP is `info`, with a line for each call, as HTTP servers have; on stdio it is `warning`,
+    because hosts show what is on stderr as problems. At `debug`, libraries that are known to write much stay at `info`:
+    what they write about requests is not masked. If the program has set up its logging, only the level of Weft's log is
+    changed, where one is given. In the user's loop, only Weft's log is shown.
     """
     chosen = (level or ("warning" if transport == "stdio" else "info")).upper()
     names: Any = logging.getLevelNamesMapping()
@@ -379,36 +390,36 @@ def set_up_logging(level: str | None, transport: str = "http", *, is_guest: bool
         return
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S"))
-    for logger in (own, logging.getLogger("uvicorn")) if is_guest else (root,):
+    for logger in (own, logging.getLogger("uvicorn")) if in_users_loop else (root,):
         logger.addHandler(handler)
         logger.setLevel(chosen)
-    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, names[chosen]))  # below, it says nothing of use
+    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, names[chosen]))  # its lines below do not help
     for name in _CHATTY:
         logger = logging.getLogger(name)
         if logger.level == logging.NOTSET:  # else the program has chosen one
             logger.setLevel(max(logging.INFO, names[chosen]))
 
 
-def say(text: str) -> None:
-    """Tell the person who started it. On stderr, since stdout may be the protocol's."""
+def print_notice(text: str) -> None:
+    """Print a line for the user on stderr: stdout may belong to the protocol."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # there is no stderr, or it is closed
-        print(text, file=sys.stderr, flush=True)  # noqa: T201 - the one place that talks to a person
+        print(text, file=sys.stderr, flush=True)  # noqa: T201 - the one place that prints
 
 
 def announce(engine: Engine, options: HttpOptions, listener: socket.socket) -> None:
-    """Say where the server is, and what to try."""
+    """Print the URL of the server, and a command to try it."""
     warn_of_nothing(engine)
     url = url_of(options, listener)
-    say(f"Weft serves {engine.name!r} at {url} (Ctrl-C stops)")
+    print_notice(f"Weft serves {engine.name!r} at {url} (Ctrl-C stops)")
     if line := try_line(engine, url):
-        say(f"Try: {line}")
+        print_notice(f"Try: {line}")
 
 
 # The loop.
 
 
 def _run_loop(engine: Engine, main: Coroutine[Any, Any, None]) -> None:
-    """Run `main` to its end, whatever other tasks raise, and leave without waiting for threads that hang."""
+    """Run `main` to its end, even if other tasks raise, and return without waiting for threads that hang."""
     loop = _new_loop()
     task = loop.create_task(main)
     try:
@@ -418,11 +429,11 @@ def _run_loop(engine: Engine, main: Coroutine[Any, Any, None]) -> None:
         pass  # Ctrl-C
     except StartError:
         raise
-    except Exception as error:  # noqa: BLE001 - told in a sentence, as every failure to start
+    except Exception as error:  # noqa: BLE001 - reported in a sentence, like every failure to start
         raise StartError(_failure(engine, error)) from None
     finally:
         _close(loop)
-    _leave()
+    _abandon_threads()
 
 
 def _run_to_end(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
@@ -432,7 +443,7 @@ def _run_to_end(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> Non
         except (SystemExit, KeyboardInterrupt) as error:
             if task.done():
                 raise
-            # Not ours: asyncio lets these two out of any task, and a handler may have started one (R1).
+            # Of another task: asyncio raises these two here from any task, and a handler may have started one.
             log.error("a background task raised %s; the server goes on", type(error).__name__)  # noqa: TRY400 - no trace
 
 
@@ -445,7 +456,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 def _canceller(task: asyncio.Task[None]) -> Callable[[int, Any], None]:
-    """What to do on signals: the first cancels the task, the second ends the process."""
+    """Return a signal handler: the first signal cancels the task, the second ends the process."""
     asked = False
 
     def stop(_signal: int, _frame: Any) -> None:
@@ -460,7 +471,7 @@ def _canceller(task: asyncio.Task[None]) -> Callable[[int, Any], None]:
 
 @contextlib.contextmanager
 def on_signals(stop: Callable[[int, Any], None]) -> Generator[None]:
-    """Have `stop` called when the process is asked to end. Only the main thread can arrange that; others go without."""
+    """Call `stop` on SIGINT and SIGTERM. Only the main thread can set handlers; elsewhere this does nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -483,8 +494,8 @@ def _close(loop: asyncio.AbstractEventLoop) -> None:
     loop.close()
 
 
-def _leave() -> None:
-    """Do not let a plain function that still runs in its thread keep the process: nobody wants its result any more."""
+def _abandon_threads() -> None:
+    """End the process if a plain function still runs in its thread: its result is not needed any more."""
     working = [thread for thread in threading.enumerate() if thread.name.startswith(("weft_", "asyncio_"))]
     until = time.monotonic() + THREAD_SECONDS
     for thread in working:

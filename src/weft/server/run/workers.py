@@ -1,10 +1,10 @@
-"""Several processes on one socket: a parent that listens and watches, workers that serve.
+"""Serve with several processes on one socket: a parent that listens and supervises, and workers.
 
-The parent binds once and passes the socket on; each worker loads the server's file anew and accepts from it. A worker
-that dies is replaced; one that cannot start stops everything. A worker ends when the parent does, however that ends:
-its stdin is a pipe of which the parent alone holds the other end.
+The parent opens the socket once and passes it on; each worker loads the server's file and accepts connections. A worker
+that dies is replaced; one that cannot start stops all. A worker ends with the parent, even if that is killed: its stdin
+is a pipe of which only the parent has the other end.
 
-    python -m weft.server.run.workers JSON     is one worker; nobody types that
+The supervisor starts a worker as `python -m weft.server.run.workers JSON`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from weft.backends.memory import MemoryBackend
 from weft.errors import StartError, UsageError
 from weft.server.run.listening import HttpOptions, bind
 from weft.server.run.loading import Target, load
-from weft.server.run.running import INTERRUPTED, announce, on_signals, say, serve_http, set_up_logging
+from weft.server.run.running import INTERRUPTED, announce, on_signals, print_notice, serve_http, set_up_logging
 
 if TYPE_CHECKING:
     from weft.server.run.engine import Engine
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weft.workers")
 
-CANNOT_START = 3  # a worker's exit code: another one would fail in the same way
+CANNOT_START = 3  # exit code of a worker that cannot start: another one would fail in the same way
 WATCH_SECONDS = 0.1
-RESTART_SECONDS = 1.0  # at least, between two starts of a worker
+RESTART_SECONDS = 1.0  # shortest time between two starts of a worker
 
 
 class WorkerOrder(msgspec.Struct):
-    """What a worker is told."""
+    """The command line of a worker."""
 
     target: Target
     options: HttpOptions
@@ -50,14 +50,14 @@ class WorkerOrder(msgspec.Struct):
 
 
 def target_of(engine: Engine) -> Target:
-    """The `FILE:OBJECT` by which a worker finds the server of the script that runs, with the script's arguments."""
+    """Return the `FILE:OBJECT` by which a worker finds the server of the running script, with its arguments."""
     script = sys.modules["__main__"]
     file = getattr(script, "__file__", None)
     for name, value in vars(script).items():
         if value is engine.owner and file is not None:
             return Target(f"{file}:{name}", arguments=tuple(sys.argv[1:]))
     raise StartError(
-        "Workers load the server by themselves, so it has to be a global name of the script that is run, such as "
+        "Each worker loads the server itself, so it has to be a global name of the script that is run, such as "
         "`server = Server(...)` at module level. Make it one, or start it with: weft run FILE:OBJECT --http --workers N"
     )
 
@@ -71,10 +71,10 @@ def run_workers(engine: Engine, options: HttpOptions, target: Target) -> None:
     def started() -> None:
         announce(engine, options, listener)
         if options.sessions is None and not settled.sessions and any(era.remembers for era in engine.eras):
-            say(
+            print_notice(
                 "Clients that open with a handshake are served without sessions, since workers do not know each "
-                "other's: they cannot be asked, and hear of nothing on their own. To have sessions, use one worker or "
-                "a shared backend=; sessions=False (--no-sessions) leaves this line out."
+                "other's: they cannot be asked, and are not notified of changes. To have sessions, use one worker or a "
+                "shared backend=; sessions=False (--no-sessions) leaves this line out."
             )
 
     with contextlib.closing(bind(options.host, options.port)) as listener:
@@ -83,60 +83,60 @@ def run_workers(engine: Engine, options: HttpOptions, target: Target) -> None:
 
 
 def settle_sessions(engine: Engine, options: HttpOptions) -> HttpOptions:
-    """The options with `sessions` decided: there are none where a worker would not know those of the others."""
+    """Decide `sessions` in the options: False if the workers do not share a backend."""
     are_shared = options.workers <= 1 or not isinstance(engine.backend, MemoryBackend)
     if options.sessions is None and are_shared:
         return msgspec.structs.replace(options, sessions=True)
     if not are_shared and (options.sessions or options.sse_path is not None):
         wrong = "sessions=True" if options.sessions else f"sse_path={options.sse_path!r}, which needs sessions,"
         raise StartError(
-            f"{wrong} is not possible with workers={options.workers}: each worker has a memory of its own and does not "
-            "know the sessions of the others. Use one worker, or give the server a backend= that the workers share."
+            f"{wrong} is not possible with workers={options.workers}: each worker has its own memory and does not know "
+            "the sessions of the others. Use one worker, or give the server a backend= that the workers share."
         )
     return msgspec.structs.replace(options, sessions=bool(options.sessions))
 
 
 class _WorkerSupervisor:
-    """The workers, and the watch over them."""
+    """Starts the workers, replaces those that die, and stops them."""
 
     def __init__(self, order: WorkerOrder, listener: socket.socket, drain: float) -> None:
         self._order = order
         self._listener = listener
         self._drain = drain
-        self._workers: list[tuple[subprocess.Popen[bytes], float]] = []  # and when each was started
-        # A question asked by one worker is answered to any other, so they share a key, if only for their lifetime.
+        self._workers: list[tuple[subprocess.Popen[bytes], float]] = []  # with the time when each was started
+        # An answer may reach another worker than the one that asked, so they share a key, if only for their lifetime.
         self._environment = {**os.environ, "WEFT_STATE_KEY": os.environ.get("WEFT_STATE_KEY") or os.urandom(32).hex()}
         self._stopping = False
 
     def run(self, started: Callable[[], None]) -> None:
         with on_signals(self._stop):
             try:
-                self._workers = [self._hire() for _ in range(self._order.options.workers)]
+                self._workers = [self._start_worker() for _ in range(self._order.options.workers)]
                 started()
                 while not self._stopping:
                     time.sleep(WATCH_SECONDS)
-                    self._workers = [self._look_after(*worker) for worker in self._workers]
+                    self._workers = [self._check_worker(*worker) for worker in self._workers]
             finally:
-                self._dismiss()
+                self._stop_workers()
 
-    def _hire(self) -> tuple[subprocess.Popen[bytes], float]:
+    def _start_worker(self) -> tuple[subprocess.Popen[bytes], float]:
         command = [sys.executable, "-m", "weft.server.run.workers", msgspec.json.encode(self._order).decode()]
-        worker = subprocess.Popen(  # noqa: S603 - our own interpreter and module, no shell (R11)
+        worker = subprocess.Popen(  # noqa: S603 - our own interpreter and module, no shell
             command, stdin=subprocess.PIPE, pass_fds=[self._order.fd], env=self._environment
         )
         return worker, time.monotonic()
 
-    def _look_after(self, worker: subprocess.Popen[bytes], since: float) -> tuple[subprocess.Popen[bytes], float]:
+    def _check_worker(self, worker: subprocess.Popen[bytes], since: float) -> tuple[subprocess.Popen[bytes], float]:
         code = worker.poll()
         if code is None or self._stopping:
             return worker, since
         if code == CANNOT_START:
-            raise StartError("A worker could not start; it has said why above.")
+            raise StartError("A worker could not start; the reason is printed above.")
         if time.monotonic() - since < RESTART_SECONDS:
             return worker, since
         log.warning("worker %d ended with code %d and is replaced", worker.pid, code)
         _close_pipe(worker)
-        return self._hire()
+        return self._start_worker()
 
     def _stop(self, _signal: int, _frame: Any) -> None:
         if self._stopping:
@@ -145,10 +145,10 @@ class _WorkerSupervisor:
             os._exit(INTERRUPTED)
         self._stopping = True
 
-    def _dismiss(self) -> None:
-        """Ask the workers to end; they have their own time for that, and a little more."""
+    def _stop_workers(self) -> None:
+        """Stop the workers, and kill those that have not ended some seconds after their drain."""
         self._stopping = True
-        self._listener.close()  # else who comes now would wait for a worker, and none takes anybody in any more
+        self._listener.close()  # else a client that connects now would wait: no worker accepts it any more
         for worker, _ in self._workers:
             if worker.poll() is None:
                 worker.terminate()
@@ -168,18 +168,18 @@ def _close_pipe(worker: subprocess.Popen[bytes]) -> None:
 
 
 def main(text: str) -> int:
-    """Be one worker."""
+    """Serve as one worker; return its exit code."""
     order = msgspec.json.decode(text, type=WorkerOrder)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which then asks us to end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which then stops us
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         engine = load(order.target).engine
-        set_up_logging(order.options.log_level)  # not before: the file may do so itself
+        set_up_logging(order.options.log_level)  # not before: the file may set it up
         engine.debug = engine.debug or order.debug
         with socket.socket(fileno=order.fd) as listener:
             serve_http(engine, order.options, listener, lambda: None)
     except UsageError as error:
-        say(str(error))
+        print_notice(str(error))
         return CANNOT_START
     return 0
 

@@ -41,10 +41,10 @@ from weft.types.lifecycle import (
 class OpenStream(Protocol):
     """The stream of a request that is not answered yet, whether its client reads it or not."""
 
-    last_event: str | None  # id of the event that was written last
+    last_event: str | None  # id of the last event that was stored
 
-    def hand_over(self) -> None:
-        """End this response: the client reads the rest of the stream in another one."""
+    def release(self, *, is_resumed: bool = False) -> None:
+        """End the HTTP response. `is_resumed`: the client reads the rest of the stream elsewhere."""
         ...
 
 
