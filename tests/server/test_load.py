@@ -107,7 +107,7 @@ def test_a_peer_holds_no_more_than_it_leaves_free() -> None:
     other.grow(350)
     for held in (other, third):
         held.release()
-    assert bodies._of == {}
+    assert bodies._used == {}
     assert bodies._free == 800
 
 
