@@ -117,8 +117,7 @@ class EagerTaskStarter:
         await asyncio.sleep(0)
 
     def start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any] | None:
-        """Start a coroutine. Returns the task of its rest, or None if it has ended; raises what its first step "
-        "raises."""
+        """Start a coroutine; raise what its first step raises. Returns the task of the rest, or None if it ended."""
         loop = self._loop
         spare, self._spare = self._spare, None  # The step may call this method again.
         if spare is None or spare.called.done():  # Cancelled by code that cancels all tasks.
