@@ -106,7 +106,7 @@ def test_a_function_of_ones_own() -> None:
 @pytest.mark.spec("AUTH-30")
 def test_jwts_need_an_audience() -> None:
     alone = JwtVerifier(keys=[rsa_jwk()], issuer=ISSUER)
-    with pytest.raises(UsageError, match=r"auth=JwtVerifier\(...\) alone does not say for whom tokens are"):
+    with pytest.raises(UsageError, match=r"auth=JwtVerifier\(...\) alone does not say for which audience"):
         Server("vault", auth=alone)
     named = JwtVerifier(keys=[rsa_jwk()], issuer=ISSUER, audience=RESOURCE)
     with serve(make_protected(named)) as running:  # type: ignore[arg-type] - as above
@@ -116,7 +116,7 @@ def test_jwts_need_an_audience() -> None:
         for scheme in ("Bearer", "DPoP"):
             refused = Peer(running, "stateless", bound, scheme=scheme, more={"DPoP": proof_for(bound)}).tool("who")
             assert (refused.status, challenge_of(refused)[0]) == (401, "Bearer")
-            assert "not taken here" in challenge_of(refused)[1]["error_description"]
+            assert "not accepted here" in challenge_of(refused)[1]["error_description"]
         plain = Peer(running, "stateless", token_for(), scheme="DPoP", more={"DPoP": proof_for(token_for())}).tool(
             "who"
         )
@@ -129,7 +129,7 @@ def test_jwts_need_an_audience() -> None:
 @pytest.mark.mistake("auth= is a dictionary of tokens")
 @pytest.mark.parametrize("given", [{TOKEN: "ann"}, TOKEN, [TOKEN], lambda token: TokenInfo("ann")])
 def test_what_is_no_protection_is_told_without_the_token(given: Any) -> None:
-    with pytest.raises(UsageError, match=r"auth= is a ResourceServer, or what verifies tokens") as mistake:
+    with pytest.raises(UsageError, match=r"auth= is a ResourceServer, or a verifier") as mistake:
         Server("vault", auth=given)
     assert "Write auth=StaticTokens({" in str(mistake.value)
     assert __file__.rpartition("/")[2] in str(mistake.value)

@@ -303,8 +303,8 @@ def test_who_takes_no_stream_is_asked_on_the_one_that_is_open(session: OpenSessi
 
     nobody = ask("luggage")["result"]
     assert nobody["isError"] is True
-    assert "it takes no stream" in nobody["content"][0]["text"]
-    assert "it takes no stream" in ask("survey_by_hand")["error"]["message"]
+    assert "it accepts no stream" in nobody["content"][0]["text"]
+    assert "it accepts no stream" in ask("survey_by_hand")["error"]["message"]
     with session.listen() as listening, ThreadPoolExecutor() as elsewhere:
         asking = elsewhere.submit(ask, "luggage")
         answer(session, listening.next()["data"], result={"roots": [{"uri": "file:///a"}]})

@@ -43,8 +43,7 @@ class Once:
         self.began = False  # Whether a function was called, with any outcome.
 
     async def result(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], type: Any) -> Any:
-        """Return the result of the first call of `fn`. It is always read from JSON, so every run gets the same "
-        "value."""
+        """Return the result of the first call of `fn`, always read from JSON: every run gets the same value."""
         kept = _StoredResult(key, _result_type(fn) if type is None else type)
         inside = _in_once.get()
         if (self, key) in inside:

@@ -117,8 +117,7 @@ class EagerTaskStarter:
         await asyncio.sleep(0)
 
     def start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any] | None:
-        """Start a coroutine. Returns the task of its rest, or None if it has ended; raises what its first step "
-        "raises."""
+        """Start a coroutine; raise what its first step raises. Returns the task of the rest, or None if it ended."""
         loop = self._loop
         if _enter_task is None or _leave_task is None:
             return loop.create_task(coroutine)
