@@ -558,7 +558,7 @@ def test_a_resource_or_prompt_that_cannot_be_sent(folder: Folder, decorator: str
     assert "raised" not in session.terminal
 
 
-NO_APP = "A Server is not an ASGI app. Give server.asgi() in its place: app.mount('/', server.asgi('/mcp'))."
+NO_APP = "A Server is not an ASGI app. Use server.asgi() instead: app.mount('/', server.asgi('/mcp'))."
 
 
 @pytest.mark.mistake("a server mounted in place of its app")
@@ -585,7 +585,7 @@ def test_a_server_that_is_given_to_uvicorn_in_place_of_its_app(tmp_path: Path):
         check=False,
     )
     assert ended.returncode == 3
-    assert "Write `app = server.asgi()` and name that, such as `uvicorn shop:app`." in ended.stderr
+    assert "Write `app = server.asgi()` and start that, such as `uvicorn shop:app`." in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
