@@ -375,7 +375,7 @@ class Round:
             most = self._call.services.limits.state_bytes
             raise InvalidParams(
                 f"Invalid params: the answers to this call are too long: with them, its state would have more than the "
-                f"{most} bytes allowed. RecordedAnswer more briefly."
+                f"{most} bytes allowed. Answer more briefly."
             ) from None
 
     def _sealed(self, journal: bytes) -> str:
