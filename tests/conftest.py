@@ -16,7 +16,7 @@ from hypothesis import settings
 
 from support import Live, make_server, serve
 from support.ledger import IDS, LEFT_OUT, MUSTS, TESTS, rows_of, tells_of_clients
-from weft.client.api import client
+from weft.client import client
 from weft.client.connection.negotiate import Memory
 
 MOST_NAMED = 20  # rows without a test: more are missing only when a few tests are run

@@ -68,7 +68,7 @@ SECURITY = (
     "client/questions.py",
     "net/*",
     "protocol/headers.py",
-    "protocol/sealing.py",
+    "protocol/request_state.py",
     "protocol/schema.py",
     "protocol/uritemplate.py",
     "protocol/names.py",

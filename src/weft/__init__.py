@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from weft.foreign import lazily
 
 if TYPE_CHECKING:
-    from weft.backends.base import Backend
+    from weft.backends import Backend
     from weft.backends.memory import MemoryBackend
-    from weft.client.api.client import Client
+    from weft.client.client import Client
     from weft.client.config import Asgi, Command, Http
     from weft.client.results import ToolCallFailed, ToolResult
     from weft.errors import (
@@ -108,9 +108,9 @@ __all__ = [
 __getattr__ = lazily(
     __name__,
     {
-        "weft.backends.base": ("Backend",),
+        "weft.backends": ("Backend",),
         "weft.backends.memory": ("MemoryBackend",),
-        "weft.client.api.client": ("Client",),
+        "weft.client.client": ("Client",),
         "weft.client.config": ("Asgi", "Command", "Http"),
         "weft.client.results": ("ToolCallFailed", "ToolResult"),
         "weft.errors": (

@@ -30,9 +30,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast, overload
 from urllib.parse import urlsplit
 
-from weft.client.api.client import Client as AsyncClient
-from weft.client.api.client import check_clients, joined_name
 from weft.client.argument_checks import plainly
+from weft.client.client import Client as AsyncClient
+from weft.client.client import check_clients, joined_name
 from weft.errors import ConnectionFailed, UsageError, WeftError
 from weft.net.hosts import is_loopback
 from weft.net.logs import masked_url

@@ -15,7 +15,7 @@ from weft.client.handlers import ServerRequestHandlers
 from weft.client.questions import FormQuestion, SampleQuestion, UrlQuestion, preferred_model
 from weft.errors import InternalError, InvalidParams, ProtocolError, UsageError
 from weft.net.rate import Allowance
-from weft.types.content import TextContent
+from weft.types.features import TextContent
 from weft.types.interaction import CreateMessageParams, CreateMessageResult, ToolUseContent
 
 TEXT = {"content": [{"type": "text", "text": "done"}]}

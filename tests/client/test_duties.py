@@ -15,7 +15,7 @@ import pytest
 from weft.client.handlers import ServerRequestHandlers
 from weft.client.questions import FormQuestion, UrlQuestion, preferred_model
 from weft.errors import InternalError, InvalidParams, MethodNotFound, ProtocolError, UsageError
-from weft.types.content import TextContent
+from weft.types.features import TextContent
 from weft.types.interaction import (
     CreateMessageResult,
     ElicitResult,

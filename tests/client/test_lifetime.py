@@ -17,11 +17,11 @@ import pytest
 
 from support.fakes import DISCOVERED, LEGACY, Exchange, FakePipe, http_server, initialized
 from weft import Client, ClientLimits, ConnectionFailed
-from weft.client.api.client import ConnectLock
+from weft.client.client import ConnectLock
 from weft.client.connection.connection import ClientConnection
 from weft.client.connection.transport import MemoryTransport
 from weft.client.handlers import ServerRequestHandlers
-from weft.eras.stateless_client import StatelessClient
+from weft.eras.client import StatelessClient
 from weft.errors import UsageError
 from weft.limits import DEFAULT_CLIENT_LIMITS
 from weft.types.base import Implementation

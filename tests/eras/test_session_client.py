@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from weft.eras.base import ClientEra
-from weft.eras.session_client import SessionClient
+from weft.eras.client import SessionClient
 from weft.errors import InvalidAnswer
 from weft.types.base import Implementation
 from weft.types.interaction import SubscriptionFilter

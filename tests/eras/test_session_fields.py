@@ -27,18 +27,13 @@ from weft.protocol.revisions import (
     Revision,
 )
 from weft.types.base import Annotations, EmptyResult, Implementation, Result
-from weft.types.content import (
-    AudioContent,
-    EmbeddedResource,
-    ImageContent,
-    ResourceContents,
-    ResourceLink,
-    TextContent,
-)
 from weft.types.features import (
+    AudioContent,
     CallToolResult,
     CompleteResult,
+    EmbeddedResource,
     GetPromptResult,
+    ImageContent,
     ListPromptsResult,
     ListResourcesResult,
     ListResourceTemplatesResult,
@@ -48,7 +43,10 @@ from weft.types.features import (
     PromptMessage,
     ReadResourceResult,
     Resource,
+    ResourceContents,
+    ResourceLink,
     ResourceTemplate,
+    TextContent,
     Tool,
 )
 from weft.types.interaction import SamplingMessage, ToolResultContent, ToolUseContent

@@ -14,8 +14,8 @@ from support import (
     message,
 )
 from weft.eras.base import Offer, choose, log_level_reached
+from weft.eras.client import StatelessClient
 from weft.eras.stateless import NEWEST, STATELESS
-from weft.eras.stateless_client import StatelessClient
 from weft.errors import InternalError, InvalidParams, MethodNotFound, MissingCapability, ProtocolError, ResourceNotFound
 from weft.jsonrpc import decode
 from weft.protocol.headers import Headers, read

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from weft.eras.base import ClientEra
-from weft.eras.stateless_client import StatelessClient, named_versions
+from weft.eras.client import StatelessClient, named_versions
 from weft.errors import InvalidAnswer
 from weft.protocol.headers import decode_value
 from weft.types.base import Implementation

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from weft.protocol.journal import Journal, Keys, RecordedAnswer, digest
+from weft.protocol.request_state import Journal, Keys, RecordedAnswer, digest
 from weft.types.interaction import ElicitParams
 
 KEYS = st.text(max_size=12)

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.errors import InvalidParams, UsageError
-from weft.protocol import sealing
-from weft.protocol.sealing import KeyRing, StateRefused, binding
+from weft.protocol import request_state as sealing
+from weft.protocol.request_state import KeyRing, StateRefused, binding
 
 NEW, OLD, OTHER = "the newer secret, long enough", "the older secret, long enough", b"a secret of somebody else"
 RING = KeyRing([NEW])
@@ -256,7 +256,7 @@ def test_neighbouring_pieces_do_not_run_into_each_other():
 def test_cryptography_is_loaded_by_sealing_only():
     program = (
         "import sys, weft, weft.server.api.server\n"
-        "from weft.protocol.sealing import KeyRing\n"
+        "from weft.protocol.request_state import KeyRing\n"
         "ring = KeyRing.ephemeral()\n"
         "assert 'cryptography' not in sys.modules\n"
         "ring.seal(b'', binding=b'', expires=1)\n"

@@ -11,7 +11,7 @@ from support.backends import Yielding, YieldingBackend
 from support.raw_sessions import FORM, AppPeer, answer_to, message
 from support.rounds import KEYS, WORD, call, text, word
 from weft import Context, InputRequired, InvalidParams, Server, ToolError, ask_form
-from weft.backends.base import Backend
+from weft.backends import Backend
 from weft.backends.memory import MemoryBackend
 from weft.middleware import Next
 from weft.server.calls import once_store as claims

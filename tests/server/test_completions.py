@@ -11,8 +11,8 @@ import pytest
 from typing_extensions import TypeAliasType
 
 from weft import Context, Server
+from weft.eras.client import StatelessClient
 from weft.eras.stateless import NEWEST, STATELESS
-from weft.eras.stateless_client import StatelessClient
 from weft.errors import MethodNotFound, RegistrationError
 from weft.jsonrpc import decode, encode_request
 from weft.server.calls.call import Call

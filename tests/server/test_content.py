@@ -23,7 +23,7 @@ from weft.errors import UsageError
 from weft.server.diagnostics import Unserialisable
 from weft.server.features.content import Audio, File, Image, is_text, to_blocks
 from weft.server.signature.output import to_json_text
-from weft.types.content import AudioContent, EmbeddedResource, ImageContent, ResourceLink, TextContent
+from weft.types.features import AudioContent, EmbeddedResource, ImageContent, ResourceLink, TextContent
 
 PNG = b"\x89PNG\r\n\x1a\n...."
 

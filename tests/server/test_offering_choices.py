@@ -9,7 +9,14 @@ from support import ask
 from weft import Client, RemoteError, Server
 from weft.client.results import ToolResult
 from weft.errors import RegistrationError, UsageError
-from weft.types.content import AudioContent, EmbeddedResource, ImageContent, ResourceContents, ResourceLink, TextContent
+from weft.types.features import (
+    AudioContent,
+    EmbeddedResource,
+    ImageContent,
+    ResourceContents,
+    ResourceLink,
+    TextContent,
+)
 
 
 def one() -> str:

@@ -12,8 +12,8 @@ import pytest
 from pydantic import Field
 
 from weft import Context, Server
+from weft.eras.client import StatelessClient
 from weft.eras.stateless import NEWEST, STATELESS
-from weft.eras.stateless_client import StatelessClient
 from weft.errors import InvalidParams, ProtocolError, RegistrationError, UsageError
 from weft.jsonrpc import decode, encode_request
 from weft.server.calls.call import Call
@@ -23,8 +23,7 @@ from weft.server.features.content import Audio, File, Image
 from weft.server.features.prompts import AssistantMessage, UserMessage
 from weft.server.runtime.dispatch import Next
 from weft.types.base import Icon, Implementation
-from weft.types.content import ResourceLink, TextContent
-from weft.types.features import GetPromptResult, PromptMessage
+from weft.types.features import GetPromptResult, PromptMessage, ResourceLink, TextContent
 from weft.types.interaction import InputRequiredResult
 from weft.types.lifecycle import ClientCapabilities, RootsCapability
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import pytest
 
 from weft import Context, Server
+from weft.eras.client import StatelessClient
 from weft.eras.stateless import NEWEST, STATELESS
-from weft.eras.stateless_client import StatelessClient
 from weft.errors import ProtocolError, RegistrationError, ResourceNotFound, UsageError
 from weft.jsonrpc import decode, encode_request
 from weft.limits import Limits
@@ -21,8 +21,7 @@ from weft.server.features.content import File, Image
 from weft.server.features.registry import CacheHint
 from weft.server.runtime.dispatch import Next
 from weft.types.base import Annotations, Implementation
-from weft.types.content import ResourceContents
-from weft.types.features import ReadResourceResult
+from weft.types.features import ReadResourceResult, ResourceContents
 from weft.types.interaction import InputRequiredResult
 from weft.types.lifecycle import ClientCapabilities, RootsCapability
 

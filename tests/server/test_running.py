@@ -21,7 +21,7 @@ import pytest
 from weft import Server
 from weft.auth import ResourceServer, StaticTokens
 from weft.backends.memory import MemoryBackend
-from weft.cli.peer import CallFailed, RemoteServer
+from weft.cli.calling import CallFailed, RemoteServer
 from weft.eras.session import NEWEST
 from weft.errors import StartError, UsageError
 from weft.net.hosts import is_loopback
@@ -347,7 +347,7 @@ def test_the_second_interrupt_ends_it_at_once(start) -> None:
 
 
 def raw_call(tool: str) -> bytes:
-    from weft.eras.stateless_client import StatelessClient
+    from weft.eras.client import StatelessClient
     from weft.jsonrpc import encode_request
     from weft.types.base import Implementation
     from weft.types.lifecycle import ClientCapabilities

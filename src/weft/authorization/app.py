@@ -12,14 +12,14 @@ from weft.authorization.endpoints import AuthorizeEndpoint, ClientAuthentication
 from weft.authorization.grants import Grants, IssuedTokens, Signer
 from weft.authorization.users import MOST_TRIES, Assertions, Login, TrustedIssuer, Users
 from weft.authorization.web import OAuthError, WebRequest, WebResponse, error_answer, json_answer
-from weft.backends.base import Backend
+from weft.backends import Backend
 from weft.backends.memory import MemoryBackend
 from weft.errors import UsageError
 from weft.net.asgi import Receive, Scope, Send
 from weft.net.hosts import HostPolicy, is_loopback, refusal
 from weft.net.urls import check_url, origin_of, same_url, spell
 from weft.protocol.headers import HeaderFault, Headers, read
-from weft.protocol.sealing import KeyRing
+from weft.protocol.request_state import KeyRing
 from weft.server.auth.dpop import Dpop
 from weft.server.auth.keys import DEFAULT_ALGORITHMS
 from weft.server.auth.tokens import LEEWAY

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from weft.authorization.web import OAuthError, digest
-from weft.backends.base import Store
+from weft.backends import Store
 from weft.errors import UsageError
 from weft.net.fetch import FetchFailed, fetch_document, fresh_seconds
 from weft.net.hosts import is_loopback

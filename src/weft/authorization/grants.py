@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from weft.authorization.web import OAuthError, digest
-from weft.backends.base import Store
+from weft.backends import Store
 from weft.errors import UsageError
-from weft.protocol.sealing import KeyRing, StateRefused
+from weft.protocol.request_state import KeyRing, StateRefused
 from weft.server.auth.dpop import thumbprint
 from weft.server.auth.tokens import LEEWAY, TokenRefused
 from weft.server.auth.verifiers import JwtVerifier

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias, cast
 import msgspec
 
 from weft.authorization.web import OAuthError, digest
-from weft.backends.base import Store
+from weft.backends import Store
 from weft.errors import UsageError, WeftError
 from weft.net.logs import Seldom
 from weft.server.auth.keys import DEFAULT_ALGORITHMS, KeySet, KeysGiven, check_algorithms, make_key_set, read_signed

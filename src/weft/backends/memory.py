@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from weft.backends.base import Bus, Hear, Log, Store, Unsubscribe
+from weft.backends import Bus, Hear, Log, Store, Unsubscribe
 
 __all__ = ["Clock", "MemoryBackend"]
 

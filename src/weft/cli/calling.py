@@ -1,17 +1,320 @@
-"""Run `weft call`, `weft list`, `weft read` and `weft prompt`: send a request to a server and print the answer."""
+"""Run the commands that talk to a server: `weft call`, `list`, `read` and `prompt`.
+
+A server is given by URL, command or configuration; `weft.Client` does the work. A configuration file may name any
+program, and ask for variables of the environment: so a command from a file is shown in full and started only after the
+user has agreed, and variables are sent only then, too."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import os
+import shlex
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
-from weft.cli.peer import CallFailed, RemoteServer
 from weft.cli.printing import WrongCommand, show, show_failure, show_json, show_line, to_line, to_text
+from weft.client.client import Client
+from weft.client.config import Command, Http, Target, parse_target, read_server
+from weft.client.connection.transport import Refused
+from weft.client.handlers import changes_code, command_question, visible
+from weft.client.requests.exchange import says_none
+from weft.client.results import PendingQuestions
+from weft.errors import (
+    AuthorizationFailed,
+    ConnectionFailed,
+    InvalidAnswer,
+    MissingCapability,
+    RemoteError,
+    RequestTimeout,
+    UsageError,
+    WeftError,
+)
+from weft.limits import ClientLimits
+from weft.net.hosts import is_loopback
 from weft.protocol.schema import is_array, is_object
+
+T = TypeVar("T")
+
+_COMMANDS = {"prompts/get": "prompt", "resources/read": "read"}  # subcommand by method
+
+_ANSWERING = {"elicitation": "elicit", "sampling": "sample", "roots": "roots"}  # argument of `Client` by capability
+
+
+class CallFailed(WeftError):
+    """The server could not be reached, or refused the request."""
+
+
+class RemoteServer:
+    """A server at a URL, at the other end of a command (`is_command`), or of a configuration.
+
+    Every method opens a connection and closes it.
+    """
+
+    def __init__(
+        self,
+        server: str | Target,
+        timeout: float,
+        *,
+        is_command: bool = False,
+        token: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        if isinstance(server, str):
+            (_check_command if is_command else _check)(server)
+        self._token = token
+        self._headers = headers or {}
+        self._target = server
+        self.where = server if isinstance(server, str) else server.where  # the server's name in messages
+        self._timeout = timeout
+        self._asking = "the first request"  # the pending request, for messages
+        self._limits = ClientLimits(request_seconds=timeout, total_seconds=timeout)
+        try:
+            self._client()
+        except UsageError as error:
+            raise WrongCommand(str(error)) from None
+
+    def _client(self) -> Client:
+        found = parse_target(self._target)
+        if isinstance(found, Command):
+            target: Target = replace(found, on_stderr=_show_stderr)
+        else:
+            target = replace(found, headers={**found.headers, **self._headers})
+        return Client(
+            target,
+            limits=self._limits,
+            auth=self._token,
+            on_notification=_show_notification,
+            check_output=False,
+            manual_input=True,
+        )
+
+    def call_tool(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Call a tool."""
+        result: dict[str, Any] = self._run("tools/call", lambda client: client.call_tool(tool, arguments))
+        return result
+
+    def get_prompt(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Get a prompt."""
+        result: dict[str, Any] = self._run("prompts/get", lambda client: client.get_prompt(name, arguments))
+        return result
+
+    def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        """Send one request and return its result."""
+        result: dict[str, Any] = self._run(method, lambda client: client.request(method, params))
+        return result
+
+    def lists(self, wanted: Sequence[tuple[str, str, str]]) -> list[list[dict[str, Any]] | CallFailed]:
+        """Return the items of lists, each given by its capability, its method, and the key of its items.
+
+        For a list that the server refused, the error is returned; after a lost connection no further lists follow.
+        """
+        found: list[list[dict[str, Any]] | CallFailed] = []
+
+        async def fetch(client: Client) -> None:
+            offered = client.server_capabilities
+            for capability, method, key in wanted:
+                is_offered = getattr(offered, capability) is not None
+                try:
+                    found.append(msgspec.to_builtins(await self._pages(client, method, key)) if is_offered else [])
+                except (RemoteError, InvalidAnswer) as error:
+                    found.append(self._failure(error))
+
+        try:
+            self._run("the lists", fetch)
+        except CallFailed as error:
+            if not found:
+                raise
+            found.append(error)
+        return found
+
+    async def _pages(self, client: Client, method: str, key: str) -> list[dict[str, Any]]:
+        self._asking = method
+        items: list[dict[str, Any]] = []
+        params: dict[str, Any] = {}
+        for _ in range(self._limits.pages):
+            try:
+                result = await client.request(method, params)
+            except RemoteError as error:
+                if says_none(error, params.get("cursor")):
+                    break
+                raise
+            found = result.get(key)
+            items += found if is_array(found) else ()
+            if result.get("nextCursor") is None:
+                break
+            params = {"cursor": result["nextCursor"]}
+        return items
+
+    def _run(self, asking: str, work: Callable[[Client], Awaitable[T]]) -> Any:
+        """Connect, run `work`, close the connection, and return the result in plain JSON types."""
+        try:
+            return msgspec.to_builtins(asyncio.run(self._within(asking, work)))
+        except UsageError as error:
+            raise WrongCommand(str(error)) from None
+        except (WeftError, TimeoutError) as error:
+            raise self._failure(error) from None
+
+    def _failure(self, error: WeftError | TimeoutError) -> CallFailed:
+        """Return the error to print for a failure."""
+        if isinstance(error, RequestTimeout | TimeoutError):
+            return CallFailed(
+                f"{self.where} did not answer within {self._timeout:g} s. Is it busy? --timeout waits longer."
+            )
+        if isinstance(error, RemoteError):
+            hint = _unanswered(self._asking, error.data) if error.code == MissingCapability.code else ""
+            return CallFailed(f"{self.where} refused {self._asking}: {error}{hint}")
+        if isinstance(error, PendingQuestions):
+            return CallFailed(f"{self._asking} of {self.where} asks back (input_required).{_unanswered(self._asking)}")
+        if isinstance(error, AuthorizationFailed | ConnectionFailed):
+            return CallFailed(self._why(error))
+        return CallFailed(str(error))
+
+    async def _within(self, asking: str, work: Callable[[Client], Awaitable[T]]) -> T:
+        client = self._client()
+        try:
+            async with asyncio.timeout(self._timeout):
+                await client.connect()
+                self._asking = asking
+                return await work(client)
+        finally:
+            await client.close()
+
+    def _why(self, error: AuthorizationFailed | ConnectionFailed) -> str:
+        if self._token is None and isinstance(refused := error.__context__, Refused) and refused.status == 401:
+            return self._unauthorized(refused)
+        cause = getattr(error.__context__, "os_error", None)
+        if not isinstance(cause, ConnectionRefusedError):
+            return str(error)
+        parts = urlsplit(self.where)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        return (
+            f"No server is running at {self.where}: {parts.hostname}:{port} refused the connection. Start it (weft "
+            f"run FILE --http --port {port}), or check the address."
+        )
+
+    def _unauthorized(self, refused: Refused) -> str:
+        said = f" ({refused.reason.rstrip('.')})" if refused.reason else ""
+        if _has_authorization(self._headers):
+            return f"{self.where} refused the Authorization that --header gave (HTTP 401){said}; check it."
+        if isinstance(self._target, Http):  # WEFT_TOKEN is not sent to servers from a file
+            if _has_authorization(self._target.headers):
+                return f"{self.where} refused the Authorization that the file gives (HTTP 401){said}; check it."
+            remedy = "Give a token by --token TOKEN, or what it wants in the 'headers' of its entry in the file."
+        else:
+            remedy = (
+                "Give a token by --token TOKEN or in the variable WEFT_TOKEN, or what else it wants by --header "
+                "'NAME: VALUE'."
+            )
+        return f"{self.where} wants authorization (HTTP 401){said}. {remedy}"
+
+
+def _has_authorization(headers: Mapping[str, str]) -> bool:
+    return any(name.lower() == "authorization" for name in headers)
+
+
+def _unanswered(asking: str, data: Any = None) -> str:
+    """Return what to do about a server that asks back; `data` of the error may name the capability it needs."""
+    wanted: Any = data.get("requiredCapabilities") if is_object(data) else None
+    option = next((_ANSWERING[name] for name in _ANSWERING if is_object(wanted) and name in wanted), "elicit")
+    return f" `weft {_COMMANDS.get(asking, 'call')}` answers no questions; use Client({option}=...)."
+
+
+def _show_notification(method: str, params: Any) -> None:
+    show_line(f"{method}: {msgspec.json.encode(params).decode()}", sys.stderr)
+
+
+def _show_stderr(line: str) -> None:
+    show_line(line, sys.stderr)
+
+
+def _check_command(command: str) -> None:
+    """Raise WrongCommand for a Python file that is not executable."""
+    path = Path(command.strip())
+    if path.suffix == ".py" and path.is_file() and not (os.sep in command and os.access(path, os.X_OK)):
+        raise WrongCommand(
+            f"{command} is not a program; write --stdio {shlex.quote(shlex.join(['python', str(path)]))}."
+        )
+
+
+def _check(url: str) -> None:
+    """Raise WrongCommand unless a URL is https, or http to this machine: others could read anything else."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        parts = SplitResult("", "", "", "", "")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise WrongCommand(
+            f"{url!r} is not the URL of a server; write one like http://127.0.0.1:8000/mcp. To start a server by a "
+            "command, add --stdio."
+        )
+    if parts.scheme == "http" and not is_loopback(parts.hostname):
+        raise WrongCommand(f"{url} is not encrypted; use https:// for a server that is not on this machine.")
+
+
+class NotApproved(WeftError):
+    """The user has not agreed to start the command, or to send the variables."""
+
+
+def find(path: str, name: str) -> Target:
+    """Return the server of this name in a configuration."""
+    try:
+        return read_server(path, name)
+    except UsageError as error:
+        raise WrongCommand(str(error)) from None
+
+
+def approve(target: Target, path: str) -> None:
+    """Ask the user to start a command or to send variables. Raises `NotApproved` unless the user agrees."""
+    if isinstance(target, Command):
+        _ask(_describe(target, path), "start", "started")
+    elif target.taken:
+        parts = urlsplit(target.url)
+        _ask(
+            f"{visible(path)} wants variables of your environment to be sent:\n  variables:    "
+            f"{', '.join(target.taken)}\n  to:           {visible(f'{parts.scheme}://{parts.netloc}')}",
+            "send",
+            "sent",
+        )
+
+
+def _ask(shown: str, do: str, done: str) -> None:
+    print(shown, file=sys.stderr)
+    if sys.stdin is None or not sys.stdin.isatty():  # pyright: ignore[reportUnnecessaryComparison] - closed, it is None
+        raise NotApproved(
+            f"Nothing was {done}: stdin is no terminal to ask at. Read the above, and add --yes to {do} it."
+        )
+    print(f"{do.capitalize()} it? [y/N] ", end="", file=sys.stderr, flush=True)
+    try:
+        answer = sys.stdin.readline()
+    except KeyboardInterrupt:
+        answer = ""
+    if answer.strip().lower() not in ("y", "yes"):
+        raise NotApproved(f"Nothing was {done}.")
+
+
+def _describe(target: Command, path: str) -> str:
+    """Return the whole command as it will be started, with nothing in it that a terminal would hide."""
+    question = command_question(target)
+    lines = [f"{visible(path)} wants to start a program:", f"  command:      {question.command}"]
+    if target.cwd is not None:
+        lines.append(f"  in:           {visible(target.cwd)}")
+    if hidden := [name for name in target.env if not changes_code(name)]:
+        lines.append(f"  environment:  {visible(', '.join(hidden))} (the values are in the file)")
+    lines += [
+        f"  environment:  {visible(f'{name}={value}')}" for name, value in target.env.items() if changes_code(name)
+    ]
+    if target.taken:
+        lines.append(f"  it is given:  {', '.join(target.taken)} of your environment")
+    return "\n".join([*lines, *question.warnings])
+
 
 NESTING = 4  # levels of a type that are written out
 

@@ -19,7 +19,7 @@ from weft.cli.printing import WrongCommand, show_failure, to_text
 from weft.errors import StartError, UsageError, WeftError
 
 if TYPE_CHECKING:
-    from weft.cli.peer import RemoteServer
+    from weft.cli.calling import RemoteServer
     from weft.client.config import Target
     from weft.server.run.loading import Target as LoadTarget
 
@@ -257,7 +257,7 @@ def _request(parsed: argparse.Namespace) -> int:
 
 
 def _peer(parsed: argparse.Namespace) -> RemoteServer:
-    from weft.cli.peer import RemoteServer
+    from weft.cli.calling import RemoteServer
     from weft.client.config import Command, Http
 
     target = _target(parsed)
@@ -281,7 +281,7 @@ def _target(parsed: argparse.Namespace) -> Target | None:
         return None
     if parsed.config is None or parsed.stdio:
         raise WrongCommand("--yes goes with --config FILE, and --stdio does not: SERVER is then a name in that file.")
-    from weft.cli import peer
+    from weft.cli import calling as peer
 
     target = peer.find(parsed.config, parsed.server)
     if not parsed.yes:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from weft.foreign import lazily
 
 if TYPE_CHECKING:
-    from weft.client.api.client import JoinedTool, join_tools
+    from weft.client.client import JoinedTool, join_tools
     from weft.client.config import read_config
     from weft.client.connection.transport import PipeTransport, Transport
     from weft.client.handlers import CommandQuestion, ToolCall, command_question
@@ -53,7 +53,7 @@ __all__ = [
 __getattr__ = lazily(
     __name__,
     {
-        "weft.client.api.client": ("JoinedTool", "join_tools"),
+        "weft.client.client": ("JoinedTool", "join_tools"),
         "weft.client.config": ("read_config",),
         "weft.client.connection.transport": ("PipeTransport", "Transport"),
         "weft.client.handlers": ("CommandQuestion", "ToolCall", "command_question"),

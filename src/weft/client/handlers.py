@@ -50,7 +50,7 @@ from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits
 from weft.net.logs import Seldom
 from weft.net.rate import Allowance
 from weft.protocol.sampling import fault_of_answer
-from weft.types.content import TextContent
+from weft.types.features import TextContent
 from weft.types.interaction import CreateMessageParams, CreateMessageResult, ElicitParams, ListRootsResult
 from weft.types.lifecycle import (
     ClientCapabilities,

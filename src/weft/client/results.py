@@ -13,7 +13,7 @@ from msgspec import UNSET, field
 from weft.errors import InvalidAnswer, WeftError
 from weft.foreign import attribute_of
 from weft.types.base import Result
-from weft.types.content import (
+from weft.types.features import (
     AudioContent,
     ContentBlock,
     EmbeddedResource,

@@ -39,16 +39,11 @@ from weft.protocol.revisions import (
     Revision,
 )
 from weft.types.base import Annotations, EmptyResult, Implementation, Result
-from weft.types.content import (
+from weft.types.features import (
     AudioContent,
+    CallToolResult,
     EmbeddedResource,
     ImageContent,
-    ResourceContents,
-    ResourceLink,
-    TextContent,
-)
-from weft.types.features import (
-    CallToolResult,
     ListPromptsResult,
     ListResourcesResult,
     ListResourceTemplatesResult,
@@ -57,7 +52,10 @@ from weft.types.features import (
     PromptArgument,
     ReadResourceResult,
     Resource,
+    ResourceContents,
+    ResourceLink,
     ResourceTemplate,
+    TextContent,
     Tool,
 )
 from weft.types.interaction import SamplingMessage, ToolResultContent

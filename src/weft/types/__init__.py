@@ -16,16 +16,8 @@ from weft.types.base import (
     Role,
     Struct,
 )
-from weft.types.content import (
-    AudioContent,
-    ContentBlock,
-    EmbeddedResource,
-    ImageContent,
-    ResourceContents,
-    ResourceLink,
-    TextContent,
-)
 from weft.types.features import (
+    AudioContent,
     CallToolParams,
     CallToolResult,
     CompleteArgument,
@@ -33,8 +25,11 @@ from weft.types.features import (
     CompleteParams,
     CompleteResult,
     Completion,
+    ContentBlock,
+    EmbeddedResource,
     GetPromptParams,
     GetPromptResult,
+    ImageContent,
     ListPromptsResult,
     ListResourcesResult,
     ListResourceTemplatesResult,
@@ -46,10 +41,13 @@ from weft.types.features import (
     ReadResourceParams,
     ReadResourceResult,
     Resource,
+    ResourceContents,
+    ResourceLink,
     ResourceTemplate,
     ResourceTemplateReference,
     ResourceUpdatedParams,
     SubscribeParams,
+    TextContent,
     Tool,
     ToolAnnotations,
 )

@@ -1,4 +1,4 @@
-"""Describe tools, resources and prompts on the wire."""
+"""Describe content, tools, resources and prompts on the wire."""
 
 from __future__ import annotations
 
@@ -10,8 +10,68 @@ from msgspec import UNSET, UnsetType, field
 
 from weft.errors import InvalidParams
 from weft.types.base import Annotations, CacheScope, Icon, Meta, NotificationParams, Result, Role, Struct
-from weft.types.content import ContentBlock, ResourceContents
 from weft.types.lifecycle import InputParams, RequestParams
+
+
+class TextContent(Struct, tag="text", tag_field="type"):
+    """A piece of text."""
+
+    text: str
+    annotations: Annotations | None = None
+    meta: Meta | None = field(name="_meta", default=None)
+
+
+class ImageContent(Struct, tag="image", tag_field="type"):
+    """An image; `data` is base64."""
+
+    data: str
+    mime_type: str
+    annotations: Annotations | None = None
+    meta: Meta | None = field(name="_meta", default=None)
+
+
+class AudioContent(Struct, tag="audio", tag_field="type"):
+    """A sound; `data` is base64."""
+
+    data: str
+    mime_type: str
+    annotations: Annotations | None = None
+    meta: Meta | None = field(name="_meta", default=None)
+
+
+class ResourceLink(Struct, tag="resource_link", tag_field="type"):
+    """A pointer to a resource that can be read."""
+
+    uri: str
+    name: str
+    title: str | None = None
+    description: str | None = None
+    mime_type: str | None = None
+    size: int | None = None
+    icons: list[Icon] | None = None
+    annotations: Annotations | None = None
+    meta: Meta | None = field(name="_meta", default=None)
+
+
+class ResourceContents(Struct):
+    """The contents of a resource: `text`, or `blob` in base64; never both."""
+
+    uri: str
+    mime_type: str | None = None
+    text: str | None = None
+    blob: str | None = None
+    meta: Meta | None = field(name="_meta", default=None)
+
+
+class EmbeddedResource(Struct, tag="resource", tag_field="type"):
+    """A resource carried inside a message."""
+
+    resource: ResourceContents
+    annotations: Annotations | None = None
+    meta: Meta | None = field(name="_meta", default=None)
+
+
+ContentBlock = TextContent | ImageContent | AudioContent | ResourceLink | EmbeddedResource
 
 
 class ToolAnnotations(Struct):

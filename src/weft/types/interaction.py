@@ -7,8 +7,7 @@ from typing import Any, Literal
 from msgspec import UNSET, field
 
 from weft.types.base import Meta, NotificationParams, Result, Role, Struct
-from weft.types.content import AudioContent, ContentBlock, ImageContent, TextContent
-from weft.types.features import Tool
+from weft.types.features import AudioContent, ContentBlock, ImageContent, TextContent, Tool
 from weft.types.lifecycle import RequestParams
 
 

@@ -11,7 +11,7 @@ from weft.authorization import grants as module
 from weft.authorization.grants import Grants, IssuedGrant, Pending
 from weft.authorization.web import OAuthError
 from weft.backends.memory import MemoryBackend
-from weft.protocol.sealing import KeyRing
+from weft.protocol.request_state import KeyRing
 
 PENDING = Pending(
     client_id="a", client_name="", redirect_uri="", state=None, challenge="", scopes=(), resource=RESOURCE

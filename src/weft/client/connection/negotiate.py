@@ -23,8 +23,7 @@ from weft.client.callbacks import pause
 from weft.client.connection.connection import ClientConnection, remote_error
 from weft.client.connection.transport import Answer, Refused, Transport
 from weft.eras.base import ClientEra, EraName, ServerHello
-from weft.eras.session_client import SessionClient
-from weft.eras.stateless_client import StatelessClient
+from weft.eras.client import SessionClient, StatelessClient
 from weft.errors import (
     AuthorizationFailed,
     ConnectionFailed,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
-from weft.backends.base import Backend
+from weft.backends import Backend
 from weft.eras.base import EraName
 from weft.errors import UsageError
 from weft.foreign import attribute_of

@@ -18,7 +18,7 @@ from weft.net.urls import UrlRefused, read_url
 from weft.protocol.names import check_uri
 from weft.protocol.sampling import fault_of_messages
 from weft.server.calls.call import Call, not_declared
-from weft.types.content import TextContent
+from weft.types.features import TextContent
 from weft.types.interaction import (
     CreateMessageParams,
     ElicitParams,

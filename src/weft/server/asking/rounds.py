@@ -39,8 +39,7 @@ from weft.errors import (
     RequestTimeout,
     UsageError,
 )
-from weft.protocol.journal import Journal, Keys, RecordedAnswer, digest
-from weft.protocol.sealing import KeyRing, StateRefused, binding
+from weft.protocol.request_state import Journal, KeyRing, Keys, RecordedAnswer, StateRefused, binding, digest
 from weft.server.asking.once import Once, to_json
 from weft.server.asking.questions import ask_url, check_request, params_of
 from weft.types.features import CallToolParams

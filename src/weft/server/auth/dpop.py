@@ -17,9 +17,9 @@ from itertools import islice
 from typing import Any, NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
 
-from weft.backends.base import Backend
+from weft.backends import Backend
 from weft.errors import UsageError, WeftError
-from weft.protocol.sealing import KeyRing, StateRefused
+from weft.protocol.request_state import KeyRing, StateRefused
 from weft.server.auth.keys import PRIVATE_MEMBERS, check_algorithms, fits
 from weft.server.calls.connection import TokenInfo, as_time
 

@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
-from weft.backends.base import Store
+from weft.backends import Store
 from weft.errors import InvalidParams
 
 log = logging.getLogger("weft.claims")

@@ -10,10 +10,10 @@ import threading
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar, overload
 
-from weft.backends.base import Backend
+from weft.backends import Backend
 from weft.eras.base import Offer
 from weft.limits import Limits
-from weft.protocol.sealing import KeyRing
+from weft.protocol.request_state import KeyRing
 from weft.server.calls.changes import Changes
 from weft.server.calls.once_store import OnceStore
 from weft.server.calls.tasks import Threads

@@ -12,7 +12,7 @@ from weft.errors import UsageError
 from weft.protocol.names import check_uri
 from weft.server.signature.output import check_text, to_json_text
 from weft.types.base import Annotations, Meta
-from weft.types.content import (
+from weft.types.features import (
     AudioContent,
     ContentBlock,
     EmbeddedResource,

@@ -27,13 +27,13 @@ from weft.server.features.registry import CacheHint, Encoded, Pages, Registry, c
 from weft.server.signature.output import check_text, to_json_text
 from weft.server.signature.signature import ArgumentsError, Signature, read_signature
 from weft.types.base import Annotations, Icon, Meta, Result, Struct
-from weft.types.content import ResourceContents
 from weft.types.features import (
     ListResourcesResult,
     ListResourceTemplatesResult,
     ReadResourceParams,
     ReadResourceResult,
     Resource,
+    ResourceContents,
     ResourceTemplate,
 )
 

@@ -37,8 +37,7 @@ from weft.server.signature.errors import type_name
 from weft.server.signature.output import refuse_unawaited, to_json_text
 from weft.server.signature.signature import ArgumentsError, OutputError, Signature, read_signature
 from weft.types.base import Icon, Result
-from weft.types.content import TextContent
-from weft.types.features import CallToolParams, CallToolResult, ListToolsResult, Tool, ToolAnnotations
+from weft.types.features import CallToolParams, CallToolResult, ListToolsResult, TextContent, Tool, ToolAnnotations
 
 log = logging.getLogger("weft.tools")
 advice = logging.getLogger("weft.advice")

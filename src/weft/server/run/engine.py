@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import msgspec
 
-from weft.backends.base import Backend
+from weft.backends import Backend
 from weft.backends.memory import MemoryBackend
 from weft.eras.base import Offer, ServerEra
 from weft.eras.session import SESSION

@@ -35,8 +35,8 @@ from weft.errors import (
 )
 from weft.jsonrpc import encode_error, encode_result
 from weft.protocol.names import check_extension_id
+from weft.protocol.request_state import StateRefused
 from weft.protocol.revisions import METHODS, Method
-from weft.protocol.sealing import StateRefused
 from weft.server.asking.rounds import InputRequired, asker_of, questions, round_of, signal_in
 from weft.server.calls.call import Call, Handler, require_needs
 from weft.server.calls.services import Services

@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 import msgspec
 from msgspec import UNSET
 
-from weft.backends.base import Store
+from weft.backends import Store
 from weft.eras.base import log_level_reached
 from weft.eras.session import DEFAULT_LEVEL, HANDSHAKE, AlreadyInitialized
 from weft.errors import InvalidParams, InvalidRequest, NoBackChannelError, ParseError, ProtocolError

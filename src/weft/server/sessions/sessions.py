@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from weft.backends.base import Unsubscribe
+from weft.backends import Unsubscribe
 from weft.eras.session import READY
 from weft.jsonrpc import Frame
 from weft.server.calls.changes import encode_change

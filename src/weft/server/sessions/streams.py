@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import NamedTuple
 
-from weft.backends.base import Backend
+from weft.backends import Backend
 from weft.limits import Limits
 
 log = logging.getLogger("weft.sessions")

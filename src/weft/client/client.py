@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
 import msgspec
 from msgspec import UNSET
 
-from weft.client.api.targets import Dialled, dial
 from weft.client.argument_checks import (
     as_texts,
     check_limits,
@@ -57,6 +56,7 @@ from weft.client.requests.cache import ResponseCache, Toolbox, authorization_par
 from weft.client.requests.exchange import Exchange, ListPages, Options, Suggestions, completion_params, with_rounds
 from weft.client.requests.subscriptions import Listening, Subscriptions, wish_for
 from weft.client.results import ToolCallFailed, ToolResult, read_value
+from weft.client.targets import Dialled, dial
 from weft.eras.base import EraName, ServerHello
 from weft.errors import ConnectionFailed, HeaderMismatch, RemoteError, UsageError, WeftError
 from weft.limits import DEFAULT_CLIENT_LIMITS, ClientLimits

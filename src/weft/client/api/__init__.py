@@ -1,1 +1,0 @@
-"""What programs use of the client: `Client`, its targets, its results."""
