@@ -121,7 +121,7 @@ server_alone = Server("alone")
 
 
 async def test_a_server_given_to_uvicorn() -> None:
-    told = f"Write `app = server.asgi()` and name that, such as `uvicorn {__name__}:app`."
+    told = f"Write `app = server.asgi()` and start that, such as `uvicorn {__name__}:app`."
     sent: list[Any] = []
 
     async def receive() -> Any:
