@@ -540,8 +540,9 @@ def test_a_result_given_to_once_in_place_of_its_function(folder: Folder, made: s
     """
     session = folder.run(source, call("buy"), env=DEVELOPMENT)
     assert (
-        "raised UsageError: ctx.once('drawn', ...) got what a function returned, and not the function, so it cannot "
-        "tell whether to call it. Give both apart: ctx.once('drawn', fn, argument)." in session.text
+        "raised UsageError: ctx.once('drawn', ...) got the result of a function, not the function, so it cannot "
+        "decide whether to call it. Pass the function and its arguments separately: ctx.once('drawn', fn, argument)."
+        in session.text
     )
     assert "never awaited" not in session.terminal
 
