@@ -233,7 +233,7 @@ def test_a_call_that_cannot_be_meant_so(folder: Folder, what: str):
 @pytest.mark.parametrize("port", ["'8000'", "True", "70000"])
 def test_a_port_that_is_none(folder: Folder, port: str):
     shown = refused(folder, f"server.run('http', port={port})")
-    assert shown == f"port={port} is no port; it is a number from 1 to 65535, and 0 takes a free one.\n"
+    assert shown == f"port={port} is not possible; it is a number from 1 to 65535, or 0 for any free port.\n"
 
 
 @pytest.mark.parametrize("uri", ["/till/{id}", "till{id}", "{/id}", "till://a[{id}]"])

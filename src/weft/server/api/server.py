@@ -92,11 +92,11 @@ class Server(Servable):
                 has a scope, lists may be shared between users, and contents may not.
             list_cache_hints: Cache hints for single lists, by name. Default: `cache_hint`.
             page_size: The number of entries on one page of a list.
-            schema_refs: Keep `$defs` and `$ref` in the schemas of tools. Default: models are written inline, because many
-                clients do not follow a `$ref`.
+            schema_refs: Keep `$defs` and `$ref` in the schemas of tools. Default: models are written inline, because
+                many clients do not follow a `$ref`.
             limits: The limits of the server, such as sizes and timeouts.
-            state_keys: Keys that encrypt `requestState`, the state of a call between rounds. The first key encrypts, all
-                keys decrypt. Workers that serve the same clients need the same keys. Default: the environment
+            state_keys: Keys that encrypt `requestState`, the state of a call between rounds. The first key encrypts,
+                all keys decrypt. Workers that serve the same clients need the same keys. Default: the environment
                 variable WEFT_STATE_KEY (comma-separated), or else a random key that is lost when the process ends.
             eras: The families of protocol versions to serve: "stateless" (2026-07-28), "session" (older versions, which
                 begin with a handshake), or both.
@@ -106,8 +106,8 @@ class Server(Servable):
                 them. A verifier such as `StaticTokens({...})` accepts the tokens that it knows. Default: every request
                 is accepted.
             debug: Send the text of internal errors to clients, and log more warnings: about short calls that block the
-                event loop, and about side effects before a question. Default: True if the environment variable
-                WEFT_DEBUG is set to 1.
+                event loop, and about side effects before a question. Default: whether the environment
+                variable WEFT_DEBUG is set, and is not 0.
         """
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
             raise UsageError("A server needs a name: Server('my-server').")
@@ -399,7 +399,7 @@ class Server(Servable):
         )
 
     def pipe(self, deliver: Callable[[bytes], None]) -> MemoryPipe:
-        """Serve a client in this process: `deliver` is called with the messages to it, `pipe.send` takes its messages."""
+        """Serve a client in this process: `deliver` gets the messages to it, `pipe.send` takes its messages."""
         return self.engine.pipe(deliver)
 
     async def serve_pipe(self, source: int, sink: int) -> None:
@@ -412,7 +412,7 @@ class Server(Servable):
         await serve_stdio(self.engine, source, sink)
 
     def close_streams(self) -> None:
-        """End the streams that have no end, because the process is about to stop. New ones end at once."""
+        """Close long-lived streams, because the process is about to stop. New ones are closed at once."""
         self.engine.close_streams()
 
     async def start(self) -> None:
