@@ -32,8 +32,8 @@ _in_once: ContextVar[tuple[tuple[Once, str], ...]] = ContextVar("weft_in_once", 
 class Once:
     """The results of functions that are called once, by key.
 
-    `logical` is the id of the logical call. With an id, other runs of the same call are possible: only the first run calls a
-    function, and the others wait for its result. Default: there are no other runs.
+    `logical` is the id of the logical call. With an id, other runs of the same call are possible. Then the first run
+    calls a function, and the others wait for its result. Default: there are no other runs.
     """
 
     def __init__(self, services: Services, results: dict[str, msgspec.Raw], logical: str = "") -> None:

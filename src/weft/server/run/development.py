@@ -1,8 +1,9 @@
 """Find calls in async handlers that block the event loop, and warn with their place.
 
 A callback on the loop notes the time again and again (the beat), and a thread checks it. When the beat stops, the
-thread reads the stack of the loop's thread, and warns once per handler and line of the user's code. In development the
-beat is quick, so that short calls are found too; otherwise it comes twice a second. Calls cost nothing either way.
+thread reads the stack of the loop's thread, and warns once per handler and line of the user's code. In debug mode
+the beat is fast, so that short calls are found too; otherwise it comes twice a second. Either way, handlers run at full
+speed.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class _Watch:
     """The beat on one loop, and the thread that checks it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, beat_seconds: float, blocked_seconds: float) -> None:
-        self._loop = ref(loop)  # weak, so that the thread does not keep a closed loop
-        self._context = Context()  # else the beat would keep the context of the request that started it
+        self._loop = ref(loop)  # a weak reference, so that the thread does not keep a closed loop in memory
+        self._context = Context()  # empty: else the beat would keep the context of the first request in memory
         self._beat_seconds = beat_seconds
         self._blocked_seconds = blocked_seconds
         self._thread = threading.get_ident()
