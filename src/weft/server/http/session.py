@@ -39,18 +39,18 @@ from weft.types.base import RequestId
 
 
 class Answering(Reply, Protocol):
-    """Where the output of one request of a session goes, and its answer too."""
+    """Sends the notifications and the answer of one request of a session."""
 
     async def answer(self, status: int, body: bytes) -> None:
         """Send the answer."""
         ...
 
     async def give_up(self) -> None:
-        """End without an answer: the call was cancelled."""
+        """End the response without an answer, because the call was cancelled."""
         ...
 
     def release(self) -> None:
-        """End the waiting for an answer: the task that serves the request has ended."""
+        """Stop waiting for an answer, because the task that serves the request has ended."""
         ...
 
 
@@ -58,7 +58,7 @@ class SessionReply(HttpReply):
     """Writes the response to one request. If the client disconnects, the call goes on, and its stream is stored."""
 
     def __init__(self, origin: HttpReply, session: Session | None, streams: Streams, *, polling: bool) -> None:
-        super().__init__(origin.send, origin.limits)  # replaces the reply that was made before the era was known
+        super().__init__(origin.send, origin.limits)  # replaces `origin`, which was made before the era was known
         self.accepts = origin.accepts
         self.metadata_url = origin.metadata_url
         # Done when the HTTP response is over. The result is True if the end of its stream still has to be written.
@@ -69,7 +69,7 @@ class SessionReply(HttpReply):
         self.last_event: str | None = None  # id of the last event that was stored
         self._stream: str | None = None  # name of the stream, once there is one; None without a session
         self._answered = False
-        self._lost = False  # an event could not be stored, and that is logged
+        self._lost = False  # whether an event could not be stored; this is logged once
 
     @property
     def is_stream(self) -> bool:
@@ -121,7 +121,7 @@ class SessionReply(HttpReply):
             if self._stream is None and not self.finished and not self._answered:
                 await self._begin_stream(retry)
                 last_event = b""
-            if self._answered or self._lost:  # the client could not get what is not stored
+            if self._answered or self._lost:  # the client could not get events that are not stored
                 return
             if not self.finished:
                 await self._event(last_event, last=True)
@@ -130,7 +130,7 @@ class SessionReply(HttpReply):
         self.release()
 
     def release(self, *, is_resumed: bool = False) -> None:
-        """End the HTTP response; the call may go on. `is_resumed`: the client reads the rest elsewhere."""
+        """End the HTTP response; the call may go on. `is_resumed`: the client reads the rest in another response."""
         must_end = is_resumed and self.streaming and not self.finished
         self.close()
         if not self.over.done():
@@ -142,7 +142,7 @@ class SessionReply(HttpReply):
             await self._event(b"", last=True)
 
     def _conclude(self) -> None:
-        """End the response, and the stream wherever it is read: nothing follows."""
+        """End the response, and the stream in every response that reads it."""
         self.release()
         if self._stream is not None and self._session is not None:
             self._session.open_streams.pop(self._stream, None)
@@ -155,7 +155,7 @@ class SessionReply(HttpReply):
 
     async def _write(self, message: bytes, *, last: bool) -> None:
         session = self._session
-        if session is None or session.ended:  # the client could not resume it: a plain stream
+        if session is None or session.ended:  # the client cannot resume the stream, so events are not stored
             if not self.finished:
                 await self._event(encode_event(message), last=last)
             return
@@ -163,7 +163,7 @@ class SessionReply(HttpReply):
             await self._begin_stream(None)
         assert self._stream is not None
         stored = await self._store(message, last=last)
-        if self.finished:  # the client may read it elsewhere, at its pace
+        if self.finished:  # the client may read it in another response: do not store faster than it reads
             await self._streams.room(session.id, self._stream)
         else:
             await self._event(encode_event(message, id=stored), last=last)
@@ -185,7 +185,7 @@ class SessionReply(HttpReply):
         return self.last_event
 
     async def _begin_stream(self, retry: int | None) -> None:
-        """Begin a stream. If the client reconnects, begin with an event that has only an id to come back with."""
+        """Begin a stream. For a client that can reconnect, begin with an empty event, whose id it can resume from."""
         assert self._session is not None
         self._stream = self._session.name_stream()
         self._session.open_streams[self._stream] = self
@@ -279,7 +279,7 @@ class _BatchPart(SharedStreamReply):
         await self._batch.add(None)
 
     def release(self) -> None:
-        """End the whole response if this request has no answer: it would wait for it."""
+        """End the whole response if this request has no answer, because it would wait for the answer."""
         if not self.answered:
             self.answered = True
             self._batch.reply.release()
@@ -348,8 +348,8 @@ class SessionExchange:
     ) -> None:
         """Begin to serve one request of several in an HTTP request: each is counted, and has its own era.
 
-        A stateless request among them does not belong to the session. Like one that comes alone, it needs the headers
-        that repeat it, or it is refused.
+        A stateless request among them does not belong to the session. Like a single stateless request, it needs the
+        headers that repeat its fields, or it is refused.
         """
         era, _ = choose(self._runtime.eras, frame, headers)
         if self._runtime.is_full(own=1):  # the HTTP request itself is counted
@@ -410,7 +410,7 @@ class SessionExchange:
         await answer.answer(status, response)
 
     def new_session(self, caller: Caller, *, prefix: str = "") -> Session:
-        """Make a session for a caller; raise a `Refusal` if there are too many."""
+        """Create a session for a caller; raise a `Refusal` if there are too many."""
         try:
             return self._sessions.new(caller.principal, caller.peer, prefix=prefix)
         except SessionsFull:

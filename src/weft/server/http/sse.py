@@ -50,7 +50,7 @@ class _StreamReply(SharedStreamReply):
     def __init__(self, sessions: Sessions, session: Session, stream: _OpenSseStream | None) -> None:
         self._sessions = sessions
         self._session = session
-        self._stream = stream  # stays open until the answer, if it is open in this process
+        self._stream = stream  # stays open until the answer; None if another worker has it open
         if stream is not None:
             stream.unanswered += 1
 
@@ -63,7 +63,7 @@ class _StreamReply(SharedStreamReply):
         try:
             await self._session.send(body)
         except BaseException:
-            self._sessions.end_soon(self._session)  # its client sees the end of the stream, and need not wait
+            self._sessions.end_soon(self._session)  # ends the stream, so that the client does not wait for the answer
             raise
         finally:
             self.release()
@@ -158,7 +158,7 @@ class SseExchange:
         caller = read_caller(scope)
         batches = SESSION.takes_batches(session.connection)
         frames = _read(body, self._runtime.limits, batches=batches)
-        if session.ended:  # meanwhile
+        if session.ended:  # while the body was read
             raise _unknown()
         stream = self._open.get(session.id)
         if stream is not None:

@@ -1,7 +1,7 @@
 """Serve one message of the stateless era over HTTP.
 
-A client that disconnects cancels its request. A task watches for that from when the handler first waits: a handler that
-never waits needs none.
+A client that disconnects cancels its request. A task watches for the disconnection. It starts when the handler first
+waits, so a handler that never waits needs no task.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ async def _watched(
     """Return the answer of a call that waits; None if its client has gone or does not read."""
     cancellation = reply.cancellation = call.cancellation
     task = cancellation.task = asyncio.current_task()
-    if reply.finished:  # disconnected before there was anything to cancel
+    if reply.finished:  # the client disconnected before the call could be cancelled
         cancellation.cancel("the client disconnected")
     watcher = asyncio.get_running_loop().create_task(_watch(cancellation, receive, reply))
     answer = None
@@ -119,7 +119,7 @@ async def _watch(cancellation: Cancellation, receive: Receive, reply: HttpReply)
 
 
 async def _serve_no_request(frame: Frame, reply: HttpReply) -> None:
-    """Accept and drop a notification: none has a meaning without a session. Refuse a response."""
+    """Accept and drop a notification, because none has a meaning without a session. Refuse a response."""
     if frame.is_notification:
         await reply.accept()
         return

@@ -65,9 +65,7 @@ def target_of(engine: Engine) -> Target:
 def run_workers(engine: Engine, options: HttpOptions, target: Target) -> None:
     """Serve with several processes until stopped."""
     if os.name != "posix":
-        raise StartError(
-            "This system cannot pass a socket to other processes, so leave workers= out: one process serves."
-        )
+        raise StartError("This system cannot pass a socket to other processes, so workers= must be 1: leave it out.")
     settled = settle_sessions(engine, options)
 
     def started() -> None:
