@@ -17,7 +17,7 @@ MISTAKE = pytest.mark.mistake("a side effect before a question")
 
 @pytest.fixture(autouse=True)
 def _nothing_told() -> None:
-    replay._told.clear()
+    replay._warned.clear()
 
 
 async def warnings(caplog: Any, handler: Any, *, debug: bool = True, **params: Any) -> list[str]:

@@ -67,7 +67,7 @@ def _question(ask: Ask) -> Ask:
 
 
 class Context:
-    """What a handler uses of its call: facts about the request, and messages to the client before the answer.
+    """Gives a handler the facts about its call, and sends messages to the client before the answer.
 
     Weft passes it for a parameter that is annotated with `Context`, at any position:
 
@@ -195,8 +195,8 @@ class Context:
     async def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Send a progress notification, if the client asked for progress.
 
-        A value that is not greater than the last one is dropped. At most `Limits.progress_per_second` are sent; a value
-        that reaches the total is sent even beyond that rate.
+        A value that is not greater than the last one is dropped. At most `Limits.progress_per_second` notifications are
+        sent per second; a value that reaches the total is sent even beyond that rate.
         """
         for name, number in (("progress", progress), ("total", total)):
             if number is not None and not math.isfinite(number):
@@ -221,7 +221,7 @@ class Context:
 
         `data` is any value that a tool may return as JSON: text, numbers, dictionaries, dataclasses, pydantic models.
         A `SecretStr` in it is logged as stars. `logger` is a name for the source; default: the server's name. At most
-        `Limits.log_messages_per_second` are sent. When messages were dropped, the next one is preceded by their number.
+        `Limits.log_messages_per_second` are sent. If messages were dropped, the next one is preceded by their number.
         """
         if level not in _LEVELS:  # checked first, so that a wrong level fails even if the client wants no log messages
             raise UsageError(f"There is no log level {level!r}; the levels are {', '.join(_LEVELS)}.")

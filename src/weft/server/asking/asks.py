@@ -137,7 +137,10 @@ async def elicit_url(call: Call, message: str, url: str, key: str | None) -> Eli
 
 
 async def notify_complete(call: Call, page: str) -> None:
-    """Notify the client that the user is done at a page: on the stream of the call while it is open."""
+    """Notify the client that the user is done at a page.
+
+    The notification is sent on the stream of the call while it is open, else outside of the call.
+    """
     if call.session is None or call.reply.answered or call.cancellation.cancelled or not call.reply.can_stream:
         await call.connection.notify_complete(page)
     elif call.connection.supports_pages:

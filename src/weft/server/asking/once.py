@@ -72,7 +72,7 @@ class Once:
         return kept.write(value)
 
     def check_asking(self) -> None:
-        """Raise UsageError if a `once` function asks: the question would end the run, which waits for the function."""
+        """Raise UsageError if a `once` function asks. The question would end the round that waits for it."""
         if any(once is self for once, _ in _in_once.get()):
             raise UsageError("A function given to ctx.once cannot ask. Ask first, and give it the answer as argument.")
 
@@ -91,7 +91,7 @@ class _StoredResult:
             ) from error
 
     def write(self, value: Any) -> bytes:
-        """Return a result as JSON."""
+        """Encode a result as JSON."""
         try:
             return self._adapter.dump_json(value, warnings=False)  # `read` finds values that do not fit.
         except Exception as error:  # Also from the user's serialisers.
@@ -101,7 +101,7 @@ class _StoredResult:
             ) from error
 
     def read(self, json: msgspec.Raw) -> Any:
-        """Return a result from JSON."""
+        """Decode a result from JSON."""
         try:
             return self._adapter.validate_json(bytes(json))
         except Exception as error:  # Also from the user's validators.
@@ -112,7 +112,7 @@ class _StoredResult:
 
 
 def to_json(value: Any) -> msgspec.Raw:
-    """Return a value that pydantic can serialise as JSON."""
+    """Encode a value as JSON, with pydantic."""
     return msgspec.Raw(_adapter(Any).dump_json(value))
 
 

@@ -31,7 +31,7 @@ log = logging.getLogger("weft.asks")
 
 
 def ask_form(message: str, schema: type[Any] | Mapping[str, Any]) -> InputRequest:
-    """Return a question by form: `schema` is a flat model, or a flat JSON Schema."""
+    """Return a question that asks the user to fill in a form: a flat model, or a flat JSON Schema."""
     from weft.forms import check_form, fields_with_links, fields_with_secrets, form_schema, has_link
 
     shape = cast("object", schema)  # Callers may be untyped.
@@ -123,7 +123,7 @@ def _ask_model(params: CreateMessageParams) -> InputRequest:
 
 
 def ask_roots() -> InputRequest:
-    """Return the question for the roots of the client."""
+    """Return a question that asks for the client's roots."""
     return InputRequest("roots/list")
 
 

@@ -41,9 +41,9 @@ _READING = re.compile(
 _SERVER = str(Path(__file__).resolve().parents[1])  # the directory of weft.server
 _LOGS = frozenset({"log", *get_args(LogLevel)})
 _PLAIN = (str, bytes, int, float, bool, type(None))
-_MOST_TOLD = 512
+_MOST_WARNINGS = 512
 
-_told: set[tuple[str, str]] = set()  # warnings that were logged: handler, and side effect with its place
+_warned: set[tuple[str, str]] = set()  # warnings that were logged: handler, and side effect with its place
 
 _is_users = lru_cache(maxsize=1024)(is_users)
 
@@ -77,7 +77,7 @@ class _Step:
         self.is_over = False  # whether it has ended; used only if there is no frame
 
     def is_under_way(self, frames: Container[FrameType | None]) -> bool:
-        """Return whether it is still running; `frames` are the frames that are still running."""
+        """Return whether the step is still running; `frames` are the frames that are still running."""
         return not self.is_over if self.frame is None else self.frame in frames
 
 
@@ -172,13 +172,13 @@ class Replay:
             place = _place(self._handler)
             found += [(f"has changed its argument {name!r}", place) for name in self._changed(self._handler)]
         for what, place in found:
-            self._tell(what, place, question)
+            self._log(what, place, question)
 
-    def _tell(self, what: str, place: str, question: str) -> None:
+    def _log(self, what: str, place: str, question: str) -> None:
         key = (self._described, f"{what} {place}")
-        if key in _told or len(_told) >= _MOST_TOLD:
+        if key in _warned or len(_warned) >= _MOST_WARNINGS:
             return
-        _told.add(key)
+        _warned.add(key)
         where = f"before it asks at {question}" if place != question else "before it asks"
         log.warning(
             "%s %s at %s, %s. The handler runs again from the top when the answer comes, and does this again. If it "

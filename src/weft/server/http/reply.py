@@ -89,7 +89,7 @@ class HttpReply:
 
     @property
     def answered(self) -> bool:
-        """Whether nothing more is sent."""
+        """Whether the response is complete, so that nothing more is sent."""
         return self.finished
 
     async def notify(self, message: bytes) -> None:
@@ -114,10 +114,10 @@ class HttpReply:
         async with self._lock:
             if not self.finished:
                 await self._event(COMMENT, last=False)
-                self._silent = True  # a comment does not count
+                self._silent = True  # a comment does not count as output
 
     def close(self) -> None:
-        """Send nothing more: the call is over, answered or not."""
+        """Stop sending, because the call is over, with or without an answer."""
         self.finished = True
         if self._beat is not None:
             self._beat.cancel()
@@ -176,7 +176,7 @@ class HttpReply:
                 await self._event(b"", last=True)
 
     async def close_stream(self, retry_seconds: float) -> None:
-        """Do nothing: the client could not come back for the rest."""
+        """Do nothing: the client could not reconnect to get the rest."""
 
     async def confirm(self) -> None:
         """Confirm that a request without a result is done: 204."""

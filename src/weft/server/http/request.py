@@ -72,7 +72,7 @@ _MOST = 32  # addresses of a forwarded header that are read, from the end
 
 
 def shared_limits(limits: Limits) -> str:
-    """Name the limits that all clients of one address share."""
+    """Return a text about the limits that all clients with the same address share."""
     return (
         f"sessions_per_peer={limits.sessions_per_peer}, listen_streams_per_peer={limits.listen_streams_per_peer}: "
         "beyond that, one client's handshake ends another's session"
@@ -253,11 +253,11 @@ class Cors:
         """Answer a preflight with the allowed methods and headers. `send` adds the allowed origin."""
         asked = headers.known.get(_ASKED, b"")
         allowed = b", ".join([_SENT, asked]) if asked.strip() and _HEADER_LIST.fullmatch(asked) else _SENT
-        told: RawHeaders = [
+        added: RawHeaders = [
             (b"access-control-allow-methods", ", ".join(verbs).encode()),
             (b"access-control-allow-headers", allowed),
             (b"access-control-max-age", b"%d" % _MOST_SECONDS),
             (b"vary", _ASKED),
         ]
-        await send({"type": "http.response.start", "status": 204, "headers": told})
+        await send({"type": "http.response.start", "status": 204, "headers": added})
         await send({"type": "http.response.body", "body": b""})

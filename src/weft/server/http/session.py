@@ -2,8 +2,8 @@
 
 A request runs in its own task, because it may outlive its HTTP exchange: a client that disconnects has not cancelled
 it. Only `notifications/cancelled` and the end of the session do. What is sent on a stream is stored, so that the client
-can come back for the rest. From revision 2025-11-25 on the server may also close a stream early, to be polled. One
-revision has batches: several messages in one array.
+can reconnect and read the rest. From revision 2025-11-25 on, the server may also close a stream early, and the client
+reconnects later. Revision 2025-03-26 has batches: several messages in one array.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class SessionReply(HttpReply):
         if self._stream is not None and self._session is not None:
             self._session.open_streams.pop(self._stream, None)
             if self._lost and (reader := self._pop_reader()) is not None:
-                reader.end()  # it may wait for an end that is not stored
+                reader.end()  # the last event may not be stored: do not let the reader wait for it
 
     def _pop_reader(self) -> ResumedReader | None:
         assert self._session is not None
@@ -307,7 +307,7 @@ def _warn_of_sessions() -> None:
 
 
 class SessionExchange:
-    """Serves sessions at one endpoint; without `keeps_sessions`, serves the clients of that era without sessions."""
+    """Serves the session era at one endpoint. Without `keeps_sessions`, no sessions are stored."""
 
     era = SESSION
 
@@ -346,7 +346,7 @@ class SessionExchange:
     async def _start_counted(
         self, session: Session | None, frame: Frame, headers: Headers, caller: Caller, reply: Answering
     ) -> None:
-        """Begin to serve one request of several in an HTTP request: each is counted, and has its own era.
+        """Begin to serve one of several requests in one HTTP request. Each is counted, and has its own era.
 
         A stateless request among them does not belong to the session. Like a single stateless request, it needs the
         headers that repeat its fields, or it is refused.
@@ -480,7 +480,8 @@ class SessionExchange:
     async def _run(self, call: Call, session: Session | None, reply: Answering) -> None:
         """Serve a call to its end, and answer it."""
         cancellation = call.cancellation
-        task = cancellation.task = asyncio.current_task()  # not before: a task cancelled then would never clean up
+        # Not set before: a task that is cancelled before it starts would never clean up.
+        task = cancellation.task = asyncio.current_task()
         assert task is not None
         answer = None
         open_calls = self._runtime.open_calls
@@ -496,7 +497,7 @@ class SessionExchange:
                 session.in_use -= 1
                 _forget(session, call.id, cancellation)
         if task.cancelling():
-            await take_back(task)  # it was meant for the handler, not for the rest of this function
+            await take_back(task)  # the cancellation was for the handler, not for the rest of this function
         if cancellation.cancelled:
             told = cancellation.told
             answer = None if told is None else answer or self._runtime.dispatcher.refuse(call, told)
@@ -549,7 +550,7 @@ class SessionExchange:
     # Shared by the verbs.
 
     async def _find(self, headers: Headers, caller: Caller) -> Session | None:
-        """Return the session that a message names; None if the server keeps none."""
+        """Return the session that the headers name; None if no sessions are stored. Refuse an unknown session."""
         if not self._keeps_sessions:
             return None
         id = headers.get(SESSION_HEADER)

@@ -38,7 +38,7 @@ class _OpenSseStream:
     """A stream that is open in this process."""
 
     def __init__(self, show: Show) -> None:
-        self.show = show  # passes on the token that came with a message
+        self.show = show  # to call with the token of each message, which may expire later
         self.unanswered = 0  # number of requests without an answer
 
 
@@ -154,7 +154,7 @@ class SseExchange:
         return session
 
     async def serve(self, session: Session, body: bytes, headers: Headers, scope: Scope, reply: HttpReply) -> None:
-        """Serve one message, or an array of them if the client's revision has that."""
+        """Serve one message, or an array of messages if the client's revision has batches."""
         caller = read_caller(scope)
         batches = SESSION.takes_batches(session.connection)
         frames = _read(body, self._runtime.limits, batches=batches)

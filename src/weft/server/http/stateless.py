@@ -30,7 +30,7 @@ from weft.server.runtime.runtime import Runtime
 
 
 class StatelessExchange:
-    """Serves messages without a session."""
+    """Serves messages of the stateless era."""
 
     def __init__(self, runtime: Runtime, era: ServerEra) -> None:
         self._runtime = runtime
@@ -101,9 +101,9 @@ async def _watched(
 
 
 async def _absorb(task: asyncio.Task[Any]) -> None:
-    """Take back the one cancellation of the call, so that the task goes on to its end.
+    """Undo the cancellation of the call, so that the task can send the answer.
 
-    The handler may have swallowed it, or ended before it could arrive: then it arrives here.
+    If the handler ended before the cancellation was raised in it, the cancellation is raised and caught here.
     """
     with suppress(asyncio.CancelledError):
         await asyncio.sleep(0)

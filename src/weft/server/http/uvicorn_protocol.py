@@ -190,7 +190,7 @@ class _Outlet:
         self._transport.pause_reading()
 
     def release_reading(self) -> None:
-        """End `hold_reading`."""
+        """Resume reading after `hold_reading`."""
         if self._is_held:
             self._is_held = False
             self._transport.resume_reading()
@@ -278,7 +278,7 @@ class _HeadGuard(asyncio.Protocol):
         self._check_progress(data)
 
     def _check_progress(self, data: bytes) -> None:
-        """Stop the timer if a head is complete; limit what follows otherwise."""
+        """Stop the timer if a head is complete; else limit the bytes that still come."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:  # a head is complete, and its request is being served
             if self._timer is not None:
@@ -345,7 +345,7 @@ class _HttptoolsGuard(_HeadGuard):
             self._parse_unread()
 
     def _parse_unread(self) -> None:
-        """Parse what was received, slice by slice, while there is room for requests read ahead."""
+        """Parse the unread bytes, slice by slice, while there is room for requests read ahead."""
         unread, most = self._unread, self.limits.pipelined_requests
         self._forget_answered()
         while unread and len(self._waiting) <= most and not self.transport.is_closing():

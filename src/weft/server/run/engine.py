@@ -110,7 +110,7 @@ class Engine(Runtime):
         self._translations: Translations | None = None  # functions of `on_error`; None if there are none
         self._on_roots_changed: list[RootsChanged] = []
         self.sessions = Sessions(self)
-        self.serving = 0  # number of `serve` calls under way
+        self.serving = 0  # number of running `serve` calls
         self.changes.subscribe(self._forget_offer)
 
     def _make_features(self, options: EngineOptions) -> None:

@@ -133,7 +133,7 @@ def bind(host: str, port: int) -> socket.socket:
             f"host={host!r} is not an address of this machine; use '127.0.0.1' or one of its own addresses."
         ) from None
     listener = socket.socket(family, socket.SOCK_STREAM)
-    if os.name == "posix":  # to reuse the port of a process that has ended; on Windows, also of one that runs
+    if os.name == "posix":  # reuses the port of an ended process; on Windows, even of a running one
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)

@@ -87,8 +87,8 @@ def load(target: Target) -> Servable:
     except StartError as error:
         if error.__context__ is not None or not (target.is_module and hasattr(module, "__path__")):
             raise
-        told = f"{error} (`-m` looks for {shown}.__main__ first; there is none.)"
-    raise StartError(told)
+        message = f"{error} (`-m` looks for {shown}.__main__ first; there is none.)"
+    raise StartError(message)
 
 
 def folder_of(target: Target) -> Path | None:

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weft.running")
 
-KEEP_ALIVE_SECONDS = 60  # how long an idle connection stays open: longer than a client pauses, shorter than a proxy
+KEEP_ALIVE_SECONDS = 60  # how long an idle connection stays open: longer than the usual pause of a client
 
 INTERRUPTED = 130  # exit code after a second Ctrl-C
 
@@ -240,7 +240,7 @@ async def _serve_http_in_users_loop(engine: Engine, options: HttpOptions, listen
     await engine.lifespan.start()
     task = asyncio.create_task(http.serve(sockets=[listener]), name="weft-http")
     try:
-        await asyncio.shield(task)  # uvicorn, cancelled itself, would drop the requests that are being served
+        await asyncio.shield(task)  # if uvicorn itself were cancelled, it would drop open requests
     except asyncio.CancelledError:
         http.should_exit = True
         try:
@@ -253,7 +253,7 @@ async def _serve_http_in_users_loop(engine: Engine, options: HttpOptions, listen
 async def _abort_connections(http: uvicorn.Server) -> None:
     """Abort the connections and requests that uvicorn has not ended: the user's loop would go on running them."""
     state = getattr(http, "server_state", None)
-    for server in getattr(http, "servers", ()):  # not there before it has started
+    for server in getattr(http, "servers", ()):  # uvicorn sets this attribute when it starts
         server.close()
     for connection in list(getattr(state, "connections", ())):
         connection.transport.abort()
@@ -302,7 +302,7 @@ def _http_server(
             self.should_exit = True
 
     logging.getLogger("uvicorn.error").addFilter(_is_worth_logging)
-    # Without uvicorn's lifespan in the user's loop: several servers there share one, see `_counted`.
+    # In the user's loop, without uvicorn's lifespan: several `serve` calls share one lifespan, see `_counted`.
     return HttpServer(_uvicorn_config(engine, options, "off" if in_users_loop else "on"))
 
 
