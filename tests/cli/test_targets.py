@@ -248,7 +248,7 @@ def refused(folder: Path, *target: str, code: int) -> str:
     [
         (["shop.sever"], "There is no module 'shop.sever' in the package shop. Did you mean shop.server? Modules are"),
         (["-m", "shop.sever"], "There is no module 'shop.sever' in the package shop. Did you mean shop.server? "),
-        (["-m", "shp.server"], "There is no module 'shp.server'. Modules are looked for in "),
+        (["-m", "shp.server"], "There is no module 'shp.server'. Modules are searched for in "),
         (["-m", "shop/server.py"], "'shop/server.py' is not the name of a module; write it with dots, like -m "),
         (["shop.server:sever"], "shop.server has no object 'sever'. The servers there: server. Did you mean "),
         (["shop.server:price"], "'price' in shop.server is a function, not a Server. The servers there: server."),

@@ -740,7 +740,7 @@ def test_workers_need_a_server_they_can_find(start) -> None:
         "def main(server=server):\n    server.run('http', port=0, workers=2)\ns = [server]; del server\nmain()"
     ).end()
     assert code == 1
-    assert errors.startswith("Each worker loads the server itself, so it has to be a global name of the script")
+    assert errors.startswith("Each worker loads the server itself, so it has to be a global variable of the script")
 
 
 def test_a_worker_that_cannot_start_stops_everything(start) -> None:

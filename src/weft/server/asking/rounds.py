@@ -313,8 +313,8 @@ class Round(Asker):
         if forgotten := self.journal.unasked(self._asked):
             log.warning(
                 "%s asked other questions than in the round before: %s was not asked again. A handler "
-                "runs from the top in every round and must ask the same when it gets the same answers; put what "
-                "changes (time, random values, what was read elsewhere) into ctx.once.",
+                "runs from the top in every round and must ask the same when it gets the same answers; get values "
+                "that change (time, random numbers, data of other systems) with ctx.once.",
                 self._call.described,
                 ", ".join(forgotten),
             )

@@ -219,12 +219,12 @@ class HttpApp:
             runtime.in_flight -= 1
 
     def _takes_arrays(self, headers: Headers) -> bool:
-        """Return whether the headers allow the era that has arrays of messages."""
+        """Return whether the headers allow the session era, which has arrays of messages."""
         era, _ = choose(self.runtime.eras, Frame(), headers)
         return era.remembers
 
     async def _answer_failure(self, error: Exception, reply: HttpReply) -> None:
-        """Log an unexpected error, and answer with 500. A UsageError is about the caller in the scope."""
+        """Log an unexpected error, and answer with 500. A UsageError comes from `read_caller`."""
         what = "The app that verifies the callers" if isinstance(error, UsageError) else "Serving an HTTP request"
         text = report(what, error, debug=self.runtime.debug)
         await reply.answer(500, encode_error(reply.request_id, InternalError.code, text))

@@ -300,7 +300,7 @@ _MOST_ID_BYTES = 128
 def _warn_of_sessions() -> None:
     log.warning(
         "A client named a session that this process does not know: it has expired, or it was opened before a restart, "
-        "or in another process. Where several processes serve the same clients (`uvicorn --workers`), each has its own "
+        "or in another process. If several processes serve the same clients (`uvicorn --workers`), each has its own "
         "sessions: pass sessions=False to asgi(), give the Server a backend= that they share, or use `weft run "
         "--workers`."
     )
@@ -557,7 +557,7 @@ class SessionExchange:
         if id is None:
             raise Refusal(
                 400,
-                f"The Mcp-Session-Id header is missing; a session begins with `{HANDSHAKE}`, which answers with it.",
+                f"The Mcp-Session-Id header is missing; a session begins with `{HANDSHAKE}`, whose response has it.",
             )
         session = None
         if 0 < len(id) <= _MOST_ID_BYTES and not id.startswith(SSE_PREFIX):

@@ -29,7 +29,10 @@ _watched: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 
 
 def watch_for_blocking(loop: asyncio.AbstractEventLoop, *, debug: bool) -> None:
-    """Watch this loop until it is closed, where Python can show the stacks of threads. A second call does nothing."""
+    """Watch a loop for blocking calls until it is closed. Do nothing if it is watched already.
+
+    Do nothing either if this Python cannot show the stacks of threads.
+    """
     if loop not in _watched and hasattr(sys, "_current_frames"):
         _watched.add(loop)
         seconds = (DEVELOPMENT_BEAT_SECONDS, DEVELOPMENT_BLOCKED_SECONDS) if debug else (BEAT_SECONDS, BLOCKED_SECONDS)

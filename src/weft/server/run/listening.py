@@ -169,10 +169,10 @@ def _why_not(error: OSError, host: str, port: int) -> str:
             f"{free} is free: port={free} (--port {free})."
         )
     if error.errno == errno.EACCES:
-        return f"Port {port} cannot be opened by this user; ports below 1024 need special rights. Use port=8000, say."
+        return f"Port {port} cannot be opened by this user; ports below 1024 need special rights. Try port=8000."
     if error.errno == errno.EADDRNOTAVAIL:
         return f"host={host!r} is not an address of this machine; use '127.0.0.1' or one of its own addresses."
-    return f"{host}:{port} cannot be listened on: {error.strerror or error}."
+    return f"The server cannot listen on {host}:{port}: {error.strerror or error}."
 
 
 def _free_port(host: str, taken: int) -> int:

@@ -267,7 +267,7 @@ def _no_module(name: str) -> str:
     similar = difflib.get_close_matches(last, _modules_in(parent), n=1)
     meant = f"Did you mean {f'{parent}.' if parent else ''}{similar[0]}? " if similar else ""
     missing = f" in the package {parent}" if parent in sys.modules else ""
-    looked = f"Modules are looked for in {Path.cwd()}, and where Python looks."
+    looked = f"Modules are searched for in {Path.cwd()}, and in sys.path."
     return f"There is no module {name!r}{missing}. {meant}{looked}"
 
 

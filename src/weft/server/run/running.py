@@ -113,7 +113,7 @@ async def serve(engine: Engine, transport: _Transport = "stdio", **options: Any)
     given = _read_options("server.serve", transport, options)
     _prepare(engine, transport, given, in_users_loop=True)
     if given.workers > 1:
-        raise StartError("server.serve has one worker, that of the loop it runs in; leave workers= out, or use run().")
+        raise StartError("server.serve has one worker: the process of the loop. Leave workers= out, or use run().")
     if transport == "stdio":
         from weft.server.stdio.stdio import serve_stdio
 
@@ -171,7 +171,7 @@ def start(
     target: Target | None = None,
     listener: socket.socket | None = None,
 ) -> None:
-    """Serve until stopped; raises `StartError` where `run` ends the process.
+    """Serve until stopped. Unlike `run`, raise a `StartError` instead of ending the process.
 
     `target` is what workers load (default: the server is searched in the main script). `listener` is a socket that
     listens already (default: one is opened).
@@ -296,7 +296,7 @@ def _http_server(
             return contextlib.nullcontext() if capture is None else capture()
 
         def handle_exit(self, sig: int, frame: Any) -> None:
-            """Stop without an error code, and end the process at a second Ctrl-C, both unlike uvicorn."""
+            """Stop with exit code 0, unlike uvicorn. At a second Ctrl-C, end the process at once."""
             if self.should_exit and sig == signal.SIGINT:
                 os._exit(INTERRUPTED)
             self.should_exit = True

@@ -57,7 +57,7 @@ def target_of(engine: Engine) -> Target:
         if value is engine.owner and file is not None:
             return Target(f"{file}:{name}", arguments=tuple(sys.argv[1:]))
     raise StartError(
-        "Each worker loads the server itself, so it has to be a global name of the script that is run, such as "
+        "Each worker loads the server itself, so it has to be a global variable of the script that is run, such as "
         "`server = Server(...)` at module level. Make it one, or start it with: weft run FILE:OBJECT --http --workers N"
     )
 
@@ -83,7 +83,7 @@ def run_workers(engine: Engine, options: HttpOptions, target: Target) -> None:
 
 
 def settle_sessions(engine: Engine, options: HttpOptions) -> HttpOptions:
-    """Return the options with `sessions` decided: False if there are several workers without a shared backend."""
+    """Return the options with `sessions` set: False if there are several workers without a shared backend."""
     are_shared = options.workers <= 1 or not isinstance(engine.backend, MemoryBackend)
     if options.sessions is None and are_shared:
         return msgspec.structs.replace(options, sessions=True)
