@@ -55,9 +55,10 @@ def read_accept(value: bytes | None) -> Accepts:
 
 
 class HttpReply:
-    """Writes one response. Nothing is sent before the first notification or the answer, so errors keep their status.
+    """Writes one response. Nothing is sent before the first notification or the answer.
 
-    If the client has gone, no exception is raised; the call is cancelled instead.
+    So an early error can still set the HTTP status. If the client has gone, no exception is raised; the call is
+    cancelled instead.
     """
 
     # Defaults of attributes that most responses never set.

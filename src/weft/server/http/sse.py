@@ -35,7 +35,7 @@ _MOST_QUERY_BYTES = 1024
 
 
 class _OpenSseStream:
-    """A stream that is open in this process."""
+    """An HTTP+SSE stream that is open in this process."""
 
     def __init__(self, show: Show) -> None:
         self.show = show  # to call with the token of each message, which may expire later
@@ -82,7 +82,7 @@ class _StreamReply(SharedStreamReply):
 
 
 class SseExchange:
-    """Serves the two paths of the transport: the stream, and the one for messages."""
+    """Serves the two paths of HTTP+SSE: one for the stream, one for messages."""
 
     def __init__(
         self, runtime: Runtime, sessions: Sessions, exchange: SessionExchange, path: str, taken: AbstractSet[str]
@@ -130,7 +130,7 @@ class SseExchange:
         return False
 
     def _address(self, scope: Scope, session: Session) -> bytes:
-        """Return the first event: the path to send messages to, from the root of the host."""
+        """Return the first event of the stream. Its data is the absolute path to send messages to."""
         path = quote(scope.get("root_path", "") + self._messages)
         return encode_event(f"{path}?session_id={session.id}".encode(), event="endpoint")
 

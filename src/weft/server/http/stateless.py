@@ -107,7 +107,7 @@ async def _absorb(task: asyncio.Task[Any]) -> None:
     """
     with suppress(asyncio.CancelledError):
         await asyncio.sleep(0)
-    if task.uncancel():  # the task was cancelled from elsewhere too
+    if task.uncancel():  # something else has cancelled the task as well
         raise asyncio.CancelledError
 
 
