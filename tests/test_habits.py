@@ -156,7 +156,7 @@ def test_options_for_the_file_without_their_dashes(tmp_path: Path) -> None:
 def test_arguments_that_the_file_refuses(tmp_path: Path) -> None:
     code, said = weft_says(tmp_path, FACTORY, "run", "shop:make", "--", "--bogus")
     assert code == 1
-    assert "it refused its arguments (see above): check what stands behind `--`." in said
+    assert "it refused its arguments (see above): check the arguments after `--`." in said
     assert "__main__" not in said
 
 

@@ -67,7 +67,7 @@ NO_BOUNDS = {
     "authorization.clients._HOUR": "a unit",
     "server.diagnostics.MOST_FRAMES": "how a traceback is shown",
     "server.signature.output._WORD": "what an integer is",
-    "server.asking.replay._MOST_TOLD": "of how many calls a warning was given",
+    "server.asking.replay._MOST_WARNINGS": "of how many calls a warning was given",
     "server.sessions.streams._EVENT_COST": "a weight",
     "server.sessions.streams._STREAM_COST": "a weight",
     "server.runtime.load._MOST_NAMED": "how a list is shown",

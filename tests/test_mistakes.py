@@ -233,7 +233,7 @@ def test_a_call_that_cannot_be_meant_so(folder: Folder, what: str):
 @pytest.mark.parametrize("port", ["'8000'", "True", "70000"])
 def test_a_port_that_is_none(folder: Folder, port: str):
     shown = refused(folder, f"server.run('http', port={port})")
-    assert shown == f"port={port} is no port; it is a number from 1 to 65535, and 0 takes a free one.\n"
+    assert shown == f"port={port} is not possible; it is a number from 1 to 65535, or 0 for any free port.\n"
 
 
 @pytest.mark.parametrize("uri", ["/till/{id}", "till{id}", "{/id}", "till://a[{id}]"])
@@ -540,8 +540,9 @@ def test_a_result_given_to_once_in_place_of_its_function(folder: Folder, made: s
     """
     session = folder.run(source, call("buy"), env=DEVELOPMENT)
     assert (
-        "raised UsageError: ctx.once('drawn', ...) got what a function returned, and not the function, so it cannot "
-        "tell whether to call it. Give both apart: ctx.once('drawn', fn, argument)." in session.text
+        "raised UsageError: ctx.once('drawn', ...) got the result of a function, not the function, so it cannot "
+        "decide whether to call it. Pass the function and its arguments separately: ctx.once('drawn', fn, argument)."
+        in session.text
     )
     assert "never awaited" not in session.terminal
 

@@ -389,7 +389,7 @@ def test_a_number_of_workers_that_is_none(folder: Path, workers: str) -> None:
         ("servr", "There is no file or module 'servr' in {folder}. Did you mean server.py?"),
         (
             "shop.server",
-            "There is no module 'shop.server'. Modules are looked for in {folder}, and where Python looks.",
+            "There is no module 'shop.server'. Modules are searched for in {folder}, and in sys.path.",
         ),
         ("no/such.py", "There is no file 'no/such.py': the directory 'no' does not exist."),
         (

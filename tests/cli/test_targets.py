@@ -248,15 +248,15 @@ def refused(folder: Path, *target: str, code: int) -> str:
     [
         (["shop.sever"], "There is no module 'shop.sever' in the package shop. Did you mean shop.server? Modules are"),
         (["-m", "shop.sever"], "There is no module 'shop.sever' in the package shop. Did you mean shop.server? "),
-        (["-m", "shp.server"], "There is no module 'shp.server'. Modules are looked for in "),
+        (["-m", "shp.server"], "There is no module 'shp.server'. Modules are searched for in "),
         (["-m", "shop/server.py"], "'shop/server.py' is not the name of a module; write it with dots, like -m "),
         (["shop.server:sever"], "shop.server has no object 'sever'. The servers there: server. Did you mean "),
         (["shop.server:price"], "'price' in shop.server is a function, not a Server. The servers there: server."),
-        (["shop.makers:ready"], "'ready' in shop.makers is an async function; a function that makes a server is a "),
+        (["shop.makers:ready"], "'ready' in shop.makers is an async function; a function that makes a server must "),
         (["shop.makers:sized"], "'sized' in shop.makers needs arguments: size. A function that makes a server is "),
         (
             ["shop.makers:wrong"],
-            "'wrong' in shop.makers is a function that returned an int, not a Server. To be served",
+            "'wrong' in shop.makers is a function that returned an int, not a Server. Let it return a Server",
         ),
         (
             ["shop.makers"],
@@ -336,7 +336,7 @@ def test_a_server_with_nothing_is_warned_of(tmp_path: Path, how: str) -> None:
     assert done.returncode == 0
     assert done.stderr.endswith(
         "WARNING weft.advice: The server 'shop' has no tools, resources or prompts. Write @server.tool above `def "
-        "price` in server.py, and above what else clients may call.\n"
+        "price` in server.py, and others that clients may call.\n"
     )
 
 
@@ -358,9 +358,9 @@ def test_a_script_that_is_loaded_twice_is_told_so(tmp_path: Path) -> None:
         [sys.executable, "server.py"], cwd=tmp_path, input="", capture_output=True, text=True, check=False
     )
     assert (
-        "server.py was loaded twice, as __main__ and as server, since another file imports it: the tools are at the "
-        "server of the second copy. Start it with `weft run server.py`, or put the server into a file that imports "
-        "none of the others." in done.stderr
+        "server.py was loaded twice, as __main__ and as server, since another file imports it: the tools are "
+        "registered on the server of the second copy. Start it with `weft run server.py`, or put the server into a "
+        "file that imports none of the others." in done.stderr
     )
 
 

@@ -48,8 +48,8 @@ async def test_over_http_it_comes_on_the_stream_of_the_session(caplog: pytest.Lo
     message = await stream.message()
     assert (message["method"], message["params"]["data"]) == ("notifications/message", "afterwards")
     await asyncio.wait_for(is_over.wait(), 10)
-    assert "has a log message" not in caplog.text
-    assert caplog.text.count("tells of its progress for its client after the answer is sent") == 1
+    assert "logs a message" not in caplog.text
+    assert caplog.text.count("reports progress for its client after the answer is sent") == 1
     await peer.leave()
 
 
@@ -79,7 +79,7 @@ async def test_where_there_is_no_such_stream_the_log_says_so_once(kind: str, cap
             await (await peer.post(rpc("tools/call", {"name": "begin"}))).result()
             await peer.leave()
         await asyncio.wait_for(is_over.wait(), 10)
-    assert caplog.text.count("has a log message for its client after the answer is sent. It is dropped") == 1
+    assert caplog.text.count("logs a message for its client after the answer is sent. It is dropped") == 1
 
 
 @pytest.mark.parametrize("mode", ["session", "stateless"])

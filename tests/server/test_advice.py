@@ -184,8 +184,8 @@ def test_scopes_without_anybody_who_could_have_them_are_warned_of(caplog: pytest
     (record,) = caplog.records
     assert (record.name, record.levelname) == ("weft.advice", "WARNING")
     assert record.getMessage() == (
-        "scopes= is said of tool 'burn', resource 'note://a', prompt 'greet', but the server has no auth=: no token is "
-        "accepted here, so over HTTP nobody can use or list them. Give Server(auth=ResourceServer(...)), or leave "
+        "scopes= is set for tool 'burn', resource 'note://a', prompt 'greet', but the server has no auth=. It accepts "
+        "no tokens, so over HTTP no client can use or list them. Set Server(auth=ResourceServer(...)), or leave "
         "scopes= out."
     )
 

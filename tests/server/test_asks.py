@@ -224,7 +224,7 @@ class Row:
     [
         ("Which?", Row(), "give the class of the form, not a value (Row)"),
         ("Which?", 5, "give the class of the form, not a value (int)"),
-        (Row, "Which?", "the message, which comes first, is text"),
+        (Row, "Which?", "the first argument, the message, must be a text"),
     ],
 )
 def test_a_form_is_asked_by_its_class_and_a_text(message: Any, form: Any, said: str) -> None:

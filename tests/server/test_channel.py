@@ -316,7 +316,7 @@ MALFORMED: list[tuple[str, Any, str]] = [
     (
         "sample",
         {"role": "user", "model": "m", "content": {"type": "text", "text": "Hi"}},
-        "of sampling/createMessage, ",
+        "the answer to sampling/createMessage breaks a rule: ",
     ),
     ("by_hand", {"roots": 7}, "`inputResponses['roots']` does not have the expected shape."),
 ]

@@ -187,7 +187,7 @@ async def test_a_code_that_may_not_be_sent_is_logged_and_masked(caplog: pytest.L
         reference = error["message"].removeprefix("Internal error. The server's log has it under error ").rstrip(".")
         logged = caplog.messages[-1]
         assert f"[error {reference}]" in logged
-        assert "raised ProtocolError: The vault is closed. Its code -32002 is not sent: the protocol keeps" in logged
+        assert "raised ProtocolError: The vault is closed. Its code -32002 is not sent: the protocol reserves" in logged
         assert "test_dispatch.py" in logged
     assert caplog.messages[0].startswith("Tool 'lock' (")
     assert caplog.messages[1].startswith("Resource 'vault://gold' (")

@@ -99,5 +99,5 @@ def test_a_server_that_must_be_behind_a_proxy_is_warned_of_when_it_starts(caplog
     assert warnings_of(caplog) == []
     warn_of_proxy(server.engine, HttpOptions(allowed_hosts=["api.example.com"]))
     (line,) = warnings_of(caplog)
-    assert "listens on 127.0.0.1 only and is called api.example.com" in line
+    assert "listens on 127.0.0.1 only, but allows the host api.example.com" in line
     assert "trusted_proxies=['127.0.0.1'] (--trust-proxy 127.0.0.1)" in line

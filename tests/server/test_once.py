@@ -202,7 +202,7 @@ async def test_a_replay_that_asks_other_questions_is_warned_of_in_development(de
     assert bool(said) is debug
     if debug:
         assert "tools/call 'run' asked other questions than in the round before" in said[0]
-        assert "put what changes (time, random values, what was read elsewhere) into ctx.once" in said[0]
+        assert "get values that change (time, random numbers, data of other systems) with ctx.once" in said[0]
 
 
 async def test_a_replay_that_asks_the_same_is_not_warned_of(caplog: Any) -> None:

@@ -17,7 +17,7 @@ MISTAKE = pytest.mark.mistake("a side effect before a question")
 
 @pytest.fixture(autouse=True)
 def _nothing_told() -> None:
-    replay._told.clear()
+    replay._warned.clear()
 
 
 async def warnings(caplog: Any, handler: Any, *, debug: bool = True, **params: Any) -> list[str]:
@@ -108,13 +108,13 @@ def plainly_logging(ctx: Context) -> str:
     [
         (charging, "await charge()", "awaits charge(...)"),
         (charging_and_waiting, "await mail", "awaits mail(...)"),
-        (logging_first, "ctx.info", "logs by ctx.info(...)"),
+        (logging_first, "ctx.info", "logs with ctx.info(...)"),
         (charging_in_a_helper, None, "awaits mail(...)"),
         (gathering, "asyncio.gather", "awaits something"),
         (in_a_thread, "to_thread", "awaits to_thread(...)"),
         (between_questions, "await mail", "awaits mail(...)"),
         (plainly, "mail", "awaits mail(...)"),
-        (plainly_logging, "ctx.warning", "logs by ctx.warning(...)"),
+        (plainly_logging, "ctx.warning", "logs with ctx.warning(...)"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )

@@ -151,7 +151,7 @@ def test_it_may_have_as_many_connections_open_as_the_system_allows(start, tmp_pa
 def test_scopes_that_nobody_can_have_are_warned_of_when_it_starts(start) -> None:
     script = "from weft import Server\nserver = Server('s')\n@server.tool(scopes=['a'])\ndef f() -> str: ...\n"
     process = start(script=script)
-    process.until("scopes= is said of tool 'f', but the server has no auth=")
+    process.until("scopes= is set for tool 'f', but the server has no auth=")
     process.until("Weft serves")
 
 
@@ -191,7 +191,7 @@ server = Server("early", lifespan=lifespan)
 @pytest.mark.parametrize(
     ("host", "port", "sentence"),
     [
-        ("no.such.host.invalid", 8000, "is no address of this machine"),
+        ("no.such.host.invalid", 8000, "is not an address of this machine"),
         ("192.0.2.1", 8000, "is not an address of this machine"),
         ("127.0.0.1", 70000, "65535"),
     ],
@@ -207,7 +207,7 @@ def test_a_host_that_others_reach_needs_its_names(host: str) -> None:
     with pytest.raises(StartError) as caught:
         Server("open").run("http", host=host, port=0)
     assert str(caught.value) == (
-        f"host={host!r} makes the server reachable from other machines, so it must say under which names: "
+        f"host={host!r} makes the server reachable from other machines, so it must list its names: "
         "allowed_hosts=['api.example.com'] (--allow-host api.example.com). Use '*' for any name if a proxy in front "
         "checks it, or stay on this machine with host='127.0.0.1'."
     )
@@ -229,7 +229,7 @@ def test_wrong_options_are_told_in_a_sentence() -> None:
     for workers in (0, -1, "2", True):
         with pytest.raises(StartError, match=f"workers={workers!r} is not possible; it is the number of processes"):
             Server("x").run("http", workers=workers)
-    with pytest.raises(StartError, match="port='x' is no port; it is a number from 1 to 65535, and 0 takes a free"):
+    with pytest.raises(StartError, match="port='x' is not possible; it is a number from 1 to 65535, or 0 for any"):
         Server("x").run("http", port="x")
     with pytest.raises(UsageError, match=r"host= is a str, not int \(.*\). Write host='127.0.0.1'"):
         Server("x").run("http", host=3)
@@ -740,7 +740,7 @@ def test_workers_need_a_server_they_can_find(start) -> None:
         "def main(server=server):\n    server.run('http', port=0, workers=2)\ns = [server]; del server\nmain()"
     ).end()
     assert code == 1
-    assert errors.startswith("Each worker loads the server itself, so it has to be a global name of the script")
+    assert errors.startswith("Each worker loads the server itself, so it has to be a global variable of the script")
 
 
 def test_a_worker_that_cannot_start_stops_everything(start) -> None:

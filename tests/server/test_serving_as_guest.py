@@ -265,9 +265,7 @@ def test_ctrl_c_ends_it_as_it_ends_the_loop(tmp_path: Path) -> None:
 
 async def test_what_it_cannot_do_is_said() -> None:
     server = Server("s")
-    with pytest.raises(
-        StartError, match=r"server\.serve has one worker, that of the loop it runs in; leave workers= out"
-    ):
+    with pytest.raises(StartError, match=r"server\.serve has one worker: the process of the loop. Leave workers= out"):
         await server.serve("http", workers=2)
     with pytest.raises(UsageError, match=r"server\.serve has no option 'prt' .*Did you mean 'port'\?"):
         await server.serve("http", prt=3)

@@ -1,4 +1,4 @@
-"""Report errors to the developer, find the user's own code, and check arguments that type checkers cannot."""
+"""Report errors to the developer, find the user's own code, and check options that type checkers do not check."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from weft.protocol.names import closest, printable
 
 log = logging.getLogger("weft.faults")
 
-MOST_FRAMES = 6
+MOST_FRAMES = 6  # Frames of the user's code in one log entry.
 
 MOST_VERSIONS = 32  # Versions in the log: a peer can invent any number of them.
 
@@ -166,10 +166,10 @@ def summary_of(error: BaseException) -> str:
 
 
 def report_code(what: str, error: ProtocolError, *, debug: bool) -> str:
-    """Log an error, raised by `what`, whose code may not be sent; return the text for the peer."""
+    """Log an error, raised by `what`, whose code is reserved by the protocol; return the text for the peer."""
     text = (
         f"{what} raised {type(error).__name__}: {str(error).rstrip('.')}. Its code {error.code} is not sent: the "
-        "protocol keeps those from -32768 to -32000 for itself. Take another."
+        "protocol reserves the codes from -32768 to -32000. Use another one."
     )
     return record(text, user_frames(error)[-MOST_FRAMES:], debug=debug)
 
@@ -226,7 +226,7 @@ def note_refusal(error: ProtocolError) -> None:
 
 
 def show_mistakes_plainly() -> None:
-    """Print an uncaught `UsageError` without the frames inside Weft; leave every other exception to the old hook."""
+    """Print an uncaught `UsageError` without the frames inside Weft. Other exceptions are printed as before."""
     global _show_others
     if sys.excepthook is not _show:
         _show_others, sys.excepthook = sys.excepthook, _show
@@ -248,7 +248,7 @@ _SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+")  # RFC 6749, 3.3
 
 
 def with_article(name: str) -> str:
-    """Put the article before the name of a type.
+    """Return the name of a type with its article.
 
     >>> with_article("int"), with_article("str")
     ('an int', 'a str')
@@ -257,7 +257,7 @@ def with_article(name: str) -> str:
 
 
 def did_you_mean(name: object, known: Sequence[str]) -> str:
-    """Return the question after the known name that is most like this one, or an empty text.
+    """Return "Did you mean ...?" with the most similar known name; an empty text if no name is similar.
 
     >>> did_you_mean("tool", ["tools", "prompts"])
     "Did you mean 'tools'? "
@@ -285,7 +285,7 @@ def check_kind(option: str, value: object, kind: type, example: str) -> None:
 
 
 def check_limits(limits: Limits) -> None:
-    """Raise UsageError for negative limits, and for a server without threads."""
+    """Raise UsageError for a negative limit, and for `threads=0`."""
     for name in limits.__struct_fields__:
         value = getattr(limits, name)
         least = 1 if name == "threads" else 0  # Without a thread, a plain function would wait forever.
@@ -299,17 +299,17 @@ def check_scopes(scopes: Sequence[str], where: str) -> tuple[str, ...]:
         raise UsageError(f"{where} has scopes={scopes!r}; scopes come as a list: scopes={scopes.split()!r}.")
     for scope in cast("Sequence[object]", scopes):  # Callers may be untyped.
         if not isinstance(scope, str) or not _SCOPE.fullmatch(scope):
-            raise UsageError(f"{where} has scopes=[{scope!r}], which is no scope: it has no blanks or quotes in it.")
+            raise UsageError(f"{where} has scopes=[{scope!r}], which is not a scope: scopes have no spaces or quotes.")
         if scope == "offline_access":
             raise UsageError(
-                f"{where} has the scope 'offline_access', which no operation takes: it is between a client and its "
-                "authorization server. Leave it out."
+                f"{where} has the scope 'offline_access', which is not for operations: a client requests it from its "
+                "authorization server, to get a refresh token. Leave it out."
             )
     return tuple(dict.fromkeys(scopes))
 
 
 def decorate(fn: Any, register: Callable[[Any], None], kind: str) -> Any:
-    """Register a function and return it; without a function, return the decorator that does so."""
+    """Register a function and return it. Without a function, return a decorator that registers one."""
 
     def decorator(function: Any) -> Any:
         if isinstance(function, str):

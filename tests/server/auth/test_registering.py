@@ -152,7 +152,7 @@ def test_a_proxy_that_is_not_named_is_told_once(caplog: pytest.LogCaptureFixture
     (told,) = lines_of(caplog, "weft.advice")
     assert "100 registrations an hour" in told
     assert "10 wrong passwords a minute" in told
-    assert "Name it: trusted_proxies=['127.0.0.1']. If not" in told  # there is no command that serves it
+    assert "Set trusted_proxies=['127.0.0.1']. If not" in told  # there is no command that serves it
 
 
 @pytest.mark.parametrize(("proxies", "lines"), [(["127.0.0.1"], 0), (["10.0.0.1"], 1)])

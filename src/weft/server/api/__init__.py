@@ -1,1 +1,1 @@
-"""What programs use of the server: `Server`, extensions, the lifespan."""
+"""The public interface of the server: `Server` and `Context`."""

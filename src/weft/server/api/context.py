@@ -1,4 +1,4 @@
-"""Context: what a handler touches. One per call, shared by middleware and handler."""
+"""The `Context` of a call, for handlers and middleware: facts about the request, progress, logs, and questions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Ts = TypeVarTuple("Ts")
 Ask = TypeVar("Ask", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 _server_log = logging.getLogger("weft.context")
-_seldom = Seldom(_server_log)  # for what clients can cause at will
+_seldom = Seldom(_server_log)  # for warnings that clients can cause as often as they like
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -51,12 +51,15 @@ _TOO_FAST = (
 
 
 def _question(ask: Ask) -> Ask:
-    """Note what a handler asks: without `await` it is never asked, and would count as a yes in `if ctx.elicit(...)`."""
+    """Record the coroutine that a method returns, so that a missing `await` is found when the handler returns.
+
+    Without `await` nothing is asked, and the coroutine counts as True in `if ctx.elicit(...)`.
+    """
 
     @wraps(ask)
     def noted(self: Context, *args: Any, **options: Any) -> Any:
         question = ask(self, *args, **options)
-        call = self._call  # pyright: ignore[reportPrivateUsage] - of the class that this is for
+        call = self._call  # pyright: ignore[reportPrivateUsage] - decorates methods of Context
         call.questions = [*(call.questions or ()), (question, f"ctx.{ask.__name__}(...)", caller())]
         return question
 
@@ -64,9 +67,9 @@ def _question(ask: Ask) -> Ask:
 
 
 class Context:
-    """What a handler knows of its call, and can do besides answering it.
+    """Gives a handler the facts about its call, and sends messages to the client before the answer.
 
-    Annotate a parameter with `Context`, anywhere in the signature, and it is given:
+    Weft passes it for a parameter that is annotated with `Context`, at any position:
 
     >>> from weft import Context, Server
     >>> server = Server("example")
@@ -82,10 +85,10 @@ class Context:
     def __init__(self, call: Call) -> None:
         self._call = call
         self._loop = _loop_here()
-        self._progress: float | None = None  # the last progress told: the next must be more (PROG-03)
+        self._progress: float | None = None  # last value that was reported: the next one must be greater
         self._state: dict[str, Any] | None = None
 
-    # What the call is.
+    # The request.
 
     @property
     def method(self) -> str:
@@ -94,13 +97,13 @@ class Context:
 
     @property
     def params(self) -> Any:
-        """The params, decoded; a struct of `weft.types`. What middleware changes in them reaches the handler."""
+        """The decoded params: a struct of `weft.types`. Changes by middleware reach the handler."""
         self._call.params_seen = True
         return self._call.envelope.params
 
     @property
     def request_id(self) -> RequestId:
-        """The id the client gave the request."""
+        """The id of the request."""
         return self._call.id
 
     @property
@@ -110,89 +113,90 @@ class Context:
 
     @property
     def lifespan(self) -> Any:
-        """What the server's lifespan yielded."""
+        """The value that the server's lifespan yielded."""
         return cast("Runtime", self._call.services).lifespan.value
 
     @property
     def state(self) -> dict[str, Any]:
-        """Scratch space of this call, shared by middleware and handler."""
+        """Data of this call, shared by middleware and handler."""
         if self._state is None:
             self._state = {}
         return self._state
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The HTTP headers, read-only, credentials left out; empty where there are none."""
+        """The HTTP headers, read-only and without credentials; empty on stdio."""
         return _NO_HEADERS if self._call.headers is None else self._call.headers.mapping()
 
-    # Who sent it.
+    # The client.
 
     @property
     def token_info(self) -> TokenInfo | None:
-        """Who is calling, where that was verified before the call came here; else None."""
+        """The verified caller, from its token or from an app around the server; None if no caller was verified."""
         return self._call.token_info
 
     @property
     def connection(self) -> Connection:
-        """The facts about the peer, and the channel to it."""
+        """The facts about the client, and the channel to it."""
         return self._call.connection
 
     @property
     def connection_id(self) -> str:
-        """Names the connection: its session, or without one this call alone, so that it differs with every call.
+        """The id of the session or, without a session, of this call only: then it differs with every call.
 
-        To find something again with the next call, use `session_id`, which is then None.
+        To store data for later calls, use `session_id` as the key. It is None without a session.
         """
         return self._call.connection.connection_id
 
     @property
     def session_id(self) -> str | None:
-        """Names the session that the call belongs to, the same for all of its calls; None where there is no session."""
+        """The id of the session, the same for all of its calls; None without a session."""
         return None if self._call.session is None else self._call.connection.connection_id
 
     @property
     def protocol_version(self) -> str:
-        """The revision of the protocol this call speaks."""
+        """The protocol version of this call."""
         return self._call.envelope.revision.version
 
     @property
     def is_stateless(self) -> bool:
-        """Whether the call stands alone: no session before or after it."""
+        """Whether the call is of the stateless era, which has no sessions."""
         return self._call.era.is_stateless
 
     @property
     def client_info(self) -> Implementation | None:
-        """Name and version of the client, if it said so. Not proof of anything."""
+        """Name and version of the client, if it sent them. They are not verified."""
         return self._call.envelope.client_info
 
     @property
     def client_capabilities(self) -> ClientCapabilities:
-        """What the client declared for this call."""
+        """The capabilities that the client declared for this call."""
         return self._call.envelope.client_capabilities
 
     def client_supports(self, capability: str) -> bool:
-        """Whether the client declared a capability, named by its path.
+        """Return whether the client declared a capability.
 
-        `"elicitation"`, `"elicitation.url"`, `"sampling.tools"`, `"roots"`, `"extensions.com.example/thing"`.
+        Examples: `"elicitation"`, `"elicitation.url"`, `"sampling.tools"`, `"roots"`, `"extensions.com.example/thing"`.
         """
         return self._call.client_supports(capability)
 
-    # How it goes on.
+    # Progress, logs and cancellation.
 
     @property
     def cancelled(self) -> bool:
-        """Whether the client gave the call up. Async handlers are stopped by cancellation; plain ones look here."""
+        """Whether the client cancelled the call. Async handlers are stopped; sync handlers have to check this."""
         return self._call.cancellation.cancelled
 
     @property
     def _is_silent(self) -> bool:
-        """Given up, or a listen stream: that carries changes only, whatever middleware has to tell (HTTP-18)."""
+        """Whether notifications are dropped: the call is cancelled, or it is a listen stream, with changes only."""
         return self.cancelled or isinstance(self._call.envelope.params, ListenParams)
 
     async def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        """Tell how far the call has come. Nothing is sent if the client gave no token, or if it is no progress.
+        """Send a progress notification, if the client asked for progress.
 
-        Nor is what comes faster than `Limits.progress_per_second`, unless it reaches the total.
+        A value that is not greater than the last one is dropped. At most `Limits.progress_per_second` notifications are
+        sent per second; a value that reaches the total is sent even beyond that rate.
         """
         for name, number in (("progress", progress), ("total", total)):
             if number is not None and not math.isfinite(number):
@@ -205,8 +209,8 @@ class Context:
         if not self._call.progress_pace.allows(urgent=total is not None and progress >= total):
             return
         self._progress = progress
-        if self._call.reply.answered:  # PROG-06
-            _warn_of_late(self._call.described, "tells of its progress")
+        if self._call.reply.answered:
+            _warn_of_late(self._call.described, "reports progress")
             return
         params = ProgressParams(progress_token=token, progress=progress, total=total, message=message)
         fitting = self._call.era.notice(params, self._call.envelope.revision)
@@ -215,11 +219,11 @@ class Context:
     async def log(self, level: LogLevel, data: Any, *, logger: str | None = None) -> None:
         """Send a log message to the client, if it asked for messages of this level.
 
-        `data` is anything that a tool may return as JSON: text, numbers, dictionaries, dataclasses, pydantic models;
-        a `SecretStr` in it is not shown. `logger` is the server's name if not said. What comes faster than
-        `Limits.log_messages_per_second` is dropped, and the next message that is not is preceded by how many were.
+        `data` is any value that a tool may return as JSON: text, numbers, dictionaries, dataclasses, pydantic models.
+        A `SecretStr` in it is logged as stars. `logger` is a name for the source; default: the server's name. At most
+        `Limits.log_messages_per_second` are sent. If messages were dropped, the next one is preceded by their number.
         """
-        if level not in _LEVELS:  # told also when nobody listens, or the mistake would show with the first who does
+        if level not in _LEVELS:  # checked first, so that a wrong level fails even if the client wants no log messages
             raise UsageError(f"There is no log level {level!r}; the levels are {', '.join(_LEVELS)}.")
         call = self._call
         if not call.era.may_log(level, call.envelope.log_level) or self._is_silent:
@@ -243,45 +247,46 @@ class Context:
             await call.reply.notify(encode_notification("notifications/message", params))
         elif call.session is not None and call.connection.outbound.is_readable:
             await call.connection.notify("notifications/message", cast("Any", params))
-        else:  # LOG-04
-            _warn_of_late(call.described, "has a log message")
+        else:
+            _warn_of_late(call.described, "logs a message")
 
     async def debug(self, data: Any, *, logger: str | None = None) -> None:
-        """Log at level debug."""
+        """Send a log message at level debug."""
         await self.log("debug", data, logger=logger)
 
     async def info(self, data: Any, *, logger: str | None = None) -> None:
-        """Log at level info."""
+        """Send a log message at level info."""
         await self.log("info", data, logger=logger)
 
     async def notice(self, data: Any, *, logger: str | None = None) -> None:
-        """Log at level notice."""
+        """Send a log message at level notice."""
         await self.log("notice", data, logger=logger)
 
     async def warning(self, data: Any, *, logger: str | None = None) -> None:
-        """Log at level warning."""
+        """Send a log message at level warning."""
         await self.log("warning", data, logger=logger)
 
     async def error(self, data: Any, *, logger: str | None = None) -> None:
-        """Log at level error."""
+        """Send a log message at level error."""
         await self.log("error", data, logger=logger)
 
     async def critical(self, data: Any, *, logger: str | None = None) -> None:
-        """Log at level critical."""
+        """Send a log message at level critical."""
         await self.log("critical", data, logger=logger)
 
     async def alert(self, data: Any, *, logger: str | None = None) -> None:
-        """Log at level alert."""
+        """Send a log message at level alert."""
         await self.log("alert", data, logger=logger)
 
     async def emergency(self, data: Any, *, logger: str | None = None) -> None:
-        """Log at level emergency."""
+        """Send a log message at level emergency."""
         await self.log("emergency", data, logger=logger)
 
     async def close_stream(self, retry_seconds: float = 1.0) -> None:
-        """Let the client go and come back in a while for what follows: a call that takes long need not hold a line.
+        """Close the SSE stream of this call. The client reconnects after `retry_seconds` to get the rest.
 
-        Only clients of one revision do that, over HTTP; for all others nothing happens.
+        So a long call does not need an open connection all the time. Only clients of revision 2025-11-25 over HTTP
+        reconnect; for other clients nothing happens.
         """
         if not 0 <= retry_seconds <= 3600:
             raise UsageError(f"close_stream({retry_seconds!r}) is not possible: give seconds, an hour at most.")
@@ -289,11 +294,11 @@ class Context:
             await self._call.reply.close_stream(retry_seconds)
 
     def wait(self, awaitable: Awaitable[T]) -> T:
-        """From a plain function: do something of this context and wait for it.
+        """Run an awaitable of this context and block until it is done. For sync handlers, which cannot await.
 
-        `ctx.wait(ctx.report_progress(1, 3))`. An async function awaits it instead.
+        Example: `ctx.wait(ctx.report_progress(1, 3))`. In an async handler, use `await` instead.
         """
-        if _running_loop() is self._loop:  # waiting here would stop the loop that is to do it
+        if _running_loop() is self._loop:  # blocking here would stop the loop that has to run it
             if isinstance(awaitable, Coroutine):
                 awaitable.close()
             raise UsageError("ctx.wait(...) is for plain functions; in an async function write `await ...` instead.")
@@ -302,7 +307,7 @@ class Context:
         with self._call.replay.waiting(awaitable, caller()):
             return asyncio.run_coroutine_threadsafe(_as_coroutine(awaitable), self._loop).result()
 
-    # What the user, or the client's model, is asked.
+    # Questions: to the user, to the client's model, and for roots.
 
     @overload
     async def elicit(self, message: str, schema: type[T], *, key: str | None = None) -> Elicitation[T]: ...
@@ -316,23 +321,24 @@ class Context:
     ) -> Elicitation[Any]:
         """Ask the user to fill in a form: a flat model, or a flat JSON Schema.
 
-        In the stateless era nothing waits for the answer: the call ends here, and **the handler runs again from the
-        top** when the client calls again with it. What stands before the question then happens again; do it through
-        `once` if it must not.
+        In the stateless era the call does not wait for the answer. The call ends at this line, and **the handler runs
+        again from the top** when the client calls again with the answer. So the code before the question runs again,
+        too. Use `once` for code that must not run twice.
 
-        `answer.value` is there after `if answer.action == "accept"`, or `case AcceptedElicitation(value)`.
+        The answer is in `answer.value` after `if answer.action == "accept"`, or in `case AcceptedElicitation(value)`.
         """
         return await asks.elicit(self._call, message, schema, key)
 
     @_question
     async def elicit_url(self, message: str, url: str, *, key: str | None = None) -> Elicitation[None]:
-        """Ask the user to visit a page. Accepted means consent, not that anything is done there."""
+        """Ask the user to visit a page. `accept` means that the user agreed to it, not that the user is done there."""
         return await asks.elicit_url(self._call, message, url, key)
 
     async def notify_complete(self, page: str) -> None:
-        """The user is done at the page that `ask_url(..., id=page)` asked to visit, in this call or an earlier one.
+        """Notify the client that the user is done at a page, if the client's protocol version has a message for that.
 
-        The client is told where there is a message for that. Beside the calls, `connection.notify_complete` does it.
+        `page` is the id that was given to `ask_url(..., id=page)`, in this call or an earlier one. Outside of a call,
+        use `connection.notify_complete`.
         """
         await asks.notify_complete(self._call, page)
 
@@ -352,7 +358,7 @@ class Context:
 
     @_question
     async def sample_raw(self, params: Mapping[str, Any], *, key: str | None = None) -> dict[str, Any]:
-        """Ask the client's model with params as they stand on the wire; the answer as it stands there."""
+        """Ask the client's model, with params and answer in the JSON form of the protocol."""
         answer = await asks.sample(self._call, ask_model_raw(params), key)
         return cast("dict[str, Any]", msgspec.to_builtins(answer))
 
@@ -369,22 +375,23 @@ class Context:
     async def once(self, key: str, fn: Callable[[*Ts], T], *args: *Ts) -> T: ...
     @_question  # type: ignore[misc]  # mypy does not see that *args takes any *Ts
     async def once(self, key: str, fn: Callable[..., Any], *args: Any, type: Any = None) -> Any:
-        """Call `fn(*args)` once per logical call, however often the handler runs: charge a card, draw a number.
+        """Call `fn(*args)` once per logical call, even if the handler runs several times, and return its result.
 
-        A handler that asks runs from the top again when the answer comes. What `fn` returned the first time is kept
-        under `key` and returned the next times; it must be JSON, or of the type that `fn` says it returns (or `type`).
+        A handler that asks runs again from the top when the answer comes. Use `once` for side effects, such as charging
+        a card, and for values that change, such as random numbers. The result of the first call is stored under `key`
+        and returned to later runs. It must be JSON, or fit the return annotation of `fn`, or `type`.
         """
         check_key(key, f"ctx.once({key!r}, ...)")
         if not callable(fn):
             if isinstance(fn, Coroutine):
-                fn.close()  # or Python complains of it, too
+                fn.close()  # else Python warns about it as well
             raise UsageError(
-                f"ctx.once({key!r}, ...) got what a function returned, and not the function, so it cannot tell whether "
-                f"to call it. Give both apart: ctx.once({key!r}, fn, argument)."
+                f"ctx.once({key!r}, ...) got the result of a function, not the function, so it cannot decide whether "
+                f"to call it. Pass the function and its arguments separately: ctx.once({key!r}, fn, argument)."
             )
         return await asker_of(self._call).once(key, fn, args, type)
 
-    # The answers of an earlier round, for handlers that return `InputRequired` themselves.
+    # Answers from earlier rounds, for handlers that return `InputRequired` themselves.
 
     @property
     def input_responses(self) -> Mapping[str, Any]:
@@ -393,11 +400,11 @@ class Context:
         return MappingProxyType({key: msgspec.json.decode(raw) for key, raw in answers.items()}) if answers else _NONE
 
     def has_input_response(self, key: str) -> bool:
-        """Whether there is an answer for `key`."""
+        """Return whether there is an answer for `key`."""
         return key in self._answers
 
     def input_response(self, key: str, type: type[T]) -> T:
-        """The answer for `key`, read as `type`. `InvalidParams` for an answer that is not there or does not fit."""
+        """Return the answer for `key` as `type`. Raise `InvalidParams` if it is missing or does not fit."""
         if key not in self._answers:
             raise InvalidParams(f"Invalid params: `inputResponses` has no {key!r}.")
         try:
@@ -408,17 +415,17 @@ class Context:
 
     @property
     def is_retry(self) -> bool:
-        """Whether this call goes on with an earlier one, whose questions it answers."""
+        """Whether this call continues an earlier one and brings answers to its questions."""
         return self._call.asker is not None and self._call.asker.is_retry
 
     @property
     def request_state(self) -> Any:
-        """The state that an earlier round returned with `InputRequired`, opened; None if there is none."""
+        """The decrypted state that an earlier round returned with `InputRequired`; None if there is none."""
         state = None if self._call.asker is None else self._call.asker.state
         return None if state is None else msgspec.json.decode(state)
 
     def request_state_as(self, type: type[T]) -> T | None:
-        """The same, read as `type`."""
+        """Return `request_state` as `type`; None if there is none. Raise `InvalidParams` if it does not fit."""
         state = None if self._call.asker is None else self._call.asker.state
         try:
             return None if state is None else _read(bytes(state), type)
@@ -431,19 +438,19 @@ class Context:
 
 
 def _read(data: bytes, type: type[T]) -> T:
-    """JSON as `type`. ValueError where it does not have its shape."""
+    """Decode JSON as `type`. Raise ValueError if it does not fit."""
     if isinstance(type, msgspec.StructMeta):
         return msgspec.json.decode(data, type=type)
-    from pydantic import TypeAdapter  # here, because most servers start sooner without it
+    from pydantic import TypeAdapter  # imported here: most servers do not need it, and start faster
 
     return TypeAdapter(type).validate_json(data)
 
 
-@lru_cache(maxsize=512)  # so that it is said once of a handler, however often that is called
+@lru_cache(maxsize=512)  # warn once per handler
 def _warn_of_late(described: str, what: str) -> None:
     _server_log.warning(
-        "%s %s for its client after the answer is sent. It is dropped: nothing that belongs to a call follows its "
-        "answer. Tell it before the handler returns, and await what runs beside it.",
+        "%s %s for its client after the answer is sent. It is dropped, because nothing that belongs to a call may "
+        "follow its answer. Send it before the handler returns, and await the tasks that the handler starts.",
         described,
         what,
     )
@@ -462,18 +469,18 @@ def _log_data(data: Any) -> msgspec.Raw:
 
 
 class _Here(threading.local):
-    """What belongs to one thread."""
+    """Values of one thread."""
 
-    loop: asyncio.AbstractEventLoop | None = None  # the one that ran when last asked
+    loop: asyncio.AbstractEventLoop | None = None  # the loop that was running at the last look-up
 
 
 _here = _Here()
 
 
 def _loop_here() -> asyncio.AbstractEventLoop:
-    """The running loop. `asyncio.get_running_loop` asks the system for the process with each call, in Python 3.11."""
+    """Return the running loop, from a cache: in Python 3.11, each `asyncio.get_running_loop` makes a system call."""
     loop = _here.loop
-    if loop is None or not loop.is_running():  # a thread has one running loop at a time: if this one runs, it is that
+    if loop is None or not loop.is_running():  # a thread runs one loop at a time
         loop = _here.loop = asyncio.get_running_loop()
     return loop
 
@@ -481,7 +488,7 @@ def _loop_here() -> asyncio.AbstractEventLoop:
 def _running_loop() -> asyncio.AbstractEventLoop | None:
     try:
         return asyncio.get_running_loop()
-    except RuntimeError:  # a worker thread has none
+    except RuntimeError:  # no loop runs in this thread
         return None
 
 

@@ -1,4 +1,4 @@
-"""Register features and options of a server: `Server`. It holds nothing of any client."""
+"""The class `Server`: the features and options of one server. It stores nothing about clients."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RESOURCE_OPTIONS = (*PROMPT_OPTIONS, "mime_type", "size", "annotations", "cache_
 
 
 class Server(Servable):
-    """An MCP server: what it is called and what it offers.
+    """An MCP server: its name, its features and its options.
 
     >>> server = Server("adder", version="1.0")
     >>> @server.tool
@@ -46,7 +46,7 @@ class Server(Servable):
     ...     '''Add two numbers.'''
     ...     return a + b
 
-    `server.run()` serves it on stdio, `server.run("http")` over HTTP, `server.asgi()` is an ASGI app to mount.
+    `server.run()` serves it on stdio, `server.run("http")` over HTTP. `server.asgi()` returns an ASGI app to mount.
     """
 
     def __init__(
@@ -74,36 +74,40 @@ class Server(Servable):
         auth: ResourceServer | Verifier | None = None,
         debug: bool | None = None,
     ) -> None:
-        """Make a server without features.
+        """Create a server without features.
 
         Args:
-            name: What programs call it.
-            version: Its version.
-            title: What people call it.
-            description: What it is.
-            instructions: How a model should use it.
-            website_url: Where to read more.
-            icons: Pictures a client may show.
-            lifespan: `lifespan(server)` is an async context manager, entered once per process; handlers find what it
-                yields in `ctx.lifespan`.
-            middleware: Called around every call, the first outermost.
-            extensions: Additions to the protocol.
-            cache_hint: How long clients may keep what they read or list; default: not at all. Lists may be shared
-                between users and what is read may not, unless its scope says otherwise.
-            list_cache_hints: The same for single lists.
-            page_size: How many entries a page of a list has.
-            limits: The bounds it lives in.
-            state_keys: Secrets that seal what a question carries from one round to the next; the first seals, all open.
-                Workers that serve the same clients need the same. The environment variable WEFT_STATE_KEY, comma
-                separated, is the default; without it a key is made that dies with the process.
-            eras: Which clients are served: those that say everything with each request ("stateless"), those that open
-                with a handshake ("session"), or both.
-            require_initialized: Serve a session only from when its client has confirmed the handshake.
-            backend: What workers share; a memory of this process's own if not said.
-            auth: What protects it over HTTP. A `ResourceServer` says who issues tokens and who verifies them; a
-                verifier alone, such as `StaticTokens({...})`, lets those in who have one. Default: everybody is served.
-            debug: Tell clients what went wrong inside, and warn of more: of short calls that block, of side effects
-                before a question. The environment variable WEFT_DEBUG=1 is the default.
+            name: The name of the server, for programs.
+            version: The version of the server.
+            title: The name of the server, for people.
+            description: A description of the server, for people.
+            instructions: A text for the model: how to use the server.
+            website_url: The URL of a page about the server.
+            icons: Icons that a client may show.
+            lifespan: A function that takes the server and returns an async context manager. It is entered once per
+                process. Handlers find the value that it yields in `ctx.lifespan`.
+            middleware: Functions that are called around every call. The first one is the outermost.
+            extensions: Extensions of the protocol that the server supports.
+            cache_hint: How long clients may cache lists and contents of resources. Default: not at all. Unless the hint
+                has a scope, lists may be shared between users, and contents may not.
+            list_cache_hints: Cache hints for single lists, by name. Default: `cache_hint`.
+            page_size: The number of entries on one page of a list.
+            schema_refs: Keep `$defs` and `$ref` in the schemas of tools. Default: models are written inline, because
+                many clients do not follow a `$ref`.
+            limits: The limits of the server, such as sizes and timeouts.
+            state_keys: Keys that encrypt `requestState`, the state of a call between rounds. The first key encrypts,
+                all keys decrypt. Workers that serve the same clients need the same keys. Default: the environment
+                variable WEFT_STATE_KEY (comma-separated), or else a random key that is lost when the process ends.
+            eras: The families of protocol versions to serve: "stateless" (2026-07-28), "session" (older versions, which
+                begin with a handshake), or both.
+            require_initialized: Refuse requests in a session until its client has confirmed the handshake.
+            backend: The store, log and bus that workers share. Default: the memory of this process.
+            auth: How requests over HTTP are authorized. A `ResourceServer` names who issues the tokens and who verifies
+                them. A verifier such as `StaticTokens({...})` accepts the tokens that it knows. Default: every request
+                is accepted.
+            debug: Send the text of internal errors to clients, and log more warnings: about short calls that block the
+                event loop, and about side effects before a question. Default: whether the environment
+                variable WEFT_DEBUG is set, and is not 0.
         """
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
             raise UsageError("A server needs a name: Server('my-server').")
@@ -129,7 +133,7 @@ class Server(Servable):
             auth=auth,
             debug=is_debug,
         )
-        self.engine = Engine(self, info, instructions, options)  # what serves; not part of the public API
+        self.engine = Engine(self, info, instructions, options)  # serves the requests; not part of the public API
 
     @property
     def name(self) -> str:
@@ -138,17 +142,17 @@ class Server(Servable):
 
     @property
     def info(self) -> Implementation:
-        """Name, version and what else the server says of itself."""
+        """The name, version, title and other facts that clients get about the server."""
         return self.engine.info
 
     @property
     def limits(self) -> Limits:
-        """The bounds of this server."""
+        """The limits of this server."""
         return self.engine.limits
 
     @property
     def backend(self) -> Backend:
-        """What workers share."""
+        """The store, log and bus that workers share."""
         return self.engine.backend
 
     @property
@@ -158,14 +162,14 @@ class Server(Servable):
 
     @property
     def debug(self) -> bool:
-        """Whether clients are told what went wrong inside."""
+        """Whether clients get the text of internal errors."""
         return self.engine.debug
 
     @debug.setter
     def debug(self, value: bool) -> None:
         self.engine.debug = value
 
-    # Registering features. All of it can be done while serving; open listeners hear of it.
+    # Registering features. This also works while the server runs: subscribed clients are notified.
 
     @overload
     def tool(self, fn: F, /) -> F: ...
@@ -193,17 +197,17 @@ class Server(Servable):
         """Register a function as a tool: `@server.tool`, or `@server.tool(title=...)`.
 
         The input schema comes from the signature, the output schema from the return annotation, the description from
-        the docstring. Plain functions run in a thread.
+        the docstring. Sync functions run in a thread.
         """
         return decorate(fn, lambda function: self.add_tool(function, **options), "tool")
 
     def add_tool(self, fn: Callable[..., Any], **options: Any) -> None:
-        """Register a tool by a call. The options are those of `tool`."""
+        """Register a function as a tool, without a decorator. The options are those of `tool`."""
         check_options("A tool", options, ToolOptions.__struct_fields__)
         self.engine.tools.add(fn, ToolOptions(**options))
 
     def remove_tool(self, name: str) -> None:
-        """Take a tool out."""
+        """Remove a tool."""
         self.engine.tools.remove(name)
 
     def resource(
@@ -225,10 +229,10 @@ class Server(Servable):
         scopes: Sequence[str] = (),
         replace: bool = False,
     ) -> Callable[[F], F]:
-        """Register a function that reads a resource, or all resources of an RFC 6570 template.
+        """Register a function that returns the content of a resource, or of all resources of a URI template.
 
-        `@server.resource("config://app")`, `@server.resource("user://{id}/profile")`. The variables of a template are
-        parameters of the function.
+        Examples: `@server.resource("config://app")`, `@server.resource("user://{id}/profile")`. The variables of a
+        template (RFC 6570) are parameters of the function.
         """
         options = {
             "name": name,
@@ -250,12 +254,15 @@ class Server(Servable):
         return lambda fn: decorate(fn, lambda function: self.add_resource(uri, function, **options), "resource")
 
     def add_resource(self, uri: str, content: Callable[..., Any] | str | bytes, **options: Any) -> None:
-        """Register a resource by a call: a function that reads it, or what is in it."""
+        """Register a resource without a decorator: its fixed content, or a function that returns the content.
+
+        The options are those of `resource`.
+        """
         check_options("A resource", options, RESOURCE_OPTIONS)
         self.engine.resources.add(uri, content, **options)
 
     def remove_resource(self, uri: str) -> None:
-        """Take a resource or a template out."""
+        """Remove a resource or a resource template."""
         self.engine.resources.remove(uri)
 
     @overload
@@ -280,18 +287,19 @@ class Server(Servable):
         return decorate(fn, lambda function: self.add_prompt(function, **options), "prompt")
 
     def add_prompt(self, fn: Callable[..., Any], **options: Any) -> None:
-        """Register a prompt by a call. The options are those of `prompt`."""
+        """Register a function as a prompt, without a decorator. The options are those of `prompt`."""
         check_options("A prompt", options, PROMPT_OPTIONS)
         self.engine.prompts.add(fn, **options)
 
     def remove_prompt(self, name: str) -> None:
-        """Take a prompt out."""
+        """Remove a prompt."""
         self.engine.prompts.remove(name)
 
     def completion(self, *, prompt: str | None = None, template: str | None = None, argument: str) -> Callable[[F], F]:
         """Register a function that suggests values for an argument of a prompt or of a resource template.
 
-        `@server.completion(prompt="review", argument="language")`; the function gets what was typed so far.
+        Example: `@server.completion(prompt="review", argument="language")`. The function gets the text that the user
+        has typed so far.
         """
 
         def register(fn: F) -> F:
@@ -306,7 +314,7 @@ class Server(Servable):
     @overload
     def middleware(self, /) -> Callable[[Middleware], Middleware]: ...
     def middleware(self, fn: Any = None, /) -> Any:
-        """Register a function around every call: `async def timing(ctx, next): return await next()`."""
+        """Register a function that runs around every call: `async def timing(ctx, next): return await next()`."""
 
         return decorate(fn, self.engine.add_middleware, "middleware")
 
@@ -315,41 +323,42 @@ class Server(Servable):
     @overload
     def on_error(self, kind: type[E], fn: Translation[E], /) -> None: ...
     def on_error(self, kind: Any = None, fn: Any = None, /) -> Any:
-        """Turn exceptions of this class, of whatever feature, into what the model or the client reads.
+        """Register a function that turns exceptions of a class into an answer for the model or the client.
 
-        `@server.on_error(SoldOut)`, or `server.on_error(SoldOut, fn)`. The function gets the exception, and the
-        `Context` if it takes two parameters; async, or plain. It returns a text, a `ToolError`, a `ProtocolError` or a
-        result. The most specific class wins.
+        Write `@server.on_error(SoldOut)`, or `server.on_error(SoldOut, fn)`. It applies to exceptions of all tools,
+        resources and prompts. The function may be sync or async. It gets the exception, and the `Context` if it has two
+        parameters. It returns a text, a `ToolError`, a `ProtocolError` or a result. If several classes fit, the most
+        specific one is used.
         """
         check_exceptions(kind)
 
         return decorate(fn, partial(self.engine.add_translation, kind), "on_error(ExceptionType)")
 
     def on_roots_changed(self, fn: RootsChanged) -> RootsChanged:
-        """Have a function called when a client with a session says that its roots changed: `async def f(connection)`.
+        """Register a function that is called when a client in a session reports that its roots have changed.
 
-        `await connection.list_roots()` asks for the new ones.
+        It is async and gets the connection. `await connection.list_roots()` returns the new roots.
         """
         decorate(fn, self.engine.add_roots_callback, "on_roots_changed")
         return fn
 
-    # Saying that something changed. From anywhere: also outside a call, also from a thread. Adding and removing
-    # features says so by itself.
+    # Notifying clients of changes. These methods may be called from any thread, inside and outside of calls. Adding and
+    # removing features notifies clients automatically.
 
     def notify_resource_updated(self, uri: str, part_of: str | None = None) -> None:
-        """A resource holds something else now. Those hear of it who subscribed to it, or to what it is `part_of`."""
+        """Notify clients that a resource has changed: those that subscribed to it, or to the resource `part_of`."""
         self.engine.changes.publish(Change("resource", uri, part_of))
 
     def notify_tools_changed(self) -> None:
-        """The list of tools is not what it was."""
+        """Notify clients that the list of tools has changed."""
         self.engine.changes.publish(Change("tools"))
 
     def notify_resources_changed(self) -> None:
-        """The list of resources is not what it was."""
+        """Notify clients that the list of resources has changed."""
         self.engine.changes.publish(Change("resources"))
 
     def notify_prompts_changed(self) -> None:
-        """The list of prompts is not what it was."""
+        """Notify clients that the list of prompts has changed."""
         self.engine.changes.publish(Change("prompts"))
 
     # Serving.
@@ -365,15 +374,19 @@ class Server(Servable):
         trusted_proxies: Sequence[str] = (),
         cors: Sequence[str] = (),
     ) -> HttpApp:
-        """An ASGI app, to run under any ASGI server or to mount in another app.
+        """Return an ASGI app, to run under any ASGI server or to mount in another app.
 
-        Only requests that name this machine's loopback as their host are served, or the host of the resource where
-        `auth` protects one, unless `allowed_hosts` says otherwise.
-        `sessions=False` serves clients that open with a handshake without remembering them: they can be asked nothing
-        and told nothing on its own, but any worker serves them. `sse_path="/sse"` also serves clients of the oldest
-        revision's transport, which was replaced by this endpoint. Of requests that come from one of `trusted_proxies`
-        (addresses or networks), the sender is the one that the proxy names. Web pages of the origins in `cors` may call
-        and read the answers.
+        Args:
+            path: The path of the MCP endpoint.
+            allowed_hosts: The values of the Host header to accept. Default: the loopback names and, if `auth` protects
+                a resource, the host of that resource.
+            allowed_origins: The values of the Origin header to accept. Default: web pages of an allowed host.
+            sessions: Store sessions for clients that begin with a handshake. With False, any worker can serve these
+                clients, but the server cannot ask them anything or notify them of changes.
+            sse_path: A path such as "/sse", to serve clients of the old HTTP+SSE transport as well.
+            trusted_proxies: Addresses or networks of proxies. For a request from one of them, the address of the client
+                is read from the proxy's headers.
+            cors: Origins of web pages that may call the server and read its answers.
         """
         return self.engine.app(
             path,
@@ -386,28 +399,28 @@ class Server(Servable):
         )
 
     def pipe(self, deliver: Callable[[bytes], None]) -> MemoryPipe:
-        """Serve a client in this process: `deliver` gets the messages to it, `pipe.send` takes those from it."""
+        """Serve a client in this process: `deliver` gets the messages to it, `pipe.send` takes its messages."""
         return self.engine.pipe(deliver)
 
     async def serve_pipe(self, source: int, sink: int) -> None:
-        """Serve one client on two file descriptors, a JSON message per line, until `source` ends.
+        """Serve one client on two file descriptors, one JSON message per line, until `source` ends.
 
-        A connected socket is both at once: `await server.serve_pipe(sock.fileno(), sock.fileno())`.
+        A connected socket can be both: `await server.serve_pipe(sock.fileno(), sock.fileno())`.
         """
         from weft.server.stdio.stdio import serve_stdio
 
         await serve_stdio(self.engine, source, sink)
 
     def close_streams(self) -> None:
-        """End the streams that never end by themselves, because the process is about to stop; new ones end at once."""
+        """Close long-lived streams, because the process is about to stop. New ones are closed at once."""
         self.engine.close_streams()
 
     async def start(self) -> None:
-        """Enter the lifespan now, and raise what it raises. Without this, the first request enters it."""
+        """Enter the lifespan now, and raise its exceptions. By default, the first request enters it."""
         await self.engine.lifespan.start()
 
     async def stop(self) -> None:
-        """Release everything, at the end of the process: sessions, what runs beside calls, threads, the lifespan."""
+        """Release everything at the end of the process: sessions, background tasks, threads, the lifespan."""
         await self.engine.stop()
 
     @overload
@@ -415,7 +428,7 @@ class Server(Servable):
     @overload
     def run(self, transport: Literal["http"], **options: Unpack[HttpKeywords]) -> None: ...
     def run(self, transport: Literal["stdio", "http"] = "stdio", **options: Any) -> None:
-        """Serve until stopped: on stdio, or over HTTP with `host`, `port`, `path`, `workers`, `sessions`, ..."""
+        """Serve until the process is stopped: on stdio, or over HTTP with options such as `host` and `port`."""
         from weft.server.run.running import run
 
         run(self.engine, transport, **options)
@@ -425,19 +438,19 @@ class Server(Servable):
     @overload
     async def serve(self, transport: Literal["http"], **options: Unpack[HttpKeywords]) -> None: ...
     async def serve(self, transport: Literal["stdio", "http"] = "stdio", **options: Any) -> None:
-        """The same within a loop that runs already, until cancelled. It takes no signals, and has one worker."""
+        """Serve in the running event loop until cancelled. Unlike `run`, it handles no signals and has one worker."""
         from weft.server.run.running import serve
 
         await serve(self.engine, transport, **options)
 
-    if not TYPE_CHECKING:  # a type checker knows that a Server is no ASGI app; whoever uses none is told
+    if not TYPE_CHECKING:  # hidden from type checkers, which then report that a Server is no ASGI app
 
         def __getattr__(self, name: str) -> Any:
-            """Say what is called otherwise elsewhere."""
+            """Raise an AttributeError that explains a name of another SDK."""
             return attribute_of(self, name)
 
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-            """Refuse to be mounted in place of what `asgi` returns."""
+            """Refuse requests with an error: the program has mounted the server itself instead of `server.asgi()`."""
             from weft.server.http.app import refuse_in_place_of_app
 
             await refuse_in_place_of_app(self, scope, receive, send)

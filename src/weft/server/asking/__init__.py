@@ -1,1 +1,1 @@
-"""Ask the client during a call: elicitation, sampling, roots; and run functions once per call."""
+"""Ask the client during a call (elicitation, sampling, roots), and call functions once per logical call."""

@@ -35,7 +35,7 @@ class _Elicitation:
     __slots__ = ("_completed",)
 
     def __init__(self, completed: _Completed | None = None) -> None:
-        self._completed = completed  # Notifies the client that the user is done at a page.
+        self._completed = completed  # Notifies the client that the user is done at a page; None if there is no page.
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"  # Without the answer, which may be private.
@@ -137,7 +137,10 @@ async def elicit_url(call: Call, message: str, url: str, key: str | None) -> Eli
 
 
 async def notify_complete(call: Call, page: str) -> None:
-    """Notify the client that the user is done at a page: on the stream of the call while it is open, else outside."""
+    """Notify the client that the user is done at a page.
+
+    The notification is sent on the stream of the call while it is open, else outside of the call.
+    """
     if call.session is None or call.reply.answered or call.cancellation.cancelled or not call.reply.can_stream:
         await call.connection.notify_complete(page)
     elif call.connection.supports_pages:
@@ -149,7 +152,7 @@ async def sample(call: Call, request: InputRequest, key: str | None) -> CreateMe
     answer = await _ask(call, request, CreateMessageResult, key)
     fault = fault_of_answer(request.params, answer)
     if fault is not None:
-        raise asker_of(call).unusable(f"of sampling/createMessage, {fault}")
+        raise asker_of(call).unusable(f"the answer to sampling/createMessage breaks a rule: {fault}")
     return answer
 
 

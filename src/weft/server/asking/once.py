@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 
-_KEEPABLE = "Return JSON, or a type that pydantic can write as JSON and read back; or name it: ctx.once(..., type=T)."
+_KEEPABLE = "Return JSON, or a type that pydantic can write as JSON and read, or name the type: ctx.once(..., type=T)."
 
 # The `once` calls that the running code is part of, with their keys.
 _in_once: ContextVar[tuple[tuple[Once, str], ...]] = ContextVar("weft_in_once", default=())
@@ -32,18 +32,19 @@ _in_once: ContextVar[tuple[tuple[Once, str], ...]] = ContextVar("weft_in_once", 
 class Once:
     """The results of functions that are called once, by key.
 
-    `logical` is the id of the logical call, if another run of it is possible: then the first run calls the function.
+    `logical` is the id of the logical call. With an id, other runs of the same call are possible. Then the first run
+    calls a function, and the others wait for its result. Default: there are no other runs.
     """
 
     def __init__(self, services: Services, results: dict[str, msgspec.Raw], logical: str = "") -> None:
         self._services = services
         self._results = results
         self._logical = logical
-        self._locks: dict[str, asyncio.Lock] = {}  # So that of two concurrent calls, one waits.
+        self._locks: dict[str, asyncio.Lock] = {}  # By key: of two concurrent calls, the second one waits.
         self.began = False  # Whether a function was called, with any outcome.
 
     async def result(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], type: Any) -> Any:
-        """Return the result of the first call of `fn`, always read from JSON: every run gets the same value."""
+        """Return the result of the first call of `fn`. It is read from JSON, so that every run gets an equal value."""
         kept = _StoredResult(key, _result_type(fn) if type is None else type)
         inside = _in_once.get()
         if (self, key) in inside:
@@ -71,7 +72,7 @@ class Once:
         return kept.write(value)
 
     def check_asking(self) -> None:
-        """Raise UsageError if a `once` function asks: the question would end the run, which waits for the function."""
+        """Raise UsageError if a `once` function asks. The question would end the round that waits for it."""
         if any(once is self for once, _ in _in_once.get()):
             raise UsageError("A function given to ctx.once cannot ask. Ask first, and give it the answer as argument.")
 
@@ -90,7 +91,7 @@ class _StoredResult:
             ) from error
 
     def write(self, value: Any) -> bytes:
-        """Return a result as JSON."""
+        """Encode a result as JSON."""
         try:
             return self._adapter.dump_json(value, warnings=False)  # `read` finds values that do not fit.
         except Exception as error:  # Also from the user's serialisers.
@@ -100,19 +101,18 @@ class _StoredResult:
             ) from error
 
     def read(self, json: msgspec.Raw) -> Any:
-        """Return a result from JSON."""
+        """Decode a result from JSON."""
         try:
             return self._adapter.validate_json(bytes(json))
         except Exception as error:  # Also from the user's validators.
             raise UsageError(
                 f"The stored result of ctx.once({self.key!r}) cannot be read as {_named(self._type)}: the function "
-                "returned "
-                f"a value of another type than its annotation (or type=). {_KEEPABLE}"
+                f"returned a value of another type than its annotation (or type=). {_KEEPABLE}"
             ) from error
 
 
 def to_json(value: Any) -> msgspec.Raw:
-    """Return a value that pydantic can serialise as JSON."""
+    """Encode a value as JSON, with pydantic."""
     return msgspec.Raw(_adapter(Any).dump_json(value))
 
 

@@ -31,12 +31,12 @@ log = logging.getLogger("weft.asks")
 
 
 def ask_form(message: str, schema: type[Any] | Mapping[str, Any]) -> InputRequest:
-    """Return a question by form: `schema` is a flat model, or a flat JSON Schema."""
+    """Return a question that asks the user to fill in a form: a flat model, or a flat JSON Schema."""
     from weft.forms import check_form, fields_with_links, fields_with_secrets, form_schema, has_link
 
     shape = cast("object", schema)  # Callers may be untyped.
     if not isinstance(cast("object", message), str):
-        raise UsageError("This cannot be asked by form: the message, which comes first, is text.")
+        raise UsageError("This cannot be asked by form: the first argument, the message, must be a text.")
     if not isinstance(shape, type | Mapping) and get_origin(shape) is None:
         raise UsageError(
             f"This cannot be asked by form: give the class of the form, not a value ({type(shape).__name__}); or a "
@@ -69,17 +69,17 @@ def _warn_of_links(linked: tuple[str, ...], fields: tuple[str, ...]) -> None:
 @lru_cache(maxsize=512)
 def _warn_of_secrets(fields: tuple[str, ...]) -> None:
     log.warning(
-        "A form asks for %s. By its name that is a secret, and a form shows it to the client and maybe to a model: "
-        "have it entered on a page of yours, with ctx.elicit_url (or ask_url).",
+        "A form asks for %s. By its name that is a secret, but a form shows it to the client, and maybe to a model. "
+        "Let the user enter it on your own web page instead, with ctx.elicit_url (or ask_url).",
         ", ".join(repr(name) for name in fields),
     )
 
 
 def ask_url(message: str, url: str, *, id: str | None = None) -> InputRequest:
-    """Return the question whether the user will visit a page, on https or on this machine.
+    """Return a question that asks the user to visit a page, on https or on this machine.
 
-    The URL must not contain a password. Give an `id` to report with `ctx.notify_complete(id)` that the user is done
-    there. Default: a new id.
+    The URL must not contain a password. If you give an `id`, `ctx.notify_complete(id)` can notify the client later that
+    the user is done there. Default: a new id.
     """
     if id is not None and not (isinstance(id, str) and id):  # pyright: ignore[reportUnnecessaryIsInstance] - users' code
         raise UsageError(f"ask_url(id={id!r}) is not possible: give a text that is not empty.")
@@ -123,7 +123,7 @@ def _ask_model(params: CreateMessageParams) -> InputRequest:
 
 
 def ask_roots() -> InputRequest:
-    """Return the question for the roots of the client."""
+    """Return a question that asks for the client's roots."""
     return InputRequest("roots/list")
 
 
@@ -133,7 +133,7 @@ def params_of(request: InputRequest) -> Any:
 
 
 def check_key(key: object, where: str) -> None:
-    """Raise UsageError for a key that is no text: in JSON, a number would become a text."""
+    """Raise UsageError for a key that is not a text: JSON has no other keys."""
     if not isinstance(key, str):
         raise UsageError(f"{where} is not possible: a key is a text, not a value of the type {type(key).__name__}.")
 

@@ -1,12 +1,12 @@
-"""For development: warn of what a handler does before a question, and would do again when it is run again.
+"""Warn developers about side effects of a handler before a question, which are repeated when the handler runs again.
 
-Without a session a handler runs from the top with every answer. What it does before the question happens again, unless
-it goes through `ctx.once`. That cannot be seen in general, but some of it can: a log message through the context, an
-argument that was changed, and an `await` of something else than a question or a `once`. Whether an `await` only reads
-is judged by its name: `get_price`, `fetch`, `sleep` and the like are left alone.
+Without a session, a handler runs again from the top after every answer. Side effects before the question then happen
+again, unless they are done by `ctx.once`. Not all side effects can be detected. These can: a log message through the
+context, an argument that was changed, and an `await` of anything other than a question or a `once`. An `await` that
+only reads is no side effect. It is recognised by its name, such as `get_price`, `fetch` or `sleep`.
 
-The handler is stepped here with a profile function set, which sees the coroutines that the user's code awaits. Nothing
-of this is there unless the server's `debug` is on.
+The coroutine of the handler is run step by step, with a profile function (`sys.setprofile`) that is called for each
+coroutine that the user's code awaits. This is done only if the server's `debug` is on.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weft.asks")
 
-# The first word of the name of what only reads, or waits.
+# Names of coroutine functions that only read or wait: they begin with one of these words.
 _READING = re.compile(
     r"_*(a?get|read|fetch|list|find|load|select|search|query|look|lookup|count|check|exists|is|has|can|head|show|"
     r"describe|resolve|validate|parse|verify|wait|sleep|acquire|connect|open|enter|exit|next|iter|anext|aenter|aexit)"
     r"(_|$|[A-Z\d])"
 )
-_SERVER = str(Path(__file__).resolve().parents[1])  # where Weft's own server is
+_SERVER = str(Path(__file__).resolve().parents[1])  # the directory of weft.server
 _LOGS = frozenset({"log", *get_args(LogLevel)})
 _PLAIN = (str, bytes, int, float, bool, type(None))
-_MOST_TOLD = 512
+_MOST_WARNINGS = 512
 
-_told: set[tuple[str, str]] = set()  # what was said once, by handler and place
+_warned: set[tuple[str, str]] = set()  # warnings that were logged: handler, and side effect with its place
 
 _is_users = lru_cache(maxsize=1024)(is_users)
 
 
 def watched(handler: Handler) -> Handler:
-    """The handler of a method, with every call of it watched that may be run again."""
+    """Return a handler of a method that warns about side effects, in calls whose handler may run again."""
 
     async def serve(call: Call) -> Any:
         if not call.era.asks_by_rounds or sys.getprofile() is not None:
@@ -64,38 +64,38 @@ def watched(handler: Handler) -> Handler:
 
 
 class _Step:
-    """Something that the user's code did, and would do again."""
+    """A possible side effect: one `await` or log message of the user's code."""
 
     __slots__ = ("asks", "back", "frame", "is_over", "place", "what")
 
     def __init__(self, what: str, place: str, frame: FrameType | None = None, back: FrameType | None = None) -> None:
         self.what = what
         self.place = place
-        self.frame = frame  # of what is awaited; None where that is no coroutine
-        self.back = back  # of what awaits it
-        self.asks = False  # a question or a `once` came out of it: then it is no more than the way there
-        self.is_over = False  # said only of what has no frame
+        self.frame = frame  # frame of the awaited coroutine; None for a future, or for `ctx.wait`
+        self.back = back  # frame of the code that awaits it
+        self.asks = False  # True if it led to a question or a `once`: then it is no side effect
+        self.is_over = False  # whether it has ended; used only if there is no frame
 
     def is_under_way(self, frames: Container[FrameType | None]) -> bool:
-        """Whether it has not ended, where these frames have not."""
+        """Return whether the step is still running; `frames` are the frames that are still running."""
         return not self.is_over if self.frame is None else self.frame in frames
 
 
 class Replay:
-    """What one run of a handler has done so far."""
+    """Records the side effects of one run of a handler."""
 
     def __init__(self, call: Call) -> None:
         self._described = call.described
         self._steps: dict[FrameType | int, _Step] = {}
-        self._running: list[_Step] = []  # that have no frame to be found by
+        self._running: list[_Step] = []  # steps without a frame that are still running
         self._coroutine: Coroutine[Any, Any, Any] | None = None
         self._handler: FrameType | None = None
-        self._arguments: dict[str, tuple[Any, Any]] = {}  # each with a copy of what it was
+        self._arguments: dict[str, tuple[Any, Any]] = {}  # the handler's arguments, each with a copy of its first value
 
-    # What happens, as it happens.
+    # Recording steps.
 
     def step(self, coroutine: Coroutine[Any, Any, Any], step: Any, value: Any) -> Any:
-        """Take one step of the handler, and see what it does."""
+        """Run the handler to its next suspension, and record the coroutines that it awaits."""
         self._coroutine = coroutine
         for done in self._running:
             done.is_over = True
@@ -107,7 +107,7 @@ class Replay:
             sys.setprofile(None)
 
     def suspended(self) -> None:
-        """Note a future or a task that the user's code awaits by itself."""
+        """Record the `await` of a future or a task, for which no profile event comes."""
         leaf = self._chain()[-1:]
         if leaf and _is_users(leaf[0].f_code.co_filename):
             place = _place(leaf[0])
@@ -115,7 +115,7 @@ class Replay:
 
     @contextmanager
     def waiting(self, awaitable: Any, place: str) -> Generator[None]:
-        """Note what a plain function does by `ctx.wait`."""
+        """Record an awaitable that a sync handler runs with `ctx.wait`."""
         what = self._judge(awaitable.cr_code) if isinstance(awaitable, CoroutineType) else "awaits something"
         if what is None:
             yield
@@ -146,23 +146,23 @@ class Replay:
             self._steps[frame] = _Step(what, _place(back), frame, back)
 
     def _judge(self, code: Any) -> str | None:
-        """What it is that a coroutine does; None if that is harmless."""
+        """Return a description of what a coroutine does; None if it has no side effects."""
         name: str = code.co_name
         if code.co_filename.startswith(_SERVER):
             is_log = code.co_qualname.startswith("Context.") and name in _LOGS
-            return f"logs by ctx.{name}(...)" if is_log else None
+            return f"logs with ctx.{name}(...)" if is_log else None
         return None if _READING.match(name) else f"awaits {name}(...)"
 
-    # What is asked.
+    # Questions.
 
     def asked(self) -> None:
-        """Note that a question is asked, or a `once` called: whatever leads there is no side effect."""
+        """Record a question or a `once`: the steps that are running now led to it, and are no side effects."""
         under_way = self._under_way()
         for step in self._steps.values():
             step.asks = step.asks or step.is_under_way(under_way)
 
     def warn(self) -> None:
-        """Warn of what was done before a question that has no answer yet."""
+        """Warn about the side effects before a question that has no answer yet."""
         under_way = self._under_way()
         done = [step for step in self._steps.values() if not step.asks and not step.is_under_way(under_way)]
         inner = {step.frame for step in done if step.frame is not None}
@@ -172,13 +172,13 @@ class Replay:
             place = _place(self._handler)
             found += [(f"has changed its argument {name!r}", place) for name in self._changed(self._handler)]
         for what, place in found:
-            self._tell(what, place, question)
+            self._log(what, place, question)
 
-    def _tell(self, what: str, place: str, question: str) -> None:
+    def _log(self, what: str, place: str, question: str) -> None:
         key = (self._described, f"{what} {place}")
-        if key in _told or len(_told) >= _MOST_TOLD:
+        if key in _warned or len(_warned) >= _MOST_WARNINGS:
             return
-        _told.add(key)
+        _warned.add(key)
         where = f"before it asks at {question}" if place != question else "before it asks"
         log.warning(
             "%s %s at %s, %s. The handler runs again from the top when the answer comes, and does this again. If it "
@@ -197,10 +197,10 @@ class Replay:
             if now.get(name) is value and not _is_equal(value, before)
         ]
 
-    # Where it is.
+    # Frames and places.
 
     def _chain(self) -> list[FrameType]:
-        """The frames of a handler that waits, the outermost first."""
+        """Return the frames of the suspended handler, the outermost first."""
         frames: list[FrameType] = []
         coroutine: Any = self._coroutine
         while isinstance(coroutine, CoroutineType):
@@ -210,7 +210,7 @@ class Replay:
         return frames
 
     def _under_way(self) -> dict[FrameType | None, None]:
-        """The frames of what has begun and not ended: those of a handler that waits, and those that run now."""
+        """Return the frames that have not ended: those of the suspended handler, and those of the running thread."""
         frames: dict[FrameType | None, None] = dict.fromkeys(reversed(self._chain()))
         frame = inspect.currentframe()
         while frame is not None:
@@ -222,10 +222,10 @@ class Replay:
         for frame in under_way:
             if frame is not None and _is_users(frame.f_code.co_filename):
                 return _place(frame)
-        return self._running[-1].place if self._running else "a place of its own"
+        return self._running[-1].place if self._running else "an unknown place"
 
     def forget(self) -> None:
-        """Let go of the frames, and of all that is in them."""
+        """Release the frames, so that the objects in them can be freed."""
         self._steps.clear()
         self._running.clear()
         self._arguments.clear()
@@ -233,7 +233,7 @@ class Replay:
 
 
 class _Stepped:
-    """A coroutine that is stepped by a `Replay`; awaited like any other."""
+    """An awaitable that runs a coroutine step by step, through `Replay.step`."""
 
     def __init__(self, replay: Replay, coroutine: Coroutine[Any, Any, Any]) -> None:
         self._replay = replay
@@ -253,7 +253,7 @@ class _Stepped:
                 except GeneratorExit:
                     coroutine.close()
                     raise
-                except BaseException as error:  # noqa: BLE001 - handed on to the coroutine, as `await` would
+                except BaseException as error:  # noqa: BLE001 - passed to the coroutine, as `await` does
                     step, value = coroutine.throw, error
         except StopIteration as done:
             return done.value
@@ -264,14 +264,14 @@ def _place(frame: FrameType) -> str:
 
 
 def _copies(frame: FrameType) -> dict[str, tuple[Any, Any]]:
-    """The arguments of a function that can be changed and compared, each with a copy."""
+    """Return the arguments of a function that can be changed and compared, each with a copy."""
     code = frame.f_code
     found: dict[str, tuple[Any, Any]] = {}
     for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
         value = frame.f_locals.get(name)
         if isinstance(value, _PLAIN) or cast("Any", type(value)).__eq__ is object.__eq__:
             continue
-        with suppress(Exception):  # what cannot be copied or compared is not looked at
+        with suppress(Exception):  # values that cannot be copied or compared are not checked
             copied = copy.deepcopy(value)
             if _is_equal(value, copied):
                 found[name] = value, copied

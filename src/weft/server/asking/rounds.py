@@ -1,8 +1,8 @@
 """Carry a handler's questions to the client, and the answers back: `Round` without a session, `Channel` in a session.
 
-Without a session, each call knows nothing of the others. A handler runs from the top in every round. A question whose
-answer is in the journal is answered at once. The first question without an answer ends the round: the client gets the
-questions and the sealed journal, and its next call, to any worker, brings back the journal and the answers. So a
+Without a session, the server stores nothing between two calls. A handler runs from the top in every round. A question
+whose answer is in the journal is answered at once. The first question without an answer ends the round: the client gets
+the questions and the sealed journal, and its next call, to any worker, brings back the journal and the answers. So a
 handler must ask the same questions when it gets the same answers. Everything else that it does is done again, except
 for functions called through `ctx.once`, whose results are in the journal.
 
@@ -180,7 +180,7 @@ class Asker(ABC):
 
     @abstractmethod
     async def settle(self, signal: InputRequired) -> bool:
-        """Get the answers to the questions that a handler returned. True: they are there, run the handler again."""
+        """Handle questions that a handler returned. Return True if the answers are there, so that it must run again."""
 
     def _fit(self, method: str, params: Any) -> Any:
         """Return the params of a question as the client's protocol version defines them."""
@@ -222,7 +222,7 @@ class Round(Asker):
         self._running = 0  # Number of `once` calls that are running.
         self._quiet_turns = 0  # Turns of the loop since the last question.
         self._is_checking = False  # Whether `_check_quiet` is scheduled.
-        self.is_over = False  # Whether there are unanswered questions, so that the call cannot be completed.
+        self.is_over = False  # Whether the round has ended with unanswered questions.
         self.is_retry = bool(self.journal.answers or self.journal.once or params.request_state)
 
     def new_page_id(self) -> str | None:
@@ -267,7 +267,7 @@ class Round(Asker):
         raise _RoundOver  # Not set on the future: it would form a cycle of future, exception and frame.
 
     async def once(self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], type: Any) -> Any:
-        """Return the result of `fn`, which is called at most once in the life of the journal."""
+        """Return the result of `fn`, which is called at most once per logical call."""
         if self.is_over and key not in self.journal.once:
             raise _RoundOver  # The journal is sent already, so a result would be lost.
         if self._call.replay is not None:
@@ -280,8 +280,8 @@ class Round(Asker):
             self._restart_quiet()
 
     def abandon(self) -> bool:
-        """End the round without an answer. True if it has called no `once` function, so it may be repeated."""
-        self._end()  # Tasks that still run cannot call a `once` function any more.
+        """End the round without an answer. Return True if no `once` function was called, so that it may be repeated."""
+        self._end()  # From now on, tasks that still run cannot call a `once` function.
         return not self._once.began
 
     def add(self, explicit: InputRequired) -> None:
@@ -313,8 +313,8 @@ class Round(Asker):
         if forgotten := self.journal.unasked(self._asked):
             log.warning(
                 "%s asked other questions than in the round before: %s was not asked again. A handler "
-                "runs from the top in every round and must ask the same when it gets the same answers; put what "
-                "changes (time, random values, what was read elsewhere) into ctx.once.",
+                "runs from the top in every round and must ask the same when it gets the same answers; get values "
+                "that change (time, random numbers, data of other systems) with ctx.once.",
                 self._call.described,
                 ", ".join(forgotten),
             )
@@ -496,7 +496,7 @@ class Channel(Asker):
         await (call.session.outstanding.send if call.cancellation.cancelled else call.reply.notify)(message)
 
     async def settle(self, signal: InputRequired) -> bool:
-        """Ask the questions that a handler returned, so that it can be called again with the answers."""
+        """Ask the questions that a handler returned. Return True, so that it is called again with the answers."""
         self._check_count(len(signal.requests))
         for request in signal.requests.values():
             check_request(self._call, request)

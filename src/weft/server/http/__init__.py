@@ -1,1 +1,1 @@
-"""Serve MCP over HTTP: the ASGI app, requests with and without a session, streams."""
+"""Serve MCP over HTTP: the ASGI app, requests with and without a session, and streams."""

@@ -55,11 +55,11 @@ _NO_APP_ALONE = (
 
 _CACHEABLE = (b"cache-control", b"public, max-age=300")
 
-_LARGE = 64 * 1024  # bytes from which on messages take turns
+_LARGE = 64 * 1024  # size in bytes from which messages are served one after the other
 
 _MOST_PASSES = 1024  # combinations of headers that are cached
 
-_MOST_BYTES = 512  # of the headers in one of them
+_MOST_BYTES = 512  # total size of the headers in one of these combinations
 
 
 class HttpApp:
@@ -89,7 +89,7 @@ class HttpApp:
         self._sessions = sessions
         self._turns = LargeMessageQueue(runtime.limits)
         self._bodies = BodyMemory(runtime.limits)
-        self._most_at_once = min(runtime.limits.body_bytes, _LARGE - 1)  # bytes of a body that needs no turn
+        self._most_at_once = min(runtime.limits.body_bytes, _LARGE - 1)  # largest body that does not wait for others
         self.path = path
         self._paths = frozenset({path, path.rstrip("/"), path.rstrip("/") + "/"})
         public = None if auth is None else auth.host
@@ -108,7 +108,7 @@ class HttpApp:
                 self._stateless = StatelessExchange(runtime, era)
         self._sse = None if sse_path is None else self._make_sse(sse_path, keeps_sessions=keeps_sessions)
         self._verbs = ("POST",) if self._session is None else self._session.verbs
-        self.follows_host = True  # handle the signals of the process; False under Weft's own runner
+        self.follows_host = True  # whether to handle signals of the process; False under Weft's own runner
         # Headers that were checked before, and the forms of answer they accept. Clients repeat the same ones.
         self._passes: dict[tuple[bytes | None, ...], Accepts] = {}
 
@@ -120,8 +120,8 @@ class HttpApp:
             )
         return SseExchange(self.runtime, self._sessions, self._session, path, self._paths)
 
-    # `Any`, since the types of these three in Starlette, asgiref and uvicorn do not fit each other, and the app has to
-    # fit all of them.
+    # Typed as `Any`, because Starlette, asgiref and uvicorn have different types for these three, and the app must fit
+    # all of them.
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve one ASGI connection."""
         if scope["type"] != "http":
@@ -150,11 +150,11 @@ class HttpApp:
         except ProtocolError as error:
             refused_http(scope, 400, error.message)
             await reply.answer(400, encode_error(error.request_id, error.code, error.message, error.data))
-        except Exception as error:  # noqa: BLE001 - a failure of a Backend, say: the next request is served all the same
+        except Exception as error:  # noqa: BLE001 - such as a failure of the Backend; the next request is served
             await self._answer_failure(error, reply)
 
     async def _answer_preflight(self, scope: Scope, headers: Headers, send: Send) -> None:
-        """Answer a browser's preflight. It comes without a token, so this is done before tokens are checked."""
+        """Answer a browser's preflight. It has no token, so it is answered before tokens are checked."""
         is_metadata = self._gate is not None and self._gate.is_metadata(_inner_path(scope))
         verbs = ("GET", "HEAD") if is_metadata else self._verbs_at(scope)
         host, origin = headers.known.get(b"host"), headers.known.get(b"origin")
@@ -180,7 +180,7 @@ class HttpApp:
             reply.accepts = self._guard(scope, headers)
             return False
         accepts = self._known_pass(scope, headers)
-        if accepts is not None and gate.accept_known(scope, headers):  # the quick way
+        if accepts is not None and gate.accept_known(scope, headers):  # the fast path
             reply.accepts = accepts
             return False
         if accepts is None and gate.is_metadata(_inner_path(scope)):
@@ -219,12 +219,12 @@ class HttpApp:
             runtime.in_flight -= 1
 
     def _takes_arrays(self, headers: Headers) -> bool:
-        """Return whether the headers allow the era that has arrays of messages."""
+        """Return whether the headers allow the session era, which has arrays of messages."""
         era, _ = choose(self.runtime.eras, Frame(), headers)
         return era.remembers
 
     async def _answer_failure(self, error: Exception, reply: HttpReply) -> None:
-        """Log an unexpected error, and answer with 500. A UsageError is about the caller in the scope."""
+        """Log an unexpected error, and answer with 500. A UsageError comes from `read_caller`."""
         what = "The app that verifies the callers" if isinstance(error, UsageError) else "Serving an HTTP request"
         text = report(what, error, debug=self.runtime.debug)
         await reply.answer(500, encode_error(reply.request_id, InternalError.code, text))
@@ -258,10 +258,10 @@ class HttpApp:
             runtime.in_flight -= 1
 
     def close_streams(self) -> None:
-        """End the streams that never end by themselves, because the process is about to stop; new ones end at once.
+        """Close long-lived streams, because the process is about to stop. New ones are closed at once.
 
-        An ASGI server that waits for open responses before it shuts the app down would wait for them forever. May be
-        called from a signal handler and from any thread.
+        An ASGI server that waits for open responses before it shuts the app down would wait for them forever. This
+        method may be called from a signal handler and from any thread.
         """
         self.runtime.close_streams()
 
@@ -283,7 +283,7 @@ class HttpApp:
         return accepts
 
     def _known_pass(self, scope: Scope, headers: Headers) -> Accepts | None:
-        """Return what a request with the same headers accepted; None if there was none."""
+        """Return the cached forms of answer of an earlier request with the same headers; None if there was none."""
         accepts = self._passes.get(_facts(headers))
         if (
             accepts is not None
@@ -297,9 +297,9 @@ class HttpApp:
 
     def _check_place(self, scope: Scope, headers: Headers) -> Sequence[str]:
         """Check the path, host and origin of a request; return the verbs of the path."""
-        if self._gate is None and TOKEN_INFO not in scope:  # else clients are counted by their tokens
+        if self._gate is None and TOKEN_INFO not in scope:  # with tokens, clients are counted by their principal
             self._look_for_proxy(scope, headers)
-        if self.follows_host:  # here, because the first request comes by, and few others
+        if self.follows_host:  # done here, because the first request always gets here, and few others do
             self.follows_host = False
             follow_host_signals(self.runtime)
         verbs = self._verbs_at(scope)
@@ -307,7 +307,7 @@ class HttpApp:
         return verbs
 
     def _shown_path(self, scope: Scope) -> str:
-        """Return the path of the endpoint as a client has to write it: once, if the app is mounted at that path."""
+        """Return the path of the endpoint for clients: below the mount, unless the mount itself is at that path."""
         root: str = scope.get("root_path", "").rstrip("/")
         path = self.path.rstrip("/")
         return f"{root}/" if root.endswith(path) and root else f"{root}{self.path}"
@@ -341,7 +341,7 @@ class HttpApp:
         return accepts
 
     def _verbs_at(self, scope: Scope) -> Sequence[str]:
-        """Return the verbs of a path; raise a `Refusal` if there is nothing."""
+        """Return the verbs that a path serves; raise a `Refusal` if it serves none."""
         inner = _inner_path(scope)
         if self._sse is not None and inner in self._sse.verbs:
             return self._sse.verbs[inner]
@@ -350,7 +350,7 @@ class HttpApp:
         return self._verbs
 
     def _is_endpoint(self, scope: Scope, inner: str) -> bool:
-        """Return whether the request is for the endpoint: by its path, by the mount, or by a router."""
+        """Return whether the request is for the endpoint: its path, the root of a mount, or the route of a router."""
         # A Mount names the app as the endpoint too, for every path below it: there the path decides. A Mount at "/"
         # does not change the root path, so it is recognised by another key that it leaves in the scope.
         routed = scope.get("endpoint") is self and "app_root_path" not in scope
@@ -370,7 +370,7 @@ class HttpApp:
             raise Refusal(415, "The body must not be compressed: leave Content-Encoding out.")
 
     def _take_body(self, scope: Scope, headers: Headers, receive: Receive) -> bytes | Coroutine[Any, Any, bytes]:
-        """Read the body within its limits of size and time; return a coroutine if it is not there at once, or large."""
+        """Read the body within the limits of size and time. Return a coroutine if it is not complete yet, or large."""
         limits = self.runtime.limits
         declared = headers.known.get(b"content-length")
         if declared is not None and (not declared.isdigit() or len(declared) > 15 or int(declared) > limits.body_bytes):
@@ -388,10 +388,10 @@ class HttpApp:
         return self._await_body(scope, receive, PendingCoroutine(receiving, awaited))
 
     async def _await_body(self, scope: Scope, receive: Receive, first: Message | PendingCoroutine[Message]) -> bytes:
-        """Read a body that does not come at once, or is large; wait for the turn of a large one.
+        """Read a body that is not complete yet, or is large. A large one waits until others have been served.
 
-        The request is not counted as in flight before: a peer that sends slowly would hold the place. A large body is
-        counted in bytes instead.
+        The request is not counted as in flight while its body is read, because slow peers would use up the places.
+        Instead, the bytes of large bodies are counted.
         """
         runtime = self.runtime
         held: HeldBody | None = None
@@ -424,7 +424,7 @@ class HttpApp:
         deadline.start()
         try:
             message = await first if isinstance(first, PendingCoroutine) else first
-            body = bytearray(message.get("body", b""))  # not bytes: they would be copied with each message
+            body = bytearray(message.get("body", b""))  # a bytearray, because bytes would be copied with each message
             grow(len(body))
             while message.get("more_body", False) and len(body) <= limits.body_bytes:
                 message = await receive()
@@ -436,7 +436,7 @@ class HttpApp:
             raise
         finally:
             deadline.stop()
-        if message["type"] == "http.disconnect":  # cut short, even if what came looks complete
+        if message["type"] == "http.disconnect":  # incomplete, even if the received part looks like a message
             raise Refusal(400, "The body ended before it was complete.")
         if len(body) > limits.body_bytes:
             raise Refusal(413, f"A request body has at most {limits.body_bytes} bytes.")
@@ -468,7 +468,7 @@ class HttpApp:
 
 
 async def refuse_in_place_of_app(server: object, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer for a `Server` that was mounted, or given to an ASGI server, instead of what its `asgi()` returns."""
+    """Answer with an error: a `Server` was mounted, or given to an ASGI server, instead of `server.asgi()`."""
     is_mounted = "app" in scope  # set by Starlette
     text = _NO_APP if is_mounted else _NO_APP_ALONE.format(module=_module_of(server))
     if scope["type"] == "lifespan":  # the ASGI server then does not start
@@ -481,7 +481,7 @@ async def refuse_in_place_of_app(server: object, scope: Scope, receive: Receive,
 
 
 def _module_of(server: object) -> str:
-    """Return the name of the module that has a server."""
+    """Return the name of the module in which a server is a global variable."""
     for name, module in list(sys.modules.items()):
         if any(value is server for value in list(vars(module).values())):
             return name
@@ -524,7 +524,7 @@ class _LoggedApp(HttpApp):
 
 
 class _Exchange:
-    """One HTTP request and its response, logged when each is complete; events of a stream one by one."""
+    """Logs one HTTP request and its response when each is complete, and each event of a stream when it is sent."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         query = "?" if scope.get("query_string") else ""
@@ -545,7 +545,7 @@ class _Exchange:
         return message
 
     async def send(self, message: Message) -> None:
-        if not self._is_read:  # refused by its head, or of a verb without a body
+        if not self._is_read:  # refused before the body was read, or without a body
             self._log_request()
         if message["type"] == "http.response.start":
             self._response = f"{message['status']} [{masked_headers(message.get('headers', ()))}]"
@@ -562,6 +562,6 @@ class _Exchange:
 
 
 def _masked_event(body: bytes) -> str:
-    """Mask a body; of events of a stream, mask and join the lines of data."""
+    """Return a body with its secrets masked; for events of a stream, only their data."""
     lines = [line.removeprefix(b"data:").strip() for line in body.splitlines() if line.startswith((b"data:", b":"))]
     return " ".join(masked_body(line) for line in lines) if lines else masked_body(body)

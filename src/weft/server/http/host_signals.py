@@ -1,17 +1,17 @@
-"""The end of a process that another program runs, such as `uvicorn api:app` with a server mounted in `api`.
+"""Close streams and the lifespan when the process that hosts the app is stopped by a signal.
 
-A mounted app is told nothing of the end: Starlette and FastAPI do not pass lifespan events on to what is mounted in
-them. It learns of it here, from the signal, by a handler in front of the one that the host has installed.
+The host is another program, such as `uvicorn api:app` with a server mounted in `api`. Starlette and FastAPI do not pass
+lifespan events on to mounted apps. So a signal handler is installed in front of the host's handler.
 
-Two things have to happen. Streams that never end by themselves are ended, and so are questions that cannot be answered
-any more, or a host that waits for open responses would wait for them forever. And the lifespan needs time to be left:
-that happens when the event loop is closed, but uvicorn ends its process by the same signal once more *before* it closes
-the loop. So signals are held back in two steps:
+Two things have to be done at the end. First, long-lived streams and unanswered questions must be ended, because a host
+that waits for open responses would wait forever. Second, the lifespan needs time to exit. It exits when the event loop
+is closed, but uvicorn raises the same signal once more *before* it closes the loop, which would end the process. So
+signals are delayed in two steps:
 
-- From when one was heard, SIGTERM is blocked in the main thread, to which uvicorn sends it.
-- While a lifespan is being left, SIGINT and SIGTERM are only noted, whichever thread the system gives them to: a
-  terminal, a service manager and a supervisor of workers may all send one. Then the process ends by them, as its host
-  wanted. SIGINT for the second time in this step is obeyed at once: a person does not want to wait any longer.
+- After the first signal, SIGTERM is blocked in the main thread, where uvicorn raises it.
+- While a lifespan exits, SIGINT and SIGTERM are only recorded, in any thread: a terminal, a service manager and a
+  supervisor of workers may all send one. When the lifespan has exited, the recorded signals are raised, and end the
+  process as the host intended. A second SIGINT in this step ends the process at once: a person pressed Ctrl-C again.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from typing import Any
 
 from weft.server.runtime.runtime import Runtime
 
-_NUMBERS = (signal.SIGTERM, signal.SIGINT)  # those that were noted are raised in this order
+_NUMBERS = (signal.SIGTERM, signal.SIGINT)  # in the order in which recorded signals are raised
 
-_runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()  # that are told when the process is asked to end
-_waiting: set[asyncio.Task[Any]] = set()  # lifespans that have to be left, but are not yet about to be
-_leaving: set[asyncio.Task[Any]] = set()  # lifespans that are being left
-_former: dict[int, Any] = {}  # the handlers in whose place `_note` stands
-_noted: set[int] = set()  # signals that came meanwhile
-_blocked: set[int] = set()  # what we have blocked in the main thread: SIGTERM, unless it was already
+_runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()  # the servers whose streams are closed
+_waiting: set[asyncio.Task[Any]] = set()  # lifespans that must exit, but have not begun to
+_leaving: set[asyncio.Task[Any]] = set()  # lifespans that are exiting
+_former: dict[int, Any] = {}  # signal handlers that `_note` has replaced
+_noted: set[int] = set()  # signals that came while a lifespan was exiting
+_blocked: set[int] = set()  # signals that Weft has blocked: SIGTERM, unless the host blocks it
 
 
 def follow_host_signals(runtime: Runtime) -> None:
-    """Close the streams of a server when the host is asked to end; do nothing where SIGTERM has no handler."""
+    """Close the streams of a server when the host gets a signal. Do nothing if SIGTERM has no handler."""
     if threading.current_thread() is not threading.main_thread() or not callable(signal.getsignal(signal.SIGTERM)):
-        return  # only the main thread can; and without a handler, the process is to end at once
+        return  # only the main thread can set handlers; without the host's handler, a signal ends the process at once
     _runtimes.add(runtime)
     runtime.lifespan.on_leaving = _leave
     for number in _NUMBERS:
@@ -51,7 +51,7 @@ def follow_host_signals(runtime: Runtime) -> None:
 
 
 class _InFront:
-    """A handler of signals in front of the host's."""
+    """A signal handler that closes streams, and then calls the host's handler."""
 
     def __init__(self, before: Callable[[int, FrameType | None], Any]) -> None:
         self._before = before
@@ -68,7 +68,7 @@ class _InFront:
 
 
 def _wait_for(task: asyncio.Task[Any]) -> None:
-    """Do not let the host end the process before this task has ended."""
+    """Delay the host's second SIGTERM until this task, which runs a lifespan, has ended."""
     if task not in _waiting | _leaving:
         _waiting.add(task)
         task.add_done_callback(_release)
@@ -76,7 +76,7 @@ def _wait_for(task: asyncio.Task[Any]) -> None:
 
 
 def _leave(task: asyncio.Task[Any]) -> None:
-    """Do not let anybody end the process before this task, which leaves its lifespan, has ended."""
+    """Delay all signals until this task, whose lifespan is exiting, has ended."""
     if threading.current_thread() is threading.main_thread():
         _wait_for(task)
         _waiting.discard(task)
@@ -91,13 +91,13 @@ def _release(task: asyncio.Task[Any]) -> None:
 
 
 def _hold() -> None:
-    """Hold signals back as those that wait or leave need it; let go of them where no one does."""
+    """Delay signals while lifespans need it. When none does any more, raise the recorded signals."""
     if _leaving and not _former:
         _former.update({number: signal.signal(number, _note) for number in _NUMBERS})
     _block()
     if not _leaving and _former:
         for number, handler in _former.items():
-            if signal.getsignal(number) is _note:  # else the host has put another one there
+            if signal.getsignal(number) is _note:  # else the host has set another handler meanwhile
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
         _former.clear()
         noted = [number for number in _NUMBERS if number in _noted]
@@ -108,7 +108,7 @@ def _hold() -> None:
 
 
 def _block() -> None:
-    """Block SIGTERM in this thread as long as somebody waits."""
+    """Block SIGTERM in this thread while a lifespan has not begun to exit; unblock it afterwards."""
     if not hasattr(signal, "pthread_sigmask"):
         return
     if _waiting and not _blocked:
@@ -121,7 +121,7 @@ def _block() -> None:
 
 
 def _note(number: int, _frame: FrameType | None) -> None:
-    if number == signal.SIGINT and number in _noted:  # obeyed: nothing is held any more
+    if number == signal.SIGINT and number in _noted:  # the second Ctrl-C: end the delay
         _waiting.clear()
         _leaving.clear()
         _hold()
@@ -130,7 +130,7 @@ def _note(number: int, _frame: FrameType | None) -> None:
 
 
 def _flush() -> None:
-    """Write out what the lifespan has printed: the next line may be the last."""
+    """Flush stdout and stderr: the signal that is raised next may end the process."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()

@@ -22,7 +22,7 @@ log = logging.getLogger("weft.http")
 
 _JSON = (b"content-type", b"application/json")
 _BUSY = 503
-_RETRY = (b"retry-after", b"1")  # seconds: added to each 503 without one
+_RETRY = (b"retry-after", b"1")  # one second; added to each 503 that has no such header
 _STREAM = [
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache, no-store"),
@@ -55,16 +55,17 @@ def read_accept(value: bytes | None) -> Accepts:
 
 
 class HttpReply:
-    """Writes one response. Nothing is sent before the first notification or the answer, so errors keep their status.
+    """Writes one response. Nothing is sent before the first notification or the answer.
 
-    If the client has gone, nothing is raised here: the call is cancelled.
+    So an early error can still set the HTTP status. If the client has gone, no exception is raised; the call is
+    cancelled instead.
     """
 
     # Defaults of attributes that most responses never set.
     frame: Frame | None = None  # the message that is answered, once it is decoded
     extra: RawHeaders = ()  # headers besides those about the body
     metadata_url: str | None = None  # URL of the protected resource metadata, if it is not the usual one
-    cancellation: Cancellation | None = None  # of the call that is answered here, once it waits
+    cancellation: Cancellation | None = None  # of the call that is answered; set when its handler first waits
     accepts = Accepts.BOTH
     streaming = False
     finished = False
@@ -89,7 +90,7 @@ class HttpReply:
 
     @property
     def answered(self) -> bool:
-        """Whether nothing more is sent."""
+        """Whether the response is complete, so that nothing more is sent."""
         return self.finished
 
     async def notify(self, message: bytes) -> None:
@@ -109,15 +110,15 @@ class HttpReply:
 
     async def _send_comment(self) -> None:
         """Send a comment, so that proxies and clients see that the stream is alive."""
-        if self._lock is None:  # a stream that answers no request: its sender writes the comments
+        if self._lock is None:  # a stream that answers no request: its sender sends the comments
             return
         async with self._lock:
             if not self.finished:
                 await self._event(COMMENT, last=False)
-                self._silent = True  # a comment does not count
+                self._silent = True  # a comment does not count as output
 
     def close(self) -> None:
-        """Send nothing more: the call is over, answered or not."""
+        """Stop sending, because the call is over, with or without an answer."""
         self.finished = True
         if self._beat is not None:
             self._beat.cancel()
@@ -144,9 +145,9 @@ class HttpReply:
         await self._answer_json(status, body)
 
     async def answer_cancelled(self, status: int, body: bytes) -> None:
-        """Send the answer to a call that the ASGI server cancels, so that the server does not send one.
+        """Send the answer to a call that the ASGI server cancels, so that the ASGI server does not send its own.
 
-        The server stops, or the client has gone: errors are ignored.
+        The process stops, or the client has gone, so errors are ignored.
         """
         with suppress(Exception):
             async with asyncio.timeout(self.limits.write_seconds):
@@ -176,7 +177,7 @@ class HttpReply:
                 await self._event(b"", last=True)
 
     async def close_stream(self, retry_seconds: float) -> None:
-        """Do nothing: the client could not come back for the rest."""
+        """Do nothing: the client could not reconnect to get the rest."""
 
     async def confirm(self) -> None:
         """Confirm that a request without a result is done: 204."""
@@ -225,7 +226,7 @@ class HttpReply:
             return
         if self.cancellation is not None:
             self.cancellation.cancel(reason)
-        await asyncio.sleep(0)  # raises the cancellation here: the handler may never wait elsewhere
+        await asyncio.sleep(0)  # the cancellation is raised here, because the handler may never wait elsewhere
 
     def _on_beat(self) -> None:
         """Send a comment if the stream was silent since the last beat."""

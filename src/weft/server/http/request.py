@@ -1,8 +1,9 @@
-"""Read who sends an HTTP request, directly or through a proxy, and whether its web page may (CORS).
+"""Find out who sends an HTTP request, directly or through a proxy, and tell browsers which web pages may call (CORS).
 
-Anybody can write forwarded headers. They count only when the connection comes from a trusted proxy, and of the
-addresses in them the last one that is not a trusted proxy. Which origins may call is decided by the `HostPolicy`;
-cookies are never asked for: a page sends its token itself."""
+Any client can send forwarded headers. They are used only if the connection comes from a trusted proxy. The client is
+then the last address in them that is not a trusted proxy. The `HostPolicy` decides which origins may call. Cookies are
+not used: a web page sends its token in a header.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from weft.server.calls.connection import TokenInfo, peer_of
 
 
 class Caller:
-    """Who is calling."""
+    """The sender of an HTTP request: its address and, if there is one, its verified token."""
 
     __slots__ = ("address", "token_info")
 
@@ -30,17 +31,17 @@ class Caller:
 
     @property
     def principal(self) -> str | None:
-        """A name to compare, where it is verified."""
+        """The verified identity of the caller; None if there is no token."""
         return None if self.token_info is None else self.token_info.principal
 
     @property
     def peer(self) -> str:
-        """Whom limits are counted for."""
+        """The key under which limits per peer are counted: the principal, else the address."""
         return peer_of(self.address, self.token_info)
 
 
 def read_caller(scope: Scope) -> Caller:
-    """What the ASGI scope says of the caller. `UsageError` where that makes no sense: to go on is to trust all."""
+    """Return the caller from the ASGI scope. Raise `UsageError` if another app has put a wrong token info there."""
     client = scope.get("client")
     token_info = scope.get(TOKEN_INFO)
     if token_info is not None:
@@ -51,13 +52,13 @@ def read_caller(scope: Scope) -> Caller:
 def _check(token_info: object) -> None:
     if not isinstance(token_info, TokenInfo):
         found = f"a {type(token_info).__name__}"
-    elif not isinstance(token_info.subject, str) or not token_info.subject:  # pyright: ignore[reportUnnecessaryIsInstance] - a struct does not check what it is made of
-        found = "a TokenInfo whose subject is no text, or empty"
+    elif not isinstance(token_info.subject, str) or not token_info.subject:  # pyright: ignore[reportUnnecessaryIsInstance] - a struct does not check its values
+        found = "a TokenInfo whose subject is not a text, or is empty"
     else:
         return
     raise UsageError(
-        f"scope[{TOKEN_INFO!r}] holds {found}. Put weft.auth.TokenInfo(subject=...) there for a caller that was "
-        "verified, and nothing for one that was not."
+        f"scope[{TOKEN_INFO!r}] holds {found}. Put weft.auth.TokenInfo(subject=...) there for a verified caller, and "
+        "nothing for any other."
     )
 
 
@@ -65,13 +66,13 @@ log = logging.getLogger("weft.advice")
 
 _Address = IPv4Address | IPv6Address
 
-_FOR = re.compile(r'(?:^|;)\s*for="?([^";]*)"?', re.IGNORECASE)  # of one element of `Forwarded`
+_FOR = re.compile(r'(?:^|;)\s*for="?([^";]*)"?', re.IGNORECASE)  # matches the address in one element of `Forwarded`
 
-_MOST = 32  # proxies in a row; what is said beyond is not read
+_MOST = 32  # addresses of a forwarded header that are read, from the end
 
 
 def shared_limits(limits: Limits) -> str:
-    """Name the limits that all clients of one address share."""
+    """Return a text about the limits that all clients with the same address share."""
     return (
         f"sessions_per_peer={limits.sessions_per_peer}, listen_streams_per_peer={limits.listen_streams_per_peer}: "
         "beyond that, one client's handshake ends another's session"
@@ -79,24 +80,26 @@ def shared_limits(limits: Limits) -> str:
 
 
 class UntrustedProxies:
-    """Warns once where a proxy seems to pass requests on that is not named; `shared` says what its clients share then,
-    `flag` with which option of a command it could be named, where there is a command.
+    """Warns once if requests seem to come through a proxy that is not in `trusted_proxies`.
+
+    `shared` is a text about the limits that all clients of the proxy then share. `flag` is the option of a command that
+    adds a trusted proxy; empty if no command serves.
     """
 
     def __init__(self, shared: str, flag: str = "") -> None:
         self._shared = shared
         self._flag = flag
-        self._is_told = False
+        self._has_warned = False
 
     def look(self, scope: Scope, headers: Headers) -> None:
-        """Look at a request whose forwarded headers are not believed."""
-        if self._is_told or not any(name in headers.known for name in _NAMES):
+        """Warn if a request that does not come from a trusted proxy has forwarded headers."""
+        if self._has_warned or not any(name in headers.known for name in _NAMES):
             return
-        self._is_told = True
+        self._has_warned = True
         address = (scope.get("client") or ("an unknown address",))[0]
         log.warning(
-            "A request from %s says that it was forwarded, and is not believed: that address is none of "
-            "trusted_proxies=. If it is your proxy, all of its clients share what one may have (%s). Name it: "
+            "A request from %s has forwarded headers. They are ignored, because that address is not in "
+            "trusted_proxies=. If it is your proxy, all of its clients share the limits of one client (%s). Set "
             "trusted_proxies=[%r]%s. If not, there is nothing to do.",
             address,
             self._shared,
@@ -106,7 +109,7 @@ class UntrustedProxies:
 
 
 class TrustedProxies:
-    """The proxies whose word counts: addresses and networks, such as `"10.0.0.7"` and `"10.0.0.0/8"`.
+    """The proxies whose forwarded headers are used: addresses and networks, such as `"10.0.0.7"`, `"10.0.0.0/8"`.
 
     >>> proxies = TrustedProxies(["10.0.0.0/8"])
     >>> proxies.client("10.0.0.1", ["203.0.113.9, 10.0.0.2"], [])
@@ -119,7 +122,7 @@ class TrustedProxies:
         self._networks = [_network(entry) for entry in proxies]
 
     def resolve(self, scope: Scope, headers: Headers) -> None:
-        """Put the address of the client into the scope, in place of that of the proxy."""
+        """Replace the address of the proxy in the scope by the address of the client."""
         peer = scope.get("client")
         if peer and not self.trusts(peer[0]):
             return
@@ -129,16 +132,16 @@ class TrustedProxies:
             scope["client"] = (self.client(peer[0], *chains), 0)
 
     def trusts(self, peer: str) -> bool:
-        """Whether a request that comes from this address may say who sent it."""
+        """Return whether this address is a trusted proxy."""
         return self._trusts(_read(peer))
 
     def client(self, peer: str, forwarded_for: Sequence[str], forwarded: Sequence[str]) -> str:
-        """The address of who sent a request, by the values of the two headers."""
+        """Return the address of the client, from the values of `X-Forwarded-For` and `Forwarded`."""
         if not self._trusts(_read(peer)):
             return peer
         chains = [_split(forwarded_for), [_for(element) for element in _split(forwarded)]]
         found = {self._last_foreign(chain) or peer for chain in chains if chain}
-        # A proxy writes one of the two and passes the other on as it came: where they differ, one is made up.
+        # A proxy writes one of the two headers and passes on the other unchanged. If they differ, one may be forged.
         return found.pop() if len(found) == 1 else peer
 
     def _last_foreign(self, chain: Sequence[str]) -> str | None:
@@ -162,7 +165,7 @@ def _network(entry: str) -> IPv4Network | IPv6Network:
         return ip_network(entry, strict=False)
     except ValueError:
         raise UsageError(
-            f"trusted_proxies= has the entry {entry!r}, which is no address; write addresses or networks, such as "
+            f"trusted_proxies= has the entry {entry!r}, which is not an address; write addresses or networks, such as "
             "'127.0.0.1' or '10.0.0.0/8'."
         ) from None
 
@@ -177,7 +180,7 @@ def _for(element: str) -> str:
 
 
 def _read(entry: str) -> _Address | None:
-    """An address, with or without a port, in brackets or without."""
+    """Read an address with or without a port and brackets; return None if it is not an address."""
     if entry.startswith("["):
         entry = entry[1:].partition("]")[0]
     elif entry.count(":") == 1:
@@ -190,27 +193,27 @@ def _read(entry: str) -> _Address | None:
     return mapped or address
 
 
-_MOST_SECONDS = 600  # for which a browser need not ask again
+_MOST_SECONDS = 600  # how long a browser may cache the answer to a preflight
 
 _ASKED = b"access-control-request-headers"
 
 _HEADER_LIST = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z, \t]*")  # a list of header names
 
-_SENT = (  # what clients of either era send
+_SENT = (  # headers that clients of both eras send
     b"Accept, Authorization, Content-Type, DPoP, Last-Event-ID, MCP-Protocol-Version, Mcp-Method, Mcp-Name, "
     b"Mcp-Session-Id, traceparent, tracestate"
 )
 
-_READ = b"Mcp-Session-Id, WWW-Authenticate, DPoP-Nonce, Retry-After, Allow"  # what they read in an answer
+_READ = b"Mcp-Session-Id, WWW-Authenticate, DPoP-Nonce, Retry-After, Allow"  # headers of a response that clients read
 
 
 def is_preflight(headers: Headers) -> bool:
-    """Whether the OPTIONS of a request is a browser's question if its page may send another."""
+    """Return whether an OPTIONS request is a preflight: a browser asks if its page may send another request."""
     return b"access-control-request-method" in headers.known
 
 
 def preflight_refusal(origin: bytes | None) -> str:
-    """The sentence for a preflight of a page that may not call.
+    """Return the error message for the preflight of a page that may not call.
 
     >>> preflight_refusal(b"https://app.example")
     "A web page of 'https://app.example' may not call this server. To allow it, set cors=['https://app.example'] in \
@@ -224,15 +227,15 @@ asgi() or run(), or start with --cors https://app.example."
 
 
 class Cors:
-    """Tells browsers which pages may call."""
+    """Adds the CORS headers that tell browsers which web pages may call."""
 
     def __init__(self, policy: HostPolicy) -> None:
         self._policy = policy
 
     def share(self, scope: Scope, send: Send) -> Send:
-        """Return a `send` that lets the page read the answer, where its origin may."""
+        """Return a `send` that adds CORS headers, so that a page of an allowed origin can read the response."""
         origin = next((value for name, value in scope["headers"] if name == b"origin"), None)
-        if origin is None and scope["method"] == "POST":  # no page, and nothing that a cache would keep
+        if origin is None and scope["method"] == "POST":  # not from a web page, and the response is not cached
             return send
         added = [(b"vary", b"Origin")]
         if self._policy.shares_with(origin):
@@ -247,14 +250,14 @@ class Cors:
         return send_shared
 
     async def answer_preflight(self, headers: Headers, verbs: Sequence[str], send: Send) -> None:
-        """Tell a browser what its page may send; `send` says already to whom."""
+        """Answer a preflight with the allowed methods and headers. `send` adds the allowed origin."""
         asked = headers.known.get(_ASKED, b"")
         allowed = b", ".join([_SENT, asked]) if asked.strip() and _HEADER_LIST.fullmatch(asked) else _SENT
-        told: RawHeaders = [
+        added: RawHeaders = [
             (b"access-control-allow-methods", ", ".join(verbs).encode()),
             (b"access-control-allow-headers", allowed),
             (b"access-control-max-age", b"%d" % _MOST_SECONDS),
             (b"vary", _ASKED),
         ]
-        await send({"type": "http.response.start", "status": 204, "headers": told})
+        await send({"type": "http.response.start", "status": 204, "headers": added})
         await send({"type": "http.response.body", "body": b""})

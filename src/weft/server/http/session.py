@@ -2,8 +2,8 @@
 
 A request runs in its own task, because it may outlive its HTTP exchange: a client that disconnects has not cancelled
 it. Only `notifications/cancelled` and the end of the session do. What is sent on a stream is stored, so that the client
-can come back for the rest. From revision 2025-11-25 on the server may also close a stream early, to be polled. One
-revision has batches: several messages in one array.
+can reconnect and read the rest. From revision 2025-11-25 on, the server may also close a stream early, and the client
+reconnects later. Revision 2025-03-26 has batches: several messages in one array.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from weft.types.base import RequestId
 
 
 class Answering(Reply, Protocol):
-    """Where the output of one request of a session goes, and its answer too."""
+    """Sends the notifications and the answer of one request of a session."""
 
     async def answer(self, status: int, body: bytes) -> None:
         """Send the answer."""
         ...
 
     async def give_up(self) -> None:
-        """End without an answer: the call was cancelled."""
+        """End the response without an answer, because the call was cancelled."""
         ...
 
     def release(self) -> None:
-        """End the waiting for an answer: the task that serves the request has ended."""
+        """Stop waiting for an answer, because the task that serves the request has ended."""
         ...
 
 
@@ -58,7 +58,7 @@ class SessionReply(HttpReply):
     """Writes the response to one request. If the client disconnects, the call goes on, and its stream is stored."""
 
     def __init__(self, origin: HttpReply, session: Session | None, streams: Streams, *, polling: bool) -> None:
-        super().__init__(origin.send, origin.limits)  # replaces the reply that was made before the era was known
+        super().__init__(origin.send, origin.limits)  # replaces `origin`, which was made before the era was known
         self.accepts = origin.accepts
         self.metadata_url = origin.metadata_url
         # Done when the HTTP response is over. The result is True if the end of its stream still has to be written.
@@ -69,7 +69,7 @@ class SessionReply(HttpReply):
         self.last_event: str | None = None  # id of the last event that was stored
         self._stream: str | None = None  # name of the stream, once there is one; None without a session
         self._answered = False
-        self._lost = False  # an event could not be stored, and that is logged
+        self._lost = False  # whether an event could not be stored; this is logged once
 
     @property
     def is_stream(self) -> bool:
@@ -121,7 +121,7 @@ class SessionReply(HttpReply):
             if self._stream is None and not self.finished and not self._answered:
                 await self._begin_stream(retry)
                 last_event = b""
-            if self._answered or self._lost:  # the client could not get what is not stored
+            if self._answered or self._lost:  # the client could not get events that are not stored
                 return
             if not self.finished:
                 await self._event(last_event, last=True)
@@ -130,7 +130,7 @@ class SessionReply(HttpReply):
         self.release()
 
     def release(self, *, is_resumed: bool = False) -> None:
-        """End the HTTP response; the call may go on. `is_resumed`: the client reads the rest elsewhere."""
+        """End the HTTP response; the call may go on. `is_resumed`: the client reads the rest in another response."""
         must_end = is_resumed and self.streaming and not self.finished
         self.close()
         if not self.over.done():
@@ -142,12 +142,12 @@ class SessionReply(HttpReply):
             await self._event(b"", last=True)
 
     def _conclude(self) -> None:
-        """End the response, and the stream wherever it is read: nothing follows."""
+        """End the response, and the stream in every response that reads it."""
         self.release()
         if self._stream is not None and self._session is not None:
             self._session.open_streams.pop(self._stream, None)
             if self._lost and (reader := self._pop_reader()) is not None:
-                reader.end()  # it may wait for an end that is not stored
+                reader.end()  # the last event may not be stored: do not let the reader wait for it
 
     def _pop_reader(self) -> ResumedReader | None:
         assert self._session is not None
@@ -155,7 +155,7 @@ class SessionReply(HttpReply):
 
     async def _write(self, message: bytes, *, last: bool) -> None:
         session = self._session
-        if session is None or session.ended:  # the client could not resume it: a plain stream
+        if session is None or session.ended:  # the client cannot resume the stream, so events are not stored
             if not self.finished:
                 await self._event(encode_event(message), last=last)
             return
@@ -163,7 +163,7 @@ class SessionReply(HttpReply):
             await self._begin_stream(None)
         assert self._stream is not None
         stored = await self._store(message, last=last)
-        if self.finished:  # the client may read it elsewhere, at its pace
+        if self.finished:  # the client may read it in another response: do not store faster than it reads
             await self._streams.room(session.id, self._stream)
         else:
             await self._event(encode_event(message, id=stored), last=last)
@@ -185,7 +185,7 @@ class SessionReply(HttpReply):
         return self.last_event
 
     async def _begin_stream(self, retry: int | None) -> None:
-        """Begin a stream. If the client reconnects, begin with an event that has only an id to come back with."""
+        """Begin a stream. For a client that can reconnect, begin with an empty event, whose id it can resume from."""
         assert self._session is not None
         self._stream = self._session.name_stream()
         self._session.open_streams[self._stream] = self
@@ -279,7 +279,7 @@ class _BatchPart(SharedStreamReply):
         await self._batch.add(None)
 
     def release(self) -> None:
-        """End the whole response if this request has no answer: it would wait for it."""
+        """End the whole response if this request has no answer, because it would wait for the answer."""
         if not self.answered:
             self.answered = True
             self._batch.reply.release()
@@ -300,14 +300,14 @@ _MOST_ID_BYTES = 128
 def _warn_of_sessions() -> None:
     log.warning(
         "A client named a session that this process does not know: it has expired, or it was opened before a restart, "
-        "or in another process. Where several processes serve the same clients (`uvicorn --workers`), each has its own "
+        "or in another process. If several processes serve the same clients (`uvicorn --workers`), each has its own "
         "sessions: pass sessions=False to asgi(), give the Server a backend= that they share, or use `weft run "
         "--workers`."
     )
 
 
 class SessionExchange:
-    """Serves sessions at one endpoint; without `keeps_sessions`, serves the clients of that era without sessions."""
+    """Serves the session era at one endpoint. Without `keeps_sessions`, no sessions are stored."""
 
     era = SESSION
 
@@ -346,10 +346,10 @@ class SessionExchange:
     async def _start_counted(
         self, session: Session | None, frame: Frame, headers: Headers, caller: Caller, reply: Answering
     ) -> None:
-        """Begin to serve one request of several in an HTTP request: each is counted, and has its own era.
+        """Begin to serve one of several requests in one HTTP request. Each is counted, and has its own era.
 
-        A stateless request among them does not belong to the session. Like one that comes alone, it needs the headers
-        that repeat it, or it is refused.
+        A stateless request among them does not belong to the session. Like a single stateless request, it needs the
+        headers that repeat its fields, or it is refused.
         """
         era, _ = choose(self._runtime.eras, frame, headers)
         if self._runtime.is_full(own=1):  # the HTTP request itself is counted
@@ -410,7 +410,7 @@ class SessionExchange:
         await answer.answer(status, response)
 
     def new_session(self, caller: Caller, *, prefix: str = "") -> Session:
-        """Make a session for a caller; raise a `Refusal` if there are too many."""
+        """Create a session for a caller; raise a `Refusal` if there are too many."""
         try:
             return self._sessions.new(caller.principal, caller.peer, prefix=prefix)
         except SessionsFull:
@@ -480,7 +480,8 @@ class SessionExchange:
     async def _run(self, call: Call, session: Session | None, reply: Answering) -> None:
         """Serve a call to its end, and answer it."""
         cancellation = call.cancellation
-        task = cancellation.task = asyncio.current_task()  # not before: a task cancelled then would never clean up
+        # Not set before: a task that is cancelled before it starts would never clean up.
+        task = cancellation.task = asyncio.current_task()
         assert task is not None
         answer = None
         open_calls = self._runtime.open_calls
@@ -496,7 +497,7 @@ class SessionExchange:
                 session.in_use -= 1
                 _forget(session, call.id, cancellation)
         if task.cancelling():
-            await take_back(task)  # it was meant for the handler, not for the rest of this function
+            await take_back(task)  # the cancellation was for the handler, not for the rest of this function
         if cancellation.cancelled:
             told = cancellation.told
             answer = None if told is None else answer or self._runtime.dispatcher.refuse(call, told)
@@ -549,14 +550,14 @@ class SessionExchange:
     # Shared by the verbs.
 
     async def _find(self, headers: Headers, caller: Caller) -> Session | None:
-        """Return the session that a message names; None if the server keeps none."""
+        """Return the session that the headers name; None if no sessions are stored. Refuse an unknown session."""
         if not self._keeps_sessions:
             return None
         id = headers.get(SESSION_HEADER)
         if id is None:
             raise Refusal(
                 400,
-                f"The Mcp-Session-Id header is missing; a session begins with `{HANDSHAKE}`, which answers with it.",
+                f"The Mcp-Session-Id header is missing; a session begins with `{HANDSHAKE}`, whose response has it.",
             )
         session = None
         if 0 < len(id) <= _MOST_ID_BYTES and not id.startswith(SSE_PREFIX):

@@ -53,7 +53,7 @@ class SessionStreams:
     async def listen(
         self, session: Session, last_event: str | None, receive: Receive, reply: HttpReply, token_info: TokenInfo | None
     ) -> None:
-        """Send the standalone stream, or the rest of any stream after an event."""
+        """Send the standalone stream, or the rest of any stream after the event `last_event`."""
         stream, after = STANDALONE, None
         if last_event is not None:
             found = read_event_id(last_event)
@@ -118,7 +118,7 @@ class SessionStreams:
         """Send the rest of the stream of a request. The response that had the stream before ends."""
         most = self._runtime.limits.in_flight_per_connection
         if not await self._has_rest(session, stream, after):
-            raise Refusal(400, "What came after this event is not kept any more.")
+            raise Refusal(400, "The events after this one are not stored any more.")
         if (other := session.resumed.pop(stream, None)) is not None:
             other.end()
         if len(session.resumed) >= most:
@@ -149,8 +149,9 @@ class SessionStreams:
     async def _start_of(self, session: Session, after: int | None) -> int:
         """Return the event after which the standalone stream begins.
 
-        A new stream begins now; 1 is before all events to come. If events after `after` are lost because the client was
-        too slow, the stream goes on with those that are stored: a refusal would lose them too.
+        A new stream has only events that are stored from now on; they all come after 1. If events after `after` are
+        lost because the client was too slow, the stream goes on with those that are stored: a refusal would lose them
+        too.
         """
         streams = self._sessions.streams
         if after is None:
@@ -193,7 +194,7 @@ class SessionStreams:
 def check_takes_stream(reply: HttpReply) -> None:
     """Refuse a GET of a client that does not accept a stream."""
     if not reply.can_stream:
-        raise Refusal(406, "A stream is all there is to GET: accept text/event-stream.")
+        raise Refusal(406, "GET returns an event stream only: send Accept: text/event-stream.")
 
 
 async def _gone(receive: Receive, news: asyncio.Event) -> None:

@@ -35,10 +35,10 @@ _MOST_QUERY_BYTES = 1024
 
 
 class _OpenSseStream:
-    """A stream that is open in this process."""
+    """An HTTP+SSE stream that is open in this process."""
 
     def __init__(self, show: Show) -> None:
-        self.show = show  # passes on the token that came with a message
+        self.show = show  # to call with the token of each message, which may expire later
         self.unanswered = 0  # number of requests without an answer
 
 
@@ -50,7 +50,7 @@ class _StreamReply(SharedStreamReply):
     def __init__(self, sessions: Sessions, session: Session, stream: _OpenSseStream | None) -> None:
         self._sessions = sessions
         self._session = session
-        self._stream = stream  # stays open until the answer, if it is open in this process
+        self._stream = stream  # stays open until the answer; None if another worker has it open
         if stream is not None:
             stream.unanswered += 1
 
@@ -63,7 +63,7 @@ class _StreamReply(SharedStreamReply):
         try:
             await self._session.send(body)
         except BaseException:
-            self._sessions.end_soon(self._session)  # its client sees the end of the stream, and need not wait
+            self._sessions.end_soon(self._session)  # ends the stream, so that the client does not wait for the answer
             raise
         finally:
             self.release()
@@ -82,7 +82,7 @@ class _StreamReply(SharedStreamReply):
 
 
 class SseExchange:
-    """Serves the two paths of the transport: the stream, and the one for messages."""
+    """Serves the two paths of HTTP+SSE: one for the stream, one for messages."""
 
     def __init__(
         self, runtime: Runtime, sessions: Sessions, exchange: SessionExchange, path: str, taken: AbstractSet[str]
@@ -130,7 +130,7 @@ class SseExchange:
         return False
 
     def _address(self, scope: Scope, session: Session) -> bytes:
-        """Return the first event: the path to send messages to, from the root of the host."""
+        """Return the first event of the stream. Its data is the absolute path to send messages to."""
         path = quote(scope.get("root_path", "") + self._messages)
         return encode_event(f"{path}?session_id={session.id}".encode(), event="endpoint")
 
@@ -154,11 +154,11 @@ class SseExchange:
         return session
 
     async def serve(self, session: Session, body: bytes, headers: Headers, scope: Scope, reply: HttpReply) -> None:
-        """Serve one message, or an array of them if the client's revision has that."""
+        """Serve one message, or an array of messages if the client's revision has batches."""
         caller = read_caller(scope)
         batches = SESSION.takes_batches(session.connection)
         frames = _read(body, self._runtime.limits, batches=batches)
-        if session.ended:  # meanwhile
+        if session.ended:  # while the body was read
             raise _unknown()
         stream = self._open.get(session.id)
         if stream is not None:

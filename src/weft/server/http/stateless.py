@@ -1,7 +1,7 @@
 """Serve one message of the stateless era over HTTP.
 
-A client that disconnects cancels its request. A task watches for that from when the handler first waits: a handler that
-never waits needs none.
+A client that disconnects cancels its request. A task watches for the disconnection. It starts when the handler first
+waits, so a handler that never waits needs no task.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from weft.server.runtime.runtime import Runtime
 
 
 class StatelessExchange:
-    """Serves messages without a session."""
+    """Serves messages of the stateless era."""
 
     def __init__(self, runtime: Runtime, era: ServerEra) -> None:
         self._runtime = runtime
@@ -70,7 +70,7 @@ async def _watched(
     """Return the answer of a call that waits; None if its client has gone or does not read."""
     cancellation = reply.cancellation = call.cancellation
     task = cancellation.task = asyncio.current_task()
-    if reply.finished:  # disconnected before there was anything to cancel
+    if reply.finished:  # the client disconnected before the call could be cancelled
         cancellation.cancel("the client disconnected")
     watcher = asyncio.get_running_loop().create_task(_watch(cancellation, receive, reply))
     answer = None
@@ -101,13 +101,13 @@ async def _watched(
 
 
 async def _absorb(task: asyncio.Task[Any]) -> None:
-    """Take back the one cancellation of the call, so that the task goes on to its end.
+    """Undo the cancellation of the call, so that the task can send the answer.
 
-    The handler may have swallowed it, or ended before it could arrive: then it arrives here.
+    If the handler ended before the cancellation was raised in it, the cancellation is raised and caught here.
     """
     with suppress(asyncio.CancelledError):
         await asyncio.sleep(0)
-    if task.uncancel():  # the task was cancelled from elsewhere too
+    if task.uncancel():  # something else has cancelled the task as well
         raise asyncio.CancelledError
 
 
@@ -119,7 +119,7 @@ async def _watch(cancellation: Cancellation, receive: Receive, reply: HttpReply)
 
 
 async def _serve_no_request(frame: Frame, reply: HttpReply) -> None:
-    """Accept and drop a notification: none has a meaning without a session. Refuse a response."""
+    """Accept and drop a notification, because none has a meaning without a session. Refuse a response."""
     if frame.is_notification:
         await reply.accept()
         return

@@ -8,12 +8,12 @@ A peer may send its next requests before the first is answered (pipelining). uvi
 notice that the peer has gone. The guard goes on reading: at most `pipelined_requests` of a connection wait to be
 served, and the bytes after them stay unread.
 
-A log record and its formatting take half as long as a short call. So where the access log is as uvicorn configures it,
-the line is written without a record. With a filter, another handler or formatter, colours, or a patched `logging`, the
-logger is called as uvicorn calls it.
+A log record and its formatting take half as long as a short call. So if the access log has uvicorn's default
+configuration, the line is written without a record. With a filter, another handler or formatter, colours, or a patched
+`logging`, the logger is called as uvicorn calls it.
 
-All names of uvicorn that are not public are listed in docs/design.md; where a release lacks one, the public way is
-taken.
+All names of uvicorn that are not public are listed in docs/design.md. If a release lacks one, the public interface is
+used instead.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ HTTPTOOLS_NAMES = GUARDED_NAMES | {
 
 
 def guarded_protocol(limits: Limits) -> type[asyncio.Protocol] | None:
-    """Return uvicorn's protocol class, the quickest that is installed, with the guard in front.
+    """Return a subclass of uvicorn's fastest installed protocol class, with the guard mixed in.
 
-    None if this release of uvicorn has no class that the guard fits: then uvicorn chooses its own.
+    Return None if the guard fits no class of this release of uvicorn. Then uvicorn chooses its own.
     """
     for module, name, guard, needed in (
         (_HTTPTOOLS, "HttpToolsProtocol", _HttptoolsGuard, HTTPTOOLS_NAMES),
@@ -74,11 +74,11 @@ def _names_of(kind: type) -> set[str]:
 
 
 def hang_up_on_flood(send: Send, most: int) -> None:
-    """Close the connection after this response if uvicorn's own protocol has read too many requests ahead.
+    """Close the connection after this response if uvicorn's own protocol class has read too many requests ahead.
 
-    It reads 256 KB at once, which may be fifteen thousand requests, and as much again with each answer. The requests
-    that are dropped are not answered, and a client may send them again (RFC 9112, 9.3.2). Our own protocol leaves them
-    unread.
+    It reads 256 KB at once, which may be fifteen thousand requests, and as much again with each answer. The dropped
+    requests are not answered, and a client may send them again (RFC 9112, 9.3.2). The guarded protocol class does not
+    read too many requests, so it needs no such check.
     """
     cycle: Any = getattr(send, "__self__", None)
     protocol: Any = getattr(getattr(cycle, "on_response", None), "__self__", None)
@@ -88,12 +88,12 @@ def hang_up_on_flood(send: Send, most: int) -> None:
 
 
 def respond_at_once(send: Send, status: int, body: bytes, most: int = DEFAULT_LIMITS.pipelined_requests) -> bool:
-    """Write a whole JSON response at once, without the two ASGI messages for it; return False where that cannot be.
+    """Write a whole JSON response at once, without its two ASGI messages. Return False if that is not possible.
 
-    `send` is a method of uvicorn's cycle, also where another program has started uvicorn. An app around ours that reads
-    the response has replaced `send` by a function, and gets the messages. This does what uvicorn would do with them in
-    the plain case: nothing sent yet, a peer that reads, a connection that stays open, with at most `most` requests read
-    ahead.
+    `send` must be the method of uvicorn's cycle, which it also is if another program has started uvicorn. An app around
+    this one that reads the response has replaced `send` by a function, so it gets the two messages. This function does
+    what uvicorn does with the messages in the simple case: nothing is sent yet, the peer reads, the connection stays
+    open, and at most `most` requests are read ahead.
     """
     cycle: Any = getattr(send, "__self__", None)
     if cycle is None or type(cycle).__module__ != _HTTPTOOLS:
@@ -108,7 +108,7 @@ def respond_at_once(send: Send, status: int, body: bytes, most: int = DEFAULT_LI
         _ = cycle.response_complete, cycle.waiting_for_100_continue  # set below
         if len(on_response.__self__.pipeline) > most:
             return False
-    except AttributeError:  # another release of uvicorn: nothing was written yet, so the messages can still be sent
+    except AttributeError:  # another release of uvicorn; nothing is written yet, so the messages can be sent
         return False
     if logger:
         log_access(logger, scope, status)
@@ -126,11 +126,11 @@ def _closing_field(cycle_class: Any) -> tuple[bytes, bytes] | None:
     return getattr(sys.modules[cycle_class.__module__], "CLOSE_HEADER", None)
 
 
-_heads: dict[int, tuple[Any, bytes]] = {}  # by status: the fields that the head was made with, and the head
+_heads: dict[int, tuple[Any, bytes]] = {}  # by status: the default fields, and the head made from them
 
 
 def _head(status: int, fields: list[tuple[bytes, bytes]]) -> bytes:
-    """Return the head of a JSON response, up to its length. uvicorn replaces `fields` when the date changes."""
+    """Return the head of a JSON response up to "content-length: ". uvicorn replaces `fields` when the date changes."""
     known, head = _heads.get(status, (None, b""))
     if known is not fields:
         lines = b"".join([b"%b: %b\r\n" % field for field in fields])
@@ -141,7 +141,7 @@ def _head(status: int, fields: list[tuple[bytes, bytes]]) -> bytes:
 
 
 class _Trailers(list[Any]):
-    """Replaces the list of headers once the head is complete: uvicorn would collect trailers without limit."""
+    """Replaces the list of headers once the head is complete, because uvicorn would collect trailers without limit."""
 
     def append(self, object: Any, /) -> None:
         """Drop a trailer."""
@@ -153,9 +153,9 @@ _TRAILERS = _Trailers()
 class _Outlet:
     """A transport that writes the head of a response together with the beginning of its body.
 
-    uvicorn writes the two one after the other, each by a call to the kernel, which is a good part of the cost of a
-    short answer. Our app sends the beginning of a body right after the head. A head without a body (HEAD, 204) is
-    written at the end of this turn of the loop.
+    uvicorn writes the two separately, each by a system call, which is a large part of the time of a short answer. The
+    app sends the beginning of a body right after the head. A head without a body (HEAD, 204) is written at the end of
+    this turn of the loop.
 
     While bytes are waiting to be written, a timer runs every `write_seconds`. A peer that has read nothing between two
     checks is disconnected.
@@ -175,22 +175,22 @@ class _Outlet:
 
     def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop, write_seconds: float) -> None:
         self._transport = transport
-        self.is_closing = transport.is_closing  # called with every response
+        self.is_closing = transport.is_closing  # copied for speed: it is called with every response
         self._loop = loop
         self._write_seconds = write_seconds
         self._head: bytes | None = None  # a head that waits for the beginning of its body
-        self._written = 0  # bytes given to the transport in all
+        self._written = 0  # total bytes given to the transport
         self._taken = 0  # bytes that the peer had read at the last check
-        self._timer: asyncio.TimerHandle | None = None  # until the next check
-        self._is_held = False  # reading is paused, even if uvicorn resumes it
+        self._timer: asyncio.TimerHandle | None = None  # timer of the next check
+        self._is_held = False  # whether reading stays paused, even if uvicorn resumes it
 
     def hold_reading(self) -> None:
-        """Stop reading until `release_reading`: uvicorn resumes reading with every response."""
+        """Stop reading until `release_reading`, even if uvicorn resumes reading, as it does with every response."""
         self._is_held = True
         self._transport.pause_reading()
 
     def release_reading(self) -> None:
-        """End `hold_reading`."""
+        """Resume reading after `hold_reading`."""
         if self._is_held:
             self._is_held = False
             self._transport.resume_reading()
@@ -221,7 +221,7 @@ class _Outlet:
         self._transport.close()
 
     def stop_timer(self) -> None:
-        """Stop checking: the connection has ended."""
+        """Stop the checks, because the connection has ended."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -250,7 +250,10 @@ class _Outlet:
 
 
 class _HeadGuard(asyncio.Protocol):
-    """Mixed in before one of uvicorn's two protocol classes, whose `cycle` is the request that arrived last."""
+    """Limits the time and size of request heads: a mixin before one of uvicorn's two protocol classes.
+
+    `cycle` of uvicorn's class is the request that arrived last.
+    """
 
     limits: Limits
     loop: asyncio.AbstractEventLoop
@@ -275,7 +278,7 @@ class _HeadGuard(asyncio.Protocol):
         self._check_progress(data)
 
     def _check_progress(self, data: bytes) -> None:
-        """Stop the timer if a head is complete; limit what follows otherwise."""
+        """Stop the timer if a head is complete; else limit the bytes that still come."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:  # a head is complete, and its request is being served
             if self._timer is not None:
@@ -303,28 +306,28 @@ class _HeadGuard(asyncio.Protocol):
             self._timer = None
 
 
-# Bytes that are parsed at a time. A request has at least 16 of them, so that is how many may come beyond the limit.
+# Bytes that are parsed at a time. A request has at least 16 bytes, so at most 512 requests can exceed the limit.
 _SLICE = 8192
 
 
 class _HttptoolsGuard(_HeadGuard):
-    """Adds what httptools alone needs: limits of trailers and of requests read ahead, and ignoring upgrades."""
+    """Adds what only httptools needs: limits for trailers and for requests read ahead, and ignoring upgrades."""
 
     flow: Any
     headers: Any
-    on_response_complete: Callable[[], None]  # of the class that this is mixed in before
+    on_response_complete: Callable[[], None]  # method of uvicorn's class
     parser: Any
     scope: Any
     url: bytes
 
-    _received = 0  # bytes, in all
+    _received = 0  # total bytes received
     _upgrade_at: int | None = None  # where the bytes begin that httptools did not parse because of an upgrade
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Requests without an answer, in order, each with the number of bytes received before it. Mostly one: a deque
         # would take ten times the memory, on each connection.
         self._waiting: list[tuple[Any, int]] = []
-        self._unread = bytearray()  # received and not parsed, because enough requests are waiting
+        self._unread = bytearray()  # bytes received but not parsed, because enough requests are waiting
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -342,7 +345,7 @@ class _HttptoolsGuard(_HeadGuard):
             self._parse_unread()
 
     def _parse_unread(self) -> None:
-        """Parse what was received, slice by slice, while there is room for requests read ahead."""
+        """Parse the unread bytes, slice by slice, while there is room for requests read ahead."""
         unread, most = self._unread, self.limits.pipelined_requests
         self._forget_answered()
         while unread and len(self._waiting) <= most and not self.transport.is_closing():
@@ -370,7 +373,7 @@ class _HttptoolsGuard(_HeadGuard):
         self._check_progress(data)
         self._received += len(data)
         self._forget_answered()
-        # A body without end, or requests read ahead: uvicorn and httptools would keep all of it.
+        # An endless body, or requests read ahead: uvicorn and httptools would store all of it.
         waiting = self._waiting
         if waiting and self._received - waiting[0][1] > self.limits.header_bytes + self.limits.body_bytes:
             self.transport.abort()
@@ -383,7 +386,7 @@ class _HttptoolsGuard(_HeadGuard):
             del waiting[0]
 
     def on_chunk_header(self) -> None:
-        """Count the bytes of each chunk from zero; the reader of the body limits them all together."""
+        """Count the bytes of each chunk from zero. The total is limited where the body is read."""
         if self._waiting and self._waiting[-1][0] is self.cycle:
             self._waiting[-1] = (self.cycle, self._received)
 
@@ -391,7 +394,7 @@ class _HttptoolsGuard(_HeadGuard):
         if self.url[:1] != b"/":
             self._take_host_of_target()
         before = self.cycle
-        super().on_headers_complete()  # type: ignore[misc] # of the class that this is mixed in before
+        super().on_headers_complete()  # type: ignore[misc] # a method of uvicorn's class
         self.headers = _TRAILERS
         if self.cycle is not before:
             self._waiting.append((self.cycle, self._received))
@@ -435,14 +438,15 @@ def _response(status: str, text: str) -> bytes:
 _TOO_LARGE = _response("431 Request Header Fields Too Large", "The head of the request is too large.\n")
 _NO_TUNNEL = _response("405 Method Not Allowed", "This server opens no tunnels.\n")
 
-_PATHS = 16  # paths whose quoted form is cached: a peer can make them long
+_PATHS = 16  # paths whose quoted form is cached; few, because a peer can send long ones
 _quote = lru_cache(_PATHS)(quote)
 _Logger: Any = logging.Logger
-_handle, _call_handlers = _Logger.handle, getattr(_Logger, "callHandlers", None)  # error trackers replace them
+# Kept, to notice if an error tracker has replaced these methods.
+_handle, _call_handlers = _Logger.handle, getattr(_Logger, "callHandlers", None)
 
 
 def log_access(logger: logging.Logger, scope: Any, status: int) -> None:
-    """Log one response to a request of uvicorn's.
+    """Write the line of one response to uvicorn's access log.
 
     Control characters in the client's address, which may come from a forwarded header, are replaced.
     """
@@ -493,7 +497,7 @@ def _stock_handler(logger: logging.Logger) -> Any:
 
 @cache
 def _stock_formatter() -> tuple[type | None, str]:
-    """Return the class and the format of uvicorn's access log. Imported late: another ASGI server may be in use."""
+    """Return the formatter class and the format of uvicorn's access log; None without uvicorn."""
     try:
         from uvicorn.config import LOGGING_CONFIG
         from uvicorn.logging import AccessFormatter

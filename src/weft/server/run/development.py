@@ -1,8 +1,9 @@
 """Find calls in async handlers that block the event loop, and warn with their place.
 
 A callback on the loop notes the time again and again (the beat), and a thread checks it. When the beat stops, the
-thread reads the stack of the loop's thread, and warns once per handler and line of the user's code. In development the
-beat is quick, so that short calls are found too; otherwise it comes twice a second. Calls cost nothing either way.
+thread reads the stack of the loop's thread, and warns once per handler and line of the user's code. In debug mode
+the beat is fast, so that short calls are found too; otherwise it comes twice a second. Either way, handlers run at full
+speed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ _watched: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 
 
 def watch_for_blocking(loop: asyncio.AbstractEventLoop, *, debug: bool) -> None:
-    """Watch this loop until it is closed, where Python can show the stacks of threads. A second call does nothing."""
+    """Watch a loop for blocking calls until it is closed. Do nothing if it is watched already.
+
+    Do nothing either if this Python cannot show the stacks of threads.
+    """
     if loop not in _watched and hasattr(sys, "_current_frames"):
         _watched.add(loop)
         seconds = (DEVELOPMENT_BEAT_SECONDS, DEVELOPMENT_BLOCKED_SECONDS) if debug else (BEAT_SECONDS, BLOCKED_SECONDS)
@@ -39,8 +43,8 @@ class _Watch:
     """The beat on one loop, and the thread that checks it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, beat_seconds: float, blocked_seconds: float) -> None:
-        self._loop = ref(loop)  # weak, so that the thread does not keep a closed loop
-        self._context = Context()  # else the beat would keep the context of the request that started it
+        self._loop = ref(loop)  # a weak reference, so that the thread does not keep a closed loop in memory
+        self._context = Context()  # empty: else the beat would keep the context of the first request in memory
         self._beat_seconds = beat_seconds
         self._blocked_seconds = blocked_seconds
         self._thread = threading.get_ident()

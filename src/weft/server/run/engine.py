@@ -1,7 +1,7 @@
 """Put the parts of one server together: features, protection, sessions, runtime.
 
-`Server` is what a program writes against; its `engine` is what serves. The rooms below see as much of the engine as
-their layer needs: a call sees `Services`, a transport `Runtime`.
+`Server` is the public interface; its `engine` serves. The rooms below use the engine through a base class that has what
+their layer needs: a call uses `Services`, a transport uses `Runtime`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ CacheList = Literal["discover", "tools", "resources", "templates", "prompts"]
 RootsChanged: TypeAlias = Callable[[Connection], Coroutine[Any, Any, None]]
 
 _ASKING = ("tools/call", "prompts/get", "resources/read")  # the methods that may ask the client
-_ERAS: Mapping[str, ServerEra] = {era.name: era for era in (STATELESS, SESSION)}  # in the order they are asked
+_ERAS: Mapping[str, ServerEra] = {era.name: era for era in (STATELESS, SESSION)}  # in the order in which they are tried
 
 
 class Servable:
@@ -107,10 +107,10 @@ class Engine(Runtime):
         check_extensions(options.extensions)
         self.extensions = tuple(options.extensions)
         self._middleware: list[Middleware] = list(options.middleware)
-        self._translations: Translations | None = None  # of exceptions; None where there are none
+        self._translations: Translations | None = None  # functions of `on_error`; None if there are none
         self._on_roots_changed: list[RootsChanged] = []
         self.sessions = Sessions(self)
-        self.serving = 0  # number of `serve` calls under way
+        self.serving = 0  # number of running `serve` calls
         self.changes.subscribe(self._forget_offer)
 
     def _make_features(self, options: EngineOptions) -> None:
@@ -129,21 +129,21 @@ class Engine(Runtime):
         self.prompts = Prompts(self.changes, hints["prompts"], page_size, limits)
         self.completions = Completions(self.prompts, self.resources)
 
-    # Functions of the user that are called around or beside the calls.
+    # Callbacks of the user.
 
     def add_middleware(self, layer: Middleware) -> None:
-        """Put a function around every call, inside those that are there."""
+        """Add a function that runs around every call, inside the functions that were added before."""
         check_middleware(layer)
         self._middleware.append(layer)
         Engine.dispatcher.forget(self)
 
     def add_translation(self, kind: type[Exception], fn: Callable[..., Any]) -> None:
-        """Translate exceptions of a class by a function."""
+        """Add a function that translates exceptions of a class (`on_error`)."""
         self._translations = (self._translations or Translations()).with_one(kind, fn)
         Engine.dispatcher.forget(self)
 
     def add_roots_callback(self, fn: RootsChanged) -> None:
-        """Call a function when a client with a session says that its roots changed."""
+        """Add a function that is called when a client in a session reports that its roots have changed."""
         self._on_roots_changed.append(fn)
 
     def roots_changed(self, connection: Connection) -> None:
@@ -152,7 +152,7 @@ class Engine(Runtime):
             self.background.start("on_roots_changed", fn, connection)
 
     def calls_for_itself(self, fn: object) -> bool:
-        """Return whether a function is registered as one that no client calls: middleware, `on_error`, the lifespan."""
+        """Return whether a function is a callback that no client calls: middleware, `on_error`, the lifespan."""
         of_errors = () if self._translations is None else self._translations.functions
         return any(fn is one for one in (*self._middleware, *self._on_roots_changed, *of_errors, self.lifespan.factory))
 
@@ -172,7 +172,7 @@ class Engine(Runtime):
         )
 
     def make_offer(self) -> Offer:
-        """Describe what the server offers now."""
+        """Return the offer: methods, versions and metadata of the server as they are now."""
         declared: Mapping[str, Any] = msgspec.to_builtins(self.capabilities)
         methods = {era.name: _offered(era, declared, self.extensions) for era in self.eras}
         meta = {SERVER_INFO_KEY: msgspec.to_builtins(self.info)}
@@ -180,7 +180,7 @@ class Engine(Runtime):
         return Offer(methods, meta, versions, self._require_initialized, self.limits.id_bytes)
 
     def forget_offer(self) -> None:
-        """Describe the offer again when it is next needed."""
+        """Discard the cached offer. It is made again when it is needed."""
         Engine.offer.forget(self)
 
     def _forget_offer(self, change: Change) -> None:
@@ -197,7 +197,7 @@ class Engine(Runtime):
         )
 
     def make_dispatcher(self) -> Dispatcher:
-        """Compose the method table and the middleware of now."""
+        """Make a dispatcher with the present handlers and middleware."""
         handlers: dict[str, Handler] = {
             "server/discover": self._discover,
             "tools/list": self.tools.list,
@@ -246,7 +246,7 @@ class Engine(Runtime):
         cors: Sequence[str],
     ) -> HttpApp:
         """Make an ASGI app that serves this server."""
-        from weft.server.http.app import app_class  # here, because a server on stdio starts sooner without it
+        from weft.server.http.app import app_class  # imported here: stdio does not need it, and starts faster
 
         self.completions.check()
         return app_class()(
@@ -269,12 +269,12 @@ class Engine(Runtime):
         return MemoryPipe(self, deliver)
 
     def close_streams(self) -> None:
-        """End the streams that never end by themselves, because the process is about to stop; new ones end at once."""
+        """Close long-lived streams, because the process is about to stop. New ones are closed at once."""
         self.subscriptions.close_soon()
         self.sessions.close_soon()
 
     async def stop(self) -> None:
-        """Release everything: sessions, what runs beside calls, threads, the lifespan."""
+        """Release everything: sessions, background tasks, threads, the lifespan."""
         self.subscriptions.close()
         try:
             await self.open_calls.cancel()

@@ -1,6 +1,6 @@
-"""Where a server listens: the options, the socket, who may reach it, and what to try there.
+"""Prepare to serve over HTTP: check the options, warn about mistakes, open the socket, show the URL and a command.
 
-Owns the checks before a server starts over HTTP; each has a sentence with a remedy. It serves nothing.
+Each check raises a `StartError` that says what to do.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("weft.advice")
 
 BACKLOG = 2048
-MOST_DESCRIPTORS = 65_536  # that are asked for: more would cost memory on some systems
-MOST_NAMED = 5  # features in a warning
+MOST_DESCRIPTORS = 65_536  # the most that is requested: more would cost memory on some systems
+MOST_NAMED = 5  # features or hosts that a warning lists
 
 
 class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a server is served over HTTP."""
+    """Options for serving over HTTP."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -49,11 +49,11 @@ class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
     allowed_origins: Sequence[str] | None = None
     trusted_proxies: Sequence[str] = ()
     cors: Sequence[str] = ()
-    log_level: str | None = None  # "info", or "warning" on stdio
+    log_level: str | None = None  # default: "info", or "warning" on stdio
 
 
 class HttpKeywords(TypedDict, total=False):
-    """The same, as the keywords of `server.run("http", ...)`: so that type checkers know them."""
+    """The fields of `HttpOptions` as keywords of `server.run("http", ...)`, for type checkers."""
 
     host: str
     port: int
@@ -69,32 +69,32 @@ class HttpKeywords(TypedDict, total=False):
 
 
 def check_exposure(options: HttpOptions) -> None:
-    """A server that others can reach says by which names (D15)."""
+    """Raise a StartError if other machines can reach the server, but no `allowed_hosts` are given."""
     if is_loopback(options.host) or options.allowed_hosts:
         return
     raise StartError(
-        f"host={options.host!r} makes the server reachable from other machines, so it must say under which names: "
+        f"host={options.host!r} makes the server reachable from other machines, so it must list its names: "
         "allowed_hosts=['api.example.com'] (--allow-host api.example.com). Use '*' for any name if a proxy in front "
         "checks it, or stay on this machine with host='127.0.0.1'."
     )
 
 
 def check_workers(workers: Any) -> None:
-    """At least one process serves."""
+    """Raise a StartError for a number of workers that is not an int, or below 1."""
     if type(workers) is not int or workers < 1:
         raise StartError(f"workers={workers!r} is not possible; it is the number of processes that serve, 1 or more.")
 
 
 def warn_of_proxy(engine: Engine, options: HttpOptions) -> None:
-    """Warn where there must be a proxy in front that is not named: all of its clients would count as one."""
+    """Warn if there must be a proxy in front that is not in `trusted_proxies`: its clients would count as one."""
     if engine.auth is not None or options.trusted_proxies or not is_loopback(options.host):
         return
     named = [entry for entry in options.allowed_hosts or () if not is_loopback(re.sub(r":\d+$", "", entry))]
     if named:
         log.warning(
-            "The server listens on %s only and is called %s: so a proxy passes its requests on. All of its clients "
-            "have the proxy's address, and share what one client may have (%s). Name it, so that they are told apart: "
-            "trusted_proxies=['127.0.0.1'] (--trust-proxy 127.0.0.1).",
+            "The server listens on %s only, but allows the host %s, so there must be a proxy in front of it. All "
+            "clients of the proxy have its address, so they share the limits of one client (%s). To tell them apart, "
+            "set trusted_proxies=['127.0.0.1'] (--trust-proxy 127.0.0.1).",
             options.host,
             ", ".join(named[:MOST_NAMED]),
             shared_limits(engine.limits),
@@ -102,7 +102,7 @@ def warn_of_proxy(engine: Engine, options: HttpOptions) -> None:
 
 
 def warn_of_scopes(engine: Engine) -> None:
-    """Without `auth` no token is ever verified, so what takes scopes is there for nobody."""
+    """Warn about features with `scopes` on a server without `auth`: no client can use them over HTTP."""
     if engine.auth is not None:
         return
     taking = [
@@ -113,27 +113,27 @@ def warn_of_scopes(engine: Engine) -> None:
     if taking:
         more = f" and {len(taking) - MOST_NAMED} more" if len(taking) > MOST_NAMED else ""
         log.warning(
-            "scopes= is said of %s%s, but the server has no auth=: no token is accepted here, so over HTTP nobody can "
-            "use or list them. Give Server(auth=ResourceServer(...)), or leave scopes= out.",
+            "scopes= is set for %s%s, but the server has no auth=. It accepts no tokens, so over HTTP no client can "
+            "use or list them. Set Server(auth=ResourceServer(...)), or leave scopes= out.",
             ", ".join(taking[:MOST_NAMED]),
             more,
         )
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens. Raises `StartError` with what to do if the address cannot be had."""
-    if type(port) is not int or not 0 <= port <= 65535:  # else the system takes it modulo 65536
-        raise StartError(f"port={port!r} is no port; it is a number from 1 to 65535, and 0 takes a free one.")
+    """Open a socket and listen on it. Raise a `StartError` with a remedy if the address cannot be used."""
+    if type(port) is not int or not 0 <= port <= 65535:  # some systems would use it modulo 65536
+        raise StartError(f"port={port!r} is not possible; it is a number from 1 to 65535, or 0 for any free port.")
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (socket.gaierror, UnicodeError):
         raise StartError(
-            f"host={host!r} is no address of this machine; use '127.0.0.1' or one of its own addresses."
+            f"host={host!r} is not an address of this machine; use '127.0.0.1' or one of its own addresses."
         ) from None
     listener = socket.socket(family, socket.SOCK_STREAM)
-    if os.name == "posix":  # a port is free at once when its last owner ended; elsewhere the option means theft
+    if os.name == "posix":  # reuses the port of an ended process; on Windows, even of a running one
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
@@ -146,9 +146,9 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def raise_descriptors() -> None:
-    """Let this process have as many files and connections open as the system allows it: often but 1,024 to begin with.
+    """Raise the limit of open files and connections of this process as far as the system allows.
 
-    Beyond that, new connections are refused by the system.
+    The limit is often 1,024 at first. Beyond it, the system refuses new connections.
     """
     try:
         import resource  # not on Windows
@@ -157,7 +157,7 @@ def raise_descriptors() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < most:
-        with contextlib.suppress(OSError, ValueError):  # a system may allow less than it says
+        with contextlib.suppress(OSError, ValueError):  # some systems allow less than they report
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
@@ -169,14 +169,14 @@ def _why_not(error: OSError, host: str, port: int) -> str:
             f"{free} is free: port={free} (--port {free})."
         )
     if error.errno == errno.EACCES:
-        return f"Port {port} may not be opened by this user; ports below 1024 need rights. Take one like port=8000."
+        return f"Port {port} cannot be opened by this user; ports below 1024 need special rights. Try port=8000."
     if error.errno == errno.EADDRNOTAVAIL:
         return f"host={host!r} is not an address of this machine; use '127.0.0.1' or one of its own addresses."
-    return f"{host}:{port} cannot be listened on: {error.strerror or error}."
+    return f"The server cannot listen on {host}:{port}: {error.strerror or error}."
 
 
 def _free_port(host: str, taken: int) -> int:
-    """A port near the one that is taken, else any."""
+    """Return a free port near the one that is in use, else any free port; 0 if there is none."""
     for port in (*range(taken + 1, min(taken + 20, 65536)), 0):
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.bind((host.strip("[]"), port))
@@ -185,7 +185,7 @@ def _free_port(host: str, taken: int) -> int:
 
 
 def url_of(options: HttpOptions, listener: socket.socket) -> str:
-    """Where clients find a server: under the first name that it answers to, if it says so, else at its address."""
+    """Return the URL of a server: with the first name in `allowed_hosts`, else with its address."""
     named = next((entry for entry in options.allowed_hosts or () if not entry.startswith("*")), None)
     host = named or options.host.strip("[]")
     if host in ("0.0.0.0", "::", ""):  # noqa: S104 - compared, not bound
@@ -197,9 +197,10 @@ def url_of(options: HttpOptions, listener: socket.socket) -> str:
 
 
 def try_line(engine: Engine, url: str) -> str | None:
-    """Return a command to try a server: a call of a tool that needs nothing, else the list; None without tools."""
+    """Return a command to try a server: a call of a tool without arguments, else the list; None without tools."""
     token = [] if engine.auth is None else ["--token", "TOKEN"]
-    tools = [tool for tool in engine.tools if engine.auth is not None or not tool.scopes]  # else it is refused
+    # Without auth, calls of tools with scopes are refused.
+    tools = [tool for tool in engine.tools if engine.auth is not None or not tool.scopes]
     if not tools:
         return None
     name = next((tool.name for tool in tools if _is_easy(tool)), None)
@@ -215,7 +216,7 @@ def _is_easy(tool: RegisteredTool) -> bool:
 
 
 def _command() -> str:
-    """Return how the `weft` of this environment is typed."""
+    """Return the command that starts the `weft` of this environment."""
     own, found = Path(sys.executable).with_name("weft"), shutil.which("weft")
     is_found = found is not None and own.exists() and own.samefile(found)
     return "weft" if is_found else f"{shlex.quote(sys.executable)} -m weft"

@@ -1,12 +1,12 @@
-"""From what is named on the command line to a Server: loads a user's file or module and finds the server in it.
+"""Load the user's file or module that the command line names, and find the server in it.
 
-A file below an `__init__.py` belongs to a package: it is imported under its full name, so that its relative imports
-work. Any other file is imported under its own name, with its directory first on `sys.path`, as Python does for a
-script; a neighbour that imports it then gets the same module, and not a second copy with a second server.
+A file beside an `__init__.py` belongs to a package. It is imported under its full name, so that its relative imports
+work. Any other file is imported under its file name, with its directory first on `sys.path`, as Python does for a
+script. If another file imports it, it gets the same module, not a second copy with a second server.
 
-Owns the sentences for a wrong file, a wrong module, a wrong object and a file that fails. While a file is being loaded,
-`server.run()` in it does nothing (`is_loading`): whoever loads it serves it, also where it forgot
-`if __name__ == "__main__"`.
+The error messages for a wrong file, module or object, and for a file that fails, are in this module. While a file is
+being loaded, `server.run()` in it does nothing (`is_loading`), because the loading program serves it. So the file works
+without `if __name__ == "__main__"`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from weft.server.run.engine import Engine, Servable
 
 log = logging.getLogger("weft.advice")
 
-MODULE = "__weft_main__"  # the name of a file that cannot have its own
+MODULE = "__weft_main__"  # module name of a file that cannot be imported under its file name
 PREFERRED = ("server", "app", "mcp")
 MOST_FRAMES = 8
 MOST_NAMES = 12
@@ -44,13 +44,13 @@ _loading = False
 
 
 class Target(msgspec.Struct, frozen=True):
-    """What is to be loaded: `FILE[:OBJECT]` or `MODULE[:OBJECT]`, and the arguments that the file finds in `sys.argv`.
+    """What to load: `FILE[:OBJECT]` or `MODULE[:OBJECT]`, and the arguments for its `sys.argv`.
 
-    An object is a Server, or a function that makes one.
+    The object is a Server, or a function that returns one.
     """
 
     text: str
-    is_module: bool = False  # `-m`: never a file
+    is_module: bool = False  # True for `-m`: `text` names a module, never a file
     arguments: tuple[str, ...] = ()
 
     @property
@@ -60,12 +60,12 @@ class Target(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str | None:
-        """The object in it, where one is named."""
+        """The name of the object in the file or module; None if the target names none."""
         return _split(self.text)[1]
 
 
 def _split(target: str) -> tuple[str, str | None]:
-    r"""The place and the object of `PLACE[:OBJECT]`.
+    r"""Split `PLACE[:OBJECT]` into the place and the object.
 
     >>> _split("server.py:app"), _split("C:\\tools\\server.py")
     (('server.py', 'app'), ('C:\\tools\\server.py', None))
@@ -75,24 +75,24 @@ def _split(target: str) -> tuple[str, str | None]:
 
 
 def is_loading() -> bool:
-    """Whether a file is being loaded right now."""
+    """Return whether a file is being loaded now."""
     return _loading
 
 
 def load(target: Target) -> Servable:
-    """Return the server that a target names. Raises `StartError` with a sentence for every way this can go wrong."""
+    """Load a target and return its server. Raise `StartError`, with the reason and a remedy, if that fails."""
     module, shown = _import(target)
     try:
         return _find(module, shown, target.name)
     except StartError as error:
         if error.__context__ is not None or not (target.is_module and hasattr(module, "__path__")):
             raise
-        told = f"{error} (`-m` looks for {shown}.__main__ first; there is none.)"
-    raise StartError(told)
+        message = f"{error} (`-m` looks for {shown}.__main__ first; there is none.)"
+    raise StartError(message)
 
 
 def folder_of(target: Target) -> Path | None:
-    """The directory that has the code of a target: that of its package, or of the file. None if it is not there."""
+    """Return the directory of a target's code: its package, or the directory of its file. None if it does not exist."""
     found = None if target.is_module else _file_of(target.place)
     if found is None and _is_module_name(target.place):
         top = PathFinder.find_spec(target.place.partition(".")[0], [str(Path.cwd()), *sys.path])
@@ -108,9 +108,10 @@ def folder_of(target: Target) -> Path | None:
 
 
 def movable(target: Target) -> tuple[Target, bool]:
-    """Return the target as it is found from any directory, and whether it is: a module may be found from here only.
+    """Return a target that can be loaded from any directory, and True.
 
-    The target has been loaded.
+    For a module that can be loaded from the working directory only, return its target and False. The target must have
+    been loaded before.
     """
     suffix = "" if target.name is None else f":{target.name}"
     path = None if target.is_module else _file_of(target.place)
@@ -124,11 +125,11 @@ def movable(target: Target) -> tuple[Target, bool]:
     return Target(f"{path}{suffix}", arguments=target.arguments), True
 
 
-# From a name to a module.
+# Importing.
 
 
 def _import(target: Target) -> tuple[ModuleType, str]:
-    """The module of a target, and how its file is called in messages."""
+    """Import the module of a target; return it, and the name of its file for messages."""
     place = target.place
     path = None if target.is_module else _file_of(place)
     if path is None and (not _is_module_name(place) or (not target.is_module and Path(place).is_dir())):
@@ -150,7 +151,7 @@ def _import(target: Target) -> tuple[ModuleType, str]:
 
 
 def _file_of(place: str) -> Path | None:
-    """The file that is meant, if there is one; of a package, its `__init__.py`."""
+    """Return the file at a path (for a package, its `__init__.py`); None if there is none."""
     path = Path(place)
     if path.is_dir() and (path / "__init__.py").is_file():
         path /= "__init__.py"
@@ -158,12 +159,12 @@ def _file_of(place: str) -> Path | None:
 
 
 def _is_module_name(place: str) -> bool:
-    """Whether this may be the dotted name of a module. `server.py` is a file, though it could be one."""
+    """Return whether this can be the dotted name of a module. `server.py` is a file name."""
     return not place.endswith(".py") and all(map(str.isidentifier, place.split(".")))
 
 
 def _package_of(path: Path) -> tuple[Path, str] | None:
-    """The directory that has the package of a file, and the full name of the file's module; None if it has none."""
+    """Return the directory above a file's package, and the full name of its module; None if it is in no package."""
     folder, parts = path.parent, [] if path.name == "__init__.py" else [path.stem]
     while (folder / "__init__.py").is_file():
         parts.insert(0, folder.name)
@@ -174,7 +175,7 @@ def _package_of(path: Path) -> tuple[Path, str] | None:
 
 
 def _import_module(name: str, target: Target, root: Path) -> ModuleType:
-    """Import a module by name, from below `root` first."""
+    """Import a module by name. Look in `root` first."""
     _put_first(root)
     spec = None
     with _at_load(name, name, target.arguments):
@@ -192,7 +193,7 @@ def _import_module(name: str, target: Target, root: Path) -> ModuleType:
 
 
 def _execute(path: Path, shown: str, arguments: Sequence[str]) -> ModuleType:
-    """Run a file that belongs to no package as a module."""
+    """Run a file that belongs to no package; return its module."""
     spec = importlib.util.spec_from_file_location(MODULE, path)
     if spec is None or spec.loader is None:
         raise StartError(f"{shown} is not a Python file: its name must end in '.py'.")
@@ -201,13 +202,13 @@ def _execute(path: Path, shown: str, arguments: Sequence[str]) -> ModuleType:
         if _can_be_imported(path):
             return importlib.import_module(path.stem)
         module = importlib.util.module_from_spec(spec)
-        sys.modules[MODULE] = module  # where pickle, dataclasses and annotations look for it
+        sys.modules[MODULE] = module  # pickle, dataclasses and annotations look it up there
         spec.loader.exec_module(module)
         return module
 
 
 def _can_be_imported(path: Path) -> bool:
-    """Whether `import NAME`, with the file's directory first on the path, would get this file."""
+    """Return whether `import NAME`, with the file's directory first on `sys.path`, imports this file."""
     if not path.stem.isidentifier() or path.stem in sys.modules or path.stem in sys.builtin_module_names:
         return False
     found = PathFinder.find_spec(path.stem, [str(path.parent)])
@@ -220,9 +221,9 @@ def _put_first(folder: Path) -> None:
 
 @contextmanager
 def _at_load(shown: str, file: str, arguments: Sequence[str]) -> Generator[None]:
-    """Run code of the user's: with arguments of its own, and told in a sentence if it fails."""
-    global _loading  # noqa: PLW0603 - there is one interpreter, and it loads one file at a time
-    sys.argv = [file, *arguments]  # from now on: a handler may look there as well
+    """Run the user's code with its arguments in `sys.argv`. Turn all its exceptions into a `StartError`."""
+    global _loading  # noqa: PLW0603 - a process loads one file at a time
+    sys.argv = [file, *arguments]  # not restored: a handler may read it later
     _loading = True
     try:
         yield
@@ -234,7 +235,7 @@ def _at_load(shown: str, file: str, arguments: Sequence[str]) -> Generator[None]
         _loading = False
 
 
-# What is said of a name that is wrong.
+# Messages about wrong names.
 
 
 def _no_file(place: str) -> str:
@@ -251,7 +252,7 @@ def _no_file(place: str) -> str:
 
 
 def _neither(name: str) -> str:
-    """Nothing has this name, neither a file nor a module."""
+    """Return the message for a name that is neither a file nor a module."""
     if "." in name:
         return _no_module(name)
     meant = _suggest(Path(), f"{name}.py")
@@ -266,7 +267,7 @@ def _no_module(name: str) -> str:
     similar = difflib.get_close_matches(last, _modules_in(parent), n=1)
     meant = f"Did you mean {f'{parent}.' if parent else ''}{similar[0]}? " if similar else ""
     missing = f" in the package {parent}" if parent in sys.modules else ""
-    looked = f"Modules are looked for in {Path.cwd()}, and where Python looks."
+    looked = f"Modules are searched for in {Path.cwd()}, and in sys.path."
     return f"There is no module {name!r}{missing}. {meant}{looked}"
 
 
@@ -279,24 +280,24 @@ def _modules_in(package: str) -> Iterator[str]:
 
 
 def _suggest(folder: Path, name: str) -> str:
-    """Python files in a folder, the most similar to `name` first; empty when there is none."""
+    """Return up to three Python files in a folder that are similar to `name`; empty if the folder has none."""
     there = sorted(map(str, folder.glob("*.py")))
     similar = difflib.get_close_matches(str(folder / name), there, n=3, cutoff=0.6) or there[:3]
     return " or ".join(similar)
 
 
-# What is said of code that fails.
+# Messages about code that fails.
 
 
 def _why(file: str, error: BaseException) -> str:
-    """What went wrong in the user's file: the error, the user's own lines, and what to do."""
-    if isinstance(error, UsageError):  # it is such a sentence already
+    """Return the message for a file that fails: the error, the user's own lines, and a remedy."""
+    if isinstance(error, UsageError):  # its message already has a remedy
         return f"{file} cannot be loaded. {error}"
     if isinstance(error, SyntaxError):
         place = f"{short_path(error.filename or file)}:{error.lineno}"
         return f"{file} cannot be loaded: {place} is not valid Python: {error.msg}.\n  {(error.text or '').strip()}"
     if isinstance(error, SystemExit) and error.code == _WRONG_ARGUMENTS and len(sys.argv) > 1:
-        what = "it refused its arguments (see above): check what stands behind `--`."
+        what = "it refused its arguments (see above): check the arguments after `--`."
     elif isinstance(error, SystemExit):
         what = f"it ended the process with exit({error.code!r}); do that only under `if __name__ == '__main__'`"
     else:
@@ -334,7 +335,7 @@ def _remedy(error: BaseException, frames: Sequence[str]) -> str:
     return ""
 
 
-# From a module to its server.
+# Finding the server in a module.
 
 
 def _find(module: ModuleType, file: str, name: str | None) -> Servable:
@@ -370,11 +371,11 @@ def _named(names: Mapping[str, Any], servers: Mapping[str, Servable], file: str,
 
 
 def _made(make: Callable[..., Any], file: str, name: str) -> Servable:
-    """The server that a function makes."""
+    """Call a function that makes a server; return the server."""
     if inspect.iscoroutinefunction(make):
         raise StartError(
-            f"{name!r} in {file} is an async function; a function that makes a server is a plain `def`. What has to "
-            "be awaited belongs into the server's lifespan."
+            f"{name!r} in {file} is an async function; a function that makes a server must be a plain `def`. Move the "
+            "code that awaits into the server's lifespan."
         )
     if needed := _needed(make):
         raise StartError(
@@ -386,15 +387,15 @@ def _made(make: Callable[..., Any], file: str, name: str) -> Servable:
     if isinstance(made, Servable):
         return made
     raise StartError(
-        f"{name!r} in {file} is a function that returned {with_article(type(made).__name__)}, not a Server. To be "
-        "served it has to be a function that makes a Server and returns it."
+        f"{name!r} in {file} is a function that returned {with_article(type(made).__name__)}, not a Server. Let it "
+        "return a Server, or name another object."
     )
 
 
 def _needed(make: Callable[..., Any]) -> list[str]:
     try:
         parameters = inspect.signature(make).parameters.values()
-    except (TypeError, ValueError):  # a function in C has none
+    except (TypeError, ValueError):  # some functions in C have no signature
         return []
     loose = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [one.name for one in parameters if one.default is one.empty and one.kind not in loose]
@@ -411,7 +412,7 @@ def _no_server(module: ModuleType, names: Mapping[str, Any], file: str) -> str:
 
 
 def _makes_server(value: Any) -> bool:
-    """Whether a function says that it returns a Server."""
+    """Return whether a value is a function whose return annotation is Server."""
     returned = getattr(value, "__annotations__", {}).get("return")
     return isinstance(value, FunctionType) and (
         returned in ("Server", "weft.Server") or (isinstance(returned, type) and issubclass(returned, Servable))
@@ -419,10 +420,10 @@ def _makes_server(value: Any) -> bool:
 
 
 def warn_of_nothing(engine: Engine) -> None:
-    """Warn of a server that offers nothing: a decorator may be missing, or its file was loaded twice."""
+    """Warn about a server without features: a decorator may be missing, or its file was loaded twice."""
     if _offers(engine) or engine.extensions:
         return
-    if not engine.lifespan.started:  # which may register what there is
+    if not engine.lifespan.started:  # the lifespan may register features
         return
     modules = [one for one in list(sys.modules.values()) if is_users(getattr(one, "__file__", None) or "<none>")]
     own = next((one for one in modules if any(value is engine.owner for value in vars(one).values())), None)
@@ -432,11 +433,11 @@ def warn_of_nothing(engine: Engine) -> None:
         if other := _other_copy(own, modules):
             remedy = (
                 f"{file} was loaded twice, as {own.__name__} and as {other.__name__}, since another file imports it: "
-                f"the tools are at the server of the second copy. Start it with `weft run {file}`, or put the server "
-                "into a file that imports none of the others."
+                f"the tools are registered on the server of the second copy. Start it with `weft run {file}`, or put "
+                "the server into a file that imports none of the others."
             )
         elif functions := _plain_functions(own):
-            remedy = f"Write @server.tool above `def {functions[0]}` in {file}, and above what else clients may call."
+            remedy = f"Write @server.tool above `def {functions[0]}` in {file}, and others that clients may call."
     log.warning("The server %r has no tools, resources or prompts. %s", engine.name, remedy)
 
 
@@ -445,7 +446,7 @@ def _offers(engine: Engine) -> bool:
 
 
 def _other_copy(module: ModuleType, modules: Sequence[ModuleType]) -> ModuleType | None:
-    """Another module that was made of the same file, and has a server that offers something."""
+    """Return another module of the same file, whose server has features; None if there is none."""
     for other in modules:
         if other is not module and getattr(other, "__file__", None) == module.__file__:
             servers = (value for value in vars(other).values() if isinstance(value, Servable))
@@ -455,7 +456,7 @@ def _other_copy(module: ModuleType, modules: Sequence[ModuleType]) -> ModuleType
 
 
 def _plain_functions(module: ModuleType) -> list[str]:
-    """The names of the public functions that a module defines itself, and that no server of it has for itself."""
+    """Return the names of the public functions that a module defines, without middleware and other callbacks."""
     servers = [value for value in vars(module).values() if isinstance(value, Servable)]
     return [
         name
@@ -468,7 +469,7 @@ def _plain_functions(module: ModuleType) -> list[str]:
 
 
 def _there(names: Mapping[str, Any]) -> str:
-    """What a module has besides what it imported as modules."""
+    """Return a sentence that lists the public names of a module, without imported modules."""
     own = [key for key, value in names.items() if not isinstance(value, ModuleType) and not key.startswith("_")]
     if not own:
         return "The file defines nothing."

@@ -1,9 +1,9 @@
 """Run a server: the event loop, logging, signals and the exit code.
 
-`run` owns the process; `serve` runs in the user's loop, and does not touch its signals and threads.
+`run` controls the process; `serve` runs in the user's loop, and does not touch signals and threads.
 
-The first Ctrl-C (or SIGTERM) lets HTTP requests finish for `limits.drain_seconds`, and `run` returns, so the exit code
-is 0; a second one ends the process at once with 130. A server that cannot start ends with 1 and prints why.
+The first Ctrl-C (or SIGTERM) lets HTTP requests finish, for at most `limits.drain_seconds`. Then `run` returns, so the
+exit code is 0; a second one ends the process at once with 130. A server that cannot start ends with 1 and prints why.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weft.running")
 
-KEEP_ALIVE_SECONDS = 60  # how long an idle connection stays open: longer than a client pauses, shorter than a proxy
+KEEP_ALIVE_SECONDS = 60  # how long an idle connection stays open: longer than the usual pause of a client
 
 INTERRUPTED = 130  # exit code after a second Ctrl-C
 
-MOST_FRAMES = 8
+MOST_FRAMES = 8  # frames of the user's code in a message
 
 THREAD_SECONDS = 0.25  # time for threads to end by themselves
 
@@ -84,7 +84,7 @@ _TRANSPORT_ALIASES = {
 
 
 class CannotStart(StartError, SystemExit):
-    """A StartError that, unless it is caught, ends the process with its sentence and code 1, without a traceback."""
+    """A StartError that ends the process if it is not caught, with its message and exit code 1, without a traceback."""
 
     def __init__(self, sentence: str) -> None:
         SystemExit.__init__(self, sentence)
@@ -113,7 +113,7 @@ async def serve(engine: Engine, transport: _Transport = "stdio", **options: Any)
     given = _read_options("server.serve", transport, options)
     _prepare(engine, transport, given, in_users_loop=True)
     if given.workers > 1:
-        raise StartError("server.serve has one worker, that of the loop it runs in; leave workers= out, or use run().")
+        raise StartError("server.serve has one worker: the process of the loop. Leave workers= out, or use run().")
     if transport == "stdio":
         from weft.server.stdio.stdio import serve_stdio
 
@@ -127,7 +127,7 @@ async def serve(engine: Engine, transport: _Transport = "stdio", **options: Any)
 
 @contextlib.asynccontextmanager
 async def _counted(engine: Engine) -> AsyncGenerator[None]:
-    """Count a call of `serve`. The last one to end stops the server: the program may have several in its loop."""
+    """Count the running calls of `serve`, which may be several in one loop. The last one to end stops the server."""
     engine.serving += 1
     try:
         yield
@@ -171,7 +171,7 @@ def start(
     target: Target | None = None,
     listener: socket.socket | None = None,
 ) -> None:
-    """Serve until stopped; raises `StartError` where `run` ends the process.
+    """Serve until stopped. Unlike `run`, raise a `StartError` instead of ending the process.
 
     `target` is what workers load (default: the server is searched in the main script). `listener` is a socket that
     listens already (default: one is opened).
@@ -240,12 +240,12 @@ async def _serve_http_in_users_loop(engine: Engine, options: HttpOptions, listen
     await engine.lifespan.start()
     task = asyncio.create_task(http.serve(sockets=[listener]), name="weft-http")
     try:
-        await asyncio.shield(task)  # uvicorn, cancelled itself, would drop the requests that are being served
+        await asyncio.shield(task)  # if uvicorn itself were cancelled, it would drop open requests
     except asyncio.CancelledError:
         http.should_exit = True
         try:
             await task
-        except asyncio.CancelledError:  # asked a second time
+        except asyncio.CancelledError:  # cancelled a second time
             await _abort_connections(http)
         raise
 
@@ -253,7 +253,7 @@ async def _serve_http_in_users_loop(engine: Engine, options: HttpOptions, listen
 async def _abort_connections(http: uvicorn.Server) -> None:
     """Abort the connections and requests that uvicorn has not ended: the user's loop would go on running them."""
     state = getattr(http, "server_state", None)
-    for server in getattr(http, "servers", ()):  # not there before it has started
+    for server in getattr(http, "servers", ()):  # uvicorn sets this attribute when it starts
         server.close()
     for connection in list(getattr(state, "connections", ())):
         connection.transport.abort()
@@ -296,21 +296,21 @@ def _http_server(
             return contextlib.nullcontext() if capture is None else capture()
 
         def handle_exit(self, sig: int, frame: Any) -> None:
-            """Stop without an error code, and end the process at a second Ctrl-C, both unlike uvicorn."""
+            """Stop with exit code 0, unlike uvicorn. At a second Ctrl-C, end the process at once."""
             if self.should_exit and sig == signal.SIGINT:
                 os._exit(INTERRUPTED)
             self.should_exit = True
 
     logging.getLogger("uvicorn.error").addFilter(_is_worth_logging)
-    # Without uvicorn's lifespan in the user's loop: several servers there share one, see `_counted`.
+    # In the user's loop, without uvicorn's lifespan: several `serve` calls share one lifespan, see `_counted`.
     return HttpServer(_uvicorn_config(engine, options, "off" if in_users_loop else "on"))
 
 
 def _calm_collector() -> None:
     """Collect garbage less often.
 
-    What is loaded by now stays, and a request leaves next to nothing to collect: at Python's default of 700 objects, a
-    busy server spends a twentieth of its time on it.
+    The objects that exist now stay until the end, and a request leaves almost no garbage. With Python's default
+    threshold of 700 objects, a busy server would spend 5 % of its time on garbage collection.
     """
     gc.collect()
     gc.freeze()
@@ -318,10 +318,10 @@ def _calm_collector() -> None:
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:
-    """Return False for records of uvicorn about requests and streams that Weft ended: it has logged which, and why.
+    """Return False for log records of uvicorn about requests and streams that Weft has ended and logged itself.
 
-    At the end of the drain uvicorn logs the number of cancelled requests, and a traceback each; and of a stream that
-    was cut, that it was not completed.
+    At the end of the drain, uvicorn logs the number of cancelled requests, and a traceback for each. For a stream that
+    was cut, it logs that the response is not complete.
     """
     is_given_up = record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError)
     text = record.getMessage()
@@ -355,17 +355,17 @@ def _uvicorn_config(engine: Engine, options: HttpOptions, lifespan: Literal["on"
             uvicorn.__version__,
         )
     return uvicorn.Config(
-        app,  # an ASGI app by its own spelling of the types
+        app,
         http=protocol or "auto",
         ws="none",
         lifespan=lifespan,
         log_config=None,
         access_log=False,
-        proxy_headers=False,  # a peer could write any address there: `trusted_proxies` reads them
+        proxy_headers=False,  # a client could write any address there; `trusted_proxies` handles them
         server_header=False,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        # Longer than calls have: `OpenCalls.drain` ends them, and their answers need a moment to be sent.
+        # A second longer than `OpenCalls.drain`, which ends the calls: their answers need time to be sent.
         timeout_graceful_shutdown=None if math.isinf(drain) else math.ceil(drain) + 1,
         h11_max_incomplete_event_size=engine.limits.header_bytes,
     )
@@ -375,9 +375,9 @@ def set_up_logging(level: str | None, transport: str = "http", *, in_users_loop:
     """Log to stderr: Weft's log and the app's.
 
     The default level over HTTP is `info`, with a line for each call, as HTTP servers have; on stdio it is `warning`,
-    because hosts show what is on stderr as problems. At `debug`, libraries that are known to write much stay at `info`:
-    what they write about requests is not masked. If the program has set up its logging, only the level of Weft's log is
-    changed, where one is given. In the user's loop, only Weft's log is shown.
+    because hosts show the lines on stderr as problems. At `debug`, libraries that are known to log much stay at `info`,
+    because their lines about requests are not masked. If the program has set up its logging, only the level of Weft's
+    log is changed, and only if `level` is given. In the user's loop, only Weft's log is shown.
     """
     chosen = (level or ("warning" if transport == "stdio" else "info")).upper()
     names: Any = logging.getLevelNamesMapping()
@@ -393,7 +393,7 @@ def set_up_logging(level: str | None, transport: str = "http", *, in_users_loop:
     for logger in (own, logging.getLogger("uvicorn")) if in_users_loop else (root,):
         logger.addHandler(handler)
         logger.setLevel(chosen)
-    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, names[chosen]))  # its lines below do not help
+    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, names[chosen]))  # its lines at lower levels do not help
     for name in _CHATTY:
         logger = logging.getLogger(name)
         if logger.level == logging.NOTSET:  # else the program has chosen one
@@ -439,11 +439,11 @@ def _run_loop(engine: Engine, main: Coroutine[Any, Any, None]) -> None:
 def _run_to_end(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
     while True:
         try:
-            return loop.run_until_complete(task)  # type: ignore[no-any-return] # of no use
+            return loop.run_until_complete(task)  # type: ignore[no-any-return] # the result is not used
         except (SystemExit, KeyboardInterrupt) as error:
             if task.done():
                 raise
-            # Of another task: asyncio raises these two here from any task, and a handler may have started one.
+            # Another task raised it: asyncio re-raises these two here, and a handler may have started the task.
             log.error("a background task raised %s; the server goes on", type(error).__name__)  # noqa: TRY400 - no trace
 
 

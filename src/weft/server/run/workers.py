@@ -1,8 +1,8 @@
 """Serve with several processes on one socket: a parent that listens and supervises, and workers.
 
 The parent opens the socket once and passes it on; each worker loads the server's file and accepts connections. A worker
-that dies is replaced; one that cannot start stops all. A worker ends with the parent, even if that is killed: its stdin
-is a pipe of which only the parent has the other end.
+that dies is replaced; one that cannot start stops all. A worker ends when the parent ends, even if the parent is
+killed: the worker's stdin is a pipe whose other end only the parent has.
 
 The supervisor starts a worker as `python -m weft.server.run.workers JSON`.
 """
@@ -50,14 +50,14 @@ class WorkerOrder(msgspec.Struct):
 
 
 def target_of(engine: Engine) -> Target:
-    """Return the `FILE:OBJECT` by which a worker finds the server of the running script, with its arguments."""
+    """Return the target that a worker loads: the file of the running script, the server's name, the arguments."""
     script = sys.modules["__main__"]
     file = getattr(script, "__file__", None)
     for name, value in vars(script).items():
         if value is engine.owner and file is not None:
             return Target(f"{file}:{name}", arguments=tuple(sys.argv[1:]))
     raise StartError(
-        "Each worker loads the server itself, so it has to be a global name of the script that is run, such as "
+        "Each worker loads the server itself, so it has to be a global variable of the script that is run, such as "
         "`server = Server(...)` at module level. Make it one, or start it with: weft run FILE:OBJECT --http --workers N"
     )
 
@@ -65,7 +65,7 @@ def target_of(engine: Engine) -> Target:
 def run_workers(engine: Engine, options: HttpOptions, target: Target) -> None:
     """Serve with several processes until stopped."""
     if os.name != "posix":
-        raise StartError("Several workers need a system that passes sockets to children; here, leave workers= out.")
+        raise StartError("This system cannot pass a socket to other processes, so workers= must be 1: leave it out.")
     settled = settle_sessions(engine, options)
 
     def started() -> None:
@@ -83,7 +83,7 @@ def run_workers(engine: Engine, options: HttpOptions, target: Target) -> None:
 
 
 def settle_sessions(engine: Engine, options: HttpOptions) -> HttpOptions:
-    """Decide `sessions` in the options: False if the workers do not share a backend."""
+    """Return the options with `sessions` set: False if there are several workers without a shared backend."""
     are_shared = options.workers <= 1 or not isinstance(engine.backend, MemoryBackend)
     if options.sessions is None and are_shared:
         return msgspec.structs.replace(options, sessions=True)
@@ -103,8 +103,8 @@ class _WorkerSupervisor:
         self._order = order
         self._listener = listener
         self._drain = drain
-        self._workers: list[tuple[subprocess.Popen[bytes], float]] = []  # with the time when each was started
-        # An answer may reach another worker than the one that asked, so they share a key, if only for their lifetime.
+        self._workers: list[tuple[subprocess.Popen[bytes], float]] = []  # each with the time of its start
+        # An answer may reach another worker than the one that asked. So all workers need the same key for the state.
         self._environment = {**os.environ, "WEFT_STATE_KEY": os.environ.get("WEFT_STATE_KEY") or os.urandom(32).hex()}
         self._stopping = False
 
@@ -148,7 +148,7 @@ class _WorkerSupervisor:
     def _stop_workers(self) -> None:
         """Stop the workers, and kill those that have not ended some seconds after their drain."""
         self._stopping = True
-        self._listener.close()  # else a client that connects now would wait: no worker accepts it any more
+        self._listener.close()  # else a client that connects now would wait, because no worker accepts it
         for worker, _ in self._workers:
             if worker.poll() is None:
                 worker.terminate()
@@ -170,11 +170,11 @@ def _close_pipe(worker: subprocess.Popen[bytes]) -> None:
 def main(text: str) -> int:
     """Serve as one worker; return its exit code."""
     order = msgspec.json.decode(text, type=WorkerOrder)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which then stops us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the parent, which then stops this worker
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         engine = load(order.target).engine
-        set_up_logging(order.options.log_level)  # not before: the file may set it up
+        set_up_logging(order.options.log_level)  # after `load`, because the file may set up logging itself
         engine.debug = engine.debug or order.debug
         with socket.socket(fileno=order.fd) as listener:
             serve_http(engine, order.options, listener, lambda: None)
