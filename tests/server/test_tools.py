@@ -429,7 +429,7 @@ async def test_a_full_result_is_held_to_what_is_declared(
     assert results[0]["isError"]
     assert results[0]["content"][0]["text"].startswith("Internal error.")
     assert told in caplog.text
-    assert ("annotate `-> CallToolResult`, to promise nothing" in caplog.text) is not declared
+    assert ("annotate `-> CallToolResult`, for no output schema" in caplog.text) is not declared
     assert results[1]["structuredContent"] == 3
     assert results[2]["content"] == [{"type": "text", "text": "x"}]
 

@@ -393,7 +393,7 @@ class InsufficientScope(InvalidRequest):
 
 
 def require_scopes(call: Call, scopes: Iterable[str]) -> None:
-    """Raise InsufficientScope if the token of a call lacks a scope. A challenge names all scopes that it needs."""
+    """Raise InsufficientScope if the token of a call lacks a scope. The challenge names all scopes that are needed."""
     needed, granted = tuple(scopes), _granted_to(call)
     if granted is None or granted.issuperset(needed):
         return

@@ -118,7 +118,7 @@ class RegisteredResource(_Registered):
             if required := self.signature.input_schema.get("required"):
                 raise RegistrationError(
                     f"Resource {self.uri!r} cannot be registered ({where}): its function needs {_names(required)}, "
-                    f"which the URI does not contain. Put them into the URI as variables, such as {{{required[0]}}}, or "
+                    f"which the URI does not give. Put them into the URI as variables, such as {{{required[0]}}}, or "
                     "give them defaults."
                 )
 
@@ -265,7 +265,7 @@ class Resources(Registry[RegisteredResource | RegisteredTemplate]):
         self._add(pages, uri, entry, replace=replace)
         if uri.lower().startswith(("http://", "https://")):
             log.warning(
-                "%s is read by this server, but its http URI means that clients can fetch it from the web by themselves. "
+                "%s is read by this server, but its URI means that clients can fetch it from the web by themselves. "
                 "If they cannot, use another scheme, such as docs://.",
                 entry.described,
             )

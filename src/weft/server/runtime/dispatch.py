@@ -129,7 +129,7 @@ def _named(layer: Any) -> str:
 
 E = TypeVar("E", bound=Exception)
 
-Translation: TypeAlias = Callable[[E], Any] | Callable[[E, Any], Any]  # takes the exception, or the exception and the Context
+Translation: TypeAlias = Callable[[E], Any] | Callable[[E, Any], Any]  # may take the Context too
 
 _ANSWERS = (ToolError, ProtocolError)  # exceptions whose text is for the client
 

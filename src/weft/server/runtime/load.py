@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from weft.server.calls.call import Call
 
 
-_STEPS = (
-    3  # iterations of the event loop until a message is decoded and its arguments are checked
-)
+_STEPS = 3  # iterations of the event loop until a message is decoded and its arguments are checked
 _PACE = 1024 * 1024  # for each such number of bytes, a message is queued as if it had come one second later
 
 
