@@ -153,7 +153,7 @@ BAD_KEYS: dict[str, tuple[Any, str]] = {
     "shared": ([{"kty": "oct", "k": "AQ"}], "shared secret"),
     "shared beside another": ([ec_jwk(), {"kty": "oct", "k": "AQ"}], "shared secret"),
     "of another algorithm": ([P521], "no key for the algorithms RS256, PS256, ES256, EdDSA"),
-    "short point": ([{"kty": "EC", "crv": "P-256", "x": "AQ", "y": "AQ"}], "type EC that cannot be read. Give the"),
+    "short point": ([{"kty": "EC", "crv": "P-256", "x": "AQ", "y": "AQ"}], "type EC that cannot be read. Give a"),
     "impossible point": ([{**ec_jwk("first"), "y": ec_jwk("other")["y"]}], "type EC that cannot be read"),
     "short RSA": (public_pem(rsa.generate_private_key(65537, 1024)), "1024 bits; a safe one has 2048"),
     "X25519 PEM": (public_pem(x25519.X25519PrivateKey.generate()), "signs no tokens. Give a public key for one"),

@@ -410,7 +410,7 @@ async def test_tool_errors_out_of_a_task_group_are_for_the_model_too(caplog: pyt
             "without structured_content, which clients expect because of its return type int. Put such a value",
         ),
         (False, {"structured_content": "x"}, "does not fit its return type int: The value is not of type"),
-        (True, {}, "without structured_content, which clients expect because of its output_schema. Put what the"),
+        (True, {}, "without structured_content, which clients expect because of its output_schema. Put a value"),
         (True, {"structured_content": "x"}, "does not fit its output_schema: The value is not of type"),
     ],
 )
