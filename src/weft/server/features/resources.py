@@ -266,7 +266,7 @@ class Resources(Registry[RegisteredResource | RegisteredTemplate]):
         if uri.lower().startswith(("http://", "https://")):
             log.warning(
                 "%s is read by this server, but its URI means that clients can fetch it from the web by themselves. "
-                "If they cannot, use another scheme, such as docs://.",
+                "Use another scheme, such as docs://, if they cannot.",
                 entry.described,
             )
 
