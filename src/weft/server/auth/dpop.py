@@ -24,8 +24,8 @@ from weft.protocol.request_state import KeyRing, StateRefused
 from weft.server.auth.keys import PRIVATE_MEMBERS, check_algorithms, fits
 from weft.server.calls.connection import TokenInfo, as_time
 
-_MOST_BYTES = 8 * 1024  # Size of a proof.
-_MOST_ID = 256  # Characters of the id of a proof.
+_MOST_BYTES = 8 * 1024  # Largest size of a proof.
+_MOST_ID = 256  # Longest id of a proof, in characters.
 _MOST_SEEN = 100_000  # Used proofs that one process remembers; beyond that, new ones are refused.
 _NONCE_SECONDS = 300
 _NONCE = b"dpop nonce"  # Binding of sealed nonces, so that no other sealed value is accepted as a nonce.
@@ -156,7 +156,8 @@ class Proofs:
                 algorithms=[algorithm],
                 options={"require": required, "verify_iat": False, "verify_aud": False},
             )
-        except (jwt.PyJWTError, ValueError, TypeError, ArithmeticError, RecursionError):  # older PyJWT
+        except (jwt.PyJWTError, ValueError, TypeError, ArithmeticError, RecursionError):
+            # Older releases of PyJWT raise more than PyJWTError.
             raise ProofRefused("The proof cannot be read, or is not signed with the key that it carries.") from None
         return cast("dict[str, Any]", jwk), claims
 

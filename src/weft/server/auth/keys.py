@@ -51,7 +51,9 @@ MOST_KEYS = 64  # Keys of one set; further ones are ignored.
 MOST_TRIED = 8  # Keys that are tried for one signature.
 LEAST_RSA_BITS = 2048  # RFC 7518, 3.3
 
-PRIVATE_MEMBERS = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth", "k"})  # Only private and shared keys have these.
+PRIVATE_MEMBERS = frozenset(
+    {"d", "p", "q", "dp", "dq", "qi", "oth", "k"}
+)  # Members that only private and shared keys have.
 
 KeysGiven: TypeAlias = "Mapping[str, Any] | Sequence[Mapping[str, Any]] | str"  # a JWK set, a list of JWKs, a PEM
 
@@ -176,8 +178,8 @@ class KeySet:
     def __init__(self, uri: str | None, keys: Sequence[Mapping[str, Any]] = ()) -> None:
         self._uri = uri
         self._keys = list(keys)
-        self._parsed: dict[tuple[int, str], PyJWK | None] = {}  # By index and algorithm; None: unusable.
-        self._fetched = 0.0  # Monotonic time of the last successful fetch; 0: never.
+        self._parsed: dict[tuple[int, str], PyJWK | None] = {}  # By index and algorithm; None if the key is unusable.
+        self._fetched = 0.0  # Monotonic time of the last successful fetch; 0 before the first.
         self._tried = 0.0  # Monotonic time of the last attempt.
         self._fetching: asyncio.Task[None] | None = None
 
@@ -245,8 +247,8 @@ class KeySet:
             self._fetching = None
 
 
-_MOST_BYTES = 16 * 1024  # Size of a JWT.
-_MOST_KID = 512  # Characters of the id of a key.
+_MOST_BYTES = 16 * 1024  # Largest size of a JWT.
+_MOST_KID = 512  # Longest id of a key, in characters.
 
 
 async def read_signed(
@@ -284,7 +286,7 @@ async def read_signed(
                 continue
             except jwt.PyJWTError as error:
                 raise TokenRefused(_reason(error, kind[0])) from None
-            except (OverflowError, TypeError, RecursionError):  # older PyJWT, for an invalid time
+            except (OverflowError, TypeError, RecursionError):  # older releases of PyJWT, for invalid times
                 raise TokenRefused(f"The {kind[0]} is not valid.") from None
         return None
 

@@ -100,7 +100,7 @@ def read_auth(auth: object) -> Protection | None:
 
 
 class ResourceServer(Protection):
-    """Protects a server: every request needs a token that was issued for it.
+    """Protects a server: every request needs a token that was issued for this server.
 
     Args:
         resource: URL of the endpoint as clients see it, in front of any proxy. Tokens must be issued for it. It is

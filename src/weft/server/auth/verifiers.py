@@ -104,7 +104,9 @@ _MOST_WAITING = 512  # Waiting introspection requests; more are refused.
 
 
 class IntrospectionVerifier(_AudienceVerifier):
-    """Asks the authorization server about a token, as the client `client_id`.
+    """Verifies tokens at the introspection endpoint of the authorization server.
+
+    `client_id` and `client_secret` are the credentials of this server there.
 
     A response is used for `cache_seconds`: a revoked token can remain valid for that long. The response must name the
     audience of the token. `audience` is the expected one; default: the URL of the resource.
@@ -167,7 +169,7 @@ class IntrospectionVerifier(_AudienceVerifier):
             self._waiting -= 1
 
 
-_LEAST = 8  # Characters of a token.
+_LEAST = 8  # Least number of characters of a token.
 _SENDABLE = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # Tokens that a header can carry (RFC 6750, 2.1).
 _MAKE_ONE = 'Make one with: python -c "import secrets; print(secrets.token_urlsafe(32))"'
 

@@ -136,7 +136,7 @@ NO_CHANNEL = NoChannel()
 
 
 class Cancellation:
-    """The state of one request that can be cancelled, and the task that is cancelled with it."""
+    """The cancellation state of one request, and the task to cancel."""
 
     __slots__ = ("cancelled", "reason", "task", "told")
 
@@ -241,7 +241,7 @@ class Connection:
 
     @property
     def connection_id(self) -> str:
-        """Unique id of the connection. Without a session, each call has a connection of its own."""
+        """Unique id of the connection. Without a session, each call has a separate connection."""
         if self._connection_id is None:
             self._connection_id = os.urandom(16).hex()
         return self._connection_id

@@ -129,7 +129,8 @@ class _Media:
 class Image(_Media):
     """A picture: bytes, or the path of a file.
 
-    The MIME type is `mime_type` if it is given. Otherwise `format` ("png"), the file's name or the data show it.
+    The MIME type is `mime_type` if it is given. Otherwise it is taken from `format` ("png"), from the
+    file's name or from the data.
 
     >>> Image(b"GIF89a...").mime_type
     'image/gif'
@@ -242,7 +243,7 @@ def to_blocks(value: Any) -> list[ContentBlock]:
 
 
 def guess_mime_type(path: Path | None, data: bytes, family: str) -> str | None:
-    """Return the MIME type that the name, else the first bytes show; None if it is unclear.
+    """Return the MIME type for a file name, else for the first bytes of the data; None if it is unclear.
 
     It must begin with `family` ("image/"). If `family` is empty, data in UTF-8 is plain text, and other data is an
     octet stream.

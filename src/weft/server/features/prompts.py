@@ -176,7 +176,7 @@ class RegisteredPrompt:
     def _result(self, value: Any) -> Result:
         if not isinstance(value, Result):
             return GetPromptResult(messages=to_messages(value), description=self.definition.description)
-        result = copy(value)  # Sealing changes the result.
+        result = copy(value)  # `seal` will change the result.
         if isinstance(result, GetPromptResult):
             result.messages = to_messages(result.messages)
         return result

@@ -105,7 +105,7 @@ def unknown(kind: str, name: str, known: Sequence[str]) -> InvalidParams:
 
 
 class CacheHint(msgspec.Struct, frozen=True):
-    """How long a client may keep a result, and whether it may share it between users.
+    """How long a client may cache a result, and whether its users may share the cached result.
 
     `public` means that every user may see the result, even if it was fetched with a token. By default, lists are
     public, because they are the same for all callers. Contents of resources are private, because they may depend on
@@ -157,7 +157,7 @@ def read_cache_hints(
 
 
 class Encoded:
-    """A sealed result together with its encoded bytes."""
+    """A result in the form of one protocol version, together with its encoded bytes."""
 
     __slots__ = ("body", "result")
 

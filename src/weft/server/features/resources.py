@@ -40,7 +40,7 @@ from weft.types.features import (
 log = logging.getLogger("weft.advice")
 
 _OPAQUE = (Struct, *HELPERS)  # Return types that are not JSON values.
-_DESCRIBING = frozenset({"title", "description", "default", "examples"})  # Keywords that allow any value.
+_DESCRIBING = frozenset({"title", "description", "default", "examples"})  # Keywords that restrict no value.
 
 
 def to_contents(value: Any, uri: str, mime_type: str | None) -> list[ResourceContents]:

@@ -157,7 +157,7 @@ class RegisteredTool:
         return RegistrationError(f"Tool {self.name!r} cannot be registered ({self.where}): {problem}")
 
     def _whole_parameter(self) -> str | None:
-        """Return the one parameter that takes all arguments of a tool with input_schema=."""
+        """Return the parameter that gets all arguments of a tool with input_schema=; None if it has no parameter."""
         names = list(self.signature.input_schema.get("properties", {}))
         if len(names) > 1:
             raise self._refusal(
@@ -341,7 +341,7 @@ class Tools(Registry[RegisteredTool]):
         if item.mirrors or item.needs or item.single_use or item.scopes:
             self._guarded[item.name] = item
         self._tools[item.name] = item
-        if self._guarded.get(item.name) is not item:  # It replaces a guarded tool.
+        if self._guarded.get(item.name) is not item:  # The new tool replaces a guarded one.
             self._guarded.pop(item.name, None)
 
     def _take_out(self, name: str) -> bool:

@@ -129,7 +129,7 @@ def _named(layer: Any) -> str:
 
 E = TypeVar("E", bound=Exception)
 
-Translation: TypeAlias = Callable[[E], Any] | Callable[[E, Any], Any]  # may take the Context too
+Translation: TypeAlias = Callable[[E], Any] | Callable[[E, Any], Any]  # `fn(error)` or `fn(error, ctx)`
 
 _ANSWERS = (ToolError, ProtocolError)  # exceptions whose text is for the client
 
@@ -217,7 +217,7 @@ def check_exceptions(kind: object) -> None:
 
 
 def _as_answer(call: Call, answer: Any, described: str) -> Result | BaseException:
-    """Convert the return value of a translation to a result or an error."""
+    """Convert the return value of a function of `on_error` to a result or an error."""
     is_tool = isinstance(call.envelope.params, CallToolParams)
     if isinstance(answer, str):
         answer = ToolError(answer)
@@ -260,7 +260,7 @@ _UNKNOWN = object()
 
 
 def find_tracing() -> Tracing | None:
-    """Return the tracing of calls; None where OpenTelemetry is not installed."""
+    """Return the tracing of calls; None if OpenTelemetry is not installed."""
     if importlib.util.find_spec("opentelemetry") is None or importlib.util.find_spec("opentelemetry.trace") is None:
         return None
     return Tracing()

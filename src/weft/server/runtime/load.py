@@ -103,7 +103,7 @@ class LargeMessageQueue:
     async def wait(self, peer: str, size: int) -> None:
         """Wait until a message may be decoded; raise `Busy` if too many messages of this peer wait already.
 
-        The turn ends by itself: it is measured when the caller's task waits for something else.
+        The queue then measures how long the message blocks the event loop, and admits the next one after the pause.
         """
         loop = asyncio.get_running_loop()
         queue = self._queues.get(loop)
@@ -141,7 +141,7 @@ class _LoopQueue:
         loop.call_soon(self._measure, loop, loop.time(), _STEPS)
 
     def _leave(self, peer: str, place: _Place) -> None:
-        """Remove a cancelled message from the queue. If its turn has come already, let the next message go."""
+        """Remove a cancelled message from the queue. If its turn has come already, admit the next message."""
         own = self._waiting.get(peer, [])
         if place in own:
             own.remove(place)
@@ -159,7 +159,7 @@ class _LoopQueue:
             loop.call_at(now + (now - started), self._next)
 
     def _next(self) -> None:
-        """Let a message of the next peer go, and put that peer last."""
+        """Admit a message of the next peer, and put that peer last."""
         while self._waiting:
             peer = next(iter(self._waiting))
             own = self._waiting.pop(peer)

@@ -101,8 +101,10 @@ class Session:
         self.stale = False  # another worker has changed the record
         self.inbox: ChangeInbox | None = None  # changes for the standalone stream; None if it was never opened here
         self.wake: asyncio.Event | None = None  # set to wake the standalone stream; None while it is not open here
-        self.record = Record("", None, self.connection.client_capabilities, principal, peer)  # as last read or written
-        self.open_streams: dict[str, OpenStream] = {}  # of requests, by name
+        self.record = Record(
+            "", None, self.connection.client_capabilities, principal, peer
+        )  # the record as last read or written
+        self.open_streams: dict[str, OpenStream] = {}  # streams of requests, by name
         self.resumed: dict[str, ResumedReader] = {}  # resumed streams of requests, by name
         self.streams_begun = 0  # number of streams of requests, for their names
         self._outstanding: PendingRequests | None = None
@@ -132,7 +134,7 @@ class Session:
 
     @property
     def has_listened(self) -> bool:
-        """Whether the client has opened the standalone stream once, at any worker."""
+        """Whether the client has ever opened the standalone stream, at any worker."""
         return self.inbox is not None or self.record.has_listened
 
     @property

@@ -59,7 +59,7 @@ class Sessions:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._background: set[asyncio.Task[object]] = set()  # tasks that are not awaited
         self._joining = asyncio.Lock()
-        self._subscriptions: list[Unsubscribe] = []  # to the topics of the Backend's bus
+        self._subscriptions: list[Unsubscribe] = []  # functions that unsubscribe from the topics of the Backend's bus
         self.sessionless_calls: set[Cancellation] = set()  # calls of the session era where no sessions are kept
 
     def __len__(self) -> int:

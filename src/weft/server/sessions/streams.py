@@ -37,7 +37,7 @@ class StoredEvent(NamedTuple):
 
 
 class _StreamReader:
-    """Counts how many events a reader of a stream in this process is behind the newest one."""
+    """Counts the events of a stream that its reader in this process has not read yet."""
 
     __slots__ = ("_most", "_near", "missed", "unread")
 
@@ -81,7 +81,7 @@ class Streams:
         self._limits = limits
         self._kept: OrderedDict[str, _StoredStream] = OrderedDict()  # by key; the log that grew last at the end
         self._keys: dict[str, set[str]] = {}  # keys of the kept streams, by session
-        self._bytes = 0  # of all kept streams
+        self._bytes = 0  # size of all kept streams
         self._timer: asyncio.TimerHandle | None = None  # drops expired streams; runs while any is kept
         self._loop: asyncio.AbstractEventLoop | None = None  # the loop of the timer
         self._bus_failed = False  # the last event could not be announced on the bus, and this was logged

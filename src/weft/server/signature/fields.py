@@ -276,7 +276,7 @@ def guarded(core: Any) -> Any:
 
 
 def watching(validate: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Return a validator that counts the keys of each call separately. `validate` is that of a guarded schema."""
+    """Return a validator that counts the keys of each call separately. `validate` belongs to a guarded schema."""
 
     def watched(raw: bytes, **options: Any) -> dict[str, Any]:
         _seen.by_hash = {}

@@ -107,7 +107,7 @@ class Pipe:
         self._name = f"pipe {next(_names)}"
         self._in_flight: dict[RequestId, Cancellation] = {}
         self._unwinding: set[asyncio.Task[Any]] = set()  # cancelled requests that have not ended yet
-        self._session: PipeSession | None = None  # None where no era with sessions is served
+        self._session: PipeSession | None = None  # None if no era with sessions is served
         if any(era.remembers for era in runtime.eras):
             self._session = PipeSession(runtime, partial(_send, writer), self._in_flight)
 
@@ -251,7 +251,8 @@ class Pipe:
             if cancellation.told is not None:
                 _, body = self._runtime.dispatcher.refuse(call, cancellation.told)
             elif cancellation.cancelled:
-                if self._in_flight.get(call.id) is cancellation:  # not by the client's notification
+                # A notification of the client has removed the request already; other cancellations have not.
+                if self._in_flight.get(call.id) is cancellation:
                     del self._in_flight[call.id]
                 return
             else:  # the handler has cancelled its own task
@@ -283,7 +284,7 @@ class Pipe:
         log.debug("request %r cancelled: %s", params.request_id, (params.reason or "no reason given")[:200])
 
     def _unwind(self, task: asyncio.Task[Any]) -> None:
-        """Count a cancelled request until its task has ended, so that cancelling is no way around the limit."""
+        """Count a cancelled request until its task has ended, so that a client cannot exceed the limit by cancelling."""
         self._unwinding.add(task)
         task.add_done_callback(self._unwinding.discard)
 
@@ -432,7 +433,7 @@ class MemoryPipe:
         self._starting: asyncio.Task[None] | None = None
 
     def send(self, message: bytes) -> None:
-        """Receive one message."""
+        """Receive one message of the client."""
         if self._runtime.lifespan.started:
             self._pipe.receive(message)
             return
