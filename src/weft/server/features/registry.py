@@ -32,7 +32,7 @@ DEFAULT_PAGE_SIZE = 250
 _MAX_CURSOR = 16 * 1024  # Enough for the longest URI, escaped and in base64.
 _MAX_KEYS = 8  # Protocol versions whose pages are cached; for more, pages are encoded each time.
 _MAX_VIEWS = 64  # Filtered lists that are cached; more are computed each time.
-_MAX_WENT = 1000  # Removed names that are remembered.
+_MAX_REMOVED = 1000  # Removed names that are remembered.
 _MOST_NAMED = 10  # Names that the error for an unknown name lists.
 _NONE: frozenset[str] = frozenset()
 
@@ -210,7 +210,7 @@ class Pages(Generic[T]):
     (['A', 'B', 'C'], 'B')
     """
 
-    __slots__ = ("_entries", "_kind", "_lock", "_next", "_page_size", "_snapshot", "_went")
+    __slots__ = ("_entries", "_kind", "_lock", "_next", "_page_size", "_removed", "_snapshot")
 
     def __init__(self, kind: str, page_size: int = DEFAULT_PAGE_SIZE) -> None:
         if page_size < 1:
@@ -219,7 +219,7 @@ class Pages(Generic[T]):
         self._page_size = page_size
         self._entries: dict[str, tuple[int, T]] = {}
         self._next = 0  # Serial number of the next item.
-        self._went: dict[str, int] = {}  # Serial numbers of removed items, for cursors that still name them.
+        self._removed: dict[str, int] = {}  # Serial numbers of removed items, for cursors that still name them.
         self._lock = threading.Lock()  # Features are added and removed by worker threads as well.
         self._snapshot: _Snapshot[T] | None = None
 
@@ -255,10 +255,10 @@ class Pages(Generic[T]):
             if entry is None:
                 return None
             serial, item = entry
-            self._went.pop(name, None)
-            self._went[name] = serial
-            if len(self._went) > _MAX_WENT:
-                del self._went[next(iter(self._went))]
+            self._removed.pop(name, None)
+            self._removed[name] = serial
+            if len(self._removed) > _MAX_REMOVED:
+                del self._removed[next(iter(self._removed))]
             self._snapshot = None
         return item
 
@@ -310,7 +310,7 @@ class Pages(Generic[T]):
         """Return the position after the item that the cursor names, or after its former position if it was removed."""
         name, serial = self._read(cursor)
         place = snapshot.position.get(name)
-        if place is None or self._went.get(name) == serial:
+        if place is None or self._removed.get(name) == serial:
             return bisect_right(snapshot.serials, serial)
         return place + 1
 

@@ -151,7 +151,7 @@ class RegisteredTemplate(_Registered):
     def takes_any_text(self) -> bool:
         """Whether the function accepts every URI that matches, because all parameters are plain strings."""
         parameters = self.signature.input_schema.get("properties", {})
-        return all(_says(parameters[name]) <= {("type", "string")} for name in self.template.variables)
+        return all(_restrictions(parameters[name]) <= {("type", "string")} for name in self.template.variables)
 
     def match(self, uri: str) -> dict[str, Any] | None:
         """Return the arguments of the function for this URI; None if the URI or the type of a value does not match."""
@@ -388,7 +388,7 @@ def _registered_contents(content: Any, definition: Resource, where: str) -> list
     return contents
 
 
-def _says(schema: Mapping[str, Any]) -> set[tuple[str, str]]:
+def _restrictions(schema: Mapping[str, Any]) -> set[tuple[str, str]]:
     """Return the keywords of a schema that restrict its values, with their values."""
     return {(keyword, str(value)) for keyword, value in schema.items() if keyword not in _DESCRIBING}
 

@@ -290,9 +290,9 @@ def failure_of(call: Call, error: BaseException) -> CallToolResult | None:
     """
     if isinstance(error, ProtocolError):
         return failure(f"The tool cannot do this. {error.message}") if call.era.tells_model(error) else None
-    told = _told_by(error, call)
-    if told:
-        return failure("\n".join(told))
+    texts = _model_texts(error, call)
+    if texts:
+        return failure("\n".join(texts))
     if call.blamed is None:
         return None
     debug = call.services.debug
@@ -301,7 +301,7 @@ def failure_of(call: Call, error: BaseException) -> CallToolResult | None:
     return failure(report(call.blamed, error, debug=debug))
 
 
-def _told_by(error: BaseException, call: Call) -> list[str]:
+def _model_texts(error: BaseException, call: Call) -> list[str]:
     """Return the texts of a ToolError or of a group of them; none if the group has any other exception."""
     if isinstance(error, ArgumentsError):
         return [error.tell(call.services.limits)]
@@ -309,7 +309,7 @@ def _told_by(error: BaseException, call: Call) -> list[str]:
         return [str(error)]
     if not isinstance(error, BaseExceptionGroup):
         return []
-    members = [_told_by(inner, call) for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions]
+    members = [_model_texts(inner, call) for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions]
     return [text for member in members for text in member] if all(members) else []
 
 

@@ -134,7 +134,7 @@ Translation: TypeAlias = Callable[[E], Any] | Callable[[E, Any], Any]  # `fn(err
 _ANSWERS = (ToolError, ProtocolError)  # exceptions whose text is for the client
 
 _RETURNS = (
-    "Return a text, a ToolError, a ProtocolError or a result; or raise the exception again, to leave it as it is."
+    "Return a text, a ToolError, a ProtocolError or a result; or raise the exception again, to leave it unchanged."
 )
 
 

@@ -101,9 +101,7 @@ class Session:
         self.stale = False  # another worker has changed the record
         self.inbox: ChangeInbox | None = None  # changes for the standalone stream; None if it was never opened here
         self.wake: asyncio.Event | None = None  # set to wake the standalone stream; None while it is not open here
-        self.record = Record(
-            "", None, self.connection.client_capabilities, principal, peer
-        )  # the record as last read or written
+        self.record = Record("", None, self.connection.client_capabilities, principal, peer)  # as last read or stored
         self.open_streams: dict[str, OpenStream] = {}  # streams of requests, by name
         self.resumed: dict[str, ResumedReader] = {}  # resumed streams of requests, by name
         self.streams_begun = 0  # number of streams of requests, for their names

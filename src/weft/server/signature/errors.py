@@ -113,18 +113,18 @@ class ArgumentsError(ToolError):
     The limits bound how many issues and bytes of text the client gets.
     """
 
-    def __init__(self, issues: Sequence[str], *, subject: str = "The arguments", unsaid: int = 0) -> None:
-        self._every = [_cut(issue, _MAX_ISSUE) for issue in issues]
-        self._unsaid = unsaid  # Number of further problems, without a sentence.
+    def __init__(self, issues: Sequence[str], *, subject: str = "The arguments", unlisted: int = 0) -> None:
+        self._all_issues = [_cut(issue, _MAX_ISSUE) for issue in issues]
+        self._unlisted = unlisted  # Number of further problems, without a sentence.
         self._subject = subject
-        self.issues = self._every[: DEFAULT_LIMITS.error_issues]
+        self.issues = self._all_issues[: DEFAULT_LIMITS.error_issues]
         super().__init__(self.tell(DEFAULT_LIMITS))
 
     def tell(self, limits: Limits) -> str:
         """Return the text for the client."""
-        told = self._every[: limits.error_issues]
-        lines = [f"{self._subject} do not fit:", *(f"- {issue}" for issue in told)]
-        if more := len(self._every) - len(told) + self._unsaid:
+        shown = self._all_issues[: limits.error_issues]
+        lines = [f"{self._subject} do not fit:", *(f"- {issue}" for issue in shown)]
+        if more := len(self._all_issues) - len(shown) + self._unlisted:
             lines.append(f"- and {more} more.")
         return _cut("\n".join(lines), limits.error_bytes)
 
@@ -166,7 +166,7 @@ def explain(
     )
     issues = list(islice(sentences, _MAX_ISSUES))
     in_all = len(set(missing)) + len(wrong) + len(set(extra))
-    return ArgumentsError(issues, subject=subject, unsaid=in_all - len(issues))
+    return ArgumentsError(issues, subject=subject, unlisted=in_all - len(issues))
 
 
 def _likeliest(problems: Sequence[Mapping[str, Any]], arguments: Any, start: int = 0) -> Sequence[Mapping[str, Any]]:
@@ -175,12 +175,12 @@ def _likeliest(problems: Sequence[Mapping[str, Any]], arguments: Any, start: int
     The client probably meant the member with the fewest problems, of those whose type fits. Steps of a location before
     `start` are ignored.
     """
-    told: list[Mapping[str, Any]] = []
+    likely: list[Mapping[str, Any]] = []
     unions: dict[_Path, dict[str | int, list[Mapping[str, Any]]]] = {}
     for problem in problems:
         at = _member_step(problem, arguments, start)
         if at is None:
-            told.append(problem)
+            likely.append(problem)
         else:
             location = problem["loc"]
             unions.setdefault(location[:at], {}).setdefault(location[at], []).append(problem)
@@ -188,8 +188,8 @@ def _likeliest(problems: Sequence[Mapping[str, Any]], arguments: Any, start: int
         depth = len(before) + 1
         fitting = [found for found in members.values() if not any(_is_about_type(one, depth) for one in found)]
         for found in [min(fitting, key=len)] if fitting else members.values():
-            told += _likeliest(found, arguments, depth)
-    return told
+            likely += _likeliest(found, arguments, depth)
+    return likely
 
 
 def _is_about_type(problem: Mapping[str, Any], depth: int) -> bool:

@@ -301,7 +301,7 @@ class _Reader:
                 if name not in ("ctx", "context")
                 else f"if it is the call's context, annotate it `{name}: Context`, with `from weft import Context`; "
                 f"if clients send it, annotate it with the type of the value.",
-                why="clients are told the type of every argument, and what they send is checked against it.",
+                why="clients are told the type of every argument, and the values that they send are checked.",
             )
         return self.evaluate(name, parameter.annotation, f"parameter {name!r}")
 

@@ -284,7 +284,7 @@ class Pipe:
         log.debug("request %r cancelled: %s", params.request_id, (params.reason or "no reason given")[:200])
 
     def _unwind(self, task: asyncio.Task[Any]) -> None:
-        """Count a cancelled request until its task has ended, so that a client cannot exceed the limit by cancelling."""
+        """Count a cancelled request until its task has ended, so that a client cannot pass the limit by cancelling."""
         self._unwinding.add(task)
         task.add_done_callback(self._unwinding.discard)
 
