@@ -1,6 +1,6 @@
 """Accept or refuse HTTP requests by their bearer token.
 
-The decision needs only the headers and is made before the body of a request is read. The result of a verifier is cached
+The decision needs only URL and headers, and is made before the body of a request is read. The result of a verifier is cached
 under a digest of the token until the token expires, so the next request with the same token costs one look-up. The
 token itself is not stored.
 

@@ -444,8 +444,8 @@ class LineWriter:
 def _opened_again(fd: int) -> int | None:
     """Open the same pipe a second time, non-blocking, without changing `fd`; return None if that is not possible.
 
-    This works only for pipes on Linux. Elsewhere, opening `/dev/fd` only duplicates the descriptor, and making the
-    duplicate non-blocking would change both.
+    This works only for pipes on Linux. A socket cannot be opened again. On other systems, opening `/dev/fd` only
+    duplicates the descriptor, and making the duplicate non-blocking would change both.
     """
     if sys.platform != "linux" or not stat.S_ISFIFO(os.fstat(fd).st_mode):
         return None
