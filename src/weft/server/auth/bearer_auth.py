@@ -1,8 +1,8 @@
 """Accept or refuse HTTP requests by their bearer token.
 
-The decision needs only URL and headers, and is made before the body of a request is read. The result of a verifier is cached
-under a digest of the token until the token expires, so the next request with the same token costs one look-up. The
-token itself is not stored.
+The decision needs only URL and headers, and is made before the body of a request is read. The result of a verifier is
+cached under a digest of the token until the token expires, so the next request with the same token costs one look-up.
+The token itself is not stored.
 
 A verifier whose tokens can be revoked before they expire may have an async method `recheck`. It is called with the
 cached `TokenInfo` on every request, and raises `TokenRefused` if the token was revoked.

@@ -114,7 +114,7 @@ class ResourceServer(Protection):
         implied_scopes: Scopes that include others: `{"admin": ["read", "write"]}`.
         dpop: Settings for tokens that are bound to a client's key.
         cache_seconds: How long the result of the verifier is used, at most until the token expires. Default: JWTs until
-            they expire, introspected tokens for a minute, results of an async function are not cached.
+            they expire, introspected tokens for a minute, other tokens not at all.
         documentation: URL of the documentation of the resource, for people.
     """
 

@@ -251,7 +251,7 @@ class Prompts(Registry[RegisteredPrompt]):
 def to_completion(value: Any) -> Completion:
     """Turn the return value of a completion function into a Completion with at most 100 values.
 
-    If there are more, `total` and `has_more` say so.
+    If there are more values, `total` is their number and `has_more` is True.
 
     >>> to_completion(["de", "en"])
     Completion(values=['de', 'en'], total=2, has_more=False)

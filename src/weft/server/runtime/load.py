@@ -36,8 +36,8 @@ class Busy(InternalError):
 class BodyMemory:
     """The memory of large bodies that are being read or wait in the queue, counted by peer.
 
-    A peer may use at most as much memory as then remains free: the first peer up to a half of all, the next up to a
-    quarter, and so on. So there is always memory for another peer.
+    A peer may use at most as much memory as remains free for others: the first peer up to a half of all, the next up
+    to a quarter, and so on. So there is always memory for another peer.
     """
 
     def __init__(self, limits: Limits) -> None:
