@@ -81,7 +81,7 @@ async def count() -> dict[str, int]:
         "values": len(backend.store._values),
         "logs": len(backend.log._logs),
         "topics": len(backend.bus._topics),
-        "streams": len(sessions.streams._kept) + len(sessions.streams._of) + len(sessions.streams._readers),
+        "streams": len(sessions.streams._kept) + len(sessions.streams._keys) + len(sessions.streams._readers),
         "bytes": sessions.streams._bytes,
         "open stacks": opened - closed,
         "objects": len(gc.get_objects()),

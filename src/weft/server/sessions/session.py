@@ -123,7 +123,7 @@ class Session:
 
     def end_questions(self) -> None:
         """Fail all pending and future requests to the client, because the server stops."""
-        self.outstanding.close("The server is stopping and accepts no more answers.")
+        self.outstanding.close("The server stops and accepts no more answers.")
 
     def name_stream(self) -> str:
         """Return a new name for a stream of this session, unique among all workers."""
