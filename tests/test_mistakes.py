@@ -200,8 +200,8 @@ CALLS = {
     "list_cache_hints": (
         "from weft import CacheHint\nServer('x', list_cache_hints={'tool': CacheHint()})",
         (
-            "list_cache_hints= knows no list 'tool'. Did you mean 'tools'? The lists are: discover, tools, resources, "
-            "templates"
+            "list_cache_hints= has 'tool', which is not a list. Did you mean 'tools'? The lists are: discover, tools, "
+            "resources, templates"
         ),
     ),
     "title": (

@@ -360,7 +360,7 @@ def test_a_verifier_may_return_scopes_as_it_likes(scopes: Any, options: dict[str
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        (lambda: TokenInfo("ann", scopes="read"), "TokenInfo(scopes='read') is not possible: give a set of texts"),
+        (lambda: TokenInfo("ann", scopes="read"), "TokenInfo(scopes='read') is not possible: give a set of strings"),
         (lambda: TokenInfo("ann", scopes=None), "TokenInfo(scopes=None) is not possible"),
         (lambda: TokenInfo("ann", claims=None), "It returned claims that are no dictionary. A verifier returns"),
         (lambda: {"sub": "ann"}, "It returned a dict. A verifier returns weft.auth.TokenInfo(subject=...), or None."),

@@ -260,7 +260,7 @@ async def test_a_stream_that_cannot_be_kept_reaches_whoever_is_there(
     assert {event.id is None for event in events} == {down == "log"}  # nobody is to come back for what is not there
     told = {
         "log": "Keeping the stream of a call in the Backend raised ConnectionError: the backend is down",
-        "bus": "The Backend's bus fails (ConnectionError): resumed streams are late.",
+        "bus": "The Backend's bus fails (ConnectionError): events of resumed streams are sent late.",
     }
     assert caplog.text.count(told[down]) == 1
     part(peer, down).is_down = False

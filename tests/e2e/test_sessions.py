@@ -347,8 +347,8 @@ def test_who_is_not_remembered_gets_log_messages_of_the_default_level() -> None:
         refused = session.request("logging/setLevel", {"level": "notice"}).error
         assert refused["code"] == -32600
         assert refused["message"] == (
-            "Invalid request: there is no session here that could remember a log level; messages are sent from 'info' "
-            "on."
+            "Invalid request: there is no session here, so the server cannot remember a log level. Messages are sent "
+            "from 'info' on."
         )
         assert session.request("logging/setLevel", {"level": "loud"}).error["code"] == -32602
         *told, _ = session.call("gossip").messages

@@ -163,7 +163,7 @@ def test_a_call_that_is_given_up_is_told_over_http(
     assert said.startswith(b"HTTP/1.1 200 ")
     assert (b"text/event-stream" in said) is speak
     assert re.search(rf"It waits up to 1 s for 1 call: tools/call '{tool}' \(for \d\.\d s\)", log), log
-    assert re.search(rf"gives up after 1 s 1 call: tools/call '{tool}' \(for [1-9]\.\d s\)", log), log
+    assert re.search(rf"It cancels, after 1 s, 1 call: tools/call '{tool}' \(for [1-9]\.\d s\)", log), log
     assert "Cancel" not in log
     assert "Traceback" not in log
     assert process.process.returncode == 0
@@ -180,7 +180,7 @@ def test_a_call_that_finishes_in_time_is_answered(run: Callable[..., Stopping], 
         assert b"awake" in read_all(peer)
     log = process.end()
     assert "It waits up to 1 s for 1 call" in log
-    assert "gives up" not in log
+    assert "It cancels" not in log
     assert time.monotonic() - since < 10
 
 
@@ -214,7 +214,7 @@ def test_a_call_that_is_given_up_is_told_on_stdio(run: Callable[..., Stopping], 
     said = process.process.stdout.read()
     log = process.end()
     assert STOPPED in error_in(said.splitlines()[-1], 7)
-    assert f"gives up at once 1 call: tools/call '{tool}'" in log
+    assert f"It cancels, at once, 1 call: tools/call '{tool}'" in log
     assert "Traceback" not in log
 
 

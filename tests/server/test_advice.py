@@ -66,7 +66,7 @@ def test_a_header_with_a_secret_or_a_person_in_it_is_warned_of(name: str, caplog
     told = record.getMessage()
     assert "Tool 'find' (" in told
     assert f"its parameter {name!r} in the header Mcp-Param-H1" in told
-    assert "proxies write headers into their logs: take the x-mcp-header annotation away" in told
+    assert "proxies write headers into their logs. Remove the x-mcp-header annotation" in told
 
 
 @pytest.mark.spec("HDR-41")

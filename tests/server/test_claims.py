@@ -279,7 +279,7 @@ async def test_a_store_that_fails_fails_its_calls_and_no_others(caplog: pytest.L
     server.engine.once_store = Forgetful(store, seconds=600, most_bytes=64)
     refused = await call(server, {"requestState": single, "inputResponses": WRONG}, name="single")
     assert refused.error["code"] == -32602  # as if it had been given back
-    assert "a `requestState` stays used, and its call has to begin again" in caplog.text
+    assert "a `requestState` stays marked as used" in caplog.text
 
 
 class Till:

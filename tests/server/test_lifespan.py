@@ -191,7 +191,7 @@ def test_what_is_no_lifespan_is_refused_where_it_is_given() -> None:
 
     with pytest.raises(UsageError, match=r"not the async function makes_one. Write @contextlib.asynccontextmanager"):
         Server("x", lifespan=makes_one)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"not alone, which cannot be called with it: too many positional arguments"):
+    with pytest.raises(UsageError, match=r"not alone, which cannot be called with the server: too many positional"):
         Server("x", lifespan=alone)  # type: ignore[arg-type]
 
 

@@ -65,7 +65,7 @@ async def test_one_message_of_a_peer_too_many_does_not_wait() -> None:
     async with Line(large_messages_per_peer=2) as line:
         for name in ("a1", "a2", "b1"):
             await line.add(name[0], name)
-        with pytest.raises(Busy, match="2 large messages of yours wait"):
+        with pytest.raises(Busy, match="2 of your large messages wait"):
             await line.turns.wait("a", 1)
     await line.turns.wait("a", 1)
     assert line.order == ["a1", "b1", "a2"]

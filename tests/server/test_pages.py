@@ -107,8 +107,8 @@ def test_what_was_taken_out_is_remembered_up_to_a_limit() -> None:
     pages = filled(1001)
     for number in range(1001):
         pages.remove(f"t{number}")
-    assert len(pages._went) == 1000
-    assert "t0" not in pages._went
+    assert len(pages._removed) == 1000
+    assert "t0" not in pages._removed
 
 
 def craft(*payload: object) -> str:

@@ -66,7 +66,7 @@ async def test_the_content_of_a_message_becomes_a_block() -> None:
 
 
 async def test_a_message_maker_taken_for_a_type_says_what_to_write() -> None:
-    sentence = r"is no type itself; annotate with PromptMessage, such as `-> list\[PromptMessage\]`"
+    sentence = r"is not a type; annotate with PromptMessage, such as `-> list\[PromptMessage\]`"
     with pytest.raises(TypeError, match=sentence):
         UserMessage | AssistantMessage  # as it is evaluated where annotations are not text
     with pytest.raises(TypeError, match=sentence):

@@ -471,7 +471,7 @@ def test_other_mistakes_are_told_at_registration() -> None:
     [
         ("l://x{?c*}", dict[str, str], "its variable 'c' gives a list of texts, which the type of that parameter does"),
         ("l://{c*}", str, "Annotate it `c: list[str]`, or change the template: {c*} gives a list, {c} a text."),
-        ("l://{c}", list[str], "its variable 'c' gives a text, which the type of that parameter does not take."),
+        ("l://{c}", list[str], "its variable 'c' gives a text, which the type of that parameter does not accept."),
         ("l://{c}", dict[str, int] | None, "Annotate it `c: str`, or change the template"),
     ],
 )

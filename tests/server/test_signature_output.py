@@ -241,7 +241,7 @@ def test_other_annotations_have_no_text_to_check(annotation):
 
 @pytest.mark.mistake("a return value that cannot be serialised")
 def test_what_json_cannot_carry_is_an_error_and_never_a_repr():
-    with pytest.raises(OutputError, match="JSON cannot carry"):
+    with pytest.raises(OutputError, match="cannot be written as JSON"):
         returning(dict[str, Any]).dump_output({"a": object()})
 
 

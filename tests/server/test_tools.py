@@ -410,7 +410,7 @@ async def test_tool_errors_out_of_a_task_group_are_for_the_model_too(caplog: pyt
             "without structured_content, which clients expect because of its return type int. Put such a value",
         ),
         (False, {"structured_content": "x"}, "does not fit its return type int: The value is not of type"),
-        (True, {}, "without structured_content, which clients expect because of its output_schema. Put what the"),
+        (True, {}, "without structured_content, which clients expect because of its output_schema. Put a value"),
         (True, {"structured_content": "x"}, "does not fit its output_schema: The value is not of type"),
     ],
 )
@@ -429,7 +429,7 @@ async def test_a_full_result_is_held_to_what_is_declared(
     assert results[0]["isError"]
     assert results[0]["content"][0]["text"].startswith("Internal error.")
     assert told in caplog.text
-    assert ("annotate `-> CallToolResult`, to promise nothing" in caplog.text) is not declared
+    assert ("annotate `-> CallToolResult`, for no output schema" in caplog.text) is not declared
     assert results[1]["structuredContent"] == 3
     assert results[2]["content"] == [{"type": "text", "text": "x"}]
 

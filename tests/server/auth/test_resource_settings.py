@@ -84,7 +84,7 @@ def test_scopes_of_a_token_come_as_one_likes(scopes: Any) -> None:
 
 @pytest.mark.parametrize("scopes", ["read", None, [1], 7])
 def test_scopes_that_are_none_are_told_at_once(scopes: Any) -> None:
-    with pytest.raises(UsageError, match=r"is not possible: give a set of texts, such as \{'read'\}") as told:
+    with pytest.raises(UsageError, match=r"is not possible: give a set of strings, such as \{'read'\}") as told:
         TokenInfo("ann", scopes=scopes)
     assert f"TokenInfo(scopes={scopes!r})" in str(told.value)
 

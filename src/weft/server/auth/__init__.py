@@ -1,4 +1,4 @@
-"""Protect a server by tokens: it is an OAuth 2.1 resource server.
+"""Protect a server with tokens, as an OAuth 2.1 resource server.
 
 `ResourceServer` names the protected URL and the issuers of its tokens; a verifier checks the tokens.
 

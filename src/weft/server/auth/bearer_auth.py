@@ -1,9 +1,11 @@
 """Accept or refuse HTTP requests by their bearer token.
 
-The decision uses the raw headers, before anything else of a request is read. The result of a verifier is cached under a
-digest of the token until the token expires, so the next request with the same token costs one look-up. The token itself
-is not stored. A verifier whose tokens can be revoked early has `recheck`, an async function of the `TokenInfo`: it is
-called with every request, and raises `TokenRefused`.
+The decision needs only URL and headers, and is made before the body of a request is read. The result of a verifier is
+cached under a digest of the token until the token expires, so the next request with the same token costs one look-up.
+The token itself is not stored.
+
+A verifier whose tokens can be revoked before they expire may have an async method `recheck`. It is called with the
+cached `TokenInfo` on every request, and raises `TokenRefused` if the token was revoked.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from weft.server.calls.services import Services
 from weft.server.diagnostics import report
 
 _CREDENTIALS = re.compile(rb"(bearer|dpop) +([A-Za-z0-9._~+/-]+=*)[ \t]*", re.IGNORECASE)  # RFC 6750, 2.1
-_MOST_KNOWN = 10_000
+_MOST_KNOWN = 10_000  # Cached tokens; beyond that, the oldest is dropped.
 
 
 class BearerAuth:
@@ -48,7 +50,7 @@ class BearerAuth:
         self._known: dict[bytes, tuple[TokenInfo, float]] = {}
 
     def is_metadata(self, path: str) -> bool:
-        """Return whether a path, relative to the mount point of the app, is that of the metadata."""
+        """Return whether the metadata is served at a path. The path is relative to the mount point of the app."""
         return path in self._paths
 
     def metadata_url(self, scope: Scope) -> str | None:
@@ -60,7 +62,7 @@ class BearerAuth:
         return f"{self._auth.origin}{root}{WELL_KNOWN}" if root and self._auth.resource else None
 
     def accept_known(self, scope: Scope, headers: Headers) -> bool:
-        """Accept a request whose token was accepted before. False: call `accept`."""
+        """Accept a request if its token is cached. If this returns False, call `accept`."""
         value = headers.known.get(b"authorization")
         if value is None or scope.get("query_string"):
             return False
@@ -68,18 +70,18 @@ class BearerAuth:
         return info is not None
 
     def recall(self, authorization: bytes) -> TokenInfo | None:
-        """Return the caller of a token that was accepted before and needs no further check, else None."""
+        """Return the cached caller for an Authorization header; None if the token must be checked."""
         if self._recheck is not None:
             return None
         known = self._known.get(sha256(authorization).digest())
         return known[0] if known is not None and known[1] > time.time() else None
 
     async def accept(self, scope: Scope, headers: Headers, metadata_url: str | None) -> None:
-        """Put the verified caller into the scope. Raises a `Refusal` with a challenge if the token is not enough."""
+        """Verify the token of a request and put its caller into the scope, or raise a `Refusal` with a challenge."""
         auth = self._auth
         asking = _Challenge(auth, metadata_url or auth.metadata_url, self._services.name)
         if _has_token(scope.get("query_string", b"")):
-            raise asking.refuse(400, "invalid_request", "A token is sent in the Authorization header, never in a URL.")
+            raise asking.refuse(400, "invalid_request", "Send the token in the Authorization header, never in a URL.")
         value = headers.known.get(b"authorization")
         found = None if value is None else _CREDENTIALS.fullmatch(value.strip(b" \t"))
         if found is None:
@@ -89,23 +91,23 @@ class BearerAuth:
         asking.is_dpop = found[1].lower() == b"dpop"
         token = found[2].decode("ascii")
         info = await self._verify(token, asking)
-        if not auth.resource and (asking.is_dpop or "cnf" in info.claims):  # A proof needs a URL to be made for.
+        if not auth.resource and (asking.is_dpop or "cnf" in info.claims):  # Proofs name a URL; this server has none.
             asking.is_dpop = False
             raise asking.refuse(401, "invalid_token", "Tokens that are bound to a key are not accepted here.")
         if asking.is_dpop:
             await self._check_proof(scope, headers, token, info, asking)
         elif "cnf" in info.claims or auth.dpop.required:
             asking.is_dpop = True
-            raise asking.refuse(401, "invalid_token", "The token must be bound to a key, and come with a proof of it.")
+            raise asking.refuse(401, "invalid_token", "The token must be bound to a key and be sent with a DPoP proof.")
         if not info.scopes.issuperset(auth.scopes):
             text = "The token does not have the scopes that this server needs."
             raise asking.refuse(403, "insufficient_scope", text, f" Needed: {', '.join(auth.scopes)}.")
         scope[TOKEN_INFO] = info
 
     async def _verify(self, token: str, asking: _Challenge) -> TokenInfo:
-        """Return the caller that the verifier, or the cache, has for a token."""
+        """Return the caller of a token, from the cache or the verifier."""
         key = sha256(b"Bearer " + token.encode()).digest()
-        if asking.is_dpop:  # Not a plain digest, so `recall` never finds a token that also needs a proof.
+        if asking.is_dpop:  # Another key, so that `recall` never finds a token that also needs a proof.
             key = b"DPoP " + key
         known, now = self._known.get(key), time.time()
         try:
@@ -132,7 +134,7 @@ class BearerAuth:
         return info
 
     def _keep(self, key: bytes, info: TokenInfo, until: float, asking: _Challenge) -> None:
-        """Cache the caller of a token, if it passes all checks: `recall` accepts it without any."""
+        """Cache the caller of a token, unless it needs checks that `recall` does not make."""
         auth = self._auth
         needs_more = "cnf" in info.claims or auth.dpop.required or not info.scopes.issuperset(auth.scopes)
         if until <= time.time() or (needs_more and not asking.is_dpop):
@@ -146,7 +148,7 @@ class BearerAuth:
         self, scope: Scope, headers: Headers, token: str, info: TokenInfo, asking: _Challenge
     ) -> None:
         proofs = [value for name, value in headers.raw if name == b"dpop"]
-        # The URL as the client sees it, from the configured resource: a proxy may have changed the one of the request.
+        # Use the host of the configured resource, as clients see it: a proxy may have changed the one of the request.
         raw: bytes = scope.get("raw_path") or scope["path"].encode()
         urls = (self._auth.resource, self._auth.origin + raw.partition(b"?")[0].decode("latin-1"))
         try:
@@ -173,7 +175,7 @@ class _Challenge:
     def refuse(self, status: int, error: str | None, text: str, more: str = "") -> Refusal:
         """Return a refusal with a challenge: where to get a token, and with which scopes.
 
-        `more` is added to the text of the response only; the challenge has it in another parameter.
+        `more` is added to the text of the response only, because the challenge has this information in a parameter.
         """
         value = challenge(
             "DPoP" if self.is_dpop else "Bearer",
@@ -188,7 +190,7 @@ class _Challenge:
 
 
 def _has_token(query: bytes) -> bool:
-    """Return whether a query has an `access_token`, in any spelling: such a URL may be in a log already."""
+    """Return whether a query has the parameter `access_token`, also if the name is percent-encoded."""
     return any(unquote_plus(part.partition("=")[0]) == "access_token" for part in query.decode("latin-1").split("&"))
 
 

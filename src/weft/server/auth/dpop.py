@@ -1,8 +1,9 @@
-"""Check DPoP proofs (RFC 9449): a bound token is valid only with a proof that the client has the key of the token.
+"""Check DPoP proofs (RFC 9449): a token that is bound to a key is valid only if the client proves that it has the key.
 
-A proof is a JWT about one request: its method, its URL, its token, when it was made. It is valid once, for a minute. At
-the token endpoint there is no token yet: a token issued there is bound to the key of the proof. Used proofs are kept in
-the Backend's store, which workers share, and counted here, so that their number is bounded.
+A proof is a JWT for one request. It names the method, the URL and the token of the request, and when it was made. It
+can be used once, by default within a minute. A request to the token endpoint has no token yet; the token that is issued
+there is bound to the key of the proof. Used proofs are kept in the Backend's store, which workers share. Each process
+also counts them, so that their number is bounded.
 """
 
 from __future__ import annotations
@@ -23,20 +24,21 @@ from weft.protocol.request_state import KeyRing, StateRefused
 from weft.server.auth.keys import PRIVATE_MEMBERS, check_algorithms, fits
 from weft.server.calls.connection import TokenInfo, as_time
 
-_MOST_BYTES = 8 * 1024
-_MOST_ID = 256
-_MOST_SEEN = 100_000
+_MOST_BYTES = 8 * 1024  # Largest size of a proof.
+_MOST_ID = 256  # Longest id of a proof, in characters.
+_MOST_SEEN = 100_000  # Used proofs that one process remembers; beyond that, new ones are refused.
 _NONCE_SECONDS = 300
-_NONCE = b"dpop nonce"
-_MEMBERS = {"EC": ("crv", "kty", "x", "y"), "OKP": ("crv", "kty", "x"), "RSA": ("e", "kty", "n")}  # RFC 7638, 3.2
+_NONCE = b"dpop nonce"  # Binding of sealed nonces, so that no other sealed value is accepted as a nonce.
+# Members of a key that its thumbprint is made of, by key type (RFC 7638, 3.2).
+_MEMBERS = {"EC": ("crv", "kty", "x", "y"), "OKP": ("crv", "kty", "x"), "RSA": ("e", "kty", "n")}
 _PORTS = {"https": 443, "http": 80}
 
 
 class Dpop:
     """Settings for tokens that are bound to a key.
 
-    They are accepted with a proof, and never without. `required` refuses all other tokens; `nonces` demands that a
-    proof repeats a nonce that the server sent shortly before; `window` is the greatest age of a proof in seconds.
+    Such tokens are accepted only with a proof. `required` refuses tokens that are not bound to a key. With `nonces`, a
+    proof must repeat a nonce that the server sent shortly before. `window` is the greatest age of a proof in seconds.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class Dpop:
 
 
 class ProofRefused(WeftError):
-    """A proof is not valid. `error` is the code for the challenge, `nonce` the nonce of the next proof."""
+    """A proof is not valid. `error` is the code for the challenge, `nonce` is for the next proof."""
 
     def __init__(self, message: str, *, error: str = "invalid_dpop_proof", nonce: str | None = None) -> None:
         super().__init__(message)
@@ -109,16 +111,19 @@ class Proofs:
         token: str | None = None,
         bound: str | None = None,
     ) -> Proof:
-        """Return the one proof of a request; raise `ProofRefused` if it is not valid. Does not use it up.
+        """Return the proof of a request; raise `ProofRefused` if it is not valid. Does not mark the proof as used.
 
-        With a `token`, the proof must be about that token, and made with the key that it is `bound` to.
+        If `token` is given, the proof must be for that token. If `bound` is given, it is the thumbprint of the key that
+        the proof must be signed with.
         """
         if len(proofs) != 1 or len(proofs[0]) > _MOST_BYTES:
             raise ProofRefused("A token that is bound to a key needs exactly one proof, in the DPoP header.")
         jwk, claims = self._read(proofs[0].decode("latin-1"), needs_token=token is not None)
         key = thumbprint(jwk)
         if bound is not None and not hmac.compare_digest(key.encode(), bound.encode()):
-            raise ProofRefused("The proof is made with another key than the token's.", error="invalid_token")
+            raise ProofRefused(
+                "The proof is signed with another key than the one that the token is bound to.", error="invalid_token"
+            )
         self._check_claims(claims, method, urls)
         if token is not None:
             digest = base64.urlsafe_b64encode(hashlib.sha256(token.encode()).digest()).rstrip(b"=")
@@ -151,7 +156,8 @@ class Proofs:
                 algorithms=[algorithm],
                 options={"require": required, "verify_iat": False, "verify_aud": False},
             )
-        except (jwt.PyJWTError, ValueError, TypeError, ArithmeticError, RecursionError):  # older releases of PyJWT
+        except (jwt.PyJWTError, ValueError, TypeError, ArithmeticError, RecursionError):
+            # Older releases of PyJWT raise more than PyJWTError.
             raise ProofRefused("The proof cannot be read, or is not signed with the key that it carries.") from None
         return cast("dict[str, Any]", jwk), claims
 
@@ -177,8 +183,9 @@ class Proofs:
             raise ProofRefused(text, error="use_dpop_nonce", nonce=fresh) from None
 
     async def use(self, proof: Proof) -> None:
-        """Use up a proof, on all workers; raise `ProofRefused` if it was used before."""
-        now, keep = time.monotonic(), 2 * self._dpop.window  # From the earliest time of making to the latest of use.
+        """Mark a proof as used, for all workers; raise `ProofRefused` if it was used before."""
+        # A proof may be dated up to `window` in the future, and is valid for `window` after its date.
+        now, keep = time.monotonic(), 2 * self._dpop.window
         for old in [mark for mark, until in islice(self._seen.items(), 2) if until <= now]:
             del self._seen[old]
         mark = hashlib.sha256(f"{proof.key} {proof.id}".encode(errors="surrogatepass")).digest()
@@ -192,7 +199,7 @@ class Proofs:
 
 
 def bound_key(claims: Mapping[str, Any]) -> str | None:
-    """Return the thumbprint of the key that a token is bound to; None if it has none, or an unreadable one."""
+    """Return the thumbprint of the key that a token is bound to; None if there is none, or it cannot be read."""
     cnf = claims.get("cnf")
     bound = cast("Mapping[str, Any]", cnf).get("jkt") if isinstance(cnf, Mapping) else None
     return bound if isinstance(bound, str) else None
@@ -210,7 +217,7 @@ def thumbprint(jwk: Mapping[str, Any]) -> str:
 
 
 def _plain(url: str) -> tuple[str, str, int | None, str] | None:
-    """Return the parts of a URL that are compared: no query and fragment, host in lower case, explicit port."""
+    """Return scheme, host in lower case, port and path of a URL, to compare it; None if it is malformed."""
     try:
         parts = urlsplit(url)
         return parts.scheme, parts.hostname or "", parts.port or _PORTS.get(parts.scheme), parts.path or "/"

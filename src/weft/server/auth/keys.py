@@ -1,10 +1,11 @@
 """Find the keys that sign tokens, and read signed JWTs.
 
-A JSON Web Key Set is given or fetched. A fetched set is used for an hour. A signature by an unknown key fetches the set
-again, since keys are rotated at any time, but at most every half minute: invented tokens cause no more requests.
+A JSON Web Key Set is given or fetched. A fetched set is used for an hour. If a signature was made with an unknown key,
+the set is fetched again, because keys may be rotated at any time. This happens at most every 30 seconds, so that forged
+tokens do not cause many requests.
 
-One reader serves all kinds of JWTs. It checks the `typ`, so that no kind is accepted as another, an allow-list of
-algorithms, and that the key is made for the algorithm.
+`read_signed` reads all kinds of JWTs. It checks the `typ`, so that one kind of JWT is not accepted as another. It
+accepts only the listed algorithms, and only keys that are made for the algorithm.
 """
 
 from __future__ import annotations
@@ -43,18 +44,20 @@ ALGORITHMS: Mapping[str, tuple[str, str | None]] = {
 
 DEFAULT_ALGORITHMS = ("RS256", "PS256", "ES256", "EdDSA")
 
-KEEP_SECONDS = 3600.0
-RETRY_SECONDS = 30.0
-FIRST_RETRY_SECONDS = 1.0  # While there are no keys at all.
-MOST_KEYS = 64
+KEEP_SECONDS = 3600.0  # How long a fetched key set is used.
+RETRY_SECONDS = 30.0  # Least time between two fetches.
+FIRST_RETRY_SECONDS = 1.0  # The same, until the first fetch has succeeded.
+MOST_KEYS = 64  # Keys of one set; further ones are ignored.
 MOST_TRIED = 8  # Keys that are tried for one signature.
 LEAST_RSA_BITS = 2048  # RFC 7518, 3.3
 
-PRIVATE_MEMBERS = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth", "k"})  # Members of private keys only.
+PRIVATE_MEMBERS = frozenset(
+    {"d", "p", "q", "dp", "dq", "qi", "oth", "k"}
+)  # Members that only private and shared keys have.
 
 KeysGiven: TypeAlias = "Mapping[str, Any] | Sequence[Mapping[str, Any]] | str"  # a JWK set, a list of JWKs, a PEM
 
-_WANTED = f"Give the public key of one that signs with {', '.join(DEFAULT_ALGORITHMS)}."
+_WANTED = f"Give a public key for one of the algorithms {', '.join(DEFAULT_ALGORITHMS)}."
 
 
 def check_algorithms(algorithms: Sequence[str]) -> tuple[str, ...]:
@@ -158,7 +161,7 @@ def _of_pem(pem: str) -> Mapping[str, Any]:
 
 
 def make_key_set(need: str, jwks_uri: str | None, keys: KeysGiven | None, algorithms: Sequence[str]) -> KeySet:
-    """Return the key set of a URL, or of given keys. `need` is the beginning of the message if neither is given."""
+    """Return the key set at a URL, or of the given keys. `need` begins the message if neither or both are given."""
     if (jwks_uri is None) == (keys is None):
         raise UsageError(f"{need}, or keys=: give exactly one of them.")
     if keys is None:
@@ -175,8 +178,8 @@ class KeySet:
     def __init__(self, uri: str | None, keys: Sequence[Mapping[str, Any]] = ()) -> None:
         self._uri = uri
         self._keys = list(keys)
-        self._parsed: dict[tuple[int, str], PyJWK | None] = {}  # By index and algorithm; None: unusable.
-        self._fetched = 0.0  # Monotonic time of the last successful fetch; 0: never.
+        self._parsed: dict[tuple[int, str], PyJWK | None] = {}  # By index and algorithm; None if the key is unusable.
+        self._fetched = 0.0  # Monotonic time of the last successful fetch; 0 before the first.
         self._tried = 0.0  # Monotonic time of the last attempt.
         self._fetching: asyncio.Task[None] | None = None
 
@@ -190,7 +193,7 @@ class KeySet:
         return self._fitting(kid, algorithm)
 
     async def find_more(self, kid: str | None, algorithm: str, tried: Sequence[PyJWK]) -> list[PyJWK]:
-        """Fetch the set again and return its new keys, for a signature that no key of `tried` made."""
+        """Fetch the set again and return its new keys, for a signature that no key in `tried` verifies."""
         if self._uri is None:
             return []
         await self._refresh()
@@ -213,13 +216,13 @@ class KeySet:
         if key is not None and _is_small(key):
             log.warning("A key that signs tokens is ignored: an RSA key must have at least %d bits.", LEAST_RSA_BITS)
             key = None
-        self._parsed[place, algorithm] = key  # Parsed once, also if unusable: anyone can send tokens.
+        self._parsed[place, algorithm] = key  # Unusable keys are stored too, so that each is parsed and logged once.
         return key
 
     async def _refresh(self) -> None:
         """Fetch the set again, unless that was just tried. If it fails, the old keys stay valid.
 
-        Concurrent requests share one fetch; the cancellation of one request does not end it.
+        Concurrent requests share one fetch; the cancellation of one request does not cancel the fetch.
         """
         if self._fetching is None:
             now = time.monotonic()
@@ -244,8 +247,8 @@ class KeySet:
             self._fetching = None
 
 
-_MOST_BYTES = 16 * 1024
-_MOST_KID = 512
+_MOST_BYTES = 16 * 1024  # Largest size of a JWT.
+_MOST_KID = 512  # Longest id of a key, in characters.
 
 
 async def read_signed(
@@ -283,7 +286,7 @@ async def read_signed(
                 continue
             except jwt.PyJWTError as error:
                 raise TokenRefused(_reason(error, kind[0])) from None
-            except (OverflowError, TypeError, RecursionError):  # older releases of PyJWT, for an invalid time
+            except (OverflowError, TypeError, RecursionError):  # older releases of PyJWT, for invalid times
                 raise TokenRefused(f"The {kind[0]} is not valid.") from None
         return None
 
@@ -299,7 +302,7 @@ async def read_signed(
 
 
 def read_issuer(token: str) -> str | None:
-    """Return the unverified issuer of a JWT: only to choose the keys that verify it."""
+    """Return the unverified issuer of a JWT. Use it only to choose the keys that verify the JWT."""
     import jwt
 
     if len(token) > _MOST_BYTES:
@@ -319,7 +322,7 @@ def _read_head(token: str, kind: tuple[str, Collection[str]], algorithms: Collec
         if len(token) > _MOST_BYTES:
             raise TokenRefused(f"The {what} is too long.")
         head = jwt.get_unverified_header(token)
-    except (jwt.PyJWTError, ValueError, RecursionError):  # the last of older releases of PyJWT
+    except (jwt.PyJWTError, ValueError, RecursionError):  # older releases of PyJWT raise RecursionError
         raise TokenRefused(f"The {what} is no JWT.") from None
     algorithm, kid, typ = str(head.get("alg")), head.get("kid"), head.get("typ", "jwt")
     if algorithm not in algorithms:

@@ -1,4 +1,4 @@
-"""Hold the settings that protect a server: who verifies its tokens, and which scopes every request needs.
+"""Hold the settings that protect a server: its verifier, and the scopes that every request needs.
 
 A verifier alone is enough for clients that have a token already. A `ResourceServer` adds the URL of the server and the
 issuers of its tokens, and publishes them, so that clients can get a token themselves (RFC 9728).
@@ -22,9 +22,9 @@ WELL_KNOWN = "/.well-known/oauth-protected-resource"
 
 
 class Protection:
-    """Protects a server by a verifier: every request needs a token that the verifier accepts.
+    """Protects a server with a verifier: every request needs a token that the verifier accepts.
 
-    No metadata is published: a request without a token gets a plain 401.
+    No metadata is published, so a request without a token gets a plain 401.
     """
 
     # Only a `ResourceServer` has these.
@@ -46,8 +46,7 @@ class Protection:
         if bind is not None and audiences is None and not getattr(verifier, "audience", None):
             raise UsageError(
                 f"auth={type(verifier).__name__}(...) alone does not say for which audience tokens must be issued. "
-                "Give it audience=, or "
-                "write auth=ResourceServer(url, authorization_servers=[...], verifier=...)."
+                "Give it audience=, or write auth=ResourceServer(url, authorization_servers=[...], verifier=...)."
             )
         self.verifier: Verifier = verifier if bind is None else bind(audiences or ())
         # Seconds for which an expired token is still accepted.
@@ -80,14 +79,14 @@ class Protection:
         return b""
 
     def expand(self, scopes: frozenset[str]) -> frozenset[str]:
-        """Return scopes together with those that they imply."""
+        """Return the given scopes and all scopes that they imply."""
         if not self._implied:
             return scopes
         return scopes.union(*(self._implied.get(scope, frozenset[str]()) for scope in scopes))
 
 
 def read_auth(auth: object) -> Protection | None:
-    """Return the protection of the option `auth`: a `ResourceServer`, or a verifier. The error text has no token."""
+    """Return the protection for the option `auth`. Error messages never contain a token from it."""
     if auth is None or isinstance(auth, Protection):
         return auth
     if is_async(auth):
@@ -101,7 +100,7 @@ def read_auth(auth: object) -> Protection | None:
 
 
 class ResourceServer(Protection):
-    """Protects a server: every request needs a token that was issued for it.
+    """Protects a server: every request needs a token that was issued for this server.
 
     Args:
         resource: URL of the endpoint as clients see it, in front of any proxy. Tokens must be issued for it. It is
@@ -115,7 +114,7 @@ class ResourceServer(Protection):
         implied_scopes: Scopes that include others: `{"admin": ["read", "write"]}`.
         dpop: Settings for tokens that are bound to a client's key.
         cache_seconds: How long the result of the verifier is used, at most until the token expires. Default: JWTs until
-            they expire, introspected tokens for a minute, results of your own function not at all.
+            they expire, introspected tokens for a minute, other tokens not at all.
         documentation: URL of the documentation of the resource, for people.
     """
 
@@ -142,8 +141,8 @@ class ResourceServer(Protection):
             check_url(issuer, "An entry of authorization_servers")
         if not is_async(verifier):
             raise UsageError(
-                "verifier= is an async function of a token (async def), or one such as JwtVerifier(...) or "
-                "StaticTokens(...)."
+                "verifier= is an async function of a token (async def), or a verifier such as JwtVerifier(...) "
+                "or StaticTokens(...)."
             )
         self.origin = origin_of(resource)
         self.host = parts.hostname or ""  # Without the port: some proxies remove it.
@@ -168,7 +167,7 @@ class ResourceServer(Protection):
 
     @property
     def metadata_paths(self) -> frozenset[str]:
-        """Paths of the metadata: at the root, and followed by the path of the resource."""
+        """Paths of the metadata: the well-known path, alone and followed by the path of the resource."""
         return frozenset({WELL_KNOWN, WELL_KNOWN + self.path})
 
     def metadata(self, info: Implementation) -> bytes:
@@ -192,6 +191,6 @@ class ResourceServer(Protection):
 def _closure(implied: Mapping[str, Sequence[str]]) -> dict[str, frozenset[str]]:
     """Return all scopes that each scope implies, directly or indirectly."""
     whole = {scope: frozenset(check_scopes(others, "implied_scopes")) for scope, others in implied.items()}
-    for _ in whole:  # Each pass follows one more step.
+    for _ in whole:  # Each pass adds the scopes that are implied one step further.
         whole = {scope: others.union(*(whole.get(other, ()) for other in others)) for scope, others in whole.items()}
     return whole

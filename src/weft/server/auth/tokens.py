@@ -1,6 +1,6 @@
-"""Define what a verifier is, check the claims of a token, and write `WWW-Authenticate` challenges.
+"""Check the claims of tokens, and write `WWW-Authenticate` challenges.
 
-A verifier is an async callable from a token to its `TokenInfo`, or None.
+A verifier is an async callable that gets a token and returns its `TokenInfo`, or None if the token is not valid.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, cast
 from weft.errors import UsageError, WeftError
 from weft.server.calls.connection import TokenInfo, as_time
 
-LEEWAY = 30.0  # Default of the seconds by which clocks may differ.
+LEEWAY = 30.0  # By how many seconds clocks may differ, by default.
 
 Verifier: TypeAlias = Callable[[str], Awaitable[TokenInfo | None]]
 
@@ -31,7 +31,7 @@ class VerifierFailed(WeftError):
 
 
 def read_audience(audience: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return the audiences of an option that is one audience or several; None: the resource itself."""
+    """Return the audiences of the option `audience`; None if it is not given, which means the resource itself."""
     if audience is None:
         return None
     audiences = (audience,) if isinstance(audience, str) else tuple(audience)
@@ -43,31 +43,31 @@ def read_audience(audience: str | Sequence[str] | None) -> tuple[str, ...] | Non
 
 
 def is_async(function: object) -> bool:
-    """Return whether something is an async function, or an object with an async `__call__`."""
+    """Return whether an object is an async function, or has an async `__call__`."""
     while isinstance(function, partial):
         function = cast("partial[Any]", function).func
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 - its kind is asked, not its presence
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 - the question is whether `__call__` is async, not whether it exists
 
 
-def read_info(said: object) -> TokenInfo:
+def read_info(returned: object) -> TokenInfo:
     """Return the `TokenInfo` that a verifier returned; raise `TokenRefused` for None, UsageError for anything else."""
-    if said is None:
+    if returned is None:
         raise TokenRefused("The token is not valid.")
-    if not isinstance(said, TokenInfo) or not isinstance(said.claims, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - a struct does not check what it is made of
-        found = "claims that are no dictionary" if isinstance(said, TokenInfo) else f"a {type(said).__name__}"
+    if not isinstance(returned, TokenInfo) or not isinstance(returned.claims, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - a struct does not check the types of its fields
+        found = "claims that are no dictionary" if isinstance(returned, TokenInfo) else f"a {type(returned).__name__}"
         raise UsageError(f"It returned {found}. A verifier returns weft.auth.TokenInfo(subject=...), or None.")
-    if not isinstance(said.subject, str) or not said.subject:  # pyright: ignore[reportUnnecessaryIsInstance] - as above
+    if not isinstance(returned.subject, str) or not returned.subject:  # pyright: ignore[reportUnnecessaryIsInstance] - as above
         raise UsageError(
-            f"It returned a TokenInfo whose subject is {said.subject!r}. Name the user or program of the token: "
+            f"It returned a TokenInfo whose subject is {returned.subject!r}. Name the user or program of the token: "
             "TokenInfo(subject='ann')."
         )
-    return said
+    return returned
 
 
 def check_claims(claims: Mapping[str, Any], *, audiences: Sequence[str] | None, leeway: float) -> None:
-    """Raise `TokenRefused` for claims of another audience, or of another time. Absent claims are not checked.
+    """Raise `TokenRefused` if a token is for another audience, has expired or is not valid yet.
 
-    With `audiences` None, the audience is not checked either: only the verifier knows it.
+    Absent claims are not checked. If `audiences` is None, the verifier has checked the audience.
     """
     now = time.time()
     exp, nbf = read_time(claims, "exp"), read_time(claims, "nbf")
@@ -84,7 +84,7 @@ def check_claims(claims: Mapping[str, Any], *, audiences: Sequence[str] | None, 
 
 
 def info_of(claims: Mapping[str, Any]) -> TokenInfo:
-    """Return the caller by the claims of a verified token (RFC 9068, RFC 7662)."""
+    """Return the caller that the claims of a verified token describe (RFC 9068, RFC 7662)."""
     client = claims.get("client_id", claims.get("azp"))
     subject = claims.get("sub", client)
     if not isinstance(subject, str) or not subject:
@@ -104,7 +104,7 @@ def info_of(claims: Mapping[str, Any]) -> TokenInfo:
 
 
 def read_time(claims: Mapping[str, Any], name: str, what: str = "token") -> float | None:
-    """Return a claim that is a time, in Unix seconds; None if it is absent. `what` is the kind of token, for errors."""
+    """Return the time in a claim, in Unix seconds; None if it is absent. `what` names the token in errors."""
     value = claims.get(name)
     if value is None:
         return None
@@ -115,7 +115,7 @@ def read_time(claims: Mapping[str, Any], name: str, what: str = "token") -> floa
 
 
 def challenge(scheme: str, **parameters: str | None) -> bytes:
-    """Return a challenge of one scheme; parameters that are None are left out.
+    """Return the value of a `WWW-Authenticate` header. Parameters that are None are left out.
 
     >>> challenge("Bearer", error="invalid_token", scope=None)
     b'Bearer error="invalid_token"'
@@ -125,5 +125,5 @@ def challenge(scheme: str, **parameters: str | None) -> bytes:
 
 
 def _quotable(value: str) -> str:
-    """Return a text for a quoted string of RFC 6750: printable ASCII without quotes and backslashes."""
+    """Replace the characters that a quoted string must not contain (RFC 6750, 3)."""
     return "".join(char if " " <= char <= "~" and char not in '"\\' else "'" for char in value)

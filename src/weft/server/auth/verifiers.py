@@ -1,7 +1,7 @@
 """Verify tokens: `JwtVerifier`, `IntrospectionVerifier` and `StaticTokens`.
 
-A JWT is verified by its signature and claims, without a request. For opaque tokens, the introspection endpoint of the
-authorization server is asked (RFC 7662). Static tokens are for development, and for programs without a better way.
+A JWT is verified by its signature and claims, without a request. Opaque tokens are sent to the introspection endpoint
+of the authorization server (RFC 7662). Static tokens are for development, and where there is no authorization server.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ class _AudienceVerifier:
     audience: tuple[str, ...] | None
 
     def bind(self, audiences: Sequence[str]) -> Self:
-        """Return a copy for tokens of these audiences, unless `audience` was given, to serve several resources."""
+        """Return a copy that accepts tokens of these audiences, unless the option `audience` was given.
+
+        It is a copy because one verifier can be given to several resource servers.
+        """
         bound = copy(self)
         bound.audience = self.audience or tuple(audiences)
         return bound
@@ -49,8 +52,8 @@ class _AudienceVerifier:
 class JwtVerifier(_AudienceVerifier):
     """Verifies JWTs that one issuer signed.
 
-    Give the URL of its keys, or the keys themselves (a JWK set, a list of JWKs, one public key in PEM). Every token
-    needs an `exp`. `audience` is the expected audience; default: the URL of the resource.
+    Give the URL of the issuer's keys, or the keys themselves (a JWK set, a list of JWKs, one public key in PEM). Every
+    token needs an `exp`. `audience` is the expected audience; default: the URL of the resource.
 
     >>> JwtVerifier("https://auth.example.com/jwks", issuer="https://auth.example.com")
     <JwtVerifier of 'https://auth.example.com'>
@@ -101,7 +104,9 @@ _MOST_WAITING = 512  # Waiting introspection requests; more are refused.
 
 
 class IntrospectionVerifier(_AudienceVerifier):
-    """Asks the authorization server about a token, as the client `client_id`.
+    """Verifies tokens at the introspection endpoint of the authorization server.
+
+    `client_id` and `client_secret` are the credentials of this server there.
 
     A response is used for `cache_seconds`: a revoked token can remain valid for that long. The response must name the
     audience of the token. `audience` is the expected one; default: the URL of the resource.
@@ -135,10 +140,10 @@ class IntrospectionVerifier(_AudienceVerifier):
         self._waiting = 0
 
     def __repr__(self) -> str:
-        return f"<IntrospectionVerifier at {self.url!r}>"  # Without the secret.
+        return f"<IntrospectionVerifier at {self.url!r}>"  # Does not show the secret.
 
     async def __call__(self, token: str) -> TokenInfo | None:
-        """Return the caller of a token; None, or raise `TokenRefused`, if it is not valid."""
+        """Return the caller of a token. If the token is not valid, return None or raise `TokenRefused`."""
         audiences = self._audiences()
         claims = await self._ask(token)
         if claims.get("active") is not True:
@@ -151,7 +156,7 @@ class IntrospectionVerifier(_AudienceVerifier):
         return info_of({"iss": self.issuer, **claims} if self.issuer else claims)
 
     async def _ask(self, token: str) -> dict[str, Any]:
-        if self._waiting >= _MOST_WAITING:  # Anyone can send tokens.
+        if self._waiting >= _MOST_WAITING:  # Anyone can send tokens, so this is bounded.
             raise VerifierFailed("Too many tokens are being verified at the moment.")
         self._waiting += 1
         try:
@@ -164,8 +169,8 @@ class IntrospectionVerifier(_AudienceVerifier):
             self._waiting -= 1
 
 
-_LEAST = 8
-_SENDABLE = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # RFC 6750, 2.1
+_LEAST = 8  # Least number of characters of a token.
+_SENDABLE = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # Tokens that a header can carry (RFC 6750, 2.1).
 _MAKE_ONE = 'Make one with: python -c "import secrets; print(secrets.token_urlsafe(32))"'
 
 
@@ -191,20 +196,20 @@ class StaticTokens:
             )
         if not all(_SENDABLE.fullmatch(token) for token in tokens):
             raise UsageError(
-                f"StaticTokens got a token that no client can send ({caller()}): one has letters, digits and -._~+/ "
-                f"only, no spaces, and = at its end only. {_MAKE_ONE}"
+                f"StaticTokens got a token that no client can send ({caller()}): a token has only letters, digits "
+                f"and -._~+/, no spaces, and = only at its end. {_MAKE_ONE}"
             )
         self._known = [
             (_digest(token), TokenInfo(whose) if isinstance(whose, str) else whose) for token, whose in tokens.items()
         ]
 
     def __repr__(self) -> str:
-        return f"<StaticTokens: {len(self._known)}>"  # Without the tokens.
+        return f"<StaticTokens: {len(self._known)}>"  # Does not show the tokens.
 
     async def __call__(self, token: str) -> TokenInfo | None:
         """Return the caller of a token, or None."""
         digest, found = _digest(token), None
-        for known, info in self._known:  # All of them, each in constant time: the duration reveals nothing.
+        for known, info in self._known:  # All of them, in constant time, so that the duration reveals nothing.
             if hmac.compare_digest(known, digest):
                 found = info
         return found

@@ -1,1 +1,1 @@
-"""Hold what one call needs: its client, its reply, its server, tasks and threads."""
+"""Provide what one call needs: its client, its reply, its server, tasks and threads."""

@@ -1,7 +1,7 @@
-"""Hold one request that is being served (`Call`), its `Reply`, and check the client capabilities that it needs.
+"""Hold one request that is being served (`Call`), its `Reply`, and check the client capabilities that a call needs.
 
 A feature declares with `needs=["elicitation.form"]` which capabilities its clients must have. They are checked before
-anything runs: once a handler has reported progress, the response is a stream and its HTTP status cannot change.
+the handler runs: once a handler has reported progress, the response is a stream and its HTTP status cannot change.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Reply(Protocol):
 
     @property
     def answered(self) -> bool:
-        """Whether the answer is sent, or there will be none: nothing more can be sent for this call."""
+        """Whether nothing more can be sent for this call: the answer is sent, or there will be none."""
         ...
 
     async def notify(self, message: bytes) -> None:
@@ -44,7 +44,7 @@ class Reply(Protocol):
         ...
 
     async def close_stream(self, retry_seconds: float) -> None:
-        """Close the stream before the answer; the client reconnects for it, if its protocol version has that."""
+        """Close the stream before the answer, if the protocol version allows it; the client reconnects later."""
         ...
 
     async def end(self) -> None:
@@ -72,19 +72,21 @@ class Asking(Protocol):
 class Call:
     """One request that is being served: its content, its sender, and its reply.
 
-    Attributes that few calls need are made on demand.
+    Attributes that few calls need are created on first use.
     """
 
     context_type: ClassVar[type[Any]]  # `Context`; set by its module, which imports this one.
-    params_seen = False  # Whether user code has had access to the params, and may have changed them.
+    params_seen = False  # Whether user code had access to the params and may have changed them.
     session: Asking | None = None  # Session of the client, if there is one.
-    asker: Any = None  # The `Asker`, once the call has asked or has brought answers.
+    asker: Any = None  # The `Asker`, once the call has asked a question or brought answers.
     blamed: str | None = None  # Description of the user's function that raised an exception.
-    own_connection: Connection | None = None  # Connection that was made for this call and ends with it.
+    own_connection: Connection | None = None  # Connection that was created for this call and ends with it.
     replay: Any = None  # The `Replay` in debug mode: warns of side effects that would be repeated.
     undo: Callable[[], None] | None = None  # Undoes the effects of the call if its answer is an error.
     spends: str | None = None  # The `requestState` that this call uses up.
-    questions: list[Question] | None = None  # Coroutines of `ctx.elicit` and others, to find those without `await`.
+    questions: list[Question] | None = (
+        None  # Coroutines of `ctx.elicit` and others, to find those that were not awaited.
+    )
     _cancellation: Cancellation | None = None
     _context: Any = None
     _progress_pace: Pace | None = None
@@ -112,7 +114,7 @@ class Call:
         self.headers = headers  # None on stdio.
         self.token_info = token_info  # The verified caller, or None.
         self._address = peer  # Host or pipe of the client; "" if there is only one client.
-        self._connection = connection  # Of the session; None: made from the envelope on demand.
+        self._connection = connection  # Connection of the session; None: created from the envelope on first use.
         self._in_flight = in_flight  # Requests being served on the same pipe, for cancellations.
 
     @property
@@ -130,7 +132,7 @@ class Call:
 
     @property
     def cancellation(self) -> Cancellation:
-        """Whether the call was cancelled."""
+        """The cancellation of this call: whether, and why, it was cancelled."""
         if self._cancellation is None:
             self._cancellation = Cancellation()
         return self._cancellation
@@ -156,7 +158,7 @@ class Call:
 
     @property
     def context(self) -> Any:
-        """The context of this call: one, shared by middleware and handler."""
+        """The context of this call. Middleware and handler share it."""
         if self._context is None:
             self._context = self.context_type(self)
         return self._context
@@ -176,12 +178,12 @@ class Call:
 
     @property
     def principal(self) -> str | None:
-        """Identity of the verified caller, to compare; None if there is none."""
+        """Identity of the verified caller as one text; None without a token."""
         return None if self.token_info is None else self.token_info.principal
 
     @property
     def peer(self) -> str:
-        """Key that limits are counted by."""
+        """Key under which limits count this client: its principal, address or network."""
         return peer_of(self._address, self.token_info)
 
     def client_supports(self, capability: str) -> bool:
@@ -193,24 +195,24 @@ class Call:
         return part is not None and part is not False
 
     def end(self) -> None:
-        """Break reference cycles, which would keep the whole request in memory until the next garbage collection.
+        """Break reference cycles, so that the memory of the request is freed without the garbage collector.
 
         `asker` stays: it has no strong reference to the call, and tasks of the handler may still need its `once`.
         """
         self._context = self.questions = None
 
     def seal(self, result: Result) -> Result:
-        """Return a new result as the protocol version of this call sends it."""
+        """Return a copy of a result in the form that the protocol version of this call has."""
         return self.era.seal(result, self.services.offer, self.envelope.revision)
 
     @property
     def described(self) -> str:
-        """Method and name of the call, for error messages."""
+        """Method of the call, and name of the tool, resource or prompt, for error messages."""
         mirrored = self.envelope.method.mirrored
         return f"{self.method} {masked_name(getattr(self.envelope.params, mirrored))!r}" if mirrored else self.method
 
 
-Handler: TypeAlias = Callable[[Call], Awaitable[Any]]  # Serves one method; returns a `Result`, or an encoded one.
+Handler: TypeAlias = Callable[[Call], Awaitable[Any]]  # Serves one method; returns a `Result`, or an encoded result.
 
 _PARTS = {"elicitation": ("form", "url"), "sampling": ("tools", "context"), "roots": ("listChanged",)}
 

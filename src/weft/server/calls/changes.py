@@ -22,8 +22,8 @@ from weft.types.features import ResourceUpdatedParams
 log = logging.getLogger("weft.changes")
 
 ChangeKind = Literal["tools", "prompts", "resources", "resource"]
-MOST_LISTENERS = 4096
-MOST_UNTOLD = 1024  # pending changes of one peer; beyond it, a changed part is reported as a change of the whole
+MOST_LISTENERS = 4096  # functions that may subscribe to changes
+MOST_UNTOLD = 1024  # pending changes of one peer; with more, a changed part is reported as a change of the whole
 
 
 class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -45,7 +45,7 @@ class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 class ChangeInbox:
     """The changes that one peer was not notified of yet, each once, in the order they came.
 
-    It is used in one event loop: `Changes` puts changes there, and `wake` is called after each.
+    It is used in one event loop: `Changes` puts changes into the inbox, and `wake` is called after each.
     """
 
     __slots__ = ("_accepts", "_pending", "_uris", "_wake")
@@ -62,7 +62,7 @@ class ChangeInbox:
         return len(self._pending)
 
     def put(self, change: Change) -> None:
-        """Keep a change, if it is one for this peer.
+        """Add a change, if this peer has to be notified of it.
 
         The inbox of a slow reader stays small: from `MOST_UNTOLD` changes on, the change of a part of a resource is
         reported as a change of the whole.
@@ -106,12 +106,12 @@ class Changes:
         self._next = 0
 
     def subscribe(self, listener: Callable[[Change], None]) -> Callable[[], None]:
-        """Call `listener` with every change from now on; return a function that ends this."""
+        """Call `listener` with every change from now on; return a function that unsubscribes it."""
         with self._lock:
             if len(self._listeners) >= MOST_LISTENERS:
                 raise UsageError(
-                    f"{MOST_LISTENERS} listeners hear of changes already, which is the most there may be. "
-                    "Unsubscribe those that are done, or let one listener tell the others."
+                    f"There are {MOST_LISTENERS} listeners for changes already, which is the limit. "
+                    "Unsubscribe those that are done, or let one listener call several functions."
                 )
             number = self._next
             self._next += 1
@@ -124,17 +124,17 @@ class Changes:
         return unsubscribe
 
     def open_inbox(self, inbox: ChangeInbox) -> None:
-        """Put every change from now on into an inbox, in the event loop that runs here."""
+        """Put every change from now on into an inbox, in the event loop that is running now."""
         with self._lock:
             self._inboxes[inbox] = asyncio.get_running_loop()
 
     def close_inbox(self, inbox: ChangeInbox) -> None:
-        """Put no more changes into an inbox."""
+        """Stop putting changes into an inbox."""
         with self._lock:
             self._inboxes.pop(inbox, None)
 
     def publish(self, change: Change) -> None:
-        """Pass a change to all listeners and inboxes, from any thread. A listener that raises is logged."""
+        """Pass a change to all listeners and inboxes, from any thread. Exceptions of listeners are logged."""
         with self._lock:
             listeners = list(self._listeners.values())
             loops = set(self._inboxes.values())

@@ -1,8 +1,8 @@
-"""Hold what is known about one client (`Connection`), the channel to it, and its verified caller (`TokenInfo`).
+"""Hold what the server knows about one client: its `Connection`, and its verified caller (`TokenInfo`).
 
-Every Context has a Connection. In the stateless era it is made from the envelope of a request, is ready at once and
-ends with the request. In the session era it is made before the handshake and lives as long as the session. The two
-factories differ only in the values that they fill in.
+Every Context has a Connection. In the stateless era it is created from the envelope of a request, is ready at once
+and ends with the request. In the session era it is created before the handshake and lives as long as the session. The
+two factories, `from_envelope` and `for_loop`, differ only in the values that they fill in.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NO_CAPABILITIES = ClientCapabilities()
 
 
 class TokenInfo(msgspec.Struct, frozen=True):
-    """The verified caller: the subject of its token, and where they are known, the issuer and the client."""
+    """The verified caller: the subject of its token, and if they are known, the issuer and the client."""
 
     subject: str
     client_id: str | None = None
@@ -52,7 +52,7 @@ class TokenInfo(msgspec.Struct, frozen=True):
 
     @property
     def principal(self) -> str:
-        """One name for subject, issuer and client together: the same subject of another issuer is another caller."""
+        """Identity of the caller: subject, issuer and client in one text. They are compared together."""
         pieces = (self.issuer or self.claims.get("iss"), self.client_id, self.subject)
         return "".join("-" if piece is None else f"{len(str(piece))}:{piece}" for piece in pieces)
 
@@ -63,7 +63,7 @@ class TokenInfo(msgspec.Struct, frozen=True):
 
 
 def as_time(value: object) -> float | None:
-    """Return a time in Unix seconds, or None. JSON as Python reads it has NaN, and integers of any length."""
+    """Return a value from JSON as a time in Unix seconds; None if it is not a number, not finite, or too large."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -73,26 +73,26 @@ def as_time(value: object) -> float | None:
 
 
 def peer_of(address: str, token_info: TokenInfo | None) -> str:
-    """Return the key that limits are counted by: the principal if it is verified, else the address or its network."""
+    """Return the key under which limits count a client: its verified principal, else its address or network."""
     return network_of(address) if token_info is None else f"principal {token_info.principal}"
 
 
 def _as_set(scopes: object) -> frozenset[str]:
-    """Return scopes as a set; callers without a type checker pass lists."""
+    """Return scopes as a frozenset; programs without a type checker may pass lists."""
     if isinstance(scopes, list | tuple | set | frozenset):
         listed = list(cast("Iterable[object]", scopes))
         found = [scope for scope in listed if isinstance(scope, str)]
         if len(found) == len(listed):
             return frozenset(found)
-    raise UsageError(f"TokenInfo(scopes={scopes!r}) is not possible: give a set of texts, such as {{'read'}}.")
+    raise UsageError(f"TokenInfo(scopes={scopes!r}) is not possible: give a set of strings, such as {{'read'}}.")
 
 
 class Outbound(Protocol):
-    """A channel for messages of the server outside of a call."""
+    """A channel for messages that the server sends outside of a call."""
 
     @property
     def is_readable(self) -> bool:
-        """Whether the client reads this channel, or has read it and may reconnect."""
+        """Whether the client reads this channel, or has read it before and may reconnect."""
         ...
 
     async def send_raw_request(
@@ -136,7 +136,7 @@ NO_CHANNEL = NoChannel()
 
 
 class Cancellation:
-    """Whether one request was cancelled, and the task to cancel then."""
+    """The cancellation state of one request, and the task to cancel."""
 
     __slots__ = ("cancelled", "reason", "task", "told")
 
@@ -144,7 +144,7 @@ class Cancellation:
         self.cancelled = False
         self.reason: str | None = None
         self.task = task
-        self.told: ProtocolError | None = None  # Error for the client; None: the client cancelled it itself.
+        self.told: ProtocolError | None = None  # Error to answer with; None: no answer is needed.
 
     def cancel(self, reason: str | None = None, *, told: ProtocolError | None = None) -> None:
         """Cancel the request. A second call does nothing."""
@@ -157,7 +157,7 @@ class Cancellation:
 
 
 class Connection:
-    """What is known about one client, and the channel to it. Use one of the two factories.
+    """The facts about one client, and the channel to it. Create it with `from_envelope` or `for_loop`.
 
     >>> from weft.types.lifecycle import RootsCapability
     >>> connection = Connection.from_envelope("2031-01-01", None, ClientCapabilities(roots=RootsCapability()))
@@ -192,14 +192,14 @@ class Connection:
         ready: bool,
     ) -> None:
         self.protocol_version = protocol_version  # From the handshake, or from the request.
-        self.client_info = client_info  # Optional; no decision depends on it.
-        self.client_capabilities = client_capabilities  # Stored also without client_info.
+        self.client_info = client_info  # For information only; may be None.
+        self.client_capabilities = client_capabilities  # Known even if client_info is None.
         self.outbound = outbound
         self.log_level: LogLevel | None = None
         self.handshake_done = False  # Whether `initialize` was answered; a second one is refused.
-        self.is_changed = False  # Dirty flag; cleared when the session is stored.
-        self._ready = ready  # No handshake needed, or `notifications/initialized` received.
-        # The rest is made on demand: most connections live for one request and need none of it.
+        self.is_changed = False  # Whether there are changes that are not stored in the session's record yet.
+        self._ready = ready  # Whether no handshake is needed, or `notifications/initialized` was received.
+        # The rest is created on first use: most connections live for one request and need none of it.
         self._connection_id: str | None = None
         self._exit_stack: AsyncExitStack | None = None
         self._in_flight: dict[RequestId, Cancellation] | None = None
@@ -217,7 +217,7 @@ class Connection:
         outbound: Outbound = NO_CHANNEL,
         in_flight: dict[RequestId, Cancellation] | None = None,
     ) -> Connection:
-        """Return a connection that is described by a request and ready at once.
+        """Return a connection for one request, which describes the client. It is ready at once.
 
         Connections that share one pipe share `in_flight`, so that a cancellation finds its request.
         """
@@ -233,7 +233,7 @@ class Connection:
         connection_id: str | None = None,
         in_flight: dict[RequestId, Cancellation] | None = None,
     ) -> Connection:
-        """Return a connection that becomes ready by a handshake."""
+        """Return a connection that is ready after a handshake."""
         connection = cls("", None, _NO_CAPABILITIES, outbound, ready=False)
         connection._connection_id = connection_id
         connection._in_flight = in_flight
@@ -241,7 +241,7 @@ class Connection:
 
     @property
     def connection_id(self) -> str:
-        """Unique id of the connection. Without a session, a connection is a single call."""
+        """Unique id of the connection. Without a session, each call has a separate connection."""
         if self._connection_id is None:
             self._connection_id = os.urandom(16).hex()
         return self._connection_id
@@ -273,7 +273,7 @@ class Connection:
     def complete_handshake(
         self, protocol_version: str, client_info: Implementation | None, client_capabilities: ClientCapabilities
     ) -> None:
-        """Record what the client sent in the handshake, and the agreed version."""
+        """Store the facts that the client sent in the handshake, and the agreed version."""
         self.protocol_version = protocol_version
         self.client_info = client_info
         self.client_capabilities = client_capabilities
@@ -281,7 +281,7 @@ class Connection:
         self.is_changed = True
 
     def reset_handshake(self) -> None:
-        """Forget a handshake that failed, so that it can be made again."""
+        """Reset the facts of a handshake that failed, so that the client can repeat it."""
         self.protocol_version, self.client_info, self.client_capabilities = "", None, _NO_CAPABILITIES
         self.handshake_done = self.is_changed = False
 
@@ -308,7 +308,7 @@ class Connection:
 
     @property
     def in_flight(self) -> dict[RequestId, Cancellation]:
-        """Requests of this client that are being served, by id. Ids are unique per connection only."""
+        """Requests of this client that are being served, by id. Two connections may use the same id."""
         if self._in_flight is None:
             self._in_flight = {}
         return self._in_flight
@@ -340,20 +340,20 @@ class Connection:
     ) -> Any:
         """Send a request outside of a call. Raises `NoBackChannelError` if there is no channel.
 
-        `on_progress` is called with the progress of the client, and extends the timeout.
+        `on_progress` is called with each progress notification of the client. Each one also extends the timeout.
         """
         return await self.outbound.send_raw_request(method, params, timeout=timeout, on_progress=on_progress)
 
     async def send_request(
         self, method: str, params: Mapping[str, Any] | None, result_type: type[T], *, timeout: float | None = None
     ) -> T:
-        """Send a request and read its result as `result_type`."""
+        """Send a request and return its result, converted to `result_type`."""
         return msgspec.convert(await self.send_raw_request(method, params, timeout=timeout), result_type)
 
     async def list_roots(self, *, timeout: float | None = None) -> list[Root]:
         """Ask the client for its roots outside of a call; within a call, use `ctx.list_roots`.
 
-        Raises what `send_raw_request` raises, and `QuestionFailed` for a malformed answer.
+        Raises the errors of `send_raw_request`, and `QuestionFailed` for a malformed answer.
         """
         try:
             return (await self.send_request("roots/list", None, ListRootsResult, timeout=timeout)).roots
@@ -361,7 +361,7 @@ class Connection:
             raise QuestionFailed("The client's answer cannot be used: it is no list of roots.") from None
 
     async def ping(self, *, timeout: float | None = None) -> None:
-        """Check that the client answers. Raises what `send_raw_request` raises."""
+        """Check that the client answers. Raises the errors of `send_raw_request`."""
         await self.send_raw_request("ping", timeout=timeout)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
@@ -382,7 +382,7 @@ class Connection:
             await self.notify(COMPLETE, {"elicitationId": page})
 
     async def close(self) -> None:
-        """Unwind the exit stack, also if the caller is cancelled meanwhile."""
+        """Unwind the exit stack, even if the calling task is cancelled meanwhile."""
         if self._exit_stack is None:
             return
         stack, self._exit_stack = self._exit_stack, None
@@ -402,7 +402,7 @@ async def _unwind(stack: AsyncExitStack) -> None:
 
 
 def declared(capabilities: ClientCapabilities) -> dict[str, Any]:
-    """Return the capabilities of a client as JSON with defaults filled in: `elicitation: {}` means by form.
+    """Return the capabilities of a client as JSON, with defaults filled in: `elicitation: {}` means forms.
 
     >>> from weft.types.lifecycle import ElicitationCapability
     >>> declared(ClientCapabilities(elicitation=ElicitationCapability()))

@@ -1,10 +1,10 @@
-"""Make sure that something happens once: the use of a `requestState`, a function of `ctx.once`.
+"""Make sure that a `requestState` is used once, and that a function of `ctx.once` runs once.
 
-A claim is an entry of the Backend's store, made by compare-and-set, and lasts as long as the state that it is about.
-Workers that share a store respect each other's claims; with the default Backend, claims are those of one process.
+A claim is an entry in the Backend's store, created by compare-and-set. It lasts as long as the `requestState` is valid.
+Workers that share a store respect each other's claims. With the default Backend, claims hold for one process only.
 
-Once a function has returned, neither a cancelled call nor a failing store may cause a second call of it. So its result
-is stored by a separate task.
+After a function has returned, neither a cancelled call nor a failing store may cause a second call of the function. So
+a separate task stores its result.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ log = logging.getLogger("weft.claims")
 
 _Outcome: TypeAlias = bytes | BaseException
 
-MOST = 100_000  # Claims of one process; beyond that, the oldest are dropped.
-MOST_BYTES = 64 * 1024 * 1024  # Bytes of the results of these claims; beyond that, the oldest are dropped.
-HELD_SECONDS = 30.0  # Life of a claim whose function runs; it is renewed unless the worker dies.
-LONGEST_LOOK = 0.25  # Most seconds between two looks at the claim of another worker.
+MOST = 100_000  # Claims of one process; with more, the oldest are dropped.
+MOST_BYTES = 64 * 1024 * 1024  # Bytes of all their results; with more, the oldest claims are dropped.
+HELD_SECONDS = 30.0  # Lifetime of the claim of a running function; its worker renews it.
+LONGEST_LOOK = 0.25  # Longest pause, in seconds, between two checks of another worker's claim.
 
+# First byte of a claim: its state. A result follows `_DONE`, a random number follows `_UNDER_WAY`.
 _UNDER_WAY, _DONE, _TOO_LARGE, _GIVEN_UP = b"?", b"=", b"!", b"-"
 
 
 class OnceStore:
-    """Records what was done once, in the store that workers share.
+    """Records used states and results of `ctx.once` functions, in the store that workers share.
 
     >>> from weft.backends.memory import MemoryBackend
     >>> claims = OnceStore(MemoryBackend().store, seconds=600, most_bytes=16_384)
@@ -49,10 +50,10 @@ class OnceStore:
         self._most_bytes = most_bytes  # Most bytes of one result.
         self._made: OrderedDict[str, tuple[float, int]] = OrderedDict()  # End and size of each claim, by key.
         self._bytes = 0
-        self._under_way: set[asyncio.Task[None]] = set()  # The event loop has only weak references.
+        self._under_way: set[asyncio.Task[None]] = set()  # The event loop has only weak references to tasks.
 
     async def spend(self, state: str) -> bool:
-        """Use up a state. False if it was used before."""
+        """Mark a `requestState` as used; return False if it was used before."""
         key = _key("spent", state)
         if not await self._store.swap(key, None, _DONE, ttl=self._seconds):
             return False
@@ -60,22 +61,22 @@ class OnceStore:
         return True
 
     async def give_back(self, state: str) -> None:
-        """Allow a used state to be used again."""
+        """Allow a used `requestState` to be used again."""
         key = _key("spent", state)
-        self._made.pop(key, None)  # Otherwise its expiry here could delete the claim of another worker.
+        self._made.pop(key, None)  # Otherwise `_count` could later delete the claim of another worker.
         await self._store.delete(key)
 
     async def once(self, name: str, make: Callable[[], Awaitable[bytes]], *, can_stop: bool = True) -> bytes:
         """Return the result of the first call of `make` for this name; concurrent callers wait for it.
 
-        If the caller is cancelled, `make` is cancelled and awaited. If it cannot be stopped, it runs to its end in the
-        background, and its result is stored.
+        If the caller is cancelled, `make` is cancelled and awaited. If it cannot be stopped (`can_stop` is False), it
+        continues in the background, and its result is stored.
         """
         key, claim = _key("once", name), _UNDER_WAY + os.urandom(16)
         try:
             kept = await self._claim(key, claim)
         except asyncio.CancelledError:
-            self._start(self._give_up(key, claim))  # The store may have made the claim nevertheless.
+            self._start(self._give_up(key, claim))  # The store may have accepted the claim nevertheless.
             raise
         if kept is not None:
             return kept
@@ -94,12 +95,12 @@ class OnceStore:
         return result
 
     async def _claim(self, key: str, claim: bytes) -> bytes | None:
-        """Make a claim and return None; or return the result of an earlier claim."""
+        """Claim a key and return None, or return the result of an earlier claim."""
         pause, found = 0.01, None
         while not await self._store.swap(key, found, claim, ttl=HELD_SECONDS):
             kept = await self._store.get(key)
             if kept == claim:
-                return None  # A retry of the store's client may have made it twice.
+                return None  # The store's client has repeated a swap that had succeeded.
             if kept is not None and kept.startswith(_DONE):
                 return kept[1:]
             if kept == _TOO_LARGE:
@@ -111,9 +112,9 @@ class OnceStore:
         return None
 
     async def _hold_and_store(self, key: str, claim: bytes, making: asyncio.Task[_Outcome]) -> None:
-        """Renew a claim while its function runs, then store the result. After a failure, it may be tried again.
+        """Renew a claim while its function runs, then store the result. If the function failed, release the claim.
 
-        Never raises: the function has run, whatever the store does.
+        Never raises: an error of the store must not hide the result of the function.
         """
         while not (await asyncio.wait([making], timeout=HELD_SECONDS / 3))[0]:
             async with _log_failure("a claim of ctx.once was not renewed"):
@@ -125,7 +126,7 @@ class OnceStore:
             await self._keep(key, claim, result)
 
     async def _give_up(self, key: str, claim: bytes) -> None:
-        """Release a claim. It is not deleted, because it may belong to another worker by now."""
+        """Release a claim by compare-and-set, because another worker may own the key by now."""
         async with _log_failure(f"the next call of a ctx.once function may wait {HELD_SECONDS:.0f} seconds for it"):
             await self._store.swap(key, claim, _GIVEN_UP, ttl=HELD_SECONDS)
 
@@ -147,12 +148,12 @@ class OnceStore:
                 return
             del self._made[oldest]
             self._bytes -= freed
-            if until >= now:  # Otherwise the store drops it itself.
+            if until >= now:  # Otherwise the store deletes it itself.
                 async with _log_failure("a claim beyond the bound stays until it expires"):
                     await self._store.delete(oldest)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task that runs to its end even if its starter is cancelled."""
+        """Start a task that runs to its end even if the caller is cancelled."""
         task = asyncio.create_task(work)
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
@@ -160,7 +161,7 @@ class OnceStore:
 
 
 async def _outcome(make: Callable[[], Awaitable[bytes]]) -> _Outcome:
-    """Return what a function returned or raised: a task would pass SystemExit on to the loop."""
+    """Return the result or the exception of a function. A task would pass a SystemExit on to the event loop."""
     try:
         return await make()
     except BaseException as error:  # noqa: BLE001 - raised by the waiting call

@@ -1,7 +1,7 @@
 """Keep the requests that the server has sent to a peer and that are not answered yet.
 
-The sender says how a request is sent; the answer arrives with the other messages of the peer. When a request times out
-or its waiting task is cancelled, the peer gets a cancellation.
+The caller passes the function that sends a request. The answer arrives with the other messages of the peer. When a
+request times out, or the task that waits for it is cancelled, the peer is sent a cancellation.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SendMessage: TypeAlias = Callable[[bytes], Awaitable[None]]  # sends an encoded 
 OnProgress: TypeAlias = Callable[[ProgressParams], None]
 
 PROGRESS_SECONDS = 60.0  # Least time that a request has left after a progress notification.
-TOTAL_SECONDS = 600.0  # Most time of a request with progress, unless its timeout is longer.
-CANCEL_SECONDS = 1.0  # Time to send the cancellation of a request.
+TOTAL_SECONDS = 600.0  # Longest total time of a request with progress, unless its timeout is longer.
+CANCEL_SECONDS = 1.0  # Time limit for sending a cancellation.
 
 
 class _PeerError(msgspec.Struct):
@@ -44,20 +44,20 @@ class _PendingRequest:
     def __init__(self, on_progress: OnProgress | None, timeout: float) -> None:
         loop = asyncio.get_running_loop()
         self.answer: asyncio.Future[Frame] = loop.create_future()
-        self.at_most = loop.time() + max(timeout, TOTAL_SECONDS)  # Progress moves the deadline up to this time.
+        self.at_most = loop.time() + max(timeout, TOTAL_SECONDS)  # Progress extends the deadline up to this time.
         self.on_progress = on_progress
         self.deadline: asyncio.Timeout | None = None
 
 
 class PendingRequests:
-    """The unanswered requests to one peer. Their ids begin with `name`, which differs from worker to worker."""
+    """The unanswered requests to one peer. Their ids begin with `name`, which is different at each worker."""
 
     def __init__(self, name: str, send: SendMessage) -> None:
         self._name = name
         self.send = send  # Sends cancellations, unless `request` is given another sender for them.
         self._numbers = count(1)
         self._waiting: dict[str, _PendingRequest] = {}
-        self._closed: str | None = None  # Reason why no answer can come.
+        self._closed: str | None = None  # Reason why no answer can come; None while open.
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -74,8 +74,8 @@ class PendingRequests:
     ) -> msgspec.Raw:
         """Send a request, wait for its result and return it as JSON.
 
-        Raises `RemoteError` if the peer refuses, `RequestTimeout` if the answer is late. `send_cancellation` sends the
-        cancellation if the waiting task is cancelled; default: the sender of the constructor.
+        Raises `RemoteError` if the peer answers with an error, `RequestTimeout` if the answer is late. If the waiting
+        task is cancelled, `send_cancellation` sends the cancellation; default: the sender of the constructor.
         """
         if self._closed is not None:
             raise RemoteError(InternalError.code, self._closed)
@@ -99,7 +99,7 @@ class PendingRequests:
         return _result(frame)
 
     def answered(self, frame: Frame) -> bool:
-        """Pass an answer to the task that waits for it. False if there is none."""
+        """Pass an answer to the task that waits for it; return False if no task waits for it."""
         waiting = self._waiting.get(frame.id) if isinstance(frame.id, str) else None
         if waiting is None or waiting.answer.done():
             log.debug("an answer without a pending request was dropped")
@@ -108,7 +108,7 @@ class PendingRequests:
         return True
 
     def progressed(self, params: ProgressParams) -> bool:
-        """Report progress of a request to its `on_progress`, and extend its deadline. False if there is none."""
+        """Call `on_progress` of a request, and extend its deadline; return False if the request is not found."""
         token: ProgressToken = params.progress_token
         waiting = self._waiting.get(token) if isinstance(token, str) else None
         if waiting is None or waiting.on_progress is None:
@@ -123,16 +123,16 @@ class PendingRequests:
         return True
 
     def close(self, reason: str = "The client is gone.") -> None:
-        """Fail all pending requests, and every later one: no answer can come."""
+        """Fail all pending and future requests, because no answer can come any more."""
         self._closed = reason
         for waiting in self._waiting.values():
             if not waiting.answer.done():
                 waiting.answer.set_exception(RemoteError(InternalError.code, reason))
-                waiting.answer.exception()  # Marked as retrieved: the waiting task may be cancelled first.
+                waiting.answer.exception()  # Mark it as retrieved: the waiting task may be cancelled first.
 
 
 async def _cancel_at_peer(send: SendMessage, request_id: str, reason: str) -> None:
-    """Send a cancellation, but do not wait long: a peer that does not read may be why the request was late."""
+    """Send a cancellation, but do not wait long: perhaps the request was late because the peer does not read."""
     params = CancelledParams(request_id=request_id, reason=reason)
     try:
         async with asyncio.timeout(CANCEL_SECONDS):

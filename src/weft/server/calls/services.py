@@ -1,7 +1,7 @@
-"""Hold what a call needs of its server, so that no room below `api` depends on `Server`.
+"""Provide the part of a server that a call needs, so that no room below `api` depends on `Server`.
 
-One object serves all layers, and each layer adds to it: `Services` is what a single call needs, `Runtime` what serving
-calls needs, `Engine` what running a server needs. `Server` makes the engine and keeps it.
+One object serves all layers, and each layer adds to it: `Services` has what a single call needs, `Runtime` adds what
+transports need, and `Engine` adds what running a server needs. `Server` creates its engine and keeps it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ T = TypeVar("T")
 class CachedValue(Generic[T]):
     """A cached property that is thread-safe and can be invalidated.
 
-    `functools.cached_property` could store a value that was computed before another thread invalidated it. Here the two
-    wait for each other.
+    `functools.cached_property` could store a value that was computed before another thread invalidated it. Here a lock
+    prevents that.
 
     >>> class Shop:
     ...     prices = [3, 4]
@@ -56,7 +56,7 @@ class CachedValue(Generic[T]):
         if owner is None:
             return self
         with self._lock:
-            kept = owner.__dict__  # Python looks here first: a cached value costs no call
+            kept = owner.__dict__  # Python looks here first, so that reading a cached value costs no call
             if self._name not in kept:
                 kept[self._name] = self._make(owner)
             value: T = kept[self._name]
@@ -108,7 +108,7 @@ class Services:
         self.limits = limits
         self.debug = debug
         self.backend = backend
-        self.state_keys = state_keys  # Seal and open `requestState`.
+        self.state_keys = state_keys  # Encrypt and decrypt `requestState`.
         self.auth = auth  # None: HTTP requests need no token.
         self.changes = Changes()
         self.threads = Threads(limits.threads)
@@ -127,9 +127,9 @@ class Services:
 
     @CachedValue
     def offer(self) -> Offer:
-        """Return what the eras need to read and seal messages."""
+        """Return the capabilities and methods that the eras need to read and write messages."""
         return self.make_offer()
 
     def make_offer(self) -> Offer:
-        """Return the present offer of the server."""
+        """Return the current offer of the server."""
         raise NotImplementedError

@@ -1,7 +1,7 @@
-"""Run the user's functions: coroutines to their first suspension without a task, plain functions in threads.
+"""Run the user's functions: coroutines without a new task until they first wait, plain (sync) functions in threads.
 
-Most calls never wait, and need no task and no timer. So the first step of a coroutine is taken directly. If it waits,
-the rest of it is a `PendingCoroutine`:
+Most calls never wait, so they need no task and no timer. Therefore the first step of a coroutine runs directly. If the
+coroutine waits, the rest of it is a `PendingCoroutine`:
 
     coroutine = work()
     try:
@@ -10,8 +10,8 @@ the rest of it is a `PendingCoroutine`:
         return done.value
     return await PendingCoroutine(coroutine, awaited)
 
-An `EagerTaskStarter` does this where no task is running. Plain functions run in a bounded pool of threads. A thread
-cannot be stopped: it counts until its function returns, even if the call was cancelled.
+An `EagerTaskStarter` does this where no task is running. Plain functions run in a pool of threads of limited size. A
+thread cannot be stopped: it occupies the pool until its function returns, even if the call was cancelled.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-# For implementers of tasks: "Extending asyncio" in Python's documentation. None where this Python does not have them.
+# Functions for implementers of tasks (see "Extending asyncio" in Python's documentation). None if Python lacks them.
 _enter_task: Callable[..., None] | None = getattr(tasks, "_enter_task", None)
 _leave_task: Callable[..., None] | None = getattr(tasks, "_leave_task", None)
 
@@ -39,8 +39,8 @@ T = TypeVar("T")
 class PendingCoroutine(Generic[T]):
     """The rest of a coroutine that waits for `awaited`. Await it.
 
-    With a `context`, its steps run in that context instead of the one of the awaiting task. With a `task` (the awaiting
-    one), `cancelled_itself` says whether the coroutine itself caused a cancellation.
+    If `context` is given, the steps run in that context instead of the context of the awaiting task. If `task` (the
+    awaiting task) is given, `cancelled_itself` shows whether the coroutine itself caused a cancellation.
     """
 
     __slots__ = ("_awaited", "_context", "_coroutine", "_task", "cancelled_itself")
@@ -70,7 +70,7 @@ class PendingCoroutine(Generic[T]):
         try:
             while True:
                 if task is not None:
-                    cancelling = task.cancelling()  # Others can cancel it only while it waits.
+                    cancelling = task.cancelling()  # Other code can cancel the task only while it waits.
                 try:
                     value = yield awaited
                 except GeneratorExit:
@@ -90,7 +90,8 @@ class PendingCoroutine(Generic[T]):
 async def take_back(task: asyncio.Task[Any]) -> None:
     """Undo all cancellations of the current task, so that it runs to its end.
 
-    If a cancellation has not arrived yet, because the coroutine ended without waiting again, it arrives here.
+    If the coroutine ended without waiting again, a requested cancellation is still to be raised. It is raised and
+    suppressed here.
     """
     with suppress(asyncio.CancelledError):
         await asyncio.sleep(0)
@@ -101,10 +102,10 @@ async def take_back(task: asyncio.Task[Any]) -> None:
 class EagerTaskStarter:
     """Starts coroutines without a new task for those that never wait.
 
-    `create_task` makes a task for each coroutine and starts it in the next turn of the loop. Here, the first step runs
-    at once, with a spare task as the current one. If the coroutine ends, the spare is used for the next one; if it
-    waits, the spare runs the rest. So `asyncio.current_task()` and the context are the same from the first step to the
-    last, as `asyncio.timeout` and `TaskGroup` need it.
+    `create_task` creates a task for each coroutine and starts it in the next iteration of the event loop. Here, the
+    first step runs at once, with a spare task as the current task. If the coroutine ends, the spare task is used for
+    the next coroutine. If the coroutine waits, the spare task runs the rest. So `asyncio.current_task()` and the
+    context are the same from the first step to the last, which `asyncio.timeout` and `TaskGroup` need.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -112,23 +113,26 @@ class EagerTaskStarter:
         self._spare: _Spare | None = None
 
     async def warm_up(self) -> None:
-        """Make the spare task, so that the first coroutine is started at once like all others."""
+        """Create the spare task, so that the first coroutine is started at once like all others."""
         self._spare = self._spare or _Spare(self._loop)
         await asyncio.sleep(0)
 
     def start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any] | None:
-        """Start a coroutine; raise what its first step raises. Returns the task of the rest, or None if it ended."""
+        """Start a coroutine; return the task that runs the rest of it, or None if it has ended.
+
+        An exception of the first step is raised here.
+        """
         loop = self._loop
         if _enter_task is None or _leave_task is None:
             return loop.create_task(coroutine)
-        spare, self._spare = self._spare, None  # the step may come back here
-        if spare is None or spare.called.done():  # cancelled by somebody who cancels whatever there is
+        spare, self._spare = self._spare, None  # the first step may call `start` again
+        if spare is None or spare.called.done():  # cancelled by code that cancels all tasks
             spare = _Spare(loop)
         if not spare.is_ready:
             self._spare = spare
             return loop.create_task(coroutine)
         context = copy_context()
-        current = asyncio.current_task(loop)  # There is one if a client in this process sends.
+        current = asyncio.current_task(loop)  # Set if a client in this process sends the message.
         if current is not None:
             _leave_task(loop, current)
         _enter_task(loop, spare.task)
@@ -149,7 +153,7 @@ class EagerTaskStarter:
         return spare.task
 
     def _keep(self, spare: _Spare) -> None:
-        """Keep one spare; cancel another one that a nested call of `start` has left."""
+        """Keep one spare task; cancel the one that a nested call of `start` has left."""
         if self._spare is not None:
             self._spare.task.cancel()
         self._spare = spare
@@ -169,11 +173,11 @@ class _Spare:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._rest: PendingCoroutine[Any] | None = None
         self.called: asyncio.Future[None] = loop.create_future()  # Cancelled with the task.
-        self.is_ready = False  # It has started to wait, so a cancellation shows in `called`.
+        self.is_ready = False  # Whether it waits, so that a cancellation shows in `called`.
         self.task = loop.create_task(self._run())
 
     def go_on(self, rest: PendingCoroutine[Any]) -> None:
-        """Run the rest of a coroutine, from the next turn of the loop."""
+        """Run the rest of a coroutine, from the next iteration of the event loop."""
         self._rest = rest
         if not self.called.done():  # Otherwise the coroutine has cancelled its own task.
             self.called.set_result(None)
@@ -195,7 +199,7 @@ class _Spare:
 class Deadline:
     """A time limit for the current task that costs nothing until `start` is called.
 
-    When it expires, the task is cancelled and `expired` is set. Code that catches the cancellation calls `absorb`.
+    When it expires, the task is cancelled and `expired` is set. Code that catches the cancellation must call `absorb`.
     """
 
     __slots__ = ("_handle", "_seconds", "_task", "expired")
@@ -240,12 +244,12 @@ class _Outcome:
 
 
 class Threads:
-    """A pool of threads that is made when the first plain function is called."""
+    """A pool of threads for plain functions. It is created for the first call."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._pool: ThreadPoolExecutor | None = None
-        # Calls wait for a semaphore, not in the pool's queue: that is unbounded, and ignores cancellation.
+        # Calls wait for a semaphore, because the pool's queue is unbounded and ignores cancellation.
         self._permits: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     async def run(self, fn: Callable[..., Any], kwargs: Mapping[str, Any], *, to_end: bool = False) -> Any:
@@ -285,7 +289,7 @@ class Threads:
     def _submit(
         self, work: Callable[[], _Outcome], permits: asyncio.Semaphore, loop: asyncio.AbstractEventLoop
     ) -> Future[_Outcome]:
-        """Submit work to the pool. The permit is released when the thread is free, also if the caller was cancelled."""
+        """Submit work to the pool. The permit is released when the thread is free, even if the caller was cancelled."""
 
         def give_back(_: Future[_Outcome]) -> None:
             with contextlib.suppress(RuntimeError):  # The loop is closed.
@@ -302,7 +306,7 @@ class Threads:
         return future
 
     def stop(self) -> None:
-        """Release the threads; work that has not started is dropped."""
+        """Stop the pool; functions that have not started are dropped."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None

@@ -1,4 +1,4 @@
-"""Turn return values into content blocks: the `Image`, `Audio` and `File` helpers, MIME types, and the one rule."""
+"""Turn return values into content blocks, with the helpers `Image`, `Audio` and `File`, and guess MIME types."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _BY_SUFFIX = {
     ".yaml": "application/yaml",
     ".yml": "application/yaml",
 }
-_BY_START = (
+_BY_START = (  # Offset and bytes that show the MIME type of data.
     (0, b"\x89PNG\r\n\x1a\n", "image/png"),
     (0, b"\xff\xd8\xff", "image/jpeg"),
     (0, b"GIF87a", "image/gif"),
@@ -73,7 +73,7 @@ _BY_START = (
     (4, b"ftypM4A", "audio/mp4"),
     (0, b"%PDF-", "application/pdf"),
 )
-_TEXT = frozenset(
+_TEXT = frozenset(  # MIME types of text that do not begin with "text/".
     {
         "application/javascript",
         "application/json",
@@ -129,7 +129,8 @@ class _Media:
 class Image(_Media):
     """A picture: bytes, or the path of a file.
 
-    The MIME type is the given one, else that of `format` ("png"), of the file's name, or of the data itself.
+    The MIME type is `mime_type` if it is given. Otherwise it is taken from `format` ("png"), from the
+    file's name or from the data.
 
     >>> Image(b"GIF89a...").mime_type
     'image/gif'
@@ -138,7 +139,7 @@ class Image(_Media):
     family = "image/"
 
     def to_content(self) -> ImageContent:
-        """Return the content block."""
+        """Return the picture as a content block."""
         return ImageContent(base64_of(self.data), self.mime_type, self.annotations, self.meta)
 
 
@@ -152,14 +153,14 @@ class Audio(_Media):
     family = "audio/"
 
     def to_content(self) -> AudioContent:
-        """Return the content block."""
+        """Return the sound as a content block."""
         return AudioContent(base64_of(self.data), self.mime_type, self.annotations, self.meta)
 
 
 class File(_Media):
     """Any file: bytes, or its path. Sent as text when it is text in UTF-8, else as base64.
 
-    Its URI is the one given, else the path's `file:` URI; bytes need a `uri`.
+    Its URI is `uri` if it is given, else the `file:` URI of the path. Bytes need a `uri`.
 
     >>> File(b"a,b", uri="data://table.csv").to_content().resource
     ResourceContents(uri='data://table.csv', mime_type='text/csv', text='a,b', blob=None, meta=None)
@@ -201,7 +202,7 @@ class File(_Media):
         return ResourceContents(uri, self.mime_type, blob=base64_of(self.data), meta=self.meta)
 
     def to_content(self) -> EmbeddedResource:
-        """Return the content block."""
+        """Return the file as a content block."""
         return EmbeddedResource(self.to_contents(), self.annotations)
 
 
@@ -209,7 +210,7 @@ HELPERS = (Image, Audio, File)
 
 
 def to_block(value: Any) -> ContentBlock:
-    """Turn one value into one block: a string becomes text, any other JSON value JSON text.
+    """Turn one value into one content block. A string becomes text, any other JSON value becomes JSON text.
 
     >>> to_block({"seat": "12A"}).text
     '{"seat":"12A"}'
@@ -224,10 +225,10 @@ def to_block(value: Any) -> ContentBlock:
 
 
 def to_blocks(value: Any) -> list[ContentBlock]:
-    """Turn a return value into blocks.
+    """Turn a return value into content blocks.
 
-    None gives none. A list or tuple gives a block for each item if all items are strings, or if any is a block or a
-    helper; any other list is one JSON value, and one block.
+    None gives no block. A list or tuple gives a block for each item if all items are strings, or if any is a block or a
+    helper; any other list is one JSON value and gives one block.
 
     >>> [block.text for block in to_blocks(["a", "b"])], [block.text for block in to_blocks([1, 2])]
     (['a', 'b'], ['[1,2]'])
@@ -242,9 +243,10 @@ def to_blocks(value: Any) -> list[ContentBlock]:
 
 
 def guess_mime_type(path: Path | None, data: bytes, family: str) -> str | None:
-    """Return the MIME type by the name, else by the first bytes, within `family` ("image/"); None if it is unclear.
+    """Return the MIME type for a file name, else for the first bytes of the data; None if it is unclear.
 
-    Without a family, data in UTF-8 is plain text, and other data is an octet stream.
+    It must begin with `family` ("image/"). If `family` is empty, data in UTF-8 is plain text, and other data is an
+    octet stream.
 
     >>> guess_mime_type(Path("a.png"), b"", "image/"), guess_mime_type(None, b"RIFF____WAVE", "audio/")
     ('image/png', 'audio/wav')
@@ -268,7 +270,7 @@ def guess_mime_type(path: Path | None, data: bytes, family: str) -> str | None:
 
 
 def check_mime_type(mime_type: str, what: str) -> None:
-    """Raise UsageError for a text that is not `type/subtype`."""
+    """Raise UsageError if a MIME type is not written as `type/subtype`. `what` begins the message."""
     if not _MIME.fullmatch(mime_type):
         raise UsageError(f"{what}: {mime_type!r} is not a MIME type. Write it as type/subtype, such as 'text/plain'.")
 

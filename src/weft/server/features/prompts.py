@@ -1,8 +1,8 @@
 """Register and fill prompts, and suggest values for the arguments of prompts and resource templates.
 
-Owns how the arguments of a prompt, which are strings on the wire, become the parameters of a function, how its return
-value becomes messages, and the functions that suggest values. Without such a function, the choices that a parameter's
-type lists (an enum, a `Literal`) are suggested.
+This module converts the arguments of a prompt, which are strings on the wire, to parameters of its function, and the
+return value to messages. It also calls the functions that suggest values. Without such a function, the choices of the
+parameter's type (an enum, a `Literal`) are suggested.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from weft.types.features import (
 )
 
 MAX_VALUES = 100  # Suggestions in one answer.
-_MAX_NAME = 256
+_MAX_NAME = 256  # Characters of a prompt's name.
 
 
 class _MessageMaker:
-    """Makes messages of one role. Used as a type, it raises TypeError with what to write instead."""
+    """Creates messages of one role. If it is used as a type, a TypeError says what to write instead."""
 
     def __init__(self, name: str, role: Literal["user", "assistant"]) -> None:
         self.__name__ = name
@@ -63,7 +63,7 @@ class _MessageMaker:
         return self.__name__
 
     def __call__(self, content: Any) -> PromptMessage:
-        """Make a message with this content: text, a block, an `Image`, an `Audio` or a `File`.
+        """Create a message with this content: text, a content block, an `Image`, an `Audio` or a `File`.
 
         >>> UserMessage("Review this.").role, AssistantMessage("Gladly.").role
         ('user', 'assistant')
@@ -72,14 +72,14 @@ class _MessageMaker:
 
     def __or__(self, _other: object) -> NoReturn:
         raise TypeError(
-            f"{self.__name__}(...) makes a PromptMessage and is no type itself; annotate with PromptMessage, such as "
+            f"{self.__name__}(...) creates a PromptMessage and is not a type; annotate with PromptMessage, such as "
             "`-> list[PromptMessage]`, with `from weft.types import PromptMessage`"
         )
 
     __ror__ = __or__
 
     def __get_pydantic_core_schema__(self, _source: Any, _handler: Any) -> Any:
-        """Promise nothing where it is annotated alone, such as `-> list[UserMessage]`."""
+        """Accept any value for an annotation such as `-> list[UserMessage]`."""
         return {"type": "any"}
 
 
@@ -91,7 +91,7 @@ AssistantMessage = _MessageMaker("AssistantMessage", "assistant")
 
 
 def to_messages(value: Any) -> list[PromptMessage]:
-    """Turn the return value of a prompt into messages; those without a role are the user's.
+    """Turn the return value of a prompt into messages. Values without a role become messages of the user.
 
     >>> [(message.role, message.content.text) for message in to_messages(["Hi.", AssistantMessage("Hello.")])]
     [('user', 'Hi.'), ('assistant', 'Hello.')]
@@ -135,7 +135,7 @@ class RegisteredPrompt:
         whole = self.signature.input_schema
         properties: Mapping[str, Mapping[str, Any]] = whole.get("properties", {})
         required = whole.get("required", ())
-        self._parsed = {  # Parameters that take no text: their values are read as JSON.
+        self._parsed = {  # Parameters whose type accepts no string: their values are read as JSON.
             name for name, schema in properties.items() if not any(map(_takes_text, alternatives(schema, whole)))
         }
         definition.description = definition.description or self.signature.description or None
@@ -146,11 +146,11 @@ class RegisteredPrompt:
 
     @property
     def described(self) -> str:
-        """The name and the place, for messages to the developer."""
+        """The name and the source location, for messages to the developer."""
         return f"Prompt {self.definition.name!r} ({self.where})"
 
     def _read(self, text: str) -> Any:
-        """Return the JSON value of a text, or the text itself if it is not JSON: then validation names the type."""
+        """Return the JSON value of a text; the text itself if it is not JSON, which validation then refuses."""
         try:
             data = text.encode()
             check_bounds(data, self._limits)
@@ -159,7 +159,7 @@ class RegisteredPrompt:
             return text
 
     async def fill(self, call: Call, arguments: Mapping[str, str]) -> Result:
-        """Call the function and make a new result of its return value."""
+        """Call the function and return a new result with its messages."""
         values = {name: self._read(text) if name in self._parsed else text for name, text in arguments.items()}
         try:
             kwargs = self.signature.bind(values)
@@ -176,14 +176,14 @@ class RegisteredPrompt:
     def _result(self, value: Any) -> Result:
         if not isinstance(value, Result):
             return GetPromptResult(messages=to_messages(value), description=self.definition.description)
-        result = copy(value)  # It will be sealed.
+        result = copy(value)  # `seal` will change the result.
         if isinstance(result, GetPromptResult):
             result.messages = to_messages(result.messages)
         return result
 
 
 def _takes_text(schema: Mapping[str, Any]) -> bool:
-    """Return whether a string can fit this schema; one without a type takes any value."""
+    """Return whether a string can fit this schema. A schema without a type accepts any value."""
     if "const" in schema:
         return isinstance(schema["const"], str)
     if "enum" in schema:
@@ -215,13 +215,13 @@ class Prompts(Registry[RegisteredPrompt]):
         replace: bool = False,
         where: str | None = None,
     ) -> None:
-        """Register a prompt and notify listeners."""
+        """Register a prompt and notify subscribers."""
         where = where or location(fn)
         name = name or str(getattr(fn, "__name__", type(fn).__name__))
         if not name.isprintable() or not 0 < len(name) <= _MAX_NAME:
             raise RegistrationError(
                 f"Prompt {name[:_MAX_NAME]!r} cannot be registered ({where}): a name has 1 to {_MAX_NAME} printable "
-                "characters. Give it one with @server.prompt(name=...)."
+                "characters. Set another name with @server.prompt(name=...)."
             )
         definition = Prompt(name, title, description, None, icons, meta)
         prompt = RegisteredPrompt(fn, definition, self._limits, where)
@@ -249,9 +249,9 @@ class Prompts(Registry[RegisteredPrompt]):
 
 
 def to_completion(value: Any) -> Completion:
-    """Make a Completion of the return value of a completion function, with at most 100 values.
+    """Turn the return value of a completion function into a Completion with at most 100 values.
 
-    `total` and `has_more` tell of the rest.
+    If there are more values, `total` is their number and `has_more` is True.
 
     >>> to_completion(["de", "en"])
     Completion(values=['de', 'en'], total=2, has_more=False)
@@ -290,7 +290,7 @@ class RegisteredCompletion:
             )
 
     async def suggest(self, call: Call, value: str, arguments: Mapping[str, str]) -> Completion:
-        """Call the function with the text typed so far, and the other arguments."""
+        """Call the function with the text typed so far and the other arguments; return its suggestions."""
         kwargs: dict[str, Any] = dict(zip(self.parameters, (value, arguments), strict=False))
         if self.signature.injected is not None:
             kwargs[self.signature.injected] = call.context
@@ -325,8 +325,8 @@ class Completions:
         completion = RegisteredCompletion(fn, argument)
         if (prompt is None) == (template is None):
             raise RegistrationError(
-                f"The completion of {argument!r} cannot be registered ({completion.where}): name either prompt= or "
-                "template=, whose argument it completes."
+                f"The completion of {argument!r} cannot be registered ({completion.where}): give either prompt= or "
+                "template=, to which the argument belongs."
             )
         key = ("prompt", prompt, argument) if prompt is not None else ("template", str(template), argument)
         taken = self._functions.get(key)
@@ -380,7 +380,7 @@ class Completions:
             completion = to_completion(_matching(_choices(signature, argument.name), argument.value))
         elif is_safe:
             completion = await function.suggest(call, argument.value, given)
-        else:  # No resource can be read with such values, so the function does not receive them either.
+        else:  # No resource can be read with these values, so the function must not get them either.
             completion = to_completion([])
         return CompleteResult(completion=completion)
 
@@ -395,7 +395,7 @@ def _arguments(signature: Signature) -> list[str]:
 
 
 def _choices(signature: Signature, parameter: str) -> list[str]:
-    """Return the strings that a parameter's type lists."""
+    """Return the strings that the type of a parameter allows, if it lists them."""
     root = signature.input_schema
     listed: list[Any] = []
     for one in alternatives(root["properties"][parameter], root):

@@ -1,12 +1,12 @@
 """Register, find and list features: what tools, resources and prompts have in common.
 
-Owns definitions that can be sent, the order of a list, its pages and cursors, what each caller may see of it, and how
-long clients may keep it. Each page is encoded once. Nothing here calls the user's code.
+This module checks definitions, and owns the order of a list, its pages and cursors, which features each caller may see,
+and how long clients may cache a list. Each page is encoded once. Nothing here calls the user's code.
 
-A cursor names the item after which the next page begins, and that item's serial number. It means the same to every
-worker that registered the same features, and continues at the right place when items were added or removed in between:
-usually after the item of that name, because a worker that registered in another order has other numbers. If the item
-was removed, or was removed and added again at the end, the number decides.
+A cursor contains the name and the serial number of the last item of a page. Every worker that registered the same
+features understands it. The next page begins after the item of that name, so items may be added or removed in between,
+and workers may have registered features in another order. If the item was removed, or was removed and added again at
+the end, the next page begins after its old serial number.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from weft.types.lifecycle import PaginatedParams
 
 DEFAULT_PAGE_SIZE = 250
 
-_MAX_CURSOR = 16 * 1024  # A URI of the longest kind, escaped and in base64, fits.
-_MAX_KEYS = 8  # Eras and revisions whose pages are kept; for more, pages are made each time.
-_MAX_VIEWS = 64  # Kinds of callers whose view of the list is kept; for more, it is made each time.
-_MAX_WENT = 1000  # Removed names that are remembered.
-_MOST_NAMED = 10  # Names in the answer to a request for an unknown one.
+_MAX_CURSOR = 16 * 1024  # Enough for the longest URI, escaped and in base64.
+_MAX_KEYS = 8  # Protocol versions whose pages are cached; for more, pages are encoded each time.
+_MAX_VIEWS = 64  # Filtered lists that are cached; more are computed each time.
+_MAX_REMOVED = 1000  # Removed names that are remembered.
+_MOST_NAMED = 10  # Names that the error for an unknown name lists.
 _NONE: frozenset[str] = frozenset()
 
 _encode = msgspec.json.Encoder().encode
@@ -42,14 +42,14 @@ _encode = msgspec.json.Encoder().encode
 class Feature(Protocol):
     """A registered tool, resource, template or prompt."""
 
-    where: str
-    scopes: tuple[str, ...]
+    where: str  # Source location of the function.
+    scopes: tuple[str, ...]  # Scopes that a token must have.
     needs: tuple[str, ...]  # Capabilities that the client must have.
-    hide: bool  # Whether it is left out of the lists of clients that lack them.
+    hide: bool  # Whether the lists for clients without these capabilities omit the feature.
 
     @property
     def definition(self) -> Struct:
-        """The entry of the list."""
+        """The entry in the list that clients get."""
         ...
 
 
@@ -58,7 +58,7 @@ F = TypeVar("F", bound=Feature)
 
 
 def check_definition(definition: Struct, what: str, where: str) -> None:
-    """Raise RegistrationError for a definition that is not JSON, or that has a malformed key in `_meta`."""
+    """Raise RegistrationError if a definition is not JSON, or has a malformed key in `_meta`."""
     try:
         for key in cast("Meta", getattr(definition, "meta", None) or {}):
             check_meta_key(str(key))
@@ -69,7 +69,7 @@ def check_definition(definition: Struct, what: str, where: str) -> None:
 
 
 def check_info(info: Implementation) -> None:
-    """Raise UsageError for a name, version or other information of a server that cannot be sent."""
+    """Raise UsageError if the name, version or other information of a server cannot be encoded as JSON."""
     if fault := _fault(info):
         raise UsageError(f"Server({info.name!r}) is not possible ({caller()}): {fault}")
 
@@ -86,12 +86,12 @@ def _fault(definition: Struct) -> str | None:
 
 
 def meant_or_known(name: str, known: Sequence[str]) -> str:
-    """Return a hint for a developer: the name that is most like this one, else some of the known ones."""
+    """Return a hint for a developer: the most similar known name, else some of the known names."""
     return did_you_mean(name, known).rstrip() or f"There are: {', '.join(known[:_MOST_NAMED]) or 'none'}."
 
 
 def unknown(kind: str, name: str, known: Sequence[str]) -> InvalidParams:
-    """Make the error for a request that names an unknown tool or prompt. `known` are those the caller may see."""
+    """Return the error for an unknown tool or prompt. `known` are the names that the caller may see."""
     near = closest(name, known)
     if near:
         hint = f"Did you mean {near!r}?"
@@ -105,10 +105,11 @@ def unknown(kind: str, name: str, known: Sequence[str]) -> InvalidParams:
 
 
 class CacheHint(msgspec.Struct, frozen=True):
-    """How long a client may keep a result, and whether it may share it between users.
+    """How long a client may cache a result, and whether its users may share the cached result.
 
-    `public`: every user may see it, also when it was fetched with a token. Default: lists are public, because they are
-    the same for all callers; what is read from a resource is private, because it may depend on the reader.
+    `public` means that every user may see the result, even if it was fetched with a token. By default, lists are
+    public, because they are the same for all callers. Contents of resources are private, because they may depend on
+    the caller.
 
     >>> CacheHint(ttl_ms=60_000, scope="private").ttl_ms
     60000
@@ -125,18 +126,18 @@ class CacheHint(msgspec.Struct, frozen=True):
             )
         if self.scope is not None and self.scope not in get_args(CacheScope):
             raise UsageError(
-                f"CacheHint(scope={self.scope!r}) is not possible: use 'public' for what all users may see, "
-                "or 'private' for what belongs to one."
+                f"CacheHint(scope={self.scope!r}) is not possible: use 'public' if all users may see the "
+                "result, or 'private' if it belongs to one user."
             )
 
     @property
     def list_scope(self) -> CacheScope:
-        """The scope of a list."""
+        """The cache scope of a list."""
         return self.scope or "public"
 
     @property
     def read_scope(self) -> CacheScope:
-        """The scope of what is read from a resource."""
+        """The cache scope of the contents of a resource."""
         return self.scope or "private"
 
 
@@ -149,14 +150,14 @@ def read_cache_hints(
     for name in hints:
         if name not in lists:
             raise UsageError(
-                f"list_cache_hints= knows no list {name!r}. {did_you_mean(name, lists)}"
+                f"list_cache_hints= has {name!r}, which is not a list. {did_you_mean(name, lists)}"
                 f"The lists are: {', '.join(lists)}."
             )
     return hint, {name: hints.get(name, hint) for name in lists}
 
 
 class Encoded:
-    """A sealed result together with its bytes, which are written to the wire as they are."""
+    """A result in the form of one protocol version, together with its encoded bytes."""
 
     __slots__ = ("body", "result")
 
@@ -166,9 +167,9 @@ class Encoded:
 
 
 class _Snapshot(Generic[T]):
-    """The list as it is between two changes, and the pages made of it.
+    """The items of a list between two changes, and the encoded pages.
 
-    A change replaces the whole snapshot, so a page that is being made meanwhile belongs to the old one.
+    A change replaces the whole snapshot, so a page that is being encoded meanwhile belongs to the old snapshot.
     """
 
     __slots__ = ("items", "names", "pages", "position", "serials", "views")
@@ -182,7 +183,7 @@ class _Snapshot(Generic[T]):
         self.views: dict[Hashable, _Snapshot[T]] = {}
 
     def seen_by(self, view: Hashable, sees: Callable[[T], bool]) -> _Snapshot[T]:
-        """Return the part of the list that some callers may see; `view` is equal for all of them."""
+        """Return the part of the list for which `sees` is true. Callers with an equal `view` see the same part."""
         seen = self.views.get(view)
         if seen is None:
             whole = zip(self.names, self.serials, self.items, strict=True)
@@ -192,7 +193,7 @@ class _Snapshot(Generic[T]):
         return seen
 
     def pages_of(self, key: Hashable) -> dict[int, Encoded] | None:
-        """Return the kept pages of a key by their start, or None if there are too many keys."""
+        """Return the cached pages of a key, by the position of their first item; None if there are too many keys."""
         pages = self.pages.get(key)
         if pages is None and len(self.pages) < _MAX_KEYS:
             pages = self.pages.setdefault(key, {})
@@ -209,16 +210,16 @@ class Pages(Generic[T]):
     (['A', 'B', 'C'], 'B')
     """
 
-    __slots__ = ("_entries", "_kind", "_lock", "_next", "_page_size", "_snapshot", "_went")
+    __slots__ = ("_entries", "_kind", "_lock", "_next", "_page_size", "_removed", "_snapshot")
 
     def __init__(self, kind: str, page_size: int = DEFAULT_PAGE_SIZE) -> None:
         if page_size < 1:
             raise UsageError(f"page_size={page_size!r} is not possible: a page has at least 1 item.")
-        self._kind = kind  # Part of every cursor, so that the cursor of another list is refused.
+        self._kind = kind  # Name of the list. It is part of every cursor, so that cursors of other lists are refused.
         self._page_size = page_size
         self._entries: dict[str, tuple[int, T]] = {}
-        self._next = 0
-        self._went: dict[str, int] = {}  # Serials of removed items, for cursors that still name them.
+        self._next = 0  # Serial number of the next item.
+        self._removed: dict[str, int] = {}  # Serial numbers of removed items, for cursors that still name them.
         self._lock = threading.Lock()  # Features are added and removed by worker threads as well.
         self._snapshot: _Snapshot[T] | None = None
 
@@ -238,7 +239,7 @@ class Pages(Generic[T]):
         return list(self._current().names)
 
     def add(self, name: str, item: T) -> None:
-        """Add an item at the end, or in the place of the one that has its name."""
+        """Add an item at the end, or replace the item of the same name."""
         with self._lock:
             if name in self._entries:
                 self._entries[name] = (self._entries[name][0], item)
@@ -254,10 +255,10 @@ class Pages(Generic[T]):
             if entry is None:
                 return None
             serial, item = entry
-            self._went.pop(name, None)
-            self._went[name] = serial
-            if len(self._went) > _MAX_WENT:
-                del self._went[next(iter(self._went))]
+            self._removed.pop(name, None)
+            self._removed[name] = serial
+            if len(self._removed) > _MAX_REMOVED:
+                del self._removed[next(iter(self._removed))]
             self._snapshot = None
         return item
 
@@ -271,16 +272,17 @@ class Pages(Generic[T]):
         view: Hashable = None,
         sees: Callable[[T], bool] | None = None,
     ) -> Encoded:
-        """Return one page, sealed and encoded. `key` is what the sealed bytes depend on besides the items.
+        """Return one page, sealed and encoded. Pages are cached by `key`, the protocol version.
 
-        With `sees`, the list has only the items for which that is true; `view` is equal for callers that see the same.
+        If `sees` is given, the list has only the items for which it returns True. Callers that see the same items have
+        an equal `view`.
         """
         snapshot = self._current()
         if sees is not None:
             snapshot = snapshot.seen_by(view, sees)
         start = 0 if cursor is None else self._start(snapshot, cursor)
-        # Only pages that follow one another from the start are kept, so the cache holds the list once per key,
-        # whatever cursors a peer invents.
+        # Only pages that begin at a multiple of the page size are cached. So the cache holds the list once per key,
+        # whatever cursors a client sends.
         kept = snapshot.pages_of(key) if start % self._page_size == 0 else None
         if kept is not None and start in kept:
             return kept[start]
@@ -305,10 +307,10 @@ class Pages(Generic[T]):
         return base64.urlsafe_b64encode(payload).decode().rstrip("=")
 
     def _start(self, snapshot: _Snapshot[T], cursor: str) -> int:
-        """Return the position after the item that the cursor names, or after the place where that item was."""
+        """Return the position after the item that the cursor names, or after its former position if it was removed."""
         name, serial = self._read(cursor)
         place = snapshot.position.get(name)
-        if place is None or self._went.get(name) == serial:
+        if place is None or self._removed.get(name) == serial:
             return bisect_right(snapshot.serials, serial)
         return place + 1
 
@@ -320,22 +322,22 @@ class Pages(Generic[T]):
             kind, name, serial = msgspec.json.decode(payload, type=tuple[str, str, int])
             if kind != self._kind or serial < 0:
                 raise ValueError("of another list")
-        except ValueError:  # also what base64 and msgspec raise
+        except ValueError:  # base64 and msgspec raise subclasses of it
             raise InvalidParams(
-                f"Invalid params: `cursor` is not one that the list of {self._kind} gave out. "
+                f"Invalid params: `cursor` is not from the list of {self._kind}. "
                 "Leave it out to begin at the first page."
             ) from None
         return name, serial
 
 
 class Audience:
-    """What the lists of one registry depend on: all scopes that its features take, and the needs that hide them."""
+    """The scopes and capabilities by which the lists of one registry differ between callers."""
 
     __slots__ = ("hiding", "scopes")
 
     def __init__(self) -> None:
-        self.scopes: frozenset[str] = _NONE
-        self.hiding: frozenset[str] = _NONE
+        self.scopes: frozenset[str] = _NONE  # All scopes that features of the registry need.
+        self.hiding: frozenset[str] = _NONE  # Capabilities without which some feature is hidden.
 
     def add(self, item: Feature) -> None:
         """Add the scopes and needs of a feature."""
@@ -344,17 +346,17 @@ class Audience:
             self.hiding |= frozenset(item.needs)
 
     def scope(self, otherwise: CacheScope) -> CacheScope:
-        """Return the cache scope of a list: private if callers get different ones, else `otherwise`."""
+        """Return the cache scope of a list: private if callers get different lists, else `otherwise`."""
         return "private" if self.scopes or self.hiding else otherwise
 
     def page(self, call: Call, pages: Pages[F], build: Callable[[list[F], str | None], Result]) -> Encoded:
-        """Return one page of the features that the caller may use and its client can."""
+        """Return one page of the features that the caller may use and that its client supports."""
         cursor = cast("PaginatedParams", call.envelope.params).cursor
         version = call.envelope.revision.version
         granted = _granted_to(call) if self.scopes else None
         if granted is None and not self.hiding:
             return pages.page(cursor, build, call.seal, version)
-        # The other scopes of the token, and the other capabilities of the client, do not change the list.
+        # Other scopes of the token and other capabilities of the client do not change the list.
         useful = None if granted is None else granted & self.scopes
         lacking = frozenset(need for need in self.hiding if not call.client_supports(need))
 
@@ -391,7 +393,7 @@ class InsufficientScope(InvalidRequest):
 
 
 def require_scopes(call: Call, scopes: Iterable[str]) -> None:
-    """Refuse a call whose token lacks one of these scopes, with a challenge that names all that the call takes."""
+    """Raise InsufficientScope if the token of a call lacks a scope. The challenge names all scopes that are needed."""
     needed, granted = tuple(scopes), _granted_to(call)
     if granted is None or granted.issuperset(needed):
         return
@@ -422,7 +424,7 @@ class Registry(Generic[F]):
         self._pages: Pages[F] = Pages(kind, page_size)
         self._lock = threading.Lock()  # Features are added and removed by worker threads as well.
         self.audience = Audience()
-        self.used = False  # Whether there ever was a feature: the capability stays declared.
+        self.used = False  # Whether there ever was a feature: then the capability stays declared.
 
     def __len__(self) -> int:
         return len(self._pages)
@@ -435,7 +437,7 @@ class Registry(Generic[F]):
         return self._pages.get(name)
 
     def remove(self, name: str) -> None:
-        """Remove a feature and notify listeners; raise UsageError if there is none of this name."""
+        """Remove a feature and notify subscribers; raise UsageError if there is none of this name."""
         with self._lock:
             if not self._take_out(name):
                 known = self._names()
@@ -449,7 +451,7 @@ class Registry(Generic[F]):
         return self._pages.names()
 
     def _add(self, pages: Pages[Any], name: str, item: F, *, replace: bool) -> None:
-        """Add a checked feature and notify listeners; raise RegistrationError if its name is taken."""
+        """Add a checked feature and notify subscribers; raise RegistrationError if its name is taken."""
         with self._lock:
             taken = pages.get(name)
             if taken is not None and not replace:
@@ -457,7 +459,7 @@ class Registry(Generic[F]):
                 other = "URI" if kind == "resource" else f"name with @server.{kind}(name=...)"
                 raise RegistrationError(
                     f"{kind.capitalize()} {name!r} is registered twice: at {taken.where} and at {item.where}. "
-                    "Clients find it by that, so one of the two could never be called. "
+                    "Clients find it by this, so one of the two could never be called. "
                     f"Give one of them another {other}, or the second replace=True."
                 )
             self._prepare(item, taken)
@@ -467,12 +469,12 @@ class Registry(Generic[F]):
         self._changes.publish(Change(self._kind))
 
     def _prepare(self, item: F, taken: F | None) -> None:
-        """Do what a registry has to do before a feature can be found."""
+        """Prepare a registry for a new feature, before the feature can be found. Subclasses override this."""
 
     def _builder(
         self, result: Callable[..., Result], field: str, hint: CacheHint
     ) -> Callable[[list[Any], str | None], Result]:
-        """Return the function that makes the result of one page."""
+        """Return the function that creates the result for one page."""
 
         def build(items: list[F], next_cursor: str | None) -> Result:
             entries = {field: [item.definition for item in items]}

@@ -1,7 +1,7 @@
 """Register and read resources and resource templates.
 
-Owns which URI belongs to which resource, what a URI and its function must have in common, and how a return value
-becomes contents. Only what was registered can be read: no URI is ever opened.
+This module finds the resource of a URI, checks that the variables of a template fit its function, and turns return
+values into contents. Only registered resources can be read: no URI is ever opened.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from weft.types.features import (
 
 log = logging.getLogger("weft.advice")
 
-_OPAQUE = (Struct, *HELPERS)
-_DESCRIBING = frozenset({"title", "description", "default", "examples"})
+_OPAQUE = (Struct, *HELPERS)  # Return types that are not JSON values.
+_DESCRIBING = frozenset({"title", "description", "default", "examples"})  # Keywords that restrict no value.
 
 
 def to_contents(value: Any, uri: str, mime_type: str | None) -> list[ResourceContents]:
     """Turn the return value of a resource into contents.
 
-    A string is text, bytes are base64, any other JSON value is JSON text; a list with contents or files in it gives
-    several, each under its own URI.
+    A string becomes text, bytes become base64, any other JSON value becomes JSON text. A list with contents or files
+    gives several contents, each with its own URI.
 
     >>> to_contents({"debug": True}, "config://app", None)[0].text
     '{"debug":true}'
@@ -80,12 +80,12 @@ def _one(value: Any, uri: str, mime_type: str | None) -> ResourceContents:
 
 
 class _Registered:
-    """What resources and templates have in common."""
+    """The common part of resources and templates."""
 
     __slots__ = ("cache_hint", "hide", "needs", "scopes", "uri", "where")
 
     def __init__(self, uri: str, cache_hint: CacheHint, where: str) -> None:
-        self.uri = uri  # Or the text of a template.
+        self.uri = uri  # For a template, its text.
         self.cache_hint = cache_hint
         self.where = where
         self.scopes: tuple[str, ...] = ()
@@ -94,12 +94,12 @@ class _Registered:
 
     @property
     def described(self) -> str:
-        """The URI and the place, for messages to the developer."""
+        """The URI and the source location, for messages to the developer."""
         return f"Resource {self.uri!r} ({self.where})"
 
 
 class RegisteredResource(_Registered):
-    """A resource with one URI: a function that reads it, or its contents."""
+    """A resource with one URI. It has a function that reads it, or fixed contents."""
 
     __slots__ = ("_contents", "definition", "fn", "signature")
 
@@ -110,7 +110,7 @@ class RegisteredResource(_Registered):
         self.definition = definition
         self.fn = fn
         self.signature: Signature | None = None
-        self._contents: list[ResourceContents] = []  # Of a resource without a function: made once.
+        self._contents: list[ResourceContents] = []  # Contents of a resource without a function.
         if fn is None:
             self._contents = _registered_contents(content, definition, where)
         else:
@@ -118,12 +118,12 @@ class RegisteredResource(_Registered):
             if required := self.signature.input_schema.get("required"):
                 raise RegistrationError(
                     f"Resource {self.uri!r} cannot be registered ({where}): its function needs {_names(required)}, "
-                    f"which its URI does not give. Put them into the URI as variables, such as {{{required[0]}}}, or "
+                    f"which the URI does not give. Put them into the URI as variables, such as {{{required[0]}}}, or "
                     "give them defaults."
                 )
 
     async def read(self, call: Call, kwargs: dict[str, Any]) -> Any:
-        """Return the contents as they are now."""
+        """Return the current contents."""
         if self.fn is None or self.signature is None:
             return [copy(item) for item in self._contents]
         return await _invoke(call, self.fn, self.signature, kwargs)
@@ -149,12 +149,12 @@ class RegisteredTemplate(_Registered):
 
     @property
     def takes_any_text(self) -> bool:
-        """Whether every URI that matches is read here, because no parameter asks for more than a text."""
+        """Whether the function accepts every URI that matches, because all parameters are plain strings."""
         parameters = self.signature.input_schema.get("properties", {})
-        return all(_says(parameters[name]) <= {("type", "string")} for name in self.template.variables)
+        return all(_restrictions(parameters[name]) <= {("type", "string")} for name in self.template.variables)
 
     def match(self, uri: str) -> dict[str, Any] | None:
-        """Return the arguments for this URI; None if the URI, or the type of a value, does not match."""
+        """Return the arguments of the function for this URI; None if the URI or the type of a value does not match."""
         values = self.template.match(uri)
         if values is None:
             return None
@@ -195,7 +195,7 @@ class Resources(Registry[RegisteredResource | RegisteredTemplate]):
         templates_hint: CacheHint | None = None,
     ) -> None:
         super().__init__("resources", changes, page_size)
-        self._cache_hint = cache_hint  # Default of what is read.
+        self._cache_hint = cache_hint  # Default for contents.
         self._limits = limits
         self._templates: Pages[RegisteredTemplate] = Pages("resource templates", page_size)
         self._build = self._builder(ListResourcesResult, "resources", list_hint or cache_hint)
@@ -211,7 +211,7 @@ class Resources(Registry[RegisteredResource | RegisteredTemplate]):
         return chain(self._pages, self._templates)
 
     def get_template(self, text: str) -> RegisteredTemplate | None:
-        """Return the template of this text, or None."""
+        """Return the template with this text, or None."""
         return self._templates.get(text)
 
     def add(
@@ -234,9 +234,9 @@ class Resources(Registry[RegisteredResource | RegisteredTemplate]):
         replace: bool = False,
         where: str | None = None,
     ) -> None:
-        """Register a function that reads a resource, or its contents, and notify listeners.
+        """Register a resource and notify subscribers. `content` is a function that reads it, or its fixed contents.
 
-        A URI with `{` in it is a template, which needs a function.
+        A URI that contains `{` is a template, which needs a function.
         """
         hint = cache_hint or self._cache_hint
         fn = cast("Callable[..., Any]", content) if callable(content) else None
@@ -265,8 +265,8 @@ class Resources(Registry[RegisteredResource | RegisteredTemplate]):
         self._add(pages, uri, entry, replace=replace)
         if uri.lower().startswith(("http://", "https://")):
             log.warning(
-                "%s is read by this server, and its URI says that clients can fetch it from the web by themselves. "
-                "Use another scheme, such as docs://, unless they can.",
+                "%s is read by this server, but its URI means that clients can fetch it from the web by themselves. "
+                "Use another scheme, such as docs://, if they cannot.",
                 entry.described,
             )
 
@@ -276,7 +276,7 @@ class Resources(Registry[RegisteredResource | RegisteredTemplate]):
         self.has_needs |= bool(item.needs)
         if not isinstance(item, RegisteredTemplate) or taken is not None:
             return
-        # The first template that matches a URI reads it: a later one that matches the same URIs is never called.
+        # The first template that matches a URI is used, so a later one that matches the same URIs is never called.
         shape = item.template.shape
         before = next((one for one in self._templates if one.template.shape == shape and one.takes_any_text), None)
         if before is not None:
@@ -304,7 +304,7 @@ class Resources(Registry[RegisteredResource | RegisteredTemplate]):
         raise _not_registered(text[:200], where, problem)
 
     async def read(self, call: Call) -> Result:
-        """Serve `resources/read`: the resource of this URI, else the first template that matches it."""
+        """Serve `resources/read`, with the resource of this URI, else with the first template that matches."""
         uri = cast("ReadResourceParams", call.envelope.params).uri
         self._check_requested(uri)
         entry, kwargs = self._match(uri)
@@ -329,7 +329,7 @@ class Resources(Registry[RegisteredResource | RegisteredTemplate]):
         return None, {}
 
     def scopes_of(self, uri: str) -> tuple[str, ...]:
-        """Return the scopes that reading this URI takes; none for an unknown URI."""
+        """Return the scopes that are needed to read this URI; none for an unknown URI."""
         entry = self.find(uri)
         return () if entry is None else entry.scopes
 
@@ -338,7 +338,7 @@ class Resources(Registry[RegisteredResource | RegisteredTemplate]):
         return self._match(uri)[0]
 
     def _check_requested(self, uri: str) -> None:
-        """Refuse a URI that is too long, without repeating it; any other malformed URI is not found."""
+        """Raise InvalidParams for a URI that is too long, ResourceNotFound for one that is malformed."""
         if len(uri) > self._limits.uri_bytes or len(uri.encode()) > self._limits.uri_bytes:
             raise InvalidParams(f"Invalid params: `uri` is longer than {self._limits.uri_bytes} bytes.")
         try:
@@ -356,13 +356,13 @@ class Resources(Registry[RegisteredResource | RegisteredTemplate]):
 
 
 def _result(value: Any, uri: str, entry: RegisteredResource | RegisteredTemplate) -> Result:
-    """Make a new result of a return value. None is not found, never empty contents."""
+    """Return a new result with a return value. None means that the resource is not found."""
     mime_type = entry.definition.mime_type
     if isinstance(value, ReadResourceResult):
         result = copy(value)
         result.contents = _several(value.contents, uri, mime_type)
     elif isinstance(value, Result):
-        return copy(value)  # Such as a question, which carries no cache hints.
+        return copy(value)  # Such as a question, which has no cache hints.
     else:
         result = ReadResourceResult(contents=[] if value is None else to_contents(value, uri, mime_type))
     if not result.contents:
@@ -375,7 +375,7 @@ def _result(value: Any, uri: str, entry: RegisteredResource | RegisteredTemplate
 
 
 def _registered_contents(content: Any, definition: Resource, where: str) -> list[ResourceContents]:
-    """Convert the contents of a resource once; they set its type and size where those are not given."""
+    """Return the fixed contents of a resource. If its MIME type and size are not given, set them."""
     try:
         contents = to_contents(content, definition.uri, definition.mime_type)
     except Unserialisable as error:
@@ -388,8 +388,8 @@ def _registered_contents(content: Any, definition: Resource, where: str) -> list
     return contents
 
 
-def _says(schema: Mapping[str, Any]) -> set[tuple[str, str]]:
-    """Return the keywords of a schema and their values, without those that only describe."""
+def _restrictions(schema: Mapping[str, Any]) -> set[tuple[str, str]]:
+    """Return the keywords of a schema that restrict its values, with their values."""
     return {(keyword, str(value)) for keyword, value in schema.items() if keyword not in _DESCRIBING}
 
 
@@ -398,8 +398,8 @@ def _not_registered(text: str, where: str, problem: str) -> RegistrationError:
 
 
 def _check_readable(template: UriTemplate) -> None:
-    """Raise ValueError if no expansion of the template is a URI: then no client could ask for it."""
-    # Where the template allows it, a value with a colon may bring the scheme: `{+uri}`.
+    """Raise ValueError if no expansion of the template is a valid URI, because no client could request it."""
+    # In a template such as `{+uri}`, the value contains the scheme, so a value with a colon is tried too.
     plain, colon = (template.expand(dict.fromkeys(template.variables, value)) for value in ("x", "x:x"))
     try:
         check_uri(colon, len(colon))
@@ -408,7 +408,7 @@ def _check_readable(template: UriTemplate) -> None:
 
 
 def _check_variables(template: UriTemplate, signature: Signature, where: str) -> None:
-    """Refuse a function whose parameters differ from the variables, except for parameters with a default."""
+    """Raise RegistrationError if parameters without a default differ from the variables of the template."""
     parameters = signature.input_schema.get("properties", {})
     unknown = [name for name in template.variables if name not in parameters]
     missing = [name for name in signature.input_schema.get("required", ()) if name not in template.variables]
@@ -428,12 +428,12 @@ def _check_variables(template: UriTemplate, signature: Signature, where: str) ->
 
 
 def _check_types(template: UriTemplate, signature: Signature, where: str) -> None:
-    """Refuse a parameter whose type accepts no value of its variable."""
+    """Raise RegistrationError if the type of a parameter accepts no value of its variable."""
     for name in template.variables:
         schema = signature.input_schema["properties"][name]
         kinds: list[Any] = [one.get("type") for one in alternatives(schema, signature.input_schema)]
         is_list = name in template.lists
-        if not kinds or not all(isinstance(kind, str) for kind in kinds):  # It does not simply name its types.
+        if not kinds or not all(isinstance(kind, str) for kind in kinds):  # The schema does not simply name its types.
             continue
         if "array" in kinds if is_list else not {"array", "object", "null"}.issuperset(kinds):
             continue
@@ -441,7 +441,7 @@ def _check_types(template: UriTemplate, signature: Signature, where: str) -> Non
         raise _not_registered(
             template.text,
             where,
-            f"its variable {name!r} gives {given}, which the type of that parameter does not take. Annotate it "
+            f"its variable {name!r} gives {given}, which the type of that parameter does not accept. Annotate it "
             f"`{write}`, or change the template: {{{name}*}} gives a list, {{{name}}} a text.",
         )
 

@@ -43,9 +43,9 @@ log = logging.getLogger("weft.tools")
 advice = logging.getLogger("weft.advice")
 
 OPAQUE_TYPES = (*BLOCKS, *HELPERS, CallToolResult, InputRequired)  # Return types that are not JSON values.
-NO_ARGUMENTS = b"{}"
+NO_ARGUMENTS = b"{}"  # The arguments of a call without any.
 
-_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # One word of a name in snake_case or camelCase.
 _SENSITIVE = re.compile(
     r"(?:^|_)(?:password|passphrase|passwd|pwd|pin|secret|token|api_?key|private_?key|authorization|credentials?|cookie"
     r"|session_?id|ssn|social_security|e_?mail|phone|birth(?:day|date)?|passport|iban|card_number|cvc|cvv)(?:_|$)"
@@ -58,8 +58,8 @@ class ToolOptions(msgspec.Struct, kw_only=True, frozen=True):
     name: str | None = None
     title: str | None = None
     description: str | None = None
-    input_schema: Mapping[str, Any] | None = None  # Replaces the function's signature.
-    output_schema: Mapping[str, Any] | None = None  # Replaces the return annotation.
+    input_schema: Mapping[str, Any] | None = None  # Replaces the schema from the function's signature.
+    output_schema: Mapping[str, Any] | None = None  # Replaces the schema from the return annotation.
     annotations: ToolAnnotations | None = None
     icons: list[Icon] | None = None
     meta: dict[str, Any] | None = None
@@ -67,7 +67,7 @@ class ToolOptions(msgspec.Struct, kw_only=True, frozen=True):
     single_use: bool = False  # Whether a `requestState` of this tool is accepted once only.
     scopes: Sequence[str] = ()  # Scopes that a token must have to call and to list the tool.
     needs: Sequence[str] = ()  # Capabilities that a client must have declared.
-    hide: bool = False  # Whether to hide it from clients that lack what it needs.
+    hide: bool = False  # Whether to hide the tool from clients without these capabilities.
     replace: bool = False  # Whether to replace a tool of the same name.
 
 
@@ -115,7 +115,7 @@ class RegisteredTool:
         self._whole = self._whole_parameter() if raw is not None else None
         self._input = self._compile(raw, "input_schema") if raw is not None else None
         self._output = self._compile(options.output_schema, "output_schema") if options.output_schema else None
-        self._full_output: Validator | None = None  # Made when a tool first returns a full result.
+        self._full_output: Validator | None = None  # Compiled when the tool first returns a CallToolResult.
         schema = self.signature.input_schema if raw is None else dict(raw)
         try:
             self.mirrors: tuple[Mirror, ...] = find_mirrors(schema)
@@ -146,8 +146,8 @@ class RegisteredTool:
         for mirror in self.mirrors:
             if any(map(_is_sensitive, mirror.path)):
                 advice.warning(
-                    "%s repeats its parameter %r in the header %s. By its name that is a secret or personal data, and "
-                    "proxies write headers into their logs: take the x-mcp-header annotation away.",
+                    "%s repeats its parameter %r in the header %s. Its name suggests a secret or personal data, and "
+                    "proxies write headers into their logs. Remove the x-mcp-header annotation.",
                     self._described,
                     ".".join(mirror.path),
                     mirror.header,
@@ -157,7 +157,7 @@ class RegisteredTool:
         return RegistrationError(f"Tool {self.name!r} cannot be registered ({self.where}): {problem}")
 
     def _whole_parameter(self) -> str | None:
-        """Return the one parameter that takes all arguments of a tool with input_schema=."""
+        """Return the parameter that gets all arguments of a tool with input_schema=; None if it has no parameter."""
         names = list(self.signature.input_schema.get("properties", {}))
         if len(names) > 1:
             raise self._refusal(
@@ -176,7 +176,7 @@ class RegisteredTool:
         return compiled
 
     async def invoke(self, call: Call, params: CallToolParams) -> Result:
-        """Bind the arguments, call the function, and make a result of its return value."""
+        """Bind the arguments, call the function, and return a result with its return value."""
         try:
             raw = NO_ARGUMENTS if params.raw_arguments is UNSET else bytes(params.raw_arguments)
             if raw[:1] != b"{":
@@ -191,7 +191,7 @@ class RegisteredTool:
             else:
                 value = await self._threads.run(self.fn, kwargs)
             return self._result(value)
-        except BaseException:  # Middleware sees it, and the dispatcher makes the answer.
+        except BaseException:  # Middleware may catch it; otherwise the dispatcher answers with an error.
             call.blamed = self._described
             raise
 
@@ -204,7 +204,7 @@ class RegisteredTool:
             return self.signature.bind_json(raw)
         try:
             arguments = msgspec.json.decode(raw)
-        except msgspec.DecodeError:  # a number that no float can hold
+        except msgspec.DecodeError:  # a number that is too large for a float
             raise ArgumentsError(["A number is too large."], subject=f"The arguments of {self.name!r}") from None
         if problems := self._input.problems(arguments):
             raise ArgumentsError([str(problem) for problem in problems], subject=f"The arguments of {self.name!r}")
@@ -220,7 +220,7 @@ class RegisteredTool:
         except TimeoutError:
             if not limit.expired():
                 raise
-            # A thread cannot be stopped: the function runs on, and its result is dropped.
+            # A thread cannot be stopped: the function continues, and its result is dropped.
             end = "was stopped" if self.signature.is_async else "was given up"
             self._seldom.warning("%s took longer than its %g s and %s.", self._described, self.timeout, end)
             raise ToolError(f"The tool took longer than its {self.timeout:g} s and {end}.") from None
@@ -239,11 +239,11 @@ class RegisteredTool:
             if self.signature.require_text is not None:
                 self.signature.require_text(value)
             return CallToolResult(content=to_blocks(value))
-        # Clients that do not know structured content read the same as text.
+        # Clients that do not support structured content read the value as text.
         return CallToolResult(content=[TextContent(to_json_text(structured))], structured_content=structured)
 
     def _full(self, value: Result) -> Result:
-        """Return a copy of a result that the tool made itself, checked against its declared output."""
+        """Return a copy of a result that the tool returned, after a check against its declared output."""
         result = copy(value)
         if isinstance(result, CallToolResult):
             result.content = to_blocks(result.content)
@@ -252,17 +252,17 @@ class RegisteredTool:
         return result
 
     def _promised(self, value: Any) -> Any:
-        """Return the structured content of a result that the tool made itself, if it fits the declared output."""
-        promise, remedy = "its output_schema", "Put what the schema describes into structured_content=."
+        """Return the structured content of a result that the tool returned; raise OutputError if it does not fit."""
+        promise, remedy = "its output_schema", "Put a value that fits the schema into structured_content=."
         if self._output is None:
             promise = f"its return type {type_name(self.signature.returns)}"
-            remedy = "Put such a value into structured_content=, or annotate `-> CallToolResult`, to promise nothing."
+            remedy = "Put such a value into structured_content=, or annotate `-> CallToolResult`, for no output schema."
         if value is UNSET:
             raise OutputError(
                 f"{self._described} returned a CallToolResult without structured_content, which clients expect because "
                 f"of {promise}. {remedy}"
             )
-        if self._full_output is None:  # Most tools never need it: return values have a faster check.
+        if self._full_output is None:  # Most tools never need it: other return values have a faster check.
             self._full_output = self._output or self._compile(self.definition.output_schema or {}, "output_schema")
         structured = msgspec.json.decode(to_json_text(value))
         if problems := self._full_output.problems(structured):
@@ -284,15 +284,15 @@ def _is_sensitive(name: str) -> bool:
 
 
 def failure_of(call: Call, error: BaseException) -> CallToolResult | None:
-    """Make a result for the model of the exception that ended a tool call.
+    """Return the result that tells the model which exception ended a tool call.
 
-    Return None for a `ProtocolError`, and for an exception of middleware: then the call is answered with an error.
+    Return None for a `ProtocolError` or an exception of middleware: the call is then answered with a JSON-RPC error.
     """
     if isinstance(error, ProtocolError):
         return failure(f"The tool cannot do this. {error.message}") if call.era.tells_model(error) else None
-    told = _told_by(error, call)
-    if told:
-        return failure("\n".join(told))
+    texts = _model_texts(error, call)
+    if texts:
+        return failure("\n".join(texts))
     if call.blamed is None:
         return None
     debug = call.services.debug
@@ -301,20 +301,20 @@ def failure_of(call: Call, error: BaseException) -> CallToolResult | None:
     return failure(report(call.blamed, error, debug=debug))
 
 
-def _told_by(error: BaseException, call: Call) -> list[str]:
-    """Return the texts of ToolErrors, also in a group; none if the group has any other exception."""
+def _model_texts(error: BaseException, call: Call) -> list[str]:
+    """Return the texts of a ToolError or of a group of them; none if the group has any other exception."""
     if isinstance(error, ArgumentsError):
         return [error.tell(call.services.limits)]
     if isinstance(error, ToolError):
         return [str(error)]
     if not isinstance(error, BaseExceptionGroup):
         return []
-    members = [_told_by(inner, call) for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions]
+    members = [_model_texts(inner, call) for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions]
     return [text for member in members for text in member] if all(members) else []
 
 
 def failure(text: str) -> CallToolResult:
-    """Make the result of a failed tool call, for the model to read."""
+    """Return the result of a failed tool call, with a text for the model."""
     return CallToolResult(content=[TextContent(text)], is_error=True)
 
 
@@ -328,11 +328,11 @@ class Tools(Registry[RegisteredTool]):
         self._threads = threads
         self._refs = refs  # Whether schemas keep their definitions under `$defs`.
         self._build = self._builder(ListToolsResult, "tools", cache_hint)
-        self._tools: dict[str, RegisteredTool] = {}  # The same tools, for the fastest look-up.
-        self._guarded: dict[str, RegisteredTool] = {}  # Tools whose calls are checked first.
+        self._tools: dict[str, RegisteredTool] = {}  # The same tools by name, for a fast look-up.
+        self._guarded: dict[str, RegisteredTool] = {}  # Tools whose calls are checked before anything runs.
 
     def add(self, fn: Callable[..., Any], options: ToolOptions) -> RegisteredTool:
-        """Register a tool and notify listeners."""
+        """Register a tool and notify subscribers."""
         tool = RegisteredTool(fn, options, self._threads, refs=self._refs)
         self._add(self._pages, tool.name, tool, replace=options.replace)
         return tool
@@ -341,7 +341,7 @@ class Tools(Registry[RegisteredTool]):
         if item.mirrors or item.needs or item.single_use or item.scopes:
             self._guarded[item.name] = item
         self._tools[item.name] = item
-        if self._guarded.get(item.name) is not item:  # It replaces a guarded tool.
+        if self._guarded.get(item.name) is not item:  # The new tool replaces a guarded one.
             self._guarded.pop(item.name, None)
 
     def _take_out(self, name: str) -> bool:
@@ -365,19 +365,19 @@ class Tools(Registry[RegisteredTool]):
         return tool.invoke(call, params)
 
     def _as_changed(self, params: CallToolParams) -> CallToolParams:
-        """Return the params as middleware left them, to be validated like those of a client."""
+        """Return the params with the arguments that middleware has set, which are validated like those of a client."""
         if "arguments" not in params.__dict__:
             return params
         arguments: Any = params.arguments
         if not isinstance(arguments, dict):
             raise UsageError(
-                "Middleware has set `ctx.params.arguments` to something of the type "
+                "Middleware has set `ctx.params.arguments` to a value of type "
                 f"{type(arguments).__name__!r}. Assign a dictionary."
             )
         return msgspec.structs.replace(params, raw_arguments=msgspec.Raw(to_json_text(arguments).encode()))
 
     def check(self, call: Call) -> None:
-        """Check the scopes, the mirrored headers and the needs of a call before anything runs."""
+        """Check the scopes, the mirrored headers and the needed capabilities of a call before anything runs."""
         params = call.envelope.params
         assert isinstance(params, CallToolParams)
         tool = self._guarded.get(params.name)
@@ -385,7 +385,7 @@ class Tools(Registry[RegisteredTool]):
             return
         if tool.scopes:
             require_scopes(call, tool.scopes)
-        # Headers repeat what the client sent, not what middleware made of it.
+        # Headers repeat the arguments that the client sent, not those that middleware has set.
         if tool.mirrors and call.headers is not None and call.era.mirrors_params and not call.params_seen:
             check_mirrors(tool.mirrors, call.headers, _decoded(params.raw_arguments))
         require_needs(call, tool.needs)
@@ -396,6 +396,6 @@ class Tools(Registry[RegisteredTool]):
 def _decoded(arguments: msgspec.Raw | UnsetType) -> Mapping[str, Any]:
     try:
         value: Any = None if arguments is UNSET else msgspec.json.decode(arguments)
-    except msgspec.DecodeError:  # a number that no float can hold
+    except msgspec.DecodeError:  # a number that is too large for a float
         raise InvalidParams("Invalid params: a number in `arguments` is too large.") from None
     return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}

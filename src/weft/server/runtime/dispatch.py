@@ -63,17 +63,17 @@ if TYPE_CHECKING:
 
 
 def check_middleware(layer: Any) -> None:
-    """Raise UsageError for a plain `def`: its `try` around `next()` would never catch anything.
+    """Raise UsageError for middleware that is a plain `def`: its `try` around `next()` would never catch anything.
 
-    A plain function that returns an awaitable is accepted where that can be seen: it wraps an `async def`, is a lambda,
-    or has such an annotation.
+    A plain function is accepted if it clearly returns an awaitable: it wraps an `async def`, is a lambda, or has such
+    an annotation.
     """
     code = target(layer)
     returned = str(getattr(code, "__annotations__", {}).get("return", ""))
     if (
-        not inspect.isfunction(code)  # written in C, or a class: this cannot be seen
+        not inspect.isfunction(code)  # written in C, or a class: its kind is unknown
         or inspect.iscoroutinefunction(code)
-        or inspect.iscoroutinefunction(layer)  # marked as one
+        or inspect.iscoroutinefunction(layer)  # marked as a coroutine function
         or code.__name__ == "<lambda>"
         or any(word in returned for word in ("Awaitable", "Coroutine", "Future", "Task"))
     ):
@@ -84,7 +84,7 @@ def check_middleware(layer: Any) -> None:
 def explain_next(
     error: BaseException, middleware: Sequence[Callable[..., Any]], chain: Callable[..., Any]
 ) -> BaseException:
-    """Return a UsageError in place of a TypeError that comes from an argument to `next`; else the error itself."""
+    """Return a UsageError if the error is a TypeError caused by an argument to `next`, else the error itself."""
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     if not frames or not is_users(frames[-1].f_code.co_filename):
         return error
@@ -109,12 +109,12 @@ def _names_in(chain: Any) -> set[str]:
 
 
 def no_result(layer: Any, returned: object) -> UsageError:
-    """Return the error for middleware that returned something else than a result."""
+    """Return the error for middleware that did not return a result."""
     if returned is None:
         return UsageError(f"{_named(layer)} returned nothing. Write `return await next()`.")
     if inspect.isawaitable(returned):
         if isinstance(returned, Coroutine):
-            cast("Coroutine[Any, Any, Any]", returned).close()  # or Python would warn too
+            cast("Coroutine[Any, Any, Any]", returned).close()  # otherwise Python would warn too
         return UsageError(f"{_named(layer)} returned a coroutine, which was not awaited. Write `return await next()`.")
     return UsageError(
         f"{_named(layer)} returned {with_article(type(returned).__name__)}, which is no result. Return what "
@@ -129,20 +129,20 @@ def _named(layer: Any) -> str:
 
 E = TypeVar("E", bound=Exception)
 
-Translation: TypeAlias = Callable[[E], Any] | Callable[[E, Any], Any]  # the exception; the exception and the Context
+Translation: TypeAlias = Callable[[E], Any] | Callable[[E, Any], Any]  # `fn(error)` or `fn(error, ctx)`
 
-_ANSWERS = (ToolError, ProtocolError)
+_ANSWERS = (ToolError, ProtocolError)  # exceptions whose text is for the client
 
 _RETURNS = (
-    "Return a text, a ToolError, a ProtocolError or a result; or raise the exception again, to leave it as it is."
+    "Return a text, a ToolError, a ProtocolError or a result; or raise the exception again, to leave it unchanged."
 )
 
 
 class Translations:
-    """The functions of `server.on_error`, by class of exceptions. Immutable: `with_one` returns a new object."""
+    """The functions of `server.on_error`, by exception class. Immutable: `with_one` returns a new object."""
 
     def __init__(self, functions: Mapping[type[Exception], tuple[Callable[..., Any], bool]] | None = None) -> None:
-        self._functions = dict(functions or {})  # each with a flag: it takes the Context too
+        self._functions = dict(functions or {})  # each with a flag: whether it also takes the Context
 
     @property
     def functions(self) -> list[Callable[..., Any]]:
@@ -150,7 +150,7 @@ class Translations:
         return [fn for fn, _ in self._functions.values()]
 
     def with_one(self, kind: type[Exception], fn: Callable[..., Any]) -> Translations:
-        """Return these translations with one more; UsageError if it is registered twice or cannot be called."""
+        """Return a copy with one more function; raise UsageError if the class is taken or `fn` cannot be called."""
         if kind in self._functions:
             raise UsageError(f"server.on_error({kind.__name__}) is registered twice; one function is enough.")
         return Translations({**self._functions, kind: (fn, _takes_context(kind, fn))})
@@ -171,20 +171,20 @@ class Translations:
         except BaseException as fault:
             if isinstance(fault, asyncio.CancelledError) and _is_cancelled():
                 raise
-            if fault is error:  # raised again: without the frames of its translation
+            if fault is error:  # raised again by the function: restore the original traceback
                 return error.with_traceback(trace)
             call.blamed = described
             return fault
 
     def _find(self, call: Call, error: BaseException) -> tuple[BaseException, type[Exception] | None]:
-        """Return the exception to translate and the nearest registered class; None if there is no such class."""
+        """Return the exception to translate and the nearest registered class, or None instead of the class."""
         kind = self._class_for(call, error)
         lone = error
         while kind is None and isinstance(lone, BaseExceptionGroup):
             members = cast("BaseExceptionGroup[BaseException]", lone).exceptions
             if len(members) != 1:
                 return error, None
-            lone = members[0]  # wrapped by a task group
+            lone = members[0]  # a task group has wrapped it
             kind = self._class_for(call, lone)
         return (error, None) if kind is None else (lone, kind)
 
@@ -201,7 +201,7 @@ class Translations:
 
 
 def check_exceptions(kind: object) -> None:
-    """Raise UsageError unless `kind` is a class of exceptions. A function means `@on_error` without an argument."""
+    """Raise UsageError unless `kind` is a class of exceptions. It is a function if `@on_error` has no argument."""
     if isinstance(kind, type) and issubclass(kind, Exception):
         return
     given = cast("Any", kind)
@@ -217,7 +217,7 @@ def check_exceptions(kind: object) -> None:
 
 
 def _as_answer(call: Call, answer: Any, described: str) -> Result | BaseException:
-    """Convert the return value of a translation to a result or an error."""
+    """Convert the return value of a function of `on_error` to a result or an error."""
     is_tool = isinstance(call.envelope.params, CallToolParams)
     if isinstance(answer, str):
         answer = ToolError(answer)
@@ -234,7 +234,7 @@ def _as_answer(call: Call, answer: Any, described: str) -> Result | BaseExceptio
 
 
 def _takes_context(kind: type[Exception], fn: Callable[..., Any]) -> bool:
-    """Return True if a function is called as `fn(error, ctx)`, False for `fn(error)`; UsageError for neither."""
+    """Return True if a function takes `(error, ctx)`, False for `(error)`; raise UsageError for other parameters."""
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # some functions that are written in C have no signature
@@ -260,30 +260,30 @@ _UNKNOWN = object()
 
 
 def find_tracing() -> Tracing | None:
-    """Return the tracing of calls; None where OpenTelemetry is not installed."""
+    """Return the tracing of calls; None if OpenTelemetry is not installed."""
     if importlib.util.find_spec("opentelemetry") is None or importlib.util.find_spec("opentelemetry.trace") is None:
         return None
     return Tracing()
 
 
 class Tracing:
-    """Makes spans while a tracer provider is set.
+    """Creates a span for each call while a tracer provider is set.
 
-    Many programs have OpenTelemetry installed because a framework needs it, and no provider. A provider may be set at
-    any time, so `is_on` is called with every call, and is cheap.
+    Many programs have OpenTelemetry installed only because a framework needs it, and never set a provider. A provider
+    may be set at any time, so `is_on` runs with every call and must be cheap.
     """
 
     def __init__(self) -> None:
         from opentelemetry import trace
 
         self._trace: Any = trace
-        trace.get_tracer_provider()  # loads the one that OTEL_PYTHON_TRACER_PROVIDER names
+        trace.get_tracer_provider()  # loads the provider that OTEL_PYTHON_TRACER_PROVIDER names
 
     def is_on(self) -> bool:
         """Return whether a tracer provider is set.
 
         The public function reads the environment each time, which takes 2 % of a call. So the module's private variable
-        is read first, where this version has it.
+        is read first, if this version of OpenTelemetry has it.
         """
         trace = self._trace
         if getattr(trace, "_TRACER_PROVIDER", _UNKNOWN) is None:
@@ -291,7 +291,7 @@ class Tracing:
         return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
 
     async def around(self, ctx: Any, next: Any) -> Result:
-        """Make a span around one call; a middleware."""
+        """Create a span around one call. This is a middleware."""
         from opentelemetry import propagate, trace
 
         meta = ctx.params.meta
@@ -331,9 +331,9 @@ Middleware: TypeAlias = Callable[[Any, Next], Awaitable[Result]]  # called with 
 
 
 class Dispatcher:
-    """The method table of one server, composed with its middleware once.
+    """Serves the calls of one server: a table of methods, each composed with the middleware once.
 
-    A request passes its check in `checks` before any code of the user runs, middleware included, so that a refusal can
+    The check of a method, from `checks`, runs before any code of the user, middleware included, so that a refusal can
     still set the HTTP status. If middleware has changed the params, they are checked again.
     """
 
@@ -362,7 +362,7 @@ class Dispatcher:
             self._traced = {method: partial(_step, tracing.around, chain) for method, chain in self._handlers.items()}
 
     async def run(self, call: Call) -> Answer:
-        """Serve one call."""
+        """Serve one call and return its encoded answer."""
         try:
             handler = self._admit(call)
             if call.spends is not None:
@@ -374,7 +374,7 @@ class Dispatcher:
                 result = _settle(call, result)
             if isinstance(result, Encoded):
                 return 200, encode_result(call.id, result.body)
-            if not isinstance(result, Result):  # pyright: ignore[reportUnnecessaryIsInstance] - middleware may lie
+            if not isinstance(result, Result):  # pyright: ignore[reportUnnecessaryIsInstance] - middleware may return anything
                 raise no_result(self._middleware[0] if self._middleware else None, result)
             if result.result_type is not None:
                 self._check_type(call, result.result_type)
@@ -385,7 +385,7 @@ class Dispatcher:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # The call was not cancelled: the handler raised it, or awaited something that was cancelled.
+            # The call was not cancelled: the handler raised this error, or awaited something that was cancelled.
             return self.fail(call, error)
         except BaseException as error:  # noqa: BLE001 - no exception of a handler may end the process
             return await self._end(call, error)
@@ -395,17 +395,17 @@ class Dispatcher:
                 await call.own_connection.close()
 
     async def _end(self, call: Call, error: BaseException) -> Answer:
-        """Answer a call that raised something else than a ProtocolError: a signal to ask the client, or an error."""
+        """Answer a call that ended with a signal to ask the client, or with an error that is no ProtocolError."""
         signal = signal_in(error)
         if isinstance(signal, InputRequired):
             return await self._ask(call, signal)
         round = round_of(call)
-        if round is not None and round.is_over:  # the handler has replaced the signal by another exception
+        if round is not None and round.is_over:  # the handler has replaced the signal with another exception
             return await self._ask(call, None)
         return await self._conclude(call, signal or error)
 
     async def _conclude(self, call: Call, error: BaseException) -> Answer:
-        """Answer a call that failed, with a result that the model reads or with an error."""
+        """Answer a call that failed: with a result that the model reads, or with an error."""
         if type(error) is TypeError and self._middleware:
             error = explain_next(error, self._middleware, self._handlers[call.method])
         if self._translations is not None:
@@ -416,7 +416,7 @@ class Dispatcher:
         if isinstance(call.envelope.params, CallToolParams) and (failed := failure_of(call, error)) is not None:
             return 200, encode_result(call.id, call.seal(failed))
         if call.spends is not None and isinstance(error, InvalidParams | MissingCapability):
-            await _give_back(call, call.spends)  # the call may be made again, with other answers or capabilities
+            await _give_back(call, call.spends)  # the client may repeat the call, with other answers or capabilities
         return self.refuse(call, error) if isinstance(error, ProtocolError) else self.fail(call, error)
 
     def _answer_with(self, call: Call, result: Result) -> Answer:
@@ -425,14 +425,14 @@ class Dispatcher:
             if result.result_type is not None:
                 self._check_type(call, result.result_type)
             return 200, encode_result(call.id, call.seal(copy(result)))
-        except Exception as error:  # noqa: BLE001 - a result that is no JSON: logged for the developer
+        except Exception as error:  # noqa: BLE001 - a result that is not JSON is logged for the developer
             return self.fail(call, error)
 
     def _admit(self, call: Call) -> Handler:
         """Check a call and return its handler."""
         name, params = call.envelope.method.name, call.envelope.params
         if isinstance(params, InputParams) and params.request_state is not None:
-            asker_of(call)  # opens the state, and refuses a foreign one
+            asker_of(call)  # decrypts the state, and refuses an invalid one
         check = self._checks.get(name)
         if check is not None:
             check(call)
@@ -443,17 +443,17 @@ class Dispatcher:
         return handler
 
     def _check_type(self, call: Call, result_type: str) -> None:
-        """Raise UsageError unless a result type is the core's or of an extension that the client declared."""
+        """Raise UsageError unless a result type is of the core protocol or of an extension that the client declared."""
         declared = (extension for extension in self._extensions if extension.declared_by(call))
         if result_type in CORE_TYPES or any(result_type in extension.result_types for extension in declared):
             return
         raise UsageError(
-            f"{call.described} returned a result of type {result_type!r}, which is neither the core's nor of an "
-            "extension that the client declared. Check Extension.declared_by(call) before returning one."
+            f"{call.described} returned a result of type {result_type!r}, which is neither of the core protocol "
+            "nor of an extension that the client declared. Check Extension.declared_by(call) before returning one."
         )
 
     async def _ask(self, call: Call, signal: InputRequired | None) -> Answer:
-        """Answer with questions to the client; where a session allows to ask at once, run the call again."""
+        """Answer a call with its questions. In a session, ask the client now and run the call again."""
         try:
             if signal is not None and await asker_of(call).settle(signal):
                 _restore(call)
@@ -463,7 +463,7 @@ class Dispatcher:
             return await self._conclude(call, error)
         except QuestionFailed as error:
             return self.refuse(call, InternalError(f"A question was not answered. {error}"))
-        except Exception as error:  # noqa: BLE001 - a journal too large, a state that is not JSON: logged
+        except Exception as error:  # noqa: BLE001 - logged: the journal is too large, or a state is not JSON
             return self.refuse(call, InternalError(report(call.described, error, debug=self._services.debug)))
 
     def fail(self, call: Call, error: BaseException) -> Answer:
@@ -471,11 +471,11 @@ class Dispatcher:
         return self.refuse(call, InternalError(report(call.blamed or call.method, error, debug=self._services.debug)))
 
     def refuse(self, call: Call, error: ProtocolError) -> Answer:
-        """Encode the error that answers a call."""
+        """Undo the effects of a call, and return its answer: an encoded error."""
         if call.undo is not None:
             call.undo()
         wire = call.era.refuse(error, opened=True)
-        if wire.code == InternalError.code != error.code:  # the era masks it, so it is logged
+        if wire.code == InternalError.code != error.code:  # the era hides it from the client, so it is logged
             wire.message = report_code(call.blamed or call.described, error, debug=self._services.debug)
         if isinstance(error, InsufficientScope | Busy):
             wire.status = error.status
@@ -487,7 +487,7 @@ class Dispatcher:
 
 
 def _restore(call: Call) -> None:
-    """Reset a call to what its client sent, before it runs again: middleware may have changed it."""
+    """Restore the arguments that the client sent, before a call runs again: middleware may have changed them."""
     call.blamed = None
     if isinstance(call.envelope.params, CallToolParams):
         call.envelope.params.forget_arguments()
@@ -500,13 +500,13 @@ def _refuse_unasked(call: Call) -> None:
         what, where = forgotten
         call.blamed = call.described
         raise UsageError(
-            f"{what} at {where} has no `await`, so it was never asked or done, and what it returned means nothing. "
+            f"{what} at {where} has no `await`, so it was never done, and its value is only a coroutine. "
             f"Write `await {what}`; in a plain function `ctx.wait({what})`."
         )
 
 
 def _settle(call: Call, result: Result | Encoded) -> Result | Encoded:
-    """Return the questions of a handler that is not answered yet, else its result."""
+    """Return the questions of a call if some are not answered yet, else its result."""
     round = round_of(call)
     if round is None:
         return result
@@ -520,23 +520,23 @@ def _settle(call: Call, result: Result | Encoded) -> Result | Encoded:
 async def _spend(call: Call, state: str) -> None:
     """Mark the single-use state of this call as used, before the handler runs."""
     if not await call.services.once_store.spend(state):
-        call.spends = None  # used by another call, which alone may give it back
+        call.spends = None  # used by another call, and only that call may give it back
         raise StateRefused
 
 
 async def _give_back(call: Call, state: str) -> None:
-    """Make a state usable again after its answers were refused, unless a `once` has already run."""
+    """Make a state usable again after its answers were refused, unless a function of `ctx.once` has already run."""
     round = round_of(call)
     if round is None or not round.abandon():
         return
     try:
         await call.services.once_store.give_back(state)
     except Exception:
-        log.exception("The backend failed: a `requestState` stays used, and its call has to begin again.")
+        log.exception("The backend failed: a `requestState` stays marked as used, and its call has to begin again.")
 
 
 def _compose(name: str, handler: Handler, middleware: Sequence[Middleware], check: Check | None) -> Handler:
-    """Put the middleware around the handler of a method, the first outermost."""
+    """Return the handler of a method, wrapped in the middleware. The first middleware is the outermost."""
     is_list = name in METHODS and METHODS[name].params is PaginatedParams
     chain: Handler = partial(_plain, handler) if middleware and is_list else handler
     if middleware and check is not None:
@@ -551,7 +551,7 @@ def _rechecked(check: Check, handler: Handler, call: Call) -> Awaitable[Result |
 
 
 async def _check_again(check: Check, handler: Handler, call: Call) -> Result | Encoded:
-    """Check and serve a call whose params middleware may have changed, even to those of another tool."""
+    """Check and serve a call after middleware had access to its params. They may now name another tool."""
     spent = call.spends
     check(call)
     if call.spends is not None and spent is None:
@@ -561,20 +561,20 @@ async def _check_again(check: Check, handler: Handler, call: Call) -> Result | E
 
 
 async def _plain(handler: Handler, call: Call) -> Result:
-    """Serve a list as a result and not as cached bytes, because middleware may change it."""
+    """Return a list as a result and not as cached bytes, because middleware may change it."""
     result = await handler(call)
     return copy(result.result) if isinstance(result, Encoded) else result
 
 
 def _step(layer: Middleware, chain: Handler, call: Call) -> Awaitable[Result | Encoded]:
-    """Call the outermost middleware. The dispatcher checks what it returns, which saves a coroutine."""
+    """Call one middleware. The dispatcher checks the result of the outermost, which saves a coroutine."""
     following: Any = partial(chain, call)
     return layer(call.context, following)
 
 
 async def _checked_step(layer: Middleware, chain: Handler, call: Call) -> Result | Encoded:
     result: Any = await _step(layer, chain, call)
-    if not isinstance(result, (Result, Encoded)):  # a tuple: a union would be made with each call
+    if not isinstance(result, (Result, Encoded)):  # a tuple, because a union would be created with each call
         raise no_result(layer, result)
     return result
 
@@ -639,8 +639,8 @@ class Extension:
     {}
     """
 
-    id: ClassVar[str] = ""
-    result_types: ClassVar[frozenset[str]] = frozenset()  # values of `resultType` beyond the core's
+    id: ClassVar[str] = ""  # identifier, such as "com.example/echo"
+    result_types: ClassVar[frozenset[str]] = frozenset()  # values of `resultType` that the extension adds
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -662,14 +662,14 @@ class Extension:
     def require(self, call: Call) -> None:
         """Raise UndeclaredExtension if the client did not declare this extension.
 
-        Where no session remembers the handshake, any client that calls the method is accepted.
+        If the server runs without sessions, clients of the session era are accepted: their declarations are unknown.
         """
         if call.knows_client and not self.declared_by(call):
             raise UndeclaredExtension(call.method, self.id)
 
 
 def check_extensions(extensions: Sequence[Extension]) -> None:
-    """Raise RegistrationError for a malformed identifier, a repeated extension, and a method that is taken."""
+    """Raise RegistrationError for a malformed identifier, a repeated extension, or a method that exists already."""
     taken: dict[str, str] = dict.fromkeys(METHODS, "the core protocol")
     seen: set[str] = set()
     for extension in extensions:
@@ -684,6 +684,6 @@ def check_extensions(extensions: Sequence[Extension]) -> None:
         for method, _ in extension.methods():
             if method.name in taken:
                 raise RegistrationError(
-                    f"{name} adds the method {method.name!r}, which belongs to {taken[method.name]}. Name it otherwise."
+                    f"{name} adds the method {method.name!r}, which belongs to {taken[method.name]}. Rename it."
                 )
             taken[method.name] = extension.id

@@ -1,7 +1,7 @@
 """Limit how much is served at once, and wait for open calls when the server stops.
 
 `BodyMemory` bounds the memory of large bodies, `LargeMessageQueue` the time that large messages take from others.
-`OpenCalls` knows only calls that wait for something: a call that is answered in one step never gets there.
+`OpenCalls` contains only calls that wait for something. A call that is answered in one step is never added.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from weft.server.calls.call import Call
 
 
-_STEPS = 3  # turns of the loop until a message is decoded and its arguments are checked, in another task too
-_PACE = 1024 * 1024  # bytes that count like one second of waiting, when small messages overtake large ones
+_STEPS = 3  # iterations of the event loop until a message is decoded and its arguments are checked
+_PACE = 1024 * 1024  # for each such number of bytes, a message is queued as if it had come one second later
 
 
 class Busy(InternalError):
-    """A request was refused because a limit of the server is met: HTTP 503, the client may retry later."""
+    """A request was refused because a limit of the server is reached: HTTP 503, the client may retry later."""
 
     status = 503
 
@@ -36,8 +36,8 @@ class Busy(InternalError):
 class BodyMemory:
     """The memory of large bodies that are being read or wait in the queue, counted by peer.
 
-    A peer may hold as much as it leaves free: the first up to a half, the next up to a quarter of all, and so on. So
-    there is always room for another peer.
+    A peer may use at most as much memory as remains free for others: the first peer up to a half of all, the next up
+    to a quarter, and so on. So there is always memory for another peer.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -45,14 +45,14 @@ class BodyMemory:
         self._used: dict[str, int] = {}  # by peer
 
     def hold(self, peer: str) -> HeldBody:
-        """Start to count the bytes of one body, at zero."""
+        """Return a new counter for the bytes of one body."""
         return HeldBody(self, peer)
 
     def take(self, peer: str, size: int) -> None:
-        """Count more bytes of a peer; `Busy` where that is beyond its share."""
+        """Count more bytes of a peer; raise `Busy` if that is more than its share."""
         own = self._used.get(peer, 0) + size
         if own > self._free - size:
-            raise Busy("The server is reading as much as it may. Send this request again in a moment.")
+            raise Busy("The server is reading too many large requests. Send this request again in a moment.")
         self._used[peer] = own
         self._free -= size
 
@@ -67,7 +67,7 @@ class BodyMemory:
 
 
 class HeldBody:
-    """One body in memory, as far as it was received."""
+    """The counted bytes of one body that is being received."""
 
     __slots__ = ("_memory", "_peer", "_size")
 
@@ -77,7 +77,7 @@ class HeldBody:
         self._size = 0
 
     def grow(self, size: int) -> None:
-        """Count the body as `size` bytes; `Busy` where there is no room for them."""
+        """Set the size of the body; raise `Busy` if there is no memory for it."""
         self._memory.take(self._peer, size - self._size)
         self._size = size
 
@@ -88,12 +88,12 @@ class HeldBody:
 
 
 class LargeMessageQueue:
-    """Admits large messages one at a time, with a pause after each as long as it has blocked the loop.
+    """Admits large messages one at a time. After each, it pauses for as long as the message has blocked the event loop.
 
     Parsers and validators cannot be interrupted, and a thread does not help, because they hold the interpreter lock.
-    With the pause, a client that sends large messages back to back leaves half of the time to others, and another
-    caller waits for one of its messages, not for all. Peers take turns, so that a message waits for at most one of each
-    other peer. Small messages of a peer go before its large ones.
+    Because of the pause, a client that sends one large message after another leaves half of the time to other clients.
+    Peers take turns, so that a message waits for at most one message of each other peer. Small messages of a peer go
+    before its large ones.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -101,9 +101,9 @@ class LargeMessageQueue:
         self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopQueue] = WeakKeyDictionary()
 
     async def wait(self, peer: str, size: int) -> None:
-        """Wait until a message may be decoded. The turn ends when the caller's task waits for something else.
+        """Wait until a message may be decoded; raise `Busy` if too many messages of this peer wait already.
 
-        `Busy` if too many messages of this peer wait already.
+        The queue then measures how long the message blocks the event loop, and admits the next one after the pause.
         """
         loop = asyncio.get_running_loop()
         queue = self._queues.get(loop)
@@ -112,7 +112,8 @@ class LargeMessageQueue:
         await queue.wait(loop, peer, size)
 
 
-_Place: TypeAlias = tuple[float, int, asyncio.Future[None]]  # the priority; a number that breaks ties; its turn
+# The priority, a number that breaks ties, and a future that is done when the turn of the message has come.
+_Place: TypeAlias = tuple[float, int, asyncio.Future[None]]
 
 
 class _LoopQueue:
@@ -120,15 +121,15 @@ class _LoopQueue:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._taken = False  # a message is being served, or the pause after it is not over
-        self._waiting: dict[str, list[_Place]] = {}  # a heap for each peer; the peer that is next comes first
+        self._taken = False  # whether a message is being decoded, or the pause after it is not over
+        self._waiting: dict[str, list[_Place]] = {}  # a heap for each peer; the peer whose turn is next comes first
         self._numbers = count()
 
     async def wait(self, loop: asyncio.AbstractEventLoop, peer: str, size: int) -> None:
         if self._taken:
             own = self._waiting.get(peer, [])
             if len(own) >= self._most:
-                raise Busy(f"{self._most} large messages of yours wait already. Send this one again in a moment.")
+                raise Busy(f"{self._most} of your large messages wait already. Send this one again in a moment.")
             place = (loop.time() + size / _PACE, next(self._numbers), loop.create_future())
             heappush(self._waiting.setdefault(peer, own), place)
             try:
@@ -140,7 +141,7 @@ class _LoopQueue:
         loop.call_soon(self._measure, loop, loop.time(), _STEPS)
 
     def _leave(self, peer: str, place: _Place) -> None:
-        """Leave the queue; if the turn has come already, pass it on."""
+        """Remove a cancelled message from the queue. If its turn has come already, admit the next message."""
         own = self._waiting.get(peer, [])
         if place in own:
             own.remove(place)
@@ -158,7 +159,7 @@ class _LoopQueue:
             loop.call_at(now + (now - started), self._next)
 
     def _next(self) -> None:
-        """Give the turn to the peer that has waited longest for one, and put that peer last."""
+        """Admit a message of the next peer, and put that peer last."""
         while self._waiting:
             peer = next(iter(self._waiting))
             own = self._waiting.pop(peer)
@@ -177,14 +178,14 @@ def busy(most: int) -> Busy:
 
 
 def still_served() -> InvalidRequest:
-    """Return the error for a request with the id of another that is not answered yet."""
+    """Return the error for a request whose id belongs to another request that is not answered yet."""
     return InvalidRequest("Invalid request: a request with this id is still being served.")
 
 
 log = logging.getLogger("weft.running")
 
 _MOST_NAMED = 5  # calls in one line of the log
-_TURN = 0.05  # seconds in which listen streams end, and calls that were nearly done
+_TURN = 0.05  # seconds that listen streams and nearly finished calls get to end
 
 
 def stopped() -> InternalError:
@@ -198,7 +199,7 @@ class OpenCalls:
     """The calls of one server that wait for something."""
 
     def __init__(self) -> None:
-        self._since: dict[Call, float] = {}  # when each began to wait
+        self._since: dict[Call, float] = {}  # monotonic time when each began to wait
 
     def add(self, call: Call) -> None:
         """Add a call that waits."""
@@ -209,7 +210,7 @@ class OpenCalls:
         self._since.pop(call, None)
 
     async def drain(self, seconds: float) -> None:
-        """Wait up to `seconds` for the calls to finish, then cancel the others."""
+        """Wait up to `seconds` for the calls to finish, then cancel those that have not."""
         await asyncio.sleep(_TURN)
         self._log_waiting("" if math.isinf(seconds) else f" up to {seconds:g} s")
         until = time.monotonic() + seconds
@@ -223,7 +224,7 @@ class OpenCalls:
         self.end(when=f"after {seconds:g} s")
 
     def log_soon(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Log which calls a web server waits for that is asked to stop; it decides for how long it waits."""
+        """Log which calls a web server waits for when it stops. The web server decides how long it waits."""
         loop.call_later(_TURN, self._log_waiting)
 
     def _log_waiting(self, how_long: str = "") -> None:
@@ -231,16 +232,16 @@ class OpenCalls:
             log.warning("The server stops. It waits%s for %s.", how_long, self._describe(self._since))
 
     async def cancel(self) -> None:
-        """Cancel the calls that do not end in a moment, as listen streams do."""
+        """Cancel all calls, after a moment in which listen streams can end."""
         if self._since:
             await asyncio.sleep(_TURN)
             self.end()
 
     def end(self, concerned: Callable[[Call], bool] = lambda _: True, *, when: str = "at once") -> None:
-        """Cancel all calls, or those that are `concerned`, and answer them with an error where that is possible."""
+        """Cancel all calls, or those that are `concerned`. They are answered with an error if that is possible."""
         ending = [call for call in self._since if not call.cancellation.cancelled and concerned(call)]
         if ending:
-            log.warning("The server stops, and gives up %s %s.", when, self._describe(ending))
+            log.warning("The server stops. It cancels, %s, %s.", when, self._describe(ending))
         for call in ending:
             call.cancellation.cancel("the server stops", told=stopped())
 

@@ -1,7 +1,7 @@
 """Log requests under `weft.server`: at level `info` one line per call and per refusal, at `debug` every message.
 
-The log level is read once, when the server is put together: where it is off, the plain `Dispatcher` serves. Only
-messages that are refused before they become calls look at the level each time.
+The log level is read once, when the server is created. If it is above `info`, the plain `Dispatcher` serves calls. Only
+for messages that are refused before they become calls, the level is checked each time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weft.server.runtime.dispatch import Answer, Dispatcher
 
 log = logging.getLogger("weft.server")
 
-_MOST_REASON = 300  # characters
+_MOST_REASON = 300  # characters of a logged reason
 
 
 def dispatcher_class() -> type[Dispatcher]:
@@ -39,7 +39,7 @@ class LoggedDispatcher(Dispatcher):
     """Serves calls, and logs a line for each."""
 
     async def run(self, call: Call) -> Answer:
-        """Serve one call."""
+        """Serve one call and log it."""
         began = perf_counter()
         status: object = "cancelled"
         try:
@@ -77,7 +77,7 @@ _read = msgspec.json.Decoder(_LoggedOutcome).decode
 
 
 def _status(call: Call, status: int, body: bytes) -> object:
-    """Describe how a call ended: HTTP status, error code, `isError` or `asks`; "ok" where there is none of these."""
+    """Describe how a call ended: HTTP status, error code, `isError` or `asks`; "ok" if there is none of these."""
     try:
         outcome = _read(body)
     except msgspec.DecodeError:  # an extension's result may have an `isError` of another type

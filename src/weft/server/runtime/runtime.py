@@ -1,8 +1,8 @@
-"""Hold what serving calls needs of a server, and enter and leave its lifespan.
+"""Provide the parts of a server that transports need, and enter and leave its lifespan.
 
 The lifespan runs in a separate task, so that it is entered and left in the same task, whichever request comes first or
-last. An app that is mounted in another gets no shutdown event: then the lifespan is left when the event loop shuts down
-and cancels all tasks (`weft.server.http.host_signals` keeps the process alive for that long).
+last. An app that is mounted in another app gets no shutdown event. Then the lifespan is left when the event loop shuts
+down and cancels all tasks (`weft.server.http.host_signals` keeps the process alive for that long).
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class Lifespan:
         summary = summary_of(error)
         if self._reported is None or self._reported[0] != summary:
             text = report(f"The lifespan of {self._services.name!r}", error, debug=self._services.debug)
-            said = text.removeprefix("Internal error. ")
-            self._reported = summary, f"The server's lifespan failed when it started, so nothing can be served. {said}"
+            why = text.removeprefix("Internal error. ")
+            self._reported = summary, f"The server's lifespan failed when it started, so nothing can be served. {why}"
         return self._reported[1]
 
     async def start(self) -> None:
-        """Enter the context manager, unless it is entered already. Raises what it raises."""
+        """Enter the context manager, unless it is entered already. Its exceptions are raised here."""
         if self.started:
             return
         loop = asyncio.get_running_loop()
@@ -87,7 +87,7 @@ class Lifespan:
             if not isinstance(manager, AbstractAsyncContextManager):  # pyright: ignore[reportUnnecessaryIsInstance] - the user's
                 raise _no_lifespan(f"one that returns {type(manager).__name__}")
             async with manager as self.value:
-                self.started = self._ready is ready  # else it was stopped before
+                self.started = self._ready is ready  # unless it was stopped meanwhile
                 self._reported = None
                 ready.set_result(None)
                 cancelled = await _cancelled_before(stop)
@@ -99,19 +99,19 @@ class Lifespan:
         except BaseException as error:
             if ready.done():
                 raise
-            ready.set_exception(_failure(error))  # any exception: requests wait for this
+            ready.set_exception(_failure(error))  # any exception, because requests wait for this future
             ready.exception()  # retrieved here, so that asyncio does not warn if no request waits
             if _is_cancelled():
                 raise
         finally:
-            # Left without `stop`: the start failed, or the loop shuts down. The next request enters it again.
+            # Without `stop`, the start has failed or the event loop shuts down. The next request starts it again.
             if self._ready is ready:
                 self._ready = None
                 self.started = False
 
 
 def _check(factory: Any) -> None:
-    """Raise UsageError if `factory` is no lifespan, as far as can be seen without calling it."""
+    """Raise UsageError if `factory` cannot be a lifespan. The factory is not called."""
     if factory is None:
         return
     name = getattr(factory, "__name__", type(factory).__name__)
@@ -124,8 +124,8 @@ def _check(factory: Any) -> None:
     try:
         inspect.signature(factory).bind(None)
     except TypeError as error:
-        raise _no_lifespan(f"{name}, which cannot be called with it: {error}") from None
-    except ValueError:  # of a function in C, nothing is known
+        raise _no_lifespan(f"{name}, which cannot be called with the server: {error}") from None
+    except ValueError:  # some functions that are written in C have no signature
         return
 
 
@@ -137,9 +137,9 @@ def _no_lifespan(what: str) -> UsageError:
 
 
 async def _cancelled_before(stop: asyncio.Event) -> asyncio.CancelledError | None:
-    """Wait for `stop`; return the cancellation if the loop shuts down before.
+    """Wait for `stop`; return the cancellation if the event loop shuts down before.
 
-    It is not raised here, so that the lifespan's code after `yield` runs without `try` and `finally` too.
+    The cancellation is not raised here, so that the lifespan's code after `yield` runs even without a `finally`.
     """
     try:
         await stop.wait()
@@ -154,7 +154,7 @@ def _is_cancelled() -> bool:
 
 
 def _failure(error: BaseException) -> Exception:
-    """Return the error for requests that wait for the start: a cancellation or an exit must not reach them."""
+    """Return the error for requests that wait for the start. They must not get a cancellation or SystemExit."""
     if isinstance(error, Exception):
         return error
     failure = RuntimeError(f"The lifespan raised {type(error).__name__} before it yielded; raise an Exception instead.")
@@ -170,19 +170,19 @@ _Key = tuple[Callable[[Connection], Any], Connection]
 
 
 class Background:
-    """The tasks that belong to no call. What they raise is logged."""
+    """Runs functions in tasks that belong to no call. Their exceptions are logged."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._seldom = Seldom(log)  # for what clients can cause at will
+        self._seldom = Seldom(log)  # limits how often a warning that clients can cause is logged
         self._tasks: dict[_Key, asyncio.Task[None]] = {}
         self._again: set[_Key] = set()  # functions to call once more when they have ended
 
     def start(self, option: str, fn: Callable[[Connection], Any], connection: Connection) -> None:
         """Call `fn(connection)`, which was given to `option`, in a task.
 
-        If it still runs for this connection, it is called once more afterwards, however often this was asked. So a
-        client that repeats a notification leaves room for others.
+        If the function still runs for this connection, it is called once more when it has ended, even if `start` was
+        called several times. So a client that repeats a notification cannot start many tasks.
         """
         key, name = (fn, connection), repr(getattr(fn, "__name__", option))
         if key in self._tasks:
@@ -257,13 +257,13 @@ class Runtime(Services):
         raise NotImplementedError
 
     async def stop(self) -> None:
-        """Release everything, at the end of the process."""
+        """Close everything, at the end of the process."""
         raise NotImplementedError
 
     def is_full(self, *, own: int = 0) -> bool:
-        """Return whether the limit of running requests is met; listen streams have a separate limit.
+        """Return whether the limit of running requests is reached; listen streams have a separate limit.
 
-        `own` is the number of counted requests that belong to the caller.
+        `own` is how many of the counted requests belong to the caller.
         """
         most = self.limits.in_flight + own
         return self.in_flight >= most and self.in_flight - len(self.subscriptions) >= most

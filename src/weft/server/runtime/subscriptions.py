@@ -1,7 +1,7 @@
 """Serve listen streams, on which clients get notified of changes, and end streams whose token expires.
 
-A listen stream is one `subscriptions/listen` call that stays open. Its inbox keeps each change once, so that a client
-that reads slowly costs no more memory than its filter, and delays no other client.
+A listen stream is one `subscriptions/listen` call that stays open. Its inbox keeps each change once, so that the
+memory for a slow client is limited by the size of its filter. A slow client delays no other client.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class ListenStream:
     __slots__ = ("ended", "expired", "filter", "id", "inbox", "peer", "uris", "wake")
 
     def __init__(self, id: RequestId, filter: SubscriptionFilter, peer: str) -> None:
-        self.id = id  # of the request
+        self.id = id  # id of the request
         self.filter = filter  # the part of the client's filter that the server offers
         self.peer = peer
         self.uris = frozenset(filter.resource_subscriptions or ())
         self.wake = asyncio.Event()
         self.inbox = ChangeInbox(self.accepts, self.uris, self.wake.set)
-        self.ended = False  # the server ends the stream
-        self.expired = False  # it does because the client's token has expired
+        self.ended = False  # whether the server ends the stream
+        self.expired = False  # whether it ends because the client's token has expired
 
     def accepts(self, change: Change) -> bool:
         """Return whether a change passes the filter."""
@@ -49,7 +49,7 @@ class ListenStream:
         return bool(getattr(self.filter, _LISTS[change.kind]))
 
     def end(self) -> None:
-        """End the stream after the changes that are in the inbox."""
+        """End the stream after the pending changes are sent."""
         self.ended = True
         self.wake.set()
 
@@ -66,8 +66,8 @@ class ListenStreams:
         self._services = services
         self._streams: dict[ListenStream, None] = {}
         self._per_peer: Counter[str] = Counter()
-        self._loop: asyncio.AbstractEventLoop | None = None  # that of the streams
-        self._closed: asyncio.AbstractEventLoop | None = None  # the loop in which all streams end, new ones too
+        self._loop: asyncio.AbstractEventLoop | None = None  # event loop of the streams
+        self._closed: asyncio.AbstractEventLoop | None = None  # event loop in which `close` ended all streams
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -92,15 +92,15 @@ class ListenStreams:
         finally:
             self._remove(stream)
         if stream.expired:
-            await call.reply.end()  # without a result: the client listens again, with another token
-        # The server ends it: with the result, and where the connection goes on after that, with a cancellation.
+            await call.reply.end()  # without a result, so that the client listens again with another token
+        # The server ends the stream with the result. If the connection continues (stdio), a cancellation follows.
         call.reply.epilogue(encode_notification("notifications/cancelled", CancelledParams(request_id=call.id)))
         return EmptyResult(meta=meta)
 
     def close(self, peer: str | None = None) -> int:
         """End the open streams gracefully, all or those of one peer; return how many there were.
 
-        After all were ended, a stream that is opened later in the same loop ends at once.
+        After `close()` without a peer, a stream that is opened later in the same event loop ends at once.
         """
         if peer is None:
             self._closed = asyncio.get_running_loop()
@@ -148,11 +148,11 @@ class ListenStreams:
             )
         if len(self._streams) >= limits.listen_streams:
             raise Busy(
-                f"{limits.listen_streams} streams are open already, the most this server has. Try again when one ends."
+                f"{limits.listen_streams} streams are open already, which is the limit. Try again when one ends."
             )
         if self._per_peer[call.peer] >= limits.listen_streams_per_peer:
             raise Busy(
-                f"You have {limits.listen_streams_per_peer} streams open already, the most there may be. Close one."
+                f"You have {limits.listen_streams_per_peer} streams open already, which is the limit. Close one."
             )
 
     def _offered(self, wanted: SubscriptionFilter) -> SubscriptionFilter:
@@ -180,23 +180,23 @@ class ListenStreams:
 
 
 Show: TypeAlias = (
-    "Callable[[TokenInfo | None], None]"  # takes a newer token of the client; the one that expires last counts
+    "Callable[[TokenInfo | None], None]"  # called with a newer token of the client; the token that expires last counts
 )
 
-AGAIN_SECONDS = 1.0  # time until `end` is called again
+AGAIN_SECONDS = 1.0  # time until `end` is called again, if it returned True
 
 
 def at_expiry(
     services: Services, info: TokenInfo | None, end: Callable[[], bool | None]
 ) -> AbstractContextManager[Show]:
-    """Call `end` when the token expires while this context is open, and again a second later if it returns True.
+    """Call `end` when the token expires while this context is open, then every second while `end` returns True.
 
-    `end` is not called where another app verifies the tokens, or where a token has no expiry.
+    `end` is not called if the server itself does not verify tokens, or if the token has no expiry.
     """
     return _NEVER if services.auth is None else _expiring(services, info, end)
 
 
-_NEVER: AbstractContextManager[Show] = nullcontext(lambda _: None)  # one for all: there may be many streams
+_NEVER: AbstractContextManager[Show] = nullcontext(lambda _: None)  # shared by all streams, because there may be many
 
 
 @contextmanager

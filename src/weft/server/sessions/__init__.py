@@ -1,1 +1,1 @@
-"""Keep the sessions of clients that shake hands: records, live parts, stored streams."""
+"""Keep the sessions of clients: their records, live parts and stored streams."""

@@ -51,7 +51,7 @@ class OpenStream(Protocol):
 class ResumedReader(asyncio.Event):
     """Wakes the response that sends the rest of a resumed stream."""
 
-    retry: int | None = None  # milliseconds after which the client should reconnect; None: it should stay
+    retry: int | None = None  # milliseconds after which the client should reconnect; None: not set
 
     def end(self, retry: int | None = None) -> None:
         """End the response."""
@@ -60,7 +60,7 @@ class ResumedReader(asyncio.Event):
 
 
 class Session:
-    """The live part of one session in this process, and the `Outbound` of its connection."""
+    """The live part of one session in this process. It is also the `Outbound` channel of its connection."""
 
     __slots__ = (
         "_limits",
@@ -92,8 +92,8 @@ class Session:
         self._streams = streams
         self._limits = limits
         self.principal = principal
-        self.peer = peer  # the address that the session counts for
-        self.worker = worker
+        self.peer = peer  # principal or address that this session counts for, in limits
+        self.worker = worker  # id of this process
         self.last_used = time.monotonic()
         self.renewed = self.last_used  # when the lifetime of the record was last extended
         self.in_use = 0  # open requests and streams: while there are any, the session is not idle
@@ -101,8 +101,8 @@ class Session:
         self.stale = False  # another worker has changed the record
         self.inbox: ChangeInbox | None = None  # changes for the standalone stream; None if it was never opened here
         self.wake: asyncio.Event | None = None  # set to wake the standalone stream; None while it is not open here
-        self.record = Record("", None, self.connection.client_capabilities, principal, peer)  # as last read or written
-        self.open_streams: dict[str, OpenStream] = {}  # of requests, by name
+        self.record = Record("", None, self.connection.client_capabilities, principal, peer)  # as last read or stored
+        self.open_streams: dict[str, OpenStream] = {}  # streams of requests, by name
         self.resumed: dict[str, ResumedReader] = {}  # resumed streams of requests, by name
         self.streams_begun = 0  # number of streams of requests, for their names
         self._outstanding: PendingRequests | None = None
@@ -122,8 +122,8 @@ class Session:
         return self._outstanding
 
     def end_questions(self) -> None:
-        """Fail the requests to the client, present and future ones, because the server stops."""
-        self.outstanding.close("The server stops, and takes no answers any more.")
+        """Fail all pending and future requests to the client, because the server stops."""
+        self.outstanding.close("The server stops and accepts no more answers.")
 
     def name_stream(self) -> str:
         """Return a new name for a stream of this session, unique among all workers."""
@@ -132,16 +132,16 @@ class Session:
 
     @property
     def has_listened(self) -> bool:
-        """Whether the client has opened the standalone stream once, at any worker."""
+        """Whether the client has ever opened the standalone stream, at any worker."""
         return self.inbox is not None or self.record.has_listened
 
     @property
     def is_readable(self) -> bool:
-        """Whether the client reads the standalone stream, or may come back for what is on it."""
+        """Whether the client reads the standalone stream, or may reconnect and read it."""
         return self.has_listened and not self.ended
 
     def open_inbox(self) -> ChangeInbox:
-        """Make the inbox for changes, as the client opens the standalone stream."""
+        """Create and return the inbox for changes. Called when the client opens the standalone stream."""
         self.inbox = ChangeInbox(self._accepts, self.connection.subscribed_uris, self._wake_standalone)
         return self.inbox
 
@@ -163,7 +163,10 @@ class Session:
         timeout: float | None = None,
         on_progress: OnProgress | None = None,
     ) -> Any:
-        """Send a request to the client and return its result; NoBackChannelError if it never opened the stream."""
+        """Send a request to the client and return its result.
+
+        Raises `NoBackChannelError` if the client never opened the standalone stream.
+        """
         if not self.has_listened or self.ended:
             raise NoBackChannelError(method)
         limit = self._limits.ask_seconds if timeout is None else timeout
@@ -171,7 +174,7 @@ class Session:
         return msgspec.json.decode(answer)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
-        """Send a notification to the client, if it has ever opened the stream."""
+        """Send a notification to the client, if the client has ever opened the standalone stream."""
         if self.has_listened:
             await self.send(encode_notification(method, UNSET if params is None else params))
 
@@ -223,17 +226,17 @@ class Session:
         self.wake_streams()
 
     def wake_streams(self) -> None:
-        """Wake the responses that send streams here, so that they check whether to go on."""
+        """Wake the responses that send streams here, so that they check whether to continue."""
         for wake in (self.wake, *self.resumed.values()):
             if wake is not None:
                 wake.set()
 
 
-OFTEN = 10  # how often a record is renewed, at most, within its lifetime
+OFTEN = 10  # a record is renewed at most this many times within its lifetime
 
 
 class Record(msgspec.Struct, array_like=True, gc=False):
-    """One session, as it is stored for all workers."""
+    """The part of a session that is stored for all workers."""
 
     protocol_version: str
     client_info: Implementation | None
@@ -244,7 +247,7 @@ class Record(msgspec.Struct, array_like=True, gc=False):
     log_level: LogLevel | None = None
     subscribed_uris: list[str] = []
     handshake_done: bool = False
-    has_listened: bool = False  # its client opened the standalone stream once, at any worker
+    has_listened: bool = False  # whether the client has ever opened the standalone stream, at any worker
 
 
 _encode = msgspec.json.Encoder().encode
@@ -276,7 +279,7 @@ class Records:
         return await self._store.touch(_key(id), ttl=self._idle_seconds)
 
     async def change(self, id: str, before: Record, after: Record) -> Record | None:
-        """Merge the difference between two records into the stored one; return that, or None if the session ended."""
+        """Merge the changes between two records into the stored one; return it, or None if the session ended."""
         while (data := await self._store.get(_key(id))) is not None:
             merged = _merge(before, after, _decode(data))
             if await self._store.swap(_key(id), data, _encode(merged), ttl=self._idle_seconds):
@@ -291,7 +294,7 @@ class Records:
     # Only one worker at a time may have the standalone stream open. The claim of a worker that died expires.
 
     async def take_stream(self, id: str, worker: str) -> None:
-        """Take ownership of the standalone stream unconditionally."""
+        """Take ownership of the standalone stream, even if another worker has it."""
         await self._store.put(_stream(id), worker.encode(), ttl=self._stream_seconds)
 
     async def hold_stream(self, id: str, worker: str) -> bool:
@@ -331,14 +334,14 @@ def _stream(id: str) -> str:
 async def _initialize(call: Call) -> InitializeResult:
     """Answer the handshake. The era has chosen the version."""
     envelope, services = call.envelope, call.services
-    if call.connection.handshake_done:  # by an earlier `initialize`, while this one waited
+    if call.connection.handshake_done:  # an earlier `initialize` was answered while this one waited
         raise AlreadyInitialized
     most = services.limits.introduction_bytes
     parts = (envelope.client_info, envelope.client_capabilities)
     if sum(len(msgspec.json.encode(part)) for part in parts if part is not None) > most:
         raise InvalidParams(
-            f"Invalid params: `clientInfo` and `capabilities` have at most {most} bytes together, for they are kept "
-            "with the session. Leave long texts out, and give icons as links."
+            f"Invalid params: `clientInfo` and `capabilities` have at most {most} bytes together, because they are "
+            "kept with the session. Leave long texts out, and give icons as links."
         )
     call.connection.complete_handshake(envelope.revision.version, envelope.client_info, envelope.client_capabilities)
     call.undo = call.connection.reset_handshake
@@ -367,13 +370,13 @@ async def _ping(_: Call) -> EmptyResult:
 
 
 async def _set_level(call: Call) -> EmptyResult:
-    """Set the lowest level of log messages for the session; without a session, accept only what the default covers."""
+    """Set the lowest level of log messages for the session. Without a session, no higher level can be set."""
     connection, level = call.connection, cast("SetLevelParams", call.envelope.params).level
     if not connection.has_standalone_channel:
-        if not log_level_reached(DEFAULT_LEVEL, level):  # it would get what it does not want
+        if not log_level_reached(DEFAULT_LEVEL, level):  # the client would get messages that it does not want
             raise InvalidRequest(
-                "Invalid request: there is no session here that could remember a log level; messages are sent from "
-                f"{DEFAULT_LEVEL!r} on."
+                "Invalid request: there is no session here, so the server cannot remember a log level. Messages are "
+                f"sent from {DEFAULT_LEVEL!r} on."
             )
         return EmptyResult()
     if connection.log_level != level:
@@ -383,7 +386,7 @@ async def _set_level(call: Call) -> EmptyResult:
 
 
 async def _subscribe(call: Call) -> EmptyResult:
-    """Notify the session of changes of one resource from now on."""
+    """Subscribe the session to changes of one resource."""
     connection, limits = call.connection, call.services.limits
     uri = cast("SubscribeParams", call.envelope.params).uri
     if not connection.has_standalone_channel:
@@ -405,7 +408,7 @@ async def _subscribe(call: Call) -> EmptyResult:
 
 
 async def _unsubscribe(call: Call) -> EmptyResult:
-    """Stop notifying the session of changes of one resource; do nothing if it did not subscribe."""
+    """Unsubscribe the session from changes of one resource, if it is subscribed."""
     connection, uri = call.connection, cast("SubscribeParams", call.envelope.params).uri
     if uri in connection.subscribed_uris:
         connection.subscribed_uris.remove(uri)
@@ -423,7 +426,7 @@ HANDLERS: Mapping[str, Handler] = {
 
 
 def read_batch(body: bytes, limits: Limits) -> list[Frame | bytes]:
-    """Return the messages of an array; a part that is no message becomes its encoded refusal."""
+    """Return the messages of a batch. A part that is not a valid message is replaced by its encoded error."""
     check_bounds(body, limits)
     try:
         parts = msgspec.json.decode(body, type=list[msgspec.Raw])

@@ -38,7 +38,7 @@ from weft.types.lifecycle import CancelledParams, ProgressParams
 
 
 class SessionsFull(Exception):
-    """The limit of sessions is met, and none of them is idle."""
+    """The limit of sessions is reached, and none of them is idle."""
 
 
 class Sessions:
@@ -47,11 +47,11 @@ class Sessions:
     def __init__(self, runtime: Runtime) -> None:
         self.limits = runtime.limits
         self.streams = Streams(runtime.backend, runtime.limits)
-        self.closing = False  # the server stops: streams end as soon as they are opened
+        self.closing = False  # the server is stopping: streams end as soon as they are opened
         self._runtime = runtime
         self._records = Records(runtime.backend.store, runtime.limits)
         self._bus = runtime.backend.bus
-        self._worker = secrets.token_hex(4)
+        self._worker = secrets.token_hex(4)  # id of this process
         self._unused: OrderedDict[str, Session] = OrderedDict()  # no request since the handshake; oldest first
         self._used: OrderedDict[str, Session] = OrderedDict()  # least recently used first
         self._per_peer: dict[str, OrderedDict[str, Session]] = {}
@@ -59,14 +59,14 @@ class Sessions:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._background: set[asyncio.Task[object]] = set()  # tasks that are not awaited
         self._joining = asyncio.Lock()
-        self._subscriptions: list[Unsubscribe] = []  # to the topics of the Backend's bus
+        self._subscriptions: list[Unsubscribe] = []  # functions that unsubscribe from the topics of the Backend's bus
         self.sessionless_calls: set[Cancellation] = set()  # calls of the session era where no sessions are kept
 
     def __len__(self) -> int:
         return len(self._unused) + len(self._used)
 
     def new(self, principal: str | None, peer: str, *, prefix: str = "") -> Session:
-        """Return a session for a handshake, which cannot be found before `keep`. Raises `SessionsFull`."""
+        """Return a new session for a handshake. `find` finds it only after `keep`. Raises `SessionsFull`."""
         self._find_superfluous(peer)
         return self._new(prefix + secrets.token_urlsafe(24), principal, peer)
 
@@ -75,7 +75,7 @@ class Sessions:
 
     async def keep(self, session: Session) -> None:
         """Store a new session, so that its next request finds it."""
-        with contextlib.suppress(SessionsFull):  # `new` has checked it
+        with contextlib.suppress(SessionsFull):  # `new` has checked the limits
             for other in self._find_superfluous(session.peer):
                 self.end_soon(other)
         self._add(session, self._unused)
@@ -102,7 +102,7 @@ class Sessions:
         self._per_peer[session.peer].move_to_end(id)
         if is_first or now - session.renewed > self.limits.session_idle_seconds / OFTEN:
             session.renewed = now
-            if not await self._records.renew(id):  # it has expired
+            if not await self._records.renew(id):  # the record has expired
                 self.end_soon(session)
         return None if session.ended else session  # another task may have ended it
 
@@ -120,9 +120,10 @@ class Sessions:
             raise
 
     async def open_stream(self, session: Session, *, takes_over: bool) -> bool:
-        """Open the standalone stream here; from now on any worker may write to it.
+        """Open the standalone stream at this worker. From now on, any worker may write to the stream.
 
-        Return False if another worker has it open. `takes_over` opens it all the same, for a client that resumes it.
+        Return False if the stream is open at another worker. With `takes_over`, open it nevertheless, because the
+        client resumes it here.
         """
         if takes_over:
             await self._records.take_stream(session.id, self._worker)
@@ -135,15 +136,15 @@ class Sessions:
         return True
 
     async def holds_stream(self, session: Session) -> bool:
-        """Return whether the standalone stream is open at this worker, and keep the claim on it."""
+        """Take or renew the claim of this worker on the standalone stream; return False if another worker has it."""
         return await self._records.hold_stream(session.id, self._worker)
 
     async def close_stream(self, session: Session) -> None:
-        """Give up the claim on the standalone stream."""
+        """Give up the claim of this worker on the standalone stream."""
         await self._records.drop_stream(session.id, self._worker)
 
     async def end(self, session: Session) -> None:
-        """End a session everywhere and release what it held."""
+        """End a session at all workers, and delete its record and streams."""
         session.ended = True
         try:
             await self._records.delete(session.id)
@@ -304,7 +305,7 @@ class Sessions:
             self.end_soon(session)
 
     def _all(self) -> Iterable[Session]:
-        """Return the live sessions, least recently used first; those that were never used come before them."""
+        """Return the live sessions: first those that were never used, then the least recently used."""
         return chain(self._unused.values(), self._used.values())
 
     def _local(self, id: str) -> Session | None:
@@ -315,7 +316,7 @@ class Sessions:
         if known is not None:
             known.stale = False
         try:
-            await self._join_bus()  # before the record is read, or a change right after it could be missed
+            await self._join_bus()  # before the record is read, so that no later change is missed
             record = await self._records.read(id)
         except BaseException:
             if known is not None:
@@ -323,10 +324,10 @@ class Sessions:
             raise
         if record is None:
             return None
-        session = known or self._local(id)  # another task may have fetched it
+        session = known or self._local(id)  # another task may have fetched it meanwhile
         if session is None:
             session = self._new(id, record.principal, record.peer)
-            session.renewed = 0.0  # never, by this worker
+            session.renewed = 0.0  # this worker has not renewed the record yet
             if len(self) >= self.limits.sessions:
                 with contextlib.suppress(SessionsFull):  # only the live part ends: other workers may use the session
                     self._in_background(self._release(_idle(self._used.values())))
@@ -392,7 +393,7 @@ _NOTICES = "sessions/notices"
 
 
 async def _unsubscribe(topics: list[Unsubscribe]) -> None:
-    """Unsubscribe from the topics; report what fails, and go on."""
+    """Unsubscribe from all topics. A failure is reported and does not stop the others."""
     while topics:
         try:
             await topics.pop()()
@@ -423,7 +424,7 @@ def take_notification(
 ) -> bool:
     """Handle a notification of the client; ignore unknown and malformed ones.
 
-    Return False if it concerns a request that is not known here.
+    Return False if the notification concerns a request that this worker does not have.
     """
     params = b"{}" if frame.params is UNSET else bytes(frame.params)
     try:

@@ -1,8 +1,8 @@
-"""Store the events of session streams, so that a client that lost its connection can resume one.
+"""Store the events of session streams, so that a client that lost its connection can resume a stream.
 
-An event is written to the Backend's log and announced on its bus; readers take it from the log. So one worker can write
-a stream and another read it, and a resumed stream is read like a new one. An event id names its stream, so that only
-that stream is replayed. This module neither interprets messages nor writes to sockets.
+An event is written to the Backend's log and announced on its bus; readers read it from the log. So one worker can
+write a stream and another worker can read it, and a resumed stream is read like a new one. An event id names its
+stream, so that only that stream is replayed. This module neither interprets messages nor writes to sockets.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STANDALONE = "0"  # the stream that belongs to no request
 _STREAM_COST = 1024
 _EVENT_COST = 256
 
-_GOES_ON, _ENDS = b"+", b"."  # first byte of a log entry: the stream goes on after it, or ends with it
+_GOES_ON, _ENDS = b"+", b"."  # first byte of a log entry: the stream continues after it, or ends with it
 
 
 class StoredEvent(NamedTuple):
@@ -37,15 +37,15 @@ class StoredEvent(NamedTuple):
 
 
 class _StreamReader:
-    """How far a reader of a stream in this process is behind the newest event."""
+    """Counts the events of a stream that its reader in this process has not read yet."""
 
     __slots__ = ("_most", "_near", "missed", "unread")
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._near = asyncio.Event()
+        self._near = asyncio.Event()  # set while the reader is not too far behind
         self.unread = 0
-        self.missed = False  # events were dropped before they were read
+        self.missed = False  # whether events were dropped before they were read
 
     def set_unread(self, unread: int) -> None:
         """Set the number of unread events, and wake writers that wait for the reader."""
@@ -68,9 +68,9 @@ class _StoredStream:
     def __init__(self, session: str, key: str) -> None:
         self.session = session
         self.key = key
-        self.sizes: list[int] = []
-        self.bytes = 0
-        self.until = 0.0
+        self.sizes: list[int] = []  # bytes of each event, oldest first
+        self.bytes = 0  # sum of the sizes
+        self.until = 0.0  # monotonic time when the events expire
 
 
 class Streams:
@@ -81,12 +81,12 @@ class Streams:
         self._limits = limits
         self._kept: OrderedDict[str, _StoredStream] = OrderedDict()  # by key; the log that grew last at the end
         self._keys: dict[str, set[str]] = {}  # keys of the kept streams, by session
-        self._bytes = 0  # of all kept streams
+        self._bytes = 0  # size of all kept streams
         self._timer: asyncio.TimerHandle | None = None  # drops expired streams; runs while any is kept
         self._loop: asyncio.AbstractEventLoop | None = None  # the loop of the timer
-        self._bus_failed = False  # the bus did not take the last event, which was logged
+        self._bus_failed = False  # the last event could not be announced on the bus, and this was logged
         self._readers: dict[str, _StreamReader] = {}  # the newest reader of each log
-        self.most_unread = max(limits.replay_events // 2, 1)  # unread events of a stream, before its writers wait
+        self.most_unread = max(limits.replay_events // 2, 1)  # with more unread events in a stream, its writers wait
 
     async def append(self, session: str, stream: str, data: bytes, *, is_last: bool = False) -> str:
         """Write one event and return its id."""
@@ -97,13 +97,15 @@ class Streams:
         if (reader := self._readers.get(key)) is not None:
             reader.unread += 1
         while self._bytes > self._limits.replay_bytes and len(self._kept) > 1:
-            await self._evict(next(iter(self._kept)))  # the one that grew longest ago
+            await self._evict(next(iter(self._kept)))  # the stream that was written least recently
         try:
             await self._backend.bus.publish(key, b"")
             self._bus_failed = False
-        except Exception as error:  # noqa: BLE001 - the event is in the log, and readers look there now and then
+        except Exception as error:  # noqa: BLE001 - the event is in the log, which readers also read at intervals
             if not self._bus_failed:
-                log.warning("The Backend's bus fails (%s): resumed streams are late.", type(error).__name__)
+                log.warning(
+                    "The Backend's bus fails (%s): events of resumed streams are sent late.", type(error).__name__
+                )
             self._bus_failed = True
         return event_id(stream, number)
 
@@ -125,8 +127,8 @@ class Streams:
         """Yield the events after number `after` as they come, and None whenever a keep-alive comment is due.
 
         The log is read again whenever `wake` is set. `prepare` is called before each reading, may write events itself,
-        and ends the stream by returning False. The stream also ends after its last event, and where events were dropped
-        because the reader was too slow: a gap must not go unnoticed.
+        and ends the stream by returning False. The stream also ends after its last event. If events were dropped
+        because the reader was too slow, the stream ends too, because a gap must not go unnoticed.
         """
         key = _key(session, stream)
         unsubscribe = await self._backend.bus.subscribe(key, lambda _: wake.set())
@@ -176,9 +178,9 @@ class Streams:
             await self._drop(key)
 
     def _account(self, session: str, key: str, size: int) -> int:
-        """Count an entry of a stream, and return how many entries the stream may keep.
+        """Count a new entry of a stream, and return how many entries the stream may keep.
 
-        All streams together keep a bounded number of bytes. A stream that alone exceeds it loses its oldest entries.
+        The bytes of all streams together are limited. A stream that is larger than this limit loses its oldest entries.
         """
         now = time.monotonic()
         self._expire(now)

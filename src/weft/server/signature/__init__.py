@@ -1,1 +1,1 @@
-"""Read a Python function: its schemas, and how arguments are bound to its parameters."""
+"""Read a Python function: make its schemas, and bind arguments to its parameters."""

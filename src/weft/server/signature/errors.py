@@ -1,7 +1,7 @@
-"""Word what is wrong with arguments and types.
+"""Write the messages about arguments and types that do not fit.
 
-The sentences about arguments are for a model: what is wrong with each, what is expected, what was sent. They name
-arguments and types, never the values that were sent, and no library. Whether arguments fit is decided elsewhere.
+The messages about arguments are for a model. They say which argument is wrong, which type is expected and which type
+was sent. They never contain a value that was sent, or the name of a library. Arguments are not validated here.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from weft.limits import DEFAULT_LIMITS, Limits
 from weft.protocol.names import closest, printable
 from weft.protocol.schema import is_array, is_object, json_type
 
-_MAX_ISSUE = 350
-_MAX_ISSUES = 50  # Sentences that are made: each unknown name is compared with the known ones.
+_MAX_ISSUE = 350  # Bytes of one sentence.
+_MAX_ISSUES = 50  # Sentences that are written; each takes time, because unknown names are compared with known ones.
 _DIGITS = frozenset("-0123456789")
+# Kinds of problems in pydantic, for missing and for unknown arguments.
 _MISSING = frozenset({"missing", "missing_argument", "missing_keyword_only_argument"})
 _EXTRA = frozenset({"extra_forbidden", "unexpected_keyword_argument", "no_such_attribute"})
 
@@ -29,7 +30,7 @@ _SUFFIX = re.compile(r"(?:_str_parsing|_parsing|_from_\w+|_type|_required)\Z")
 
 _Path = tuple[str | int, ...]
 
-_KINDS = {  # Kinds of problems, as a whole or without a suffix, by what is expected.
+_KINDS = {  # Words for the expected value, each with pydantic's kinds of problems, with or without a suffix.
     "a URL": "url",
     "a UUID": "uuid",
     "a complex number as a string": "complex",
@@ -50,7 +51,7 @@ _KINDS = {  # Kinds of problems, as a whole or without a suffix, by what is expe
     "true or false": "bool",
 }
 _EXPECTED = {kind: words for words, kinds in _KINDS.items() for kind in kinds.split()}
-_WORDS = {  # By the type that a schema names.
+_WORDS = {  # Words for the type in a schema.
     "array": "an array",
     "boolean": "true or false",
     "integer": "an integer",
@@ -59,7 +60,7 @@ _WORDS = {  # By the type that a schema names.
     "object": "an object",
     "string": "a string",
 }
-_TEXTS = {  # How such a value is written as a text.
+_TEXTS = {  # Words that say how a value is written as a text.
     "an integer": ", such as '3'",
     "a number": ", such as '1.5'",
     "true or false": ", such as 'true'",
@@ -69,7 +70,7 @@ _TEXTS = {  # How such a value is written as a text.
 
 
 def type_name(annotation: Any) -> str:
-    """Return a type nearly as its author wrote it."""
+    """Return the name of a type, nearly as its author wrote it."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if annotation is type(None):
         return "None"
@@ -85,45 +86,45 @@ def type_name(annotation: Any) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Return why a type cannot be used, in a sentence."""
+    """Return a sentence that says why a type cannot be used."""
     from pydantic import PydanticSchemaGenerationError, PydanticUserError  # Slow to import; see `signature.plain`.
 
     if isinstance(error, PydanticSchemaGenerationError):
-        return "it has a class whose contents are not known: neither a dataclass, a model, nor a TypedDict."
+        return "it contains a class whose fields are not known: neither a dataclass, a model, nor a TypedDict."
     if isinstance(error, PydanticUserError) and error.code == "typed-dict-version":
         return "on this Python, a TypedDict of `typing` does not say which of its keys are required."
     if isinstance(error, PydanticUserError) and error.code == "invalid-for-json-schema":
-        return "it has a part, such as a callable, that has no form in JSON."
+        return "it contains a part, such as a callable, that cannot be written as JSON."
     lines = str(error).strip().splitlines()
     text = lines[0].strip() if lines else type(error).__name__
     return text if text.endswith(".") else text + "."
 
 
 def remedy(error: BaseException, otherwise: str) -> str:
-    """Return what to do about a type that cannot be used: a remedy for this error, else the general one."""
+    """Return a sentence that says what to do about a type: a remedy for this error, else `otherwise`."""
     if getattr(error, "code", None) == "typed-dict-version":
         return "import TypedDict from typing_extensions instead of typing."
     return otherwise
 
 
 class ArgumentsError(ToolError):
-    """The arguments of a call do not fit the function; `issues` has a sentence for each of the first problems.
+    """The arguments of a call do not fit the function. `issues` has a sentence for each of the first problems.
 
-    The peer receives no more issues and bytes of text than the limits allow, whatever it sent.
+    The limits bound how many issues and bytes of text the client gets.
     """
 
-    def __init__(self, issues: Sequence[str], *, subject: str = "The arguments", unsaid: int = 0) -> None:
-        self._every = [_cut(issue, _MAX_ISSUE) for issue in issues]
-        self._unsaid = unsaid  # Number of further problems, without a sentence.
+    def __init__(self, issues: Sequence[str], *, subject: str = "The arguments", unlisted: int = 0) -> None:
+        self._all_issues = [_cut(issue, _MAX_ISSUE) for issue in issues]
+        self._unlisted = unlisted  # Number of further problems, without a sentence.
         self._subject = subject
-        self.issues = self._every[: DEFAULT_LIMITS.error_issues]
+        self.issues = self._all_issues[: DEFAULT_LIMITS.error_issues]
         super().__init__(self.tell(DEFAULT_LIMITS))
 
     def tell(self, limits: Limits) -> str:
-        """Return the text for the peer."""
-        told = self._every[: limits.error_issues]
-        lines = [f"{self._subject} do not fit:", *(f"- {issue}" for issue in told)]
-        if more := len(self._every) - len(told) + self._unsaid:
+        """Return the text for the client."""
+        shown = self._all_issues[: limits.error_issues]
+        lines = [f"{self._subject} do not fit:", *(f"- {issue}" for issue in shown)]
+        if more := len(self._all_issues) - len(shown) + self._unlisted:
             lines.append(f"- and {more} more.")
         return _cut("\n".join(lines), limits.error_bytes)
 
@@ -136,10 +137,10 @@ def explain(
     subject: str,
     are_texts: bool = False,
 ) -> ArgumentsError:
-    """Turn the problems that validation found (pydantic's `errors()`) into sentences.
+    """Return the error that describes the problems that validation found (pydantic's `errors()`).
 
-    `arguments` is what was validated, `schema` the input schema, `subject` begins the text ("The arguments of …").
-    `are_texts`: each argument is the text of its value, as those of prompts are.
+    `arguments` are the validated arguments, `schema` is the input schema. `subject` begins the text ("The arguments of
+    …"). `are_texts` means that every argument was sent as a text, as for prompts.
     """
     wrong: dict[_Path, list[str]] = {}
     missing: list[_Path] = []
@@ -165,20 +166,21 @@ def explain(
     )
     issues = list(islice(sentences, _MAX_ISSUES))
     in_all = len(set(missing)) + len(wrong) + len(set(extra))
-    return ArgumentsError(issues, subject=subject, unsaid=in_all - len(issues))
+    return ArgumentsError(issues, subject=subject, unlisted=in_all - len(issues))
 
 
 def _likeliest(problems: Sequence[Mapping[str, Any]], arguments: Any, start: int = 0) -> Sequence[Mapping[str, Any]]:
-    """Return the problems without those of the union members that were probably not meant.
+    """Return the problems without those of union members that the client probably did not mean.
 
-    The meant member is the one with the fewest problems, of those whose type fits. Steps before `start` are done.
+    The client probably meant the member with the fewest problems, of those whose type fits. Steps of a location before
+    `start` are ignored.
     """
-    told: list[Mapping[str, Any]] = []
+    likely: list[Mapping[str, Any]] = []
     unions: dict[_Path, dict[str | int, list[Mapping[str, Any]]]] = {}
     for problem in problems:
         at = _member_step(problem, arguments, start)
         if at is None:
-            told.append(problem)
+            likely.append(problem)
         else:
             location = problem["loc"]
             unions.setdefault(location[:at], {}).setdefault(location[at], []).append(problem)
@@ -186,8 +188,8 @@ def _likeliest(problems: Sequence[Mapping[str, Any]], arguments: Any, start: int
         depth = len(before) + 1
         fitting = [found for found in members.values() if not any(_is_about_type(one, depth) for one in found)]
         for found in [min(fitting, key=len)] if fitting else members.values():
-            told += _likeliest(found, arguments, depth)
-    return told
+            likely += _likeliest(found, arguments, depth)
+    return likely
 
 
 def _is_about_type(problem: Mapping[str, Any], depth: int) -> bool:
@@ -196,7 +198,7 @@ def _is_about_type(problem: Mapping[str, Any], depth: int) -> bool:
 
 
 def _member_step(problem: Mapping[str, Any], arguments: Any, start: int) -> int | None:
-    """Return which step of a location names a member of a union: the first that is no step in the arguments."""
+    """Return the index of the step that names a union member: the first that does not exist in the arguments."""
     location: Sequence[str | int] = problem["loc"]
     for at, step in enumerate(location):
         inside, arguments = _step(arguments, step)
@@ -217,7 +219,7 @@ def _wrong(path: _Path, words: list[str], arguments: Any, *, as_text: bool) -> s
 
 
 def _got(value: Any, expected: list[str]) -> str:
-    """Return the type of a value; a text that is no choice is "another text", because its type is right."""
+    """Return the type of a value; "another text" or "another number" if the type is right, but not the value."""
     if isinstance(value, str) and any(words.startswith("'") for words in expected):
         return "another text"
     if isinstance(value, (int, float)) and any(words[:1] in _DIGITS for words in expected):
@@ -242,7 +244,7 @@ def _extra(path: _Path, missing: list[_Path], schema: Mapping[str, Any]) -> str:
 
 
 def expectation(problem: Mapping[str, Any]) -> str:
-    """Return what a problem asks for, without any value that was sent."""
+    """Return a clause that says which value is expected, without any value that was sent."""
     kind: str = problem["type"]
     context: Mapping[str, Any] = problem.get("ctx") or {}
     if kind in {"literal_error", "enum"}:
@@ -268,7 +270,7 @@ def _missing(path: _Path, schema: Mapping[str, Any], *, as_text: bool) -> str:
 
 
 def _text_of(words: str) -> str | None:
-    """Return how a JSON value is written as a text; None if it is a text itself.
+    """Return words that say how a JSON value is written as a text; None if it is a text itself.
 
     >>> _text_of("an integer or null")
     "the text of an integer or null, such as '3'"
@@ -280,7 +282,7 @@ def _text_of(words: str) -> str | None:
 
 
 def _schema_words(schema: Mapping[str, Any]) -> str | None:
-    """Return the type of a property in a few words, if it is simple."""
+    """Return the type of a property in a few words; None if it is not simple."""
     if "enum" in schema:
         return _cut("one of " + ", ".join(repr(value) for value in schema["enum"]), 200)
     if "const" in schema:
@@ -293,7 +295,7 @@ def _schema_words(schema: Mapping[str, Any]) -> str | None:
 
 
 def _path(location: Sequence[str | int], arguments: Any) -> _Path:
-    """Return the steps of a location that are steps in the arguments; others name a member of a union, or a key."""
+    """Return a location without the steps that are not in the arguments, but name a union member or a key."""
     path: list[str | int] = []
     for step in location:
         inside, arguments = _step(arguments, step)
@@ -309,7 +311,7 @@ def _value(path: _Path, arguments: Any) -> Any:
 
 
 def replace(location: Sequence[str | int], arguments: Any, change: Callable[[Any], Any]) -> bool:
-    """Change the value at a location within the arguments; return False if that changes nothing."""
+    """Replace the value at a location in the arguments by `change(value)`; return False if nothing changes."""
     path = _path(location, arguments)
     given = _value(path, arguments)
     changed = change(given)
@@ -332,7 +334,7 @@ def _name(path: _Path) -> str:
 
 
 def place_of(path: Sequence[str | int]) -> str:
-    """Return a path in a value as text.
+    """Return a path to a part of a value as text.
 
     >>> place_of(("seats", 1, "row"))
     "'seats[1].row'"

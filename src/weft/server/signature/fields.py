@@ -1,12 +1,14 @@
 """Compile parameters of any type with pydantic: one validator and one JSON Schema.
 
-The parameters become the fields of a TypedDict, not of a model: a parameter may then have any name, and an absent one
-takes the function's default. The schemas have no generated titles, and each definition stands where it is used.
+The parameters become the fields of a TypedDict, not of a model. So a parameter may have any name, and an absent
+argument gets the function's default. The schemas have no generated titles, and definitions are inlined where they are
+used.
 
-Sets and mappings need a guard: a client can choose keys that all have the same hash. Python's hash of a text is secret,
-but that of a number is the number modulo 2**61 - 1, and that of a tuple, a UUID or a Decimal is made of such hashes.
-Keys with one hash are compared one by one, so that twenty thousand of them take seconds. So each key is checked before
-it is put in; a few with one hash are allowed, because they happen (-1 and -2). Other parameters cost nothing.
+Sets and mappings need a guard, because a client can choose keys that all have the same hash. Python's hash of a text is
+secret, but the hash of a number is the number modulo 2**61 - 1, and the hash of a tuple, a UUID or a Decimal is made of
+such hashes. Keys with the same hash are compared one by one, so 20,000 of them take seconds. So the hash of each key is
+checked before the key is added. A few keys with the same hash are allowed, because they are normal (-1 and -2). Other
+parameters are not slowed down.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ def read_fields(
     *,
     refs: bool = False,
 ) -> Arguments:
-    """Compile parameters with evaluated annotations; `refuse` makes the error if one cannot be offered."""
+    """Compile parameters with evaluated annotations. If one cannot be used, raise the error that `refuse` returns."""
     return _Fields(parameters, refuse).compile(descriptions, refs=refs)
 
 
@@ -59,7 +61,7 @@ class _Fields:
         try:
             adapter = _typed_dict(self.fields, allow_inf_nan=False)  # As in `signature.plain`.
             schema = schema_of(adapter, "validation")
-        except Exception as error:  # noqa: BLE001  # whatever a type's own hooks raise, the remedy is the same
+        except Exception as error:  # noqa: BLE001  # hooks of a type may raise anything, and the remedy is the same
             raise self.blame(error) from None
         schema = self.describe(schema, descriptions)
         schema = {"type": "object", **_with_plain_mirrors(schema if refs else inline(schema))}
@@ -72,7 +74,7 @@ class _Fields:
         return Arguments(schema=schema, validate_json=exact, validate_large=early)
 
     def field_of(self, parameter: Parameter) -> Any:
-        """Return the TypedDict field of one parameter; its default is left to Python where that is safe."""
+        """Return the TypedDict field of one parameter. Immutable defaults are left to the function itself."""
         annotation, default = parameter.annotation, parameter.default
         if isinstance(default, FieldInfo):
             annotation = Annotated[annotation, default]
@@ -94,7 +96,7 @@ class _Fields:
                 raise self.refuse(
                     f"parameter {name!r} has the default None, which its type {type_name(annotation)} does not allow.",
                     f"annotate it `{name}: {type_name(annotation)} | None = None`, or give another default.",
-                    why="clients are shown type and default side by side, and the function gets the default as it is.",
+                    why="clients see both type and default, and the function gets the default without any conversion.",
                 ) from None
             first = error.errors(include_url=False, include_input=False)[0]["msg"]
             raise self.refuse(
@@ -103,7 +105,7 @@ class _Fields:
                 "give a default of that type, or widen the annotation.",
                 why=first.replace("Input", "It", 1) + ".",
             ) from None
-        except Exception as error:  # noqa: BLE001  # whatever a type's own hooks raise, the remedy is the same
+        except Exception as error:  # noqa: BLE001  # hooks of a type may raise anything, and the remedy is the same
             raise self.not_json(name, annotation, error) from None
 
     def describe(self, schema: dict[str, Any], descriptions: Mapping[str, str]) -> dict[str, Any]:
@@ -120,7 +122,7 @@ class _Fields:
         return schema
 
     def check_mirrored(self, schema: dict[str, Any], core: Any) -> None:
-        """Refuse a mirrored argument with several names: by another name it would not be compared with its header."""
+        """Raise an error for a mirrored argument with several names: only one of them is compared with the header."""
         try:
             mirrors = find_mirrors(schema)
         except ValueError:  # Reported when the tool is registered.
@@ -132,11 +134,11 @@ class _Fields:
                     f"{'.'.join(mirror.path)!r} is repeated in the header {mirror.header}, but {loose!r} may be sent "
                     "by several names.",
                     "give it one name: no AliasChoices, no AliasPath, and no populate_by_name beside an alias.",
-                    why="the header is compared with the argument of that one name; by another it would go unchecked.",
+                    why="the header is compared with one name only; an argument by another name would not be checked.",
                 )
 
     def blame(self, error: Exception) -> RegistrationError:
-        """Make the error that names the parameter which alone fails as all together did."""
+        """Return the error that names the parameter with the wrong type. Each parameter is tried separately."""
         for name, field in self.fields.items():
             try:
                 schema_of(_typed_dict({name: field}), "validation")
@@ -157,14 +159,14 @@ class _Fields:
 
 
 def _typed_dict(fields: Mapping[str, Any], *, allow_inf_nan: bool = True) -> TypeAdapter[Any]:
-    make: Any = TypedDict  # Any: the fields are known at run time only.
+    make: Any = TypedDict  # Any, because the fields are known only at run time.
     holder = make("Arguments", dict(fields))
     holder.__pydantic_config__ = ConfigDict(allow_inf_nan=allow_inf_nan)
     return TypeAdapter(holder)
 
 
 def _compiled(core: Any) -> SchemaValidator:
-    """Compile a changed core schema without the prebuilt validators of models, which were made of the original."""
+    """Compile a changed core schema. The prebuilt validators of models are not used: they have the old schema."""
     return SchemaValidator(core, _use_prebuilt=False)
 
 
@@ -173,21 +175,21 @@ def _field_info(annotation: Any) -> FieldInfo:
 
 
 def _outer_name(name: str, field: Any) -> str:
-    """Return the name that callers use: the alias of a parameter, else its name."""
+    """Return the name that clients use: the alias of a parameter, else its name."""
     info = _field_info(get_args(field)[0])
     alias = info.validation_alias or info.alias
     return alias if isinstance(alias, str) else name
 
 
 def _loose_name(core: Any, path: Sequence[str]) -> str | None:
-    """Return the first name on the path to an argument that has other names as well, or None."""
+    """Return the first name on the path to an argument that also has other names; None if all have one name."""
     definitions: dict[str, Any] = {}
     for name in path:
         by_name = _takes_names(core)
         while core["type"] not in _HOLDERS:
             definitions |= {each["ref"]: each for each in core.get("definitions", ())}
             core = definitions[core["schema_ref"]] if core["type"] == "definition-ref" else core.get("schema")
-            if core is None:  # A type that describes itself.
+            if core is None:  # A type without fields.
                 return None
             by_name = by_name or _takes_names(core)
         core = next((inner for alias, inner in _fields_in(core, by_name=by_name) if alias == name), None)
@@ -197,7 +199,7 @@ def _loose_name(core: Any, path: Sequence[str]) -> str | None:
 
 
 def _fields_in(core: Any, *, by_name: bool) -> Iterator[tuple[str, Any]]:
-    """Yield the fields that have one name only, each with its schema."""
+    """Yield the name and schema of each field that has only one name."""
     fields: Any = core["fields"]
     if is_array(fields):
         fields = {field["name"]: field for field in fields}
@@ -213,9 +215,9 @@ def _takes_names(core: Any) -> bool:
 
 
 def _with_plain_mirrors(shown: dict[str, Any]) -> dict[str, Any]:
-    """Give a mirrored property a primitive `type`, also where it may be null.
+    """Give mirrored properties a primitive `type`, even if they may be null.
 
-    Clients ignore a tool without such a type beside the annotation. A null is still accepted; it means no header.
+    Clients ignore a tool if such a property has no `type`. A null is still accepted, and means that there is no header.
     """
     if "properties" in shown:
         shown = {**shown, "properties": {name: _with_plain_mirrors(one) for name, one in shown["properties"].items()}}
@@ -226,8 +228,8 @@ def _with_plain_mirrors(shown: dict[str, Any]) -> dict[str, Any]:
     return {**members[0], **beside}
 
 
-_MOST_ALIKE = 16
-_KEYS = {
+_MOST_ALIKE = 16  # Keys with the same hash in one call.
+_KEYS = {  # Types of core schemas that use hashes, each with the name of the schema of its keys.
     "counter": "keys_schema",
     "dict": "keys_schema",
     "frozen-dict": "keys_schema",
@@ -236,11 +238,11 @@ _KEYS = {
     "ordered-dict": "keys_schema",
     "set": "items_schema",
 }
-# Types whose hash is secret, or of which only few values can have the same one.
+# Types whose hash is secret, or of which only few values can have the same hash.
 _HARMLESS = frozenset({"bool", "bytes", "date", "enum", "float", "literal", "none", "str"})
 _REFUSAL = (
     f"More than {_MOST_ALIKE} different items of a set, or names of an object, have one and the same hash in Python, "
-    "which would take it too long. Send fewer of them in one call."
+    "so checking them would take too long. Send fewer of them in one call."
 )
 
 
@@ -254,7 +256,7 @@ _seen = _Seen()
 
 
 def guarded(core: Any) -> Any:
-    """Return the core schema with a check of keys that could share a hash; itself if there are none."""
+    """Return the core schema with a check of all keys that could have the same hash; unchanged if there are none."""
     found: list[str] = []
 
     def guard(schema: dict[str, Any]) -> dict[str, Any]:
@@ -262,7 +264,7 @@ def guarded(core: Any) -> Any:
         if place is None:
             return schema
         keys: Any = schema.get(place)
-        if keys is None and place == "keys_schema":  # The names of a JSON object are texts.
+        if keys is None and place == "keys_schema":  # The names of a JSON object are texts, whose hash is secret.
             return schema
         if keys is not None and _is_harmless(keys):
             return schema
@@ -274,14 +276,14 @@ def guarded(core: Any) -> Any:
 
 
 def watching(validate: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Return the validator of a guarded schema, with a new memory of keys for each call."""
+    """Return a validator that counts the keys of each call separately. `validate` belongs to a guarded schema."""
 
     def watched(raw: bytes, **options: Any) -> dict[str, Any]:
         _seen.by_hash = {}
         try:
             return validate(raw, **options)
         finally:
-            _seen.by_hash = {}  # Do not keep the arguments.
+            _seen.by_hash = {}  # Do not keep the arguments in memory.
 
     return watched
 
@@ -291,10 +293,10 @@ def _is_harmless(keys: Any) -> bool:
 
 
 def _check_key(key: Any) -> Any:
-    """Return the key; raise ArgumentsError if too many others have its hash."""
+    """Return the key; raise ArgumentsError if too many other keys have the same hash."""
     try:
         alike = _seen.by_hash.setdefault(hash(key), [])
-    except TypeError:  # It has no hash: the set refuses it.
+    except TypeError:  # The key is not hashable: the set refuses it.
         return key
     if key not in alike:
         if len(alike) == _MOST_ALIKE:
@@ -304,7 +306,7 @@ def _check_key(key: Any) -> Any:
 
 
 _DEFS = "#/$defs/"
-_LONGEST = 2000  # Parts of a schema with all definitions in place.
+_LONGEST = 2000  # Parts of a schema with all definitions inlined.
 _WITH_FIELDS = ("dataclass", "model", "typed-dict")
 
 
@@ -318,7 +320,7 @@ def schema_of(adapter: TypeAdapter[Any], mode: Literal["validation", "serializat
 
 
 def refusing_extras(core: Any) -> Any:
-    """Return the core schema with unknown fields refused, unless a type itself allows or ignores them.
+    """Return the core schema changed so that unknown fields are refused, unless a type itself allows or ignores them.
 
     Otherwise a misspelled field would be dropped silently.
     """
@@ -333,26 +335,26 @@ def _refusing_extras(core: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_silent_on_extras(core: Any) -> bool:
-    """Return whether a type with fields does not say whether others are accepted. A custom `__init__` decides."""
+    """Return whether a type does not set what happens to unknown fields. A custom `__init__` decides it itself."""
     if core["type"] not in _WITH_FIELDS or core.get("custom_init") or core.get("root_model"):
         return False
-    # pydantic writes out its own default in a TypedDict, and nowhere else.
+    # In a TypedDict, pydantic also writes its default, "ignore".
     return "extra_fields_behavior" not in core.get("config", {}) and core.get("extra_behavior", "ignore") == "ignore"
 
 
 def inline(schema: dict[str, Any]) -> dict[str, Any]:
-    """Put each definition where it is used.
+    """Return the schema with each definition inlined where it is used.
 
-    A nested model is then reachable through `properties` alone, as mirrored headers need, and clients that do not
-    follow references can read it: VS Code's Copilot, Claude Desktop, the Gemini and Copilot command lines. A definition
-    that contains itself stays under `$defs`; so do those used twice, if the schema would become too long.
+    Mirrored headers need nested models to be found through `properties` only. Some clients do not follow references:
+    VS Code's Copilot, Claude Desktop, the Gemini and Copilot command lines. A definition that contains itself stays
+    under `$defs`. So do definitions that are used twice, if the schema would become too long.
     """
     definitions: dict[str, Any] = schema.get("$defs", {})
     placeable = {name: body for name, body in definitions.items() if not _contains_itself(name, definitions)}
     if _length(schema, placeable, _LONGEST) >= _LONGEST:
         uses = Counter(_references(schema))
         placeable = {name: body for name, body in placeable.items() if uses[_DEFS + name] == 1}
-    named = {text.removeprefix(_DEFS) for text in _mapped(schema)}  # A discriminator must find them.
+    named = {text.removeprefix(_DEFS) for text in _mapped(schema)}  # A discriminator refers to them.
     placeable = {name: body for name, body in placeable.items() if name not in named}
     placed = _place({key: value for key, value in schema.items() if key != "$defs"}, placeable)
     kept = {name: _place(body, placeable) for name, body in definitions.items() if name not in placeable}
@@ -360,7 +362,7 @@ def inline(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _contains_itself(name: str, definitions: Mapping[str, Any]) -> bool:
-    """Return whether a definition refers to itself, also through others."""
+    """Return whether a definition refers to itself, directly or through others."""
     reached: set[str] = set()
     pending = [name]
     while pending:
@@ -375,7 +377,7 @@ def _contains_itself(name: str, definitions: Mapping[str, Any]) -> bool:
 
 
 def _length(node: Any, placeable: Mapping[str, Any], most: int) -> int:
-    """Count the parts of a schema with its definitions in place, up to `most`."""
+    """Return the number of parts of a schema with its definitions inlined. Stop counting at `most`."""
     count = 1
     if is_object(node):
         reference = node.get("$ref")
@@ -427,13 +429,13 @@ def _place(node: Any, single: dict[str, Any]) -> Any:
 
 
 class _Plain(GenerateJsonSchema):
-    """pydantic's generator without the titles it makes up from names, and without its warnings."""
+    """pydantic's schema generator, without titles generated from names and without warnings."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 
     def emit_warning(self, kind: Any, detail: str) -> None:
-        """Do nothing: a default that is not JSON is left out of the schema, and still used."""
+        """Do nothing. A default that is not JSON is left out of the schema, but is still used."""
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
         return self._shown(super().model_schema(schema), schema)
@@ -445,7 +447,7 @@ class _Plain(GenerateJsonSchema):
         return self._shown(super().typed_dict_schema(schema), schema)
 
     def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
-        """Remove the pattern of pydantic before 2.14: it looks ahead, which engines of linear time refuse."""
+        """Remove the pattern of pydantic before 2.14. It has a look-ahead, which linear-time regex engines refuse."""
         shown = super().decimal_schema(schema)
         for part in (shown, *shown.get("anyOf", ())):
             if "(?!" in part.get("pattern", ""):

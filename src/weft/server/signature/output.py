@@ -1,7 +1,7 @@
 """Describe what a function returns, and turn its return values into JSON.
 
-The output schema and the JSON values always agree. A value that does not fit, or that is not JSON, is an error that
-names it; its `repr` is never sent. Text has no schema, but a function annotated as text must return text.
+The JSON values always fit the output schema. A value that does not fit, or that is not JSON, causes an error that says
+where it is. Its `repr` is never sent. Text has no schema, but a function annotated as text must return text.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from weft.server.diagnostics import Unserialisable, location
 from weft.server.signature.errors import expectation, place_of, reason, remedy, type_name
 from weft.server.signature.plain import members, plain_type
 
+# Return annotations for which no output schema is made.
 _SILENT = (PythonSignature.empty, None, type(None), str, bytes, bytearray, Any, object, NoReturn, Never)
 _REMEDY = (
     "Return strings, numbers, booleans, None, lists, dictionaries, dataclasses or pydantic models, "
     "or convert it yourself."
 )
-_WORD = 2**63
-_MAX_DEPTH = 64  # Depth to which a value that is not JSON is searched for, to name its place.
+_WORD = 2**63  # Integers below this bound are JSON as Python prints them.
+_MAX_DEPTH = 64  # How deep the part of a value that is not JSON is searched for, to say where it is.
 
 _Place = tuple[str | int, ...]
 
@@ -40,9 +41,9 @@ class OutputError(WeftError):
 
 
 class Output(msgspec.Struct, frozen=True):
-    """The schema of the return values, and the function that turns a value into JSON values that conform to it.
+    """The schema of the return values, and `dump`, which turns a return value into JSON values that fit the schema.
 
-    Both are None where nothing is promised; `require_text`, for return types that are text, refuses other values.
+    Both are None if there is no output schema. If the return type is text, `require_text` refuses other values.
     """
 
     schema: dict[str, Any] | None = None
@@ -65,7 +66,7 @@ def read_output(
         return Output(require_text=_text_requirement(returns, subject))
     try:
         promised = _compile(returns, refs=refs)
-    except Exception as error:  # noqa: BLE001  # whatever a type's own hooks raise, the remedy is the same
+    except Exception as error:  # noqa: BLE001  # hooks of a type may raise anything, and the remedy is the same
         raise RegistrationError(
             f"{kind.capitalize()} {name!r} at {location(fn)}: its return type {type_name(returns)} cannot be "
             f"described as JSON.\n  Why: {reason(error)}\n"
@@ -73,7 +74,7 @@ def read_output(
             + remedy(
                 error,
                 "return a type made of JSON values (a dataclass, a pydantic model, a TypedDict, list, dict, "
-                "numbers, text), or annotate `-> Any` to promise nothing.",
+                "numbers, text), or annotate `-> Any` for no output schema.",
             )
         ) from None
     return Output(promised.schema, _checked_dump(promised, returns, subject))
@@ -82,7 +83,7 @@ def read_output(
 def _compile(returns: Any, *, refs: bool) -> _Type:
     if plain := plain_type(returns):
         return _Type(plain.shown, SchemaValidator(plain.core).validate_python, SchemaSerializer(plain.core).to_python)
-    from pydantic import TypeAdapter  # Not needed for plain types: see `signature.plain`.
+    from pydantic import TypeAdapter  # Slow to import, and not needed for plain types.
 
     from weft.server.signature.fields import inline, schema_of
 
@@ -126,7 +127,7 @@ def _misfit(subject: str, value: object, expected: str, error: ValidationError |
 
 
 def _inner_misfit(promised: _Type, value: Any) -> ValidationError | None:
-    """Return what is wrong inside an instance of the right class: its fields are validated only when dumped."""
+    """Return the error in the fields of an instance of the right class, which `validate` does not check."""
     try:
         parts = promised.to_python(value, round_trip=True, warnings=False)
         promised.validate(parts, by_alias=True, by_name=True)
@@ -139,13 +140,13 @@ def _inner_misfit(promised: _Type, value: Any) -> ValidationError | None:
 
 def _not_json(subject: str, value: object, error: Exception) -> OutputError:
     return OutputError(
-        f"{subject} returned a value of type {type_name(type(value))} that JSON cannot carry: {reason(error)} "
+        f"{subject} returned a value of type {type_name(type(value))} that cannot be written as JSON: {reason(error)} "
         "Return JSON values (text, numbers, lists, dicts, dataclasses, pydantic models), or turn it into text yourself."
     )
 
 
 def _text_requirement(returns: Any, subject: str) -> Callable[[Any], None] | None:
-    """Return the check of a return type that is text: other values would be sent as text too, and hide the mistake."""
+    """Return the check for a return type that is text. Without it, other values would be sent as text as well."""
     kinds = tuple(one if isinstance(one, type) else object for one in members(returns))
     if str not in kinds or not {str, type(None)}.issuperset(kinds):
         return None
@@ -158,12 +159,12 @@ def _text_requirement(returns: Any, subject: str) -> Callable[[Any], None] | Non
 
 
 def _is_silent(annotation: Any) -> bool:
-    """Return whether a return type promises nothing beyond text: see `read_signature`."""
+    """Return whether no output schema is made for a return type (see `read_signature`)."""
     return all(_is_list_of_anything(one) or any(one is silent for silent in _SILENT) for one in members(annotation))
 
 
 def _is_list_of_anything(annotation: Any) -> bool:
-    """Return whether a list may hold content blocks as well, which no schema could promise."""
+    """Return whether a type is a list of anything, which may contain content blocks that have no schema."""
     items = get_args(annotation)
     return (get_origin(annotation) or annotation) in (list, tuple, Sequence) and all(
         item in (Any, object, ...) for item in items
@@ -177,9 +178,9 @@ def _contains(annotation: Any, classes: tuple[type, ...]) -> bool:
 
 
 def to_json_text(value: Any) -> str:
-    """Return a value as JSON: pydantic models, dataclasses, dates, decimals, sets, enums and wire types included.
+    """Return a value as JSON text. It may contain pydantic models, dataclasses, dates, decimals, sets and enums.
 
-    Raises `Unserialisable` for anything else, and for NaN and infinity, which JSON does not have.
+    Raises `Unserialisable` for other values, and for NaN and infinity, which JSON does not have.
     """
     if type(value) is int and -_WORD < value < _WORD:  # the fast path
         return str(value)
@@ -209,12 +210,12 @@ def to_json_text(value: Any) -> str:
 
 
 def _check_numbers(data: bytes, value: Any) -> None:
-    """Raise Unserialisable for NaN and infinity; the same words inside a text are allowed."""
+    """Raise Unserialisable for NaN and infinity, but not for these words inside a text."""
 
     def refuse(_: str) -> NoReturn:
         place = _place(value, lambda item: isinstance(item, float) and not math.isfinite(item))
         raise Unserialisable(
-            f"The returned value{_at(place)} is NaN or infinite, which JSON cannot say. "
+            f"The returned value{_at(place)} is NaN or infinite, which JSON does not have. "
             "Return None or a string instead."
         )
 
@@ -227,14 +228,14 @@ def check_text(value: str) -> str:
         value.encode()
     except UnicodeEncodeError:
         raise Unserialisable(
-            "The returned text has a lone surrogate, which JSON in UTF-8 cannot say. "
+            "The returned text has a lone surrogate, which UTF-8 cannot encode. "
             "Decode the bytes it came from with errors='replace'."
         ) from None
     return value
 
 
 def refuse_unawaited(value: Any, place: _Place = ()) -> None:
-    """Raise Unserialisable for a coroutine that was not awaited; close it, so that Python does not warn as well."""
+    """Raise Unserialisable for a coroutine that was not awaited. Close it, so that Python does not warn as well."""
     if isinstance(value, CoroutineType):
         coroutine = cast("CoroutineType[Any, Any, Any]", value)
         coroutine.close()
@@ -252,7 +253,7 @@ def _unserialisable(culprit: Any, place: _Place, remedy: str = _REMEDY) -> Unser
 
 
 def _place(value: Any, found: Callable[[Any], bool]) -> _Place:
-    """Return the keys and positions that lead to the first value that is `found`; empty for the value itself."""
+    """Return the path (keys and positions) to the first part for which `found` is true; empty for the value itself."""
     seen: set[int] = set()
 
     def walk(value: Any, place: _Place) -> _Place | None:

@@ -1,8 +1,8 @@
 """Compile plain types without pydantic: `int`, `float`, `str`, `bool`, `Any`, lists and dicts of them, or None.
 
-Most tools take nothing else, and a program of such tools starts in less than two thirds of the time. For anything else
-(another type, `Annotated`, a default that does not fit) the result is None, and `signature.fields` compiles it. The two
-must not differ; a test compares them. Nothing is refused here.
+Most tools need no other types, and a program with only such tools starts in less than two thirds of the time. For other
+types, for `Annotated`, and for a default that does not fit, the result is None, and `signature.fields` compiles the
+parameters. Both modules must compile plain types in the same way; a test compares them. This module raises no errors.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _SCALARS: tuple[tuple[Any, CoreSchema, dict[str, Any]], ...] = (
     (int, core_schema.int_schema(), {"type": "integer"}),
     (str, core_schema.str_schema(), {"type": "string"}),
 )
-_CONTAINERS = frozenset({
+_CONTAINERS = frozenset({  # Types of core schemas that have `fail_fast`.
     "counter", "deque", "dict", "frozen-dict", "frozendict", "frozenset", "list", "ordered-dict", "set", "tuple",
 })  # fmt: skip
-_GIVEN = ("metadata", "default")  # Keys of a core schema whose values are no schemas.
-_FINITE = core_schema.CoreConfig(allow_inf_nan=False)  # 1e400 is JSON, but no float.
+_GIVEN = ("metadata", "default")  # Keys of a core schema whose values are not schemas.
+_FINITE = core_schema.CoreConfig(allow_inf_nan=False)  # 1e400 is valid JSON, but too large for a float.
 
 
 class Arguments(msgspec.Struct, frozen=True):
-    """All parameters together: their JSON Schema, and the compiled validators."""
+    """The parameters of a function, compiled: their JSON Schema and their validators."""
 
     schema: dict[str, Any]
     validate_json: Callable[..., dict[str, Any]]
@@ -45,11 +45,11 @@ class PlainType(msgspec.Struct, frozen=True):
     """A plain type as a core schema of pydantic, and as a JSON Schema."""
 
     core: CoreSchema
-    shown: dict[str, Any]
+    shown: dict[str, Any]  # The JSON Schema.
 
 
 def members(annotation: Any) -> Iterator[Any]:
-    """Yield each member of a union, without `Annotated`; another type is its only member.
+    """Yield each member of a union, without `Annotated`; for any other type, yield the type.
 
     >>> list(members(Annotated[int, "x"] | None))
     [<class 'int'>, <class 'NoneType'>]
@@ -65,7 +65,7 @@ def members(annotation: Any) -> Iterator[Any]:
 
 
 def plain_type(annotation: Any) -> PlainType | None:
-    """Compile a plain type; None for every other."""
+    """Compile a plain type; return None for any other type."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is None:
         known = [PlainType(core, dict(shown)) for scalar, core, shown in _SCALARS if annotation is scalar]
@@ -84,7 +84,7 @@ def plain_type(annotation: Any) -> PlainType | None:
 
 
 def plain_arguments(parameters: Iterable[Parameter], descriptions: Mapping[str, str]) -> Arguments | None:
-    """Compile parameters that are all plain; None if one is not."""
+    """Compile the parameters if all their types are plain, else return None."""
     fields: dict[str, core_schema.TypedDictField] = {}
     properties: dict[str, Any] = {}
     for parameter in parameters:
@@ -93,7 +93,7 @@ def plain_arguments(parameters: Iterable[Parameter], descriptions: Mapping[str, 
         required = default is Parameter.empty
         if plain is None:
             return None
-        # A default that a call could change, or that is of another type, is compiled by `signature.fields`.
+        # `signature.fields` handles defaults that are mutable or of another type.
         if not required and not (
             is_hashable(default) and SchemaValidator(plain.core).isinstance_python(default, strict=True)
         ):
@@ -116,23 +116,23 @@ def plain_arguments(parameters: Iterable[Parameter], descriptions: Mapping[str, 
 
 
 def stopping_early(core: Any) -> Any:
-    """Return the core schema with containers that stop at their first wrong item: few errors, however many items."""
+    """Return the core schema with containers that stop at the first wrong item, to limit the number of errors."""
     return with_each(core, lambda schema: {**schema, "fail_fast": True} if schema["type"] in _CONTAINERS else schema)
 
 
 def with_each(core: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    """Return the core schema with every schema in it changed, the innermost first."""
+    """Return the core schema with `change` applied to every schema in it, the innermost first."""
     if is_array(core):
         return [with_each(part, change) for part in core]
     if not is_object(core):
         return core
-    is_schema = isinstance(core.get("type"), str)  # Else a mapping of fields, with any names.
+    is_schema = isinstance(core.get("type"), str)  # Otherwise it is a mapping of fields, with any names.
     parts = {key: value if is_schema and key in _GIVEN else with_each(value, change) for key, value in core.items()}
     return change(parts) if is_schema else parts
 
 
 def is_hashable(value: Any) -> bool:
-    """Return whether a value has a hash, and so is taken for immutable."""
+    """Return whether a value is hashable, and so is treated as immutable."""
     try:
         hash(value)
     except TypeError:
@@ -141,7 +141,7 @@ def is_hashable(value: Any) -> bool:
 
 
 def shown_default(default: Any) -> dict[str, Any]:
-    """Return the keyword `default`, or nothing if the value is not JSON."""
+    """Return the keyword `default` for a JSON Schema; an empty dict if the value is not JSON."""
     try:
         shown = pydantic_core.to_jsonable_python(default)
     except (ValueError, RecursionError):

@@ -1,12 +1,12 @@
 """Read a Python function and bind JSON arguments to it.
 
-Owns how a registered function is read: its docstring, parameters, injected Context, defaults and return type; what is
-refused because of the way it is written; and how the JSON of a call becomes keyword arguments. It does not call the
+This module reads the docstring, parameters, injected Context, defaults and return type of a registered function, and
+refuses functions that cannot be used. It converts the JSON of a call to keyword arguments. It does not call the
 function. `signature.plain` and `signature.fields` compile the types of the parameters.
 
-Binding is one call into the compiled validator with the raw bytes. JSON types are accepted exactly first; only if that
-fails, other spellings that models use are accepted (`"3"` for 3, `"true"` for true, 3.0 for 3), but never a boolean for
-a number, or a number for a boolean.
+The raw bytes are validated by one call of the compiled validator. First, only the exact JSON types are accepted. If
+that fails, other forms that models send are accepted too (`"3"` for 3, `"true"` for true, 3.0 for 3), but never a
+boolean for a number, or a number for a boolean.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from weft.server.signature.plain import Arguments, members, plain_arguments
 
 __all__ = ["ArgumentsError", "MirroredHeader", "OutputError", "Signature", "read_signature"]
 
-_LARGE = 65536  # Bytes of arguments above which types must be exact: listing every problem would cost too much.
-_MANY = 1000  # Problems above which they are not listed.
-_EXACT = 2**53  # Above it, a float may stand for several integers.
-_NUMERIC = frozenset({"decimal_type", "float_type", "int_type"})
+_LARGE = 65536  # Arguments with more bytes need exact types, because listing every problem would take too long.
+_MANY = 1000  # If there are more problems, they are not listed.
+_EXACT = 2**53  # From here on, a float may stand for several integers.
+_NUMERIC = frozenset({"decimal_type", "float_type", "int_type"})  # Kinds of problems with numbers.
 _EMPTY = inspect.Parameter.empty
 _IMPORT_IT = (
     "import or define the name in the module itself, before the function; an import under `if TYPE_CHECKING:` "
@@ -53,15 +53,15 @@ class Signature(msgspec.Struct, frozen=True):
 
     name: str
     kind: str
-    where: str
+    where: str  # Source location of the function.
     description: str  # The docstring without its parameter section.
     input_schema: dict[str, Any]  # JSON Schema 2020-12.
-    output_schema: dict[str, Any] | None  # None if the return type promises nothing worth checking.
+    output_schema: dict[str, Any] | None  # None if no schema is made for the return type.
     is_async: bool
     injected: str | None  # Name of the parameter that takes the Context.
     returns: Any  # The evaluated return annotation, or `inspect.Signature.empty`.
     dump_output: Callable[[Any], Any] | None  # Turns a return value into JSON values.
-    require_text: Callable[[Any], None] | None  # Of a return type that is text: raises OutputError for other values.
+    require_text: Callable[[Any], None] | None  # If the return type is text: raises OutputError for others.
     _arguments: Arguments
 
     def __repr__(self) -> str:
@@ -74,7 +74,7 @@ class Signature(msgspec.Struct, frozen=True):
                 return self._arguments.validate_json(raw, strict=True)
             return self._arguments.validate_large(raw, strict=True)
         except ValidationError as error:
-            # The exception is not kept: with this frame it would be a reference cycle that holds all arguments.
+            # Do not keep the exception: with this frame it would form a reference cycle that holds all arguments.
             problems = self._problems(error)
         return self._bind_leniently(raw, problems)
 
@@ -83,7 +83,7 @@ class Signature(msgspec.Struct, frozen=True):
         return self.bind_json(pydantic_core.to_json(dict(values)))
 
     def _problems(self, error: ValidationError) -> list[Any]:
-        """Return what is wrong with the arguments; raise ArgumentsError if that is too much to list."""
+        """Return the problems with the arguments; raise ArgumentsError if there are too many to list."""
         if error.error_count() <= _MANY:
             return error.errors(include_url=False)
         raise ArgumentsError(
@@ -106,7 +106,9 @@ class Signature(msgspec.Struct, frozen=True):
         raise self._explain(problems, raw)
 
     def _explain(self, problems: list[Any], raw: bytes) -> ArgumentsError:
-        if problems[0]["type"] == "json_invalid" and not problems[0]["loc"]:  # Else a text of JSON within them.
+        if (
+            problems[0]["type"] == "json_invalid" and not problems[0]["loc"]
+        ):  # Otherwise one argument is a text that should be JSON.
             return ArgumentsError(["They are not valid JSON; send a JSON object."], subject=self._subject)
         arguments = pydantic_core.from_json(raw)
         if not isinstance(arguments, dict):
@@ -130,13 +132,13 @@ def read_signature(
     untyped: bool = False,
     refs: bool = False,
 ) -> Signature:
-    """Read a function; raise RegistrationError, with its place and the remedy, if it cannot be offered as written.
+    """Read a function; raise RegistrationError, with its location and the remedy, if it cannot be used.
 
-    `injected` are the classes whose parameter Weft fills; `opaque` the classes of results that are not JSON values, for
-    which no output schema is made. A plain `str`, `bytes`, `None` or `Any` makes no output schema either: it would
-    promise no more than the text of the result. Nor does a list of anything, `list` or `list[Any]`, which may hold
-    content blocks. `untyped` accepts parameters without an annotation, where a schema is given. `refs` leaves the
-    definitions of a schema under `$defs`.
+    Weft itself passes the parameter whose class is in `injected`. `opaque` are classes of results that are not JSON
+    values. No output schema is made for them. No output schema is made for `str`, `bytes`, `None` and `Any` either,
+    because it would say nothing more than the text of the result, nor for `list` and `list[Any]`, which may contain
+    content blocks. `untyped` accepts parameters without an annotation, for a tool with a schema. With `refs`, the
+    definitions of a schema stay under `$defs`.
 
     >>> def add(a: int, b: int = 1) -> int:
     ...     "Add two numbers."
@@ -169,9 +171,9 @@ def read_signature(
 
 
 def _with_whole_numbers(problems: list[Any], raw: bytes) -> bytes | None:
-    """Return the arguments with 3 in place of 3.0 where an integer is expected: JSON Schema calls both integers.
+    """Return the arguments with 3 in place of 3.0 where an integer is expected, or None if nothing has to change.
 
-    None if there is no such place. In a union, another member, such as a boolean, must not accept the number first.
+    JSON Schema calls both integers. In a union, another member, such as a boolean, must not accept the number first.
     """
     places = [problem["loc"] for problem in problems if problem["type"] == "int_type" and _is_whole(problem["input"])]
     if not places:
@@ -190,7 +192,7 @@ def _is_whole(given: Any) -> bool:
 
 
 def _is_too_far(problem: Mapping[str, Any]) -> bool:
-    """Return whether a value must not be converted, though the lenient validation would."""
+    """Return whether a value must not be converted, although the lenient validation would do it."""
     given, place = problem["input"], problem["loc"]
     if problem["type"] == "bool_type":
         if isinstance(given, str):
@@ -202,7 +204,7 @@ def _is_too_far(problem: Mapping[str, Any]) -> bool:
 
 
 class MirroredHeader(msgspec.Struct, frozen=True):
-    """Marks a parameter whose value clients repeat in the header `Mcp-Param-{name}`.
+    """Marks a parameter whose value clients repeat in the HTTP header `Mcp-Param-{name}`.
 
     >>> def run(region: Annotated[str, MirroredHeader("Region")]) -> str: ...
     """
@@ -212,12 +214,12 @@ class MirroredHeader(msgspec.Struct, frozen=True):
     def __get_pydantic_json_schema__(
         self, core_schema: Any, handler: Callable[[Any], dict[str, Any]]
     ) -> dict[str, Any]:
-        """Add the keyword to the parameter's schema."""
+        """Add the keyword `x-mcp-header` to the parameter's schema."""
         return {**handler(core_schema), "x-mcp-header": self.name}
 
 
 class _Reader:
-    """One reading of one function; it knows the subject of every refusal."""
+    """Reads the parameters and annotations of one function."""
 
     def __init__(self, fn: Callable[..., Any], kind: str, name: str, *, untyped: bool, refs: bool) -> None:
         self.fn = fn
@@ -228,7 +230,7 @@ class _Reader:
         self.locals = enclosing_locals(fn)
 
     def read(self, injected: tuple[type, ...], descriptions: Mapping[str, str]) -> tuple[Arguments, str | None, Any]:
-        """Return the compiled parameters, the name of the injected one, and the return annotation."""
+        """Return the compiled parameters, the name of the injected parameter, and the return annotation."""
         signature = self.read_signature()
         context: str | None = None
         offered: list[inspect.Parameter] = []
@@ -245,7 +247,7 @@ class _Reader:
                 )
         arguments = plain_arguments(offered, descriptions)
         if arguments is None:
-            from weft.server.signature.fields import read_fields  # Imports all of pydantic.
+            from weft.server.signature.fields import read_fields  # Slow to import, because it imports pydantic.
 
             arguments = read_fields(offered, descriptions, self.refuse, refs=self.refs)
         return arguments, context, self.evaluate("return", signature.return_annotation, "its return type")
@@ -278,7 +280,7 @@ class _Reader:
             raise self.refuse(
                 f"it takes {stars}{name}.",
                 f"name each parameter; for a varying number take one list or dict, such as `{name}: list[str]`.",
-                why="arguments come by name, and clients are told beforehand which names there are.",
+                why="arguments come by name, and clients must know all names beforehand.",
             )
         if parameter.kind is parameter.POSITIONAL_ONLY:
             raise self.refuse(
@@ -288,7 +290,7 @@ class _Reader:
         if parameter.annotation is _EMPTY:
             if name in ("self", "cls"):
                 raise self.refuse(
-                    f"parameter {name!r} shows that it is a method without its object.",
+                    f"parameter {name!r} has no type; it seems to be a method without its object.",
                     "register the bound method, such as `server.tool(thing.method)`.",
                 )
             if self.untyped and name not in ("ctx", "context"):
@@ -298,19 +300,19 @@ class _Reader:
                 f"annotate it, such as `{name}: str`, or use `{name}: Any` to accept anything."
                 if name not in ("ctx", "context")
                 else f"if it is the call's context, annotate it `{name}: Context`, with `from weft import Context`; "
-                f"if clients are to send it, give it the type of what they send.",
-                why="clients are told the type of every argument, and what they send is checked against it.",
+                f"if clients send it, annotate it with the type of the value.",
+                why="clients are told the type of every argument, and the values that they send are checked.",
             )
         return self.evaluate(name, parameter.annotation, f"parameter {name!r}")
 
     def evaluate(self, name: str, annotation: Any, subject: str) -> Any:
-        """Return the annotation with every name in it looked up, also where it was written as text."""
+        """Return the annotation with every name in it resolved, even if it was written as text."""
         if annotation is _EMPTY or annotation is None:
             return annotation
         holder = types.SimpleNamespace(__annotations__={name: annotation})
         try:
             return get_type_hints(holder, self.globals, self.locals, include_extras=True)[name]
-        except Exception as error:  # noqa: BLE001  # evaluating the user's text may raise anything
+        except Exception as error:  # noqa: BLE001  # an annotation may raise anything
             text = annotation.__forward_arg__ if isinstance(annotation, ForwardRef) else annotation
             text = text if isinstance(text, str) else type_name(text)
             raise self.refuse(
@@ -326,14 +328,14 @@ def _is_injected(annotation: Any, classes: tuple[type, ...]) -> bool:
 
 
 class Docstring(msgspec.Struct, frozen=True):
-    """The description of a function, and that of each of its parameters."""
+    """The description of a function, and of each of its parameters."""
 
     summary: str = ""  # Without the section of the parameters.
     params: dict[str, str] = msgspec.field(default_factory=dict[str, str])
 
 
 def parse_docstring(doc: str | None) -> Docstring:
-    """Split a docstring in the Google, NumPy or Sphinx style; text of no known form stays in the summary.
+    """Split a docstring in Google, NumPy or Sphinx style. Text in any other form stays in the summary.
 
     >>> parse_docstring('''Add two numbers.
     ...
@@ -362,7 +364,7 @@ def parse_docstring(doc: str | None) -> Docstring:
 
 
 def _sphinx(lines: list[str], at: int, found: dict[str, list[str]]) -> int | None:
-    """Read `:param name: text`; return the number of the line after it, or None if this line is none."""
+    """Read `:param name: text`; return the number of the next line, or None if this line has another form."""
     entry = _SPHINX_ENTRY.match(lines[at].strip())
     if not entry:
         return None
@@ -379,7 +381,10 @@ def _sphinx(lines: list[str], at: int, found: dict[str, list[str]]) -> int | Non
 
 
 def _numpy(lines: list[str], at: int, found: dict[str, list[str]]) -> int | None:
-    """Read a `Parameters` section above dashes: entries start at its margin, their text is indented."""
+    """Read a `Parameters` section; return the number of the next line, or None if there is no such section.
+
+    The header is underlined. Entries start at its margin, and their text is indented.
+    """
     if at + 1 >= len(lines) or not _is_header(lines[at], colon=False) or not _is_underline(lines, at + 1):
         return None
     margin = _indent(lines[at])
@@ -400,7 +405,10 @@ def _numpy(lines: list[str], at: int, found: dict[str, list[str]]) -> int | None
 
 
 def _google(lines: list[str], at: int, found: dict[str, list[str]]) -> int | None:
-    """Read an `Args:` section: entries are indented, their further lines more."""
+    """Read an `Args:` section; return the number of the next line, or None if there is no such section.
+
+    Entries are indented, and their further lines are indented more.
+    """
     if not _is_header(lines[at], colon=True):
         return None
     margin = _indent(lines[at])
@@ -437,7 +445,7 @@ def _indent(line: str) -> int:
 
 
 def _tidy(lines: list[str]) -> str:
-    """Join the lines, with no more than one empty line where a section was cut out."""
+    """Join the lines, with at most one empty line where a section was removed."""
     text: list[str] = []
     for line in lines:
         if line.strip() or (text and text[-1]):

@@ -1,4 +1,4 @@
-"""Serve one client that sends lines, and keep its session: over stdio, or in the same process.
+"""Serve one client that sends lines, over stdio or in the same process, and keep its session.
 
 A pipe has at most one session. Requests of the stateless era are served without it; both eras may share one pipe.
 """
@@ -49,7 +49,7 @@ class Writer(Protocol):
     """Writes lines to the client."""
 
     def send(self, line: bytes, /) -> None:
-        """Write one line in this turn of the loop."""
+        """Write one line soon, together with others."""
         ...
 
     def send_now(self, line: bytes, /) -> None:
@@ -58,26 +58,26 @@ class Writer(Protocol):
 
     @property
     def congested(self) -> bool:
-        """Whether the client has not read so much that no more should be produced."""
+        """Whether so much output is unread that no more should be produced."""
         ...
 
     async def drained(self) -> None:
-        """Wait until the client has caught up."""
+        """Wait until the client has read enough of the output."""
         ...
 
 
 class _LineReply:
     """Sends the notifications of one call until it is answered or cancelled."""
 
-    __slots__ = ("_writer", "answered", "cancellation", "last_words")
+    __slots__ = ("_writer", "after_answer", "answered", "cancellation")
 
     can_stream = True
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self.answered = False
-        self.last_words: bytes | None = None  # a notification that follows the answer
-        self.cancellation: Cancellation | None = None  # of the call, once there is one
+        self.after_answer: bytes | None = None  # a notification to send after the answer
+        self.cancellation: Cancellation | None = None  # of the call; None until the call is created
 
     async def notify(self, message: bytes) -> None:
         if not self.answered and not (self.cancellation is not None and self.cancellation.cancelled):
@@ -87,7 +87,7 @@ class _LineReply:
         """Do nothing: the only stream is the connection."""
 
     def epilogue(self, message: bytes) -> None:
-        self.last_words = message
+        self.after_answer = message
 
     async def end(self) -> None:
         """Do nothing: the only stream is the connection."""
@@ -107,7 +107,7 @@ class Pipe:
         self._name = f"pipe {next(_names)}"
         self._in_flight: dict[RequestId, Cancellation] = {}
         self._unwinding: set[asyncio.Task[Any]] = set()  # cancelled requests that have not ended yet
-        self._session: PipeSession | None = None  # None where no era with sessions is served
+        self._session: PipeSession | None = None  # None if no era with sessions is served
         if any(era.remembers for era in runtime.eras):
             self._session = PipeSession(runtime, partial(_send, writer), self._in_flight)
 
@@ -117,7 +117,7 @@ class Pipe:
 
     @property
     def full(self) -> int:
-        """The limit of running requests that is met, of this pipe or of the process; 0 if none is."""
+        """The limit of running requests that is reached, for this pipe or for the process; 0 if none is."""
         if len(self._in_flight) + len(self._unwinding) >= self._limits.in_flight_per_connection:
             return self._limits.in_flight_per_connection
         return self._limits.in_flight if self._runtime.is_full() else 0
@@ -137,17 +137,17 @@ class Pipe:
         return self._runtime.subscriptions.close(self._name)
 
     def stop(self) -> None:
-        """Cancel all requests because the server stops, and answer them with that error."""
+        """Cancel all requests because the server stops. Each is answered with an error."""
         own = list(self._in_flight.values())
         self._runtime.open_calls.end(lambda call: call.cancellation in own)
 
     def cancel(self) -> None:
-        """Cancel all requests: the client is gone."""
+        """Cancel all requests, because the client is gone."""
         for cancellation in list(self._in_flight.values()):
             cancellation.cancel("the client is gone")
 
     async def close(self) -> None:
-        """Release the session and the spare task."""
+        """Close the session, and cancel the spare task."""
         await self._starter.close()
         if self._session is not None:
             await self._session.close()
@@ -172,12 +172,12 @@ class Pipe:
             request_id = error.request_id if frame is None else frame.reply_id
             refused(frame and frame.method, "-", error.code, error.message)
             self._writer.send(encode_error(request_id, error.code, error.message, error.data))
-        except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the pipe
+        except Exception as error:  # noqa: BLE001 - an error in Weft must not stop the pipe
             text = report("Reading a message", error, debug=self._runtime.debug)
             self._writer.send(encode_error(None if frame is None else frame.reply_id, InternalError.code, text))
 
     def _receive_batch(self, line: bytes) -> None:
-        """Serve the messages of an array, each answered separately; a part that is no message is refused."""
+        """Serve the messages of a batch. Each is answered separately, an invalid one with an error."""
         for one in read_batch(line, self._limits):
             if not isinstance(one, Frame):
                 self._writer.send(one)
@@ -235,7 +235,7 @@ class Pipe:
             runtime.in_flight += 1
             runtime.open_calls.add(call)
             task.add_done_callback(partial(self._count_out, call))  # also runs if the task never begins
-            if cancellation.cancelled:  # in its first step, by a client in this process
+            if cancellation.cancelled:  # cancelled in its first step, by a client in this process
                 self._unwind(task)
                 task.cancel()
 
@@ -251,22 +251,23 @@ class Pipe:
             if cancellation.told is not None:
                 _, body = self._runtime.dispatcher.refuse(call, cancellation.told)
             elif cancellation.cancelled:
-                if self._in_flight.get(call.id) is cancellation:  # not cancelled by the client's notification
+                # A notification of the client has removed the request already; other cancellations have not.
+                if self._in_flight.get(call.id) is cancellation:
                     del self._in_flight[call.id]
                 return
             else:  # the handler has cancelled its own task
                 _, body = self._runtime.dispatcher.fail(call, error)
         reply.answered = True
-        if cancellation.cancelled and cancellation.told is None:  # while the answer was being encoded
+        if cancellation.cancelled and cancellation.told is None:  # cancelled while the answer was being encoded
             return
         del self._in_flight[call.id]
         line = _one_line(body)
-        if not self._in_flight and reply.last_words is None:  # no other line can be written together with it
+        if not self._in_flight and reply.after_answer is None:  # no other line can be written together with it
             self._writer.send_now(line)
         else:
             self._writer.send(line)
-            if reply.last_words is not None:
-                self._writer.send(reply.last_words)
+            if reply.after_answer is not None:
+                self._writer.send(reply.after_answer)
 
     def _cancel(self, frame: Frame) -> None:
         """Cancel the request that a notification names; ignore unknown, finished and malformed ones."""
@@ -283,7 +284,7 @@ class Pipe:
         log.debug("request %r cancelled: %s", params.request_id, (params.reason or "no reason given")[:200])
 
     def _unwind(self, task: asyncio.Task[Any]) -> None:
-        """Count a cancelled request until it has ended: cancelling must not be a way past the limit."""
+        """Count a cancelled request until its task has ended, so that a client cannot pass the limit by cancelling."""
         self._unwinding.add(task)
         task.add_done_callback(self._unwinding.discard)
 
@@ -296,14 +297,14 @@ async def _send(writer: Writer, message: bytes) -> None:
 
 
 def _one_line(message: bytes) -> bytes:
-    """Replace newlines by spaces: JSON has them only between tokens, where a space means the same."""
+    """Replace newlines by spaces. JSON has newlines only between tokens, where a space means the same."""
     return message.replace(b"\n", b" ")
 
 
 class PipeSession:
     """The session of a pipe's client: its connection, unanswered requests to it, and changes to notify it of.
 
-    It is the connection's `Outbound` too: messages outside calls are written like all others.
+    It is also the `Outbound` channel of the connection: messages outside of calls are written like all others.
     """
 
     is_readable = True
@@ -335,7 +336,7 @@ class PipeSession:
         await self._send(encode_notification(method, UNSET if params is None else params))
 
     def take(self, frame: Frame) -> None:
-        """Handle a notification, or the response to a request of ours."""
+        """Handle a notification, or a response to a request of the server."""
         if frame.is_response:
             self.outstanding.answered(frame)
         else:
@@ -346,7 +347,7 @@ class PipeSession:
         return line.lstrip()[:1] == b"[" and SESSION.takes_batches(self.connection)
 
     async def close(self) -> None:
-        """Release everything: the client is gone."""
+        """Close the inbox and the connection, and fail pending requests, because the client is gone."""
         self._runtime.changes.close_inbox(self._inbox)
         self.outstanding.close()
         if self._changes_task is not None:
@@ -366,11 +367,11 @@ class PipeSession:
             await self._send(encode_change(change))
 
 
-# Logging of every message. Where the level is off, nothing of this runs.
+# The following classes log every message. They are used only if the log level is debug.
 
 
 def new_pipe(runtime: Runtime, writer: Writer) -> Pipe:
-    """Make a pipe; one that logs every message if the log level is debug."""
+    """Return a new pipe. If the log level is debug, it logs every message."""
     return _LoggedPipe(runtime, _LoggedWriter(writer)) if is_wire_logged() else Pipe(runtime, writer)
 
 
@@ -418,9 +419,10 @@ class _MemoryWriter:
 
 
 class MemoryPipe:
-    """The server's end of a pipe in one process: `send` takes messages of the client, `deliver` gets those to it.
+    """The server's end of a pipe to a client in the same process.
 
-    The lifespan is entered with the first message, if it was not entered before; it is not left here.
+    The client passes its messages to `send`. Messages to the client are passed to `deliver`. The first message enters
+    the lifespan, if it was not entered before. Closing the pipe does not leave the lifespan.
     """
 
     def __init__(self, runtime: Runtime, deliver: Callable[[bytes], None]) -> None:
@@ -431,7 +433,7 @@ class MemoryPipe:
         self._starting: asyncio.Task[None] | None = None
 
     def send(self, message: bytes) -> None:
-        """Receive one message."""
+        """Receive one message of the client."""
         if self._runtime.lifespan.started:
             self._pipe.receive(message)
             return
@@ -454,7 +456,7 @@ class MemoryPipe:
         failure = None
         try:
             await self._runtime.lifespan.start()
-        except Exception as error:  # noqa: BLE001 - whatever a lifespan raises, the client reads it
+        except Exception as error:  # noqa: BLE001 - any exception of a lifespan is reported to the client
             failure = self._runtime.lifespan.report(error)
         finally:
             self._starting = None

@@ -1,13 +1,14 @@
 """Serve over stdin and stdout: one line per message, one client, without blocking the event loop.
 
-While the process serves, the descriptors 0 and 1 belong to the protocol: a stray `print`, a C library or a child
-process writes to stderr and reads nothing.
+While the process serves, only the protocol uses its stdin and stdout. Other code, such as a stray `print`, a C library
+or a child process, writes to stderr instead, and finds its input empty.
 
-The event loop reports when there is something to read; where it cannot (Windows, plain files), a thread reads. Lines
-are delivered one chunk at a time, and the next chunk is read when they are served, so that a flood stays in the pipe
-and not in memory. Output is collected for one turn of the loop and written in one go; a thread writes what the pipe
-does not take immediately. No descriptor is made non-blocking, because that would change it for every process that
-shares it. Where a pipe can be opened a second time, the second descriptor is non-blocking and private.
+The event loop reports when there is something to read. Where it cannot (Windows, plain files), a thread reads. Lines
+are delivered one chunk at a time. The next chunk is read when these lines are served, so that too many messages fill
+the pipe and not the memory. Output is collected during one iteration of the event loop and written together. A thread
+writes the part that the pipe does not take immediately. No descriptor is made non-blocking, because that would change
+it for every process that shares it. Where a pipe can be opened a second time, the second descriptor is non-blocking and
+private.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ if TYPE_CHECKING:
     from weft.server.runtime.runtime import Runtime
 
 
-PATIENCE = 5  # turns of the loop in which requests may finish before the next one is refused
-LAST_WORDS = 0.5  # seconds in which requests may finish when the input has ended; the client still reads
+PATIENCE = 5  # iterations of the event loop in which requests may finish before the next one is refused
+LAST_WORDS = 0.5  # seconds in which requests may finish after the input has ended; the client may still read
 
 
 async def serve_stdio(runtime: Runtime, stdin: int | None = None, stdout: int | None = None) -> None:
-    """Serve one client until its end of the pipe is closed.
+    """Serve one client until it closes the pipe.
 
-    `stdin` and `stdout` are file descriptors of another pair of pipes; default: those of the process. The lifespan is
-    started if needed. It is not stopped here, because another pipe may be served as well.
+    `stdin` and `stdout` are file descriptors; default: those of the process. The lifespan is started if needed. It is
+    not stopped at the end, because another pipe may still be served.
     """
     with _process_pipes() if stdin is None or stdout is None else nullcontext((stdin, stdout)) as (source, sink):
         await runtime.lifespan.start()
@@ -48,9 +49,10 @@ async def serve_stdio(runtime: Runtime, stdin: int | None = None, stdout: int | 
 
 
 class _StdioConnection:
-    """The client at the other ends of two descriptors.
+    """One client, connected by two file descriptors.
 
-    With `lingers`, the reader waits a moment for the next of requests that come one by one: there is only this client.
+    With `lingers`, the reader blocks the event loop for a moment to wait for the next request of a client that sends
+    one request at a time. This is done only if the process serves no other client.
     """
 
     def __init__(self, runtime: Runtime, source: int, sink: int, *, lingers: bool) -> None:
@@ -63,19 +65,19 @@ class _StdioConnection:
         self._writer = LineWriter(sink, self._lose_output)
         self._pipe = new_pipe(runtime, self._writer)
         self._lingers = lingers and linger_seconds > 0
-        self._waited = 0  # turns of the loop since the limit of running requests was met
-        self._draining: asyncio.Task[None] | None = None  # waits until the client has read our output
+        self._waited = 0  # iterations of the event loop since the limit of running requests was reached
+        self._draining: asyncio.Task[None] | None = None  # waits until the client has read the output
         self._output_broken = False
         self._over = asyncio.Event()  # the input has ended, or the output is closed
 
     async def serve(self) -> None:
-        """Serve until the input has ended, or the client has closed our output."""
+        """Serve until the input has ended, or the client does not read the output any more."""
         try:
             await self._pipe.warm_up()
             self._reader.start()
             await self._over.wait()
             if not self._output_broken and (tasks := self._pipe.tasks):
-                self._pipe.end_streams()  # they never end by themselves
+                self._pipe.end_streams()  # listen streams do not end by themselves
                 await asyncio.wait(tasks, timeout=LAST_WORDS)
         finally:
             await self._stop()
@@ -86,7 +88,7 @@ class _StdioConnection:
             self._draining.cancel()
         if self._pipe.end_streams() and not self._output_broken and (tasks := self._pipe.tasks):
             await asyncio.wait(tasks, timeout=LAST_WORDS)
-        if not self._over.is_set():  # the server ends it, and the client still waits for answers
+        if not self._over.is_set():  # the server stops while the client still waits for answers
             self._pipe.stop()
         self._pipe.cancel()
         if tasks := self._pipe.tasks:
@@ -104,7 +106,8 @@ class _StdioConnection:
     def _serve_lines(self, lines: list[Line], ended: bool, first: int = 0) -> None:  # noqa: FBT001 - a callback
         """Serve the lines of one chunk from the line number `first` on, then read the next chunk.
 
-        At the limit, running requests may finish for some turns of the loop before the next request is refused.
+        If the limit of running requests is reached, they may finish during some iterations of the event loop, before
+        the next request is refused.
         """
         self._writer.hold()
         try:
@@ -130,7 +133,10 @@ class _StdioConnection:
 
 
 def check_pipes() -> None:
-    """Raise StartError without stdin and stdout. Called before there is a loop, which would take their numbers."""
+    """Raise StartError if stdin or stdout is closed.
+
+    Called before there is an event loop, because its descriptors would get the numbers 0 and 1 if they are free.
+    """
     try:
         os.fstat(0)
         os.fstat(1)
@@ -143,7 +149,7 @@ def check_pipes() -> None:
 
 @contextmanager
 def _process_pipes() -> Generator[tuple[int, int]]:
-    """Return duplicates of stdin and stdout; until the end, 0 is empty and 1 is stderr for all other code."""
+    """Yield duplicates of stdin and stdout. Meanwhile, for all other code, stdin is empty and stdout is stderr."""
     source, sink = os.dup(0), os.dup(1)
     python_stdout = sys.stdout
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -171,38 +177,38 @@ def _flush(stream: Any) -> None:
 
 
 CHUNK = 64 * 1024  # the size of a pipe's buffer
-QUEUED_BYTES = 8 * 1024 * 1024  # output that waits for a slow reader; beyond it, no more input is read
-IN_A_ROW = 1e-3  # seconds after which other tasks of the loop run, even if the next line is there
+QUEUED_BYTES = 8 * 1024 * 1024  # output that waits for a slow client; with more, no input is read
+IN_A_ROW = 1e-3  # seconds after which other tasks run, even if the next line has arrived
 AT_ONCE = getattr(select, "PIPE_BUF", 512)  # bytes that a writable pipe takes without blocking
 
 
 class LineReader:
     """Reads lines and delivers them, one chunk at a time.
 
-    `deliver(lines, ended)` is called in the event loop. The next chunk is read after `resume` was called, which may be
-    done within `deliver`. The reader owns the descriptor, and closes it.
+    `deliver(lines, ended)` is called in the event loop. The next chunk is read after `resume` was called, which
+    `deliver` may do itself. The reader owns the descriptor, and closes it.
 
-    A client that calls one by one sends its next line a moment after it has read our last one. With
-    `resume(linger=True)` the reader waits for that moment: most of the time of a short call over a pipe is spent on
-    putting two processes to sleep and waking them up.
+    A client that sends one request at a time sends its next line shortly after it has read the last answer. With
+    `resume(linger=True)`, the reader waits for this line without sleeping. This is faster, because most of the time of
+    a short call over a pipe is spent on putting two processes to sleep and waking them up.
     """
 
     def __init__(
         self, fd: int, limit: int, deliver: Callable[[list[Line], bool], None], *, linger_seconds: float = 0.0
     ) -> None:
         self._fd = fd
-        self._linger_seconds = linger_seconds  # time to look for the next line before the loop sleeps
+        self._linger_seconds = linger_seconds  # how long `resume(linger=True)` waits for the next line
         self._splitter = LineSplitter(limit)
         self._deliver = deliver
         self._loop = asyncio.get_running_loop()
-        self._turn: threading.Lock | None = None  # where a thread reads: held from a chunk's delivery until `resume`
-        self._delivered = False  # a chunk was delivered, and `resume` was not called since
-        self._lingers = False  # look for the next line before returning to the loop
-        self._paused = False  # the loop does not watch the descriptor
+        self._turn: threading.Lock | None = None  # if a thread reads: locked from a chunk's delivery until `resume`
+        self._delivered = False  # whether a chunk was delivered and `resume` was not called since
+        self._lingers = False  # whether to wait for the next line before returning to the event loop
+        self._paused = False  # whether the event loop has stopped watching the descriptor
         self._stopped = False
 
     def start(self) -> None:
-        """Start to read: when the loop reports input, or in a thread where the loop cannot watch the descriptor."""
+        """Start reading. A thread reads if the event loop cannot watch the descriptor."""
         try:
             self._loop.add_reader(self._fd, self._readable)
         except (NotImplementedError, OSError):  # Windows, or a plain file
@@ -211,7 +217,10 @@ class LineReader:
             threading.Thread(target=self._read_all, name="weft-stdin", daemon=True).start()
 
     def resume(self, *, linger: bool = False) -> None:
-        """Read the next chunk: the delivered lines are served. `linger` waits a moment for it and blocks the loop."""
+        """Read the next chunk. Call this when the delivered lines are served.
+
+        With `linger`, wait a moment for the next line, which blocks the event loop.
+        """
         self._delivered = False
         self._lingers = linger
         if self._turn is not None:
@@ -221,7 +230,7 @@ class LineReader:
             self._loop.add_reader(self._fd, self._readable)
 
     def stop(self) -> None:
-        """Stop to read. A thread stays in its read, which cannot be interrupted, and closes the descriptor itself."""
+        """Stop reading. A thread that reads cannot be interrupted; it closes the descriptor after its last read."""
         if not self._stopped and self._turn is None:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
@@ -274,29 +283,32 @@ class LineReader:
 class LineWriter:
     """Writes lines without blocking the event loop.
 
-    `broken` is called when the other end is closed: at once where the loop can watch that, else with the next line.
-    Between `hold` and `flush` all lines are collected, because more will follow.
+    `broken` is called when the other end is closed: at once if the event loop can watch it, else with the next line.
+    Between `hold` and `flush`, lines are collected, to be written together.
     """
 
     def __init__(self, fd: int, broken: Callable[[], None]) -> None:
         self._fd = fd
-        self._own_fd = _opened_again(fd)  # a private, non-blocking descriptor of the same pipe; None if impossible
+        self._own_fd = _opened_again(fd)  # a second, non-blocking descriptor of the same pipe; None if not possible
         self._broken = broken
         self._loop = asyncio.get_running_loop()
-        self._lines: list[bytes] = []  # collected in this turn of the loop
-        self._held = False  # `hold` was called, and `flush` will be
+        self._lines: list[bytes] = []  # collected, but not written yet
+        self._held = False  # whether lines are collected until `flush` is called
         self._change = threading.Condition()  # guards the next three
         self._queue: list[bytes] = []  # output for the thread
         self._queued = 0  # bytes in the queue and in the thread's current write
         self._closing = False
-        self._thread: threading.Thread | None = None  # started when the pipe first does not take everything
+        self._thread: threading.Thread | None = None  # started when the pipe is full for the first time
         self._drained = asyncio.Event()
         self._drained.set()
-        self._done = asyncio.Event()  # the thread has nothing left to write
-        self._watched_fd = self._watch()  # a copy of the descriptor, with which the loop notices a closed pipe
+        self._done = asyncio.Event()  # set when the thread has written everything
+        self._watched_fd = self._watch()  # a copy of the descriptor that the event loop watches, or None
 
     def _watch(self) -> int | None:
-        """Watch the other end: when it is closed, the loop reports our end as readable."""
+        """Watch a copy of the descriptor and return it, or None if this is not possible.
+
+        When the client closes its end, the event loop reports our end as readable.
+        """
         mode = os.fstat(self._fd).st_mode
         if not hasattr(select, "poll") or not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
             return None
@@ -311,7 +323,7 @@ class LineWriter:
     def _look(self) -> None:
         fd = self._watched_fd
         is_closed = fd is not None and _is_closed(fd)
-        self._stop_watching()  # also if the client has written to our output, which is ignored
+        self._stop_watching()  # also if the client has written to our stdout, which is ignored
         if is_closed:
             self._broken()
 
@@ -322,7 +334,7 @@ class LineWriter:
             os.close(fd)
 
     def send(self, line: bytes) -> None:
-        """Write one line at the end of this turn of the loop."""
+        """Write one line in the next iteration of the event loop, together with others."""
         if not self._lines and not self._held:
             self._loop.call_soon(self.flush)
         self._lines.append(line)
@@ -334,16 +346,16 @@ class LineWriter:
             self.flush()
 
     def hold(self) -> None:
-        """Collect all lines until `flush`."""
+        """Collect lines until `flush` is called."""
         self._held = True
 
     @property
     def congested(self) -> bool:
-        """Whether the client has not read so much that no more should be produced."""
+        """Whether so much output is unread that no more should be produced."""
         return not self._drained.is_set()
 
     async def drained(self) -> None:
-        """Wait until the client has caught up."""
+        """Wait until the client has read enough of the output."""
         await self._drained.wait()
 
     async def close(self, timeout: float) -> None:
@@ -358,14 +370,14 @@ class LineWriter:
         self.release()
 
     def release(self) -> None:
-        """Close the descriptors that were opened here; otherwise the client would not see the end of our output."""
+        """Close the descriptors that this writer opened, so that the client sees the end of the output."""
         self._stop_watching()
         own_fd, self._own_fd = self._own_fd, None
         if own_fd is not None:
             os.close(own_fd)
 
     def flush(self) -> None:
-        """Write the collected lines: at once as far as the pipe takes them, the rest in the thread."""
+        """Write the collected lines. The part that the pipe does not take at once is written by the thread."""
         self._held = False
         if not self._lines:
             return
@@ -383,13 +395,13 @@ class LineWriter:
             self._enqueue(data)
 
     def _write_some(self, data: bytes) -> int:
-        """Write as much as the pipe takes without blocking and return its size; 0 if earlier output is queued."""
+        """Write as much as the pipe takes without blocking; return the number of bytes, 0 if output is queued."""
         if self._queued:
             return 0
         if self._own_fd is not None:
             return os.write(self._own_fd, data)
         if len(data) <= AT_ONCE and _takes_at_once(self._fd):
-            return os.write(self._fd, data)  # not all of it, where a parent has made the pipe non-blocking
+            return os.write(self._fd, data)  # only a part, if a parent process has made the pipe non-blocking
         return 0
 
     def _enqueue(self, data: bytes) -> None:
@@ -430,9 +442,10 @@ class LineWriter:
 
 
 def _opened_again(fd: int) -> int | None:
-    """Open the same pipe a second time, non-blocking, without changing `fd`; return None where that is impossible.
+    """Open the same pipe a second time, non-blocking, without changing `fd`; return None if that is not possible.
 
-    On other systems than Linux, and for sockets, opening `/dev/fd` gives the same descriptor and not a second one.
+    This works only for pipes on Linux. A socket cannot be opened again. On other systems, opening `/dev/fd` only
+    duplicates the descriptor, and making the duplicate non-blocking would change both.
     """
     if sys.platform != "linux" or not stat.S_ISFIFO(os.fstat(fd).st_mode):
         return None
@@ -446,7 +459,7 @@ def _read(fd: int) -> bytes:
     while True:
         try:
             return os.read(fd, CHUNK)
-        except BlockingIOError:  # a parent may have made its end, and so ours, non-blocking
+        except BlockingIOError:  # a parent process may have made the shared pipe non-blocking
             _wait(fd, for_input=True)
         except OSError:
             return b""  # a broken pipe has ended
@@ -465,12 +478,12 @@ if hasattr(select, "poll"):
 
     def _wait(fd: int, *, for_input: bool) -> None:
         """Wait until the descriptor can be read or written."""
-        poll = select.poll()  # `select` takes no descriptors from 1024 on
+        poll = select.poll()  # `select.select` does not support descriptors above 1023
         poll.register(fd, select.POLLIN if for_input else select.POLLOUT)
         poll.poll()
 
     def _comes_soon(fd: int, seconds: float) -> bool:
-        """Return whether there is input, now or within some seconds."""
+        """Return whether there is input within some seconds. Polls without sleeping."""
         poll = select.poll()
         poll.register(fd, select.POLLIN)
         end = time.perf_counter() + seconds
@@ -486,12 +499,12 @@ if hasattr(select, "poll"):
         return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
     def _takes_at_once(fd: int) -> bool:
-        """Return whether `AT_ONCE` bytes can be written without blocking; errors show when they are written."""
+        """Return whether `AT_ONCE` bytes can be written without blocking. Errors are raised by the write."""
         poll = select.poll()
         poll.register(fd, select.POLLOUT)
         return bool(poll.poll(0))
 
-else:  # Windows polls sockets only
+else:  # Windows can poll only sockets
 
     def _wait(fd: int, *, for_input: bool) -> None:
         select.select([fd] if for_input else [], [] if for_input else [fd], [])
