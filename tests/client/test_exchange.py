@@ -399,7 +399,7 @@ async def test_progress_starts_the_clock_anew_but_not_for_ever() -> None:
 async def test_where_progress_is_awaited_its_lack_is_told() -> None:
     async with Client(serve(lambda pipe, message: None)) as client:
         with pytest.raises(
-            RequestTimeout, match=r"did not answer tools/call of 't', nor tell of progress, within 0\.05 s\. Is"
+            RequestTimeout, match=r"did not answer tools/call of 't', nor report progress, within 0\.05 s\. Is"
         ):
             await client.call_tool("t", timeout=0.05, progress=print)
 

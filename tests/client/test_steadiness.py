@@ -128,8 +128,8 @@ async def test_who_listens_to_a_server_without_a_stream_is_told_and_hears_what_c
         async with client.listen() as changes:
             (told,) = caplog.messages
             assert told == (
-                f"{url} has no stream for changes: they are heard only while it answers requests. Fetch what you need "
-                "anew from time to time."
+                f"{url} has no stream for changes: they arrive only while it answers requests. Fetch what you need "
+                "again from time to time."
             )
             await client.call_tool("t")
             assert await asyncio.wait_for(anext(changes), 30) == ToolsChanged()
