@@ -435,7 +435,7 @@ async def test_an_error_of_the_stateless_era_counts_whatever_its_status() -> Non
 async def test_what_a_mode_excludes_is_not_tried_and_the_mode_is_named() -> None:
     server = Server(answering(405), legacy)
     async with http_server(server) as url:
-        said = "Nothing but the stateless era was tried, as `eras=` or `version=` says: leave that out, and the other"
+        said = "Only the stateless era was tried, because of `eras=` or `version=`. Leave that out to try the other era"
         for pinned in ({"eras": ["stateless"]}, {"version": MODERN}):
             with pytest.raises(ConnectionFailed, match=said):
                 await Client(url, limits=QUICK, **pinned).connect()
