@@ -201,7 +201,7 @@ async def test_an_event_that_cannot_be_read_is_left_out_of_a_stream(
 
     async with http_server(handle) as url, Client(url, limits=IMPATIENT) as client:
         assert await client.list_tools() == []
-        assert f"{url} sent something that is no message" in caplog.text
+        assert f"{url} sent something that is not a message" in caplog.text
 
 
 async def test_a_stream_without_an_answer_is_blamed_on_what_could_not_be_read() -> None:
@@ -216,7 +216,7 @@ async def test_a_stream_without_an_answer_is_blamed_on_what_could_not_be_read() 
         await exchange.stream(BAD_EVENTS[0])
 
     async with http_server(handle) as url, Client(url, limits=IMPATIENT) as client:
-        with pytest.raises(InvalidAnswer, match="sent something that is no message: Parse error"):
+        with pytest.raises(InvalidAnswer, match="sent something that is not a message: Parse error"):
             await client.list_tools()
     assert asked == 1
 

@@ -24,8 +24,8 @@ from weft.net.fetch import FetchFailed, HttpRequest
 TEXT = {"content": [{"type": "text", "text": "done"}]}
 V12, V13 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
 CLOSED = (
-    "closed the connection without an answer: whether it did what was asked is not known. Look into its log, or that "
-    "of a proxy before it."
+    "closed the connection without an answer. It is not known whether the request was executed. Look into its log, or "
+    "that of a proxy before it."
 )
 LOAD = "load one with load_cert_chain() into an ssl.SSLContext, and give that as `tls`."
 
@@ -237,7 +237,7 @@ async def test_a_certificate_that_the_server_does_not_know(
 @pytest.mark.parametrize(
     ("version", "said"),
     [
-        (V12, "cannot be reached: it broke off the TLS handshake without a word."),
+        (V12, "cannot be reached: it broke off the TLS handshake without a reason."),
         (V13, CLOSED),
     ],
 )

@@ -325,7 +325,7 @@ class PipeTransport:
         if is_answer:
             waiting = self._only_one() if named is None else self._waiting.get(named)
         if waiting is None or waiting.outcome is not None:
-            self._seldom.warning("%s sent something that is no message: %s", self.where, error)
+            self._seldom.warning("%s sent something that is not a message: %s", self.where, error)
         else:
             self._has_answered = True
             waiting.settle(InvalidAnswer(f"{self.where} sent an answer that cannot be read: {error}"))
