@@ -129,7 +129,7 @@ async def test_a_proxy_whose_certificate_is_not_trusted(tmp_path: Path, target: 
     ("given", "said"),
     [
         ("", "wants credentials; write them into `proxy`, as http://name:password@host:port."),
-        (f"ann:{SECRET}@", "does not take the name and password in `proxy`; check them."),
+        (f"ann:{SECRET}@", "does not accept the name and password in `proxy`; check them."),
     ],
 )
 async def test_a_proxy_that_wants_other_credentials(target: Target, given: str, said: str) -> None:
@@ -233,7 +233,7 @@ async def test_hosts_that_need_no_proxy(target: Target, environment: pytest.Monk
         ),
         (
             f"http://ann:{SECRET}@{{}}",
-            "does not take the name and password in `{}_proxy` in the environment; check them.",
+            "does not accept the name and password in `{}_proxy` in the environment; check them.",
         ),
     ],
 )
@@ -385,7 +385,7 @@ async def test_a_login_says_what_is_wrong_with_a_proxy(target: Target, environme
 
     async with target.running() as url, proxy.running() as place:
         assert await failure(proxy=f"http://ann:{SECRET}@{place}") == (
-            f"the proxy http://{place} does not take the name and password in `proxy`; check them"
+            f"the proxy http://{place} does not accept the name and password in `proxy`; check them"
         )
         assert await failure(proxy=f"http://{DEAD}") == f"the proxy http://{DEAD} cannot be connected to; check `proxy`"
         for scheme in SCHEMES:

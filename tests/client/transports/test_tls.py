@@ -107,8 +107,8 @@ async def test_a_certificate_for_another_host_is_refused(authority: Authority) -
 async def test_a_certificate_that_has_expired_is_refused(authority: Authority) -> None:
     async with http_server(Server(), tls=serving(authority.issue("localhost", days=-1))) as url:
         assert await refused(url, tls=authority.trusted()) == (
-            "cannot be reached: its certificate is not trusted (certificate has expired); have it renewed, or set the "
-            "clock of this machine right."
+            "cannot be reached: its certificate is not trusted (certificate has expired); have it renewed, or correct "
+            "the clock of this machine."
         )
 
 
@@ -229,8 +229,8 @@ async def test_a_certificate_that_the_server_does_not_know(
 ) -> None:
     with strict(serving(certificate, clients_of=authority, version=version)) as url:
         assert await refused(url, tls=authority.trusted(stranger.issue("client.example"))) == (
-            "cannot be reached: it does not take the client certificate in `tls` (tlsv1 alert unknown ca); give one "
-            "that it knows."
+            "cannot be reached: it does not accept the client certificate in `tls` (tlsv1 alert unknown ca); give "
+            "one that it accepts."
         )
 
 
