@@ -295,7 +295,7 @@ async def test_a_stream_that_is_taken_again_but_never_acknowledged_is_given_up()
         exchange.cut()
 
     async with http_server(handle) as url, Client(url, limits=IMPATIENT) as client, client.listen() as changes:
-        with pytest.raises(RequestTimeout, match="did not begin to listen"):
+        with pytest.raises(RequestTimeout, match="did not confirm the subscription"):
             await asyncio.wait_for(anext(changes), 30)
     assert streams == 2
 

@@ -54,7 +54,7 @@ from weft.client.handlers import (
 from weft.client.questions import RootLike
 from weft.client.requests.cache import ResponseCache, Toolbox, authorization_partition, cache_from, unique_name, whose
 from weft.client.requests.exchange import Exchange, ListPages, Options, Suggestions, completion_params, with_rounds
-from weft.client.requests.subscriptions import Listening, Subscriptions, wish_for
+from weft.client.requests.subscriptions import Listening, Subscriptions, filter_for
 from weft.client.results import ToolCallFailed, ToolResult, read_value
 from weft.client.targets import Dialled, dial
 from weft.eras.base import EraName, ServerHello
@@ -600,7 +600,8 @@ class Client:
                 ...
         """
         self._connected()
-        return Listening(self._subscriptions, wish_for(list(uris), tools=tools, prompts=prompts, resources=resources))
+        requested = filter_for(list(uris), tools=tools, prompts=prompts, resources=resources)
+        return Listening(self._subscriptions, requested)
 
     async def ping(self, *, timeout: float | None = None) -> None:
         """Check that the server answers. Raises UsageError if the protocol version has no ping."""
