@@ -479,7 +479,7 @@ def test_the_sync_client_does_not_wait_in_the_loop_that_has_to_answer(loop: str,
     )
     lines = done.stdout.splitlines()
     assert lines[0] == "3", done.stderr
-    said = "is served by the event loop that runs here, and weft.sync.Client would wait in it"
+    said = "is served by the event loop that runs here, and weft.sync.Client would block it"
     assert said in lines[1], "the tool that called it fails with the reason"
     assert said in lines[2]
     assert "`async with weft.Client(...)`" in lines[2]

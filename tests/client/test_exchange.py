@@ -181,7 +181,7 @@ async def test_questions_at_once_are_bounded() -> None:
 async def test_a_round_without_questions_and_state_is_nonsense() -> None:
     server = serve(lambda pipe, message: pipe.answer(message, {"resultType": "input_required"}))
     async with Client(server) as client:
-        with pytest.raises(InvalidAnswer, match="neither with what nor why"):
+        with pytest.raises(InvalidAnswer, match="with neither `inputRequests` nor `requestState`"):
             await client.call_tool("t")
 
 
@@ -695,7 +695,7 @@ async def test_an_output_is_checked_against_its_schema() -> None:
         assert (await client.call_tool("t")).structured == {"n": 1}
         with pytest.raises(InvalidAnswer, match="outputSchema"):
             await client.call_tool("t")
-        with pytest.raises(InvalidAnswer, match="sent none"):
+        with pytest.raises(InvalidAnswer, match="sent no structured content"):
             await client.call_tool("t")
         assert (await client.call_tool("t")).is_error
     assert len(server.calls("tools/list")) == 1
