@@ -315,7 +315,7 @@ class CallbackQueue:
 
 
 def queue_for(function: Callable[..., Any] | None, most: int, form: str) -> CallbackQueue | None:
-    """Return a queue for a function, or None where there is no function."""
+    """Return a queue for a function, or None if there is no function."""
     return None if function is None else CallbackQueue(function, most, form)
 
 

@@ -267,7 +267,7 @@ def _split(text: str) -> list[str]:
         raise UsageError(f"The command cannot be split ({error}); close the quote, or write it as a list.") from None
     if shell := next((word for word in words if word in _SHELL_WORDS), None):
         raise UsageError(
-            f"The command has {shell!r}, which only a shell understands, and there is none; start one program, or "
+            f"The command has {shell!r}, which only a shell understands, but no shell is used; start one program, or "
             f"write the command as a list if {shell!r} is meant as an argument."
         )
     return words

@@ -148,7 +148,7 @@ class ServerRequestHandlers:
                 self._seldom.error("%s was not answered: %s", method, error)
             else:
                 self._seldom.exception(
-                    "The function that answers %s failed; the server is told only that it did.", method, about=method
+                    "The function that answers %s failed; the server gets only a general error.", method, about=method
                 )
             raise InternalError(f"Internal error: the client could not answer {method}.") from error
 

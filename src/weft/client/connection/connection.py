@@ -208,7 +208,7 @@ class ClientConnection:
         self.spawn(self._stay_lost(self.generation, failure))
 
     async def _stay_lost(self, generation: int, failure: ConnectionFailed) -> None:
-        """End all listening with the failure, unless the client reconnects in the time in which streams are retried."""
+        """End all listening with the failure, unless the client reconnects before the pauses for retries are over."""
         for attempt in range(self._limits.resumptions + 1):
             await asyncio.sleep(pause(attempt))
             if self.generation != generation:
@@ -529,7 +529,7 @@ class ClientConnection:
         return clocks if is_over or is_guessed else []
 
     def _undelivered(self, method: str, error: WeftError | TimeoutError) -> WeftError:
-        """Return the error for a request whose question was answered, when that answer could not be delivered."""
+        """Return the error for a request that cannot finish, because the answer to its question was not delivered."""
         if isinstance(error, Refused):
             refused = Refused(error.where, error.status, error.headers, error.body)  # each task needs its own exception
             refused.was_seen, refused.what = True, f"the answer to its {method}"

@@ -100,7 +100,7 @@ class _Refusal(msgspec.Struct):
 
 
 class Negotiator:
-    """Finds out which era one server speaks, when the client connects and whenever the agreement has ended."""
+    """Finds out which era one server speaks, when the client connects and when the session or version has ended."""
 
     def __init__(
         self,

@@ -183,7 +183,7 @@ class PipeTransport:
         raise NotImplementedError
 
     def write(self, message: bytes) -> Awaitable[None] | None:
-        """Send one message (without a newline). Return an awaitable that ends when it is sent, or None if it is sent.
+        """Send one message, which has no newline. Return an awaitable to wait for, or None if it was sent at once.
 
         Raises ConnectionFailed if the message cannot be sent.
         """
@@ -428,7 +428,7 @@ def is_nameless(frame: Frame) -> bool:
 
 
 class _Coded(msgspec.Struct):
-    """A JSON-RPC error. The code tells it from other objects with a member `error`, such as log lines."""
+    """The error object of JSON-RPC. Log lines of programs may also have a member `error`, but without such a code."""
 
     code: int
 
@@ -456,7 +456,7 @@ def error_in(data: bytes) -> Frame | None:
 
 
 class _MessageParts(msgspec.Struct):
-    """The members that distinguish an answer from other messages, with any values."""
+    """The members by which an answer is recognised. They may have any value."""
 
     jsonrpc: msgspec.Raw | UnsetType = UNSET
     id: msgspec.Raw | UnsetType = UNSET

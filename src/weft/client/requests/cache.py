@@ -415,7 +415,7 @@ class Toolbox:
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}  # by name
         self.is_complete = False  # the whole list was fetched, or tried, since the last change
-        self._told: set[str] = set()  # tools that the log mentions as left out
+        self._logged: set[str] = set()  # tools that the log mentions as left out
         self._seldom = Seldom(log)
 
     def learn_all(self, tools: Iterable[Tool], *, mirrors: bool) -> list[Tool]:
@@ -449,10 +449,10 @@ class Toolbox:
 
     def _leave_out(self, name: str, error: ValueError) -> None:
         """Log once that a tool is left out. If there are many such tools, log only some."""
-        if name in self._told:
+        if name in self._logged:
             return
-        if len(self._told) < _MOST_TOLD:
-            self._told.add(name)
+        if len(self._logged) < _MOST_TOLD:
+            self._logged.add(name)
             log.warning("The tool %r is left out: %s", name, error)
         else:
             self._seldom.warning("More tools are left out, such as %r: %s", name, error)
