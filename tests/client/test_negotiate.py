@@ -388,7 +388,7 @@ async def test_a_server_that_was_busy_is_asked_the_same_once_more(status: int) -
             2,
             r"503 \(empty\): it is busy, or just starting: wait, then try again, or look into its log\.$",
         ),
-        (429, {"retry_after": "1"}, 2, r"fewer requests: wait, then try again\. It asks to wait for 1 s\.$"),
+        (429, {"retry_after": "1"}, 2, r"number of requests: wait, then try again\. It asks to wait for 1 s\.$"),
         (429, {"retry_after": "30"}, 1, r"It asks to wait for 30 s\.$"),
         (
             502,

@@ -39,7 +39,7 @@ async def test_a_server_that_does_not_take_the_end_of_the_handshake_fails_the_co
         await (exchange.hang() if exchange.rpc.startswith("notifications/") else session(exchange))
 
     async with http_server(handle) as url:
-        with pytest.raises(RequestTimeout, match=r"did not take notifications/initialized within 0.3 s") as caught:
+        with pytest.raises(RequestTimeout, match=r"did not accept notifications/initialized within 0.3 s") as caught:
             await asyncio.wait_for(Client(url, limits=IMPATIENT).connect(), 30)
         assert "eras=" not in str(caught.value), "it has answered: which era it speaks is known"
 
@@ -49,7 +49,7 @@ async def test_a_notification_that_is_not_taken_does_not_hang() -> None:
         await (exchange.result(DISCOVERED) if "id" in exchange.message else exchange.hang())
 
     async with http_server(handle) as url, Client(url, limits=IMPATIENT) as client:
-        with pytest.raises(RequestTimeout, match="did not take notifications/x"):
+        with pytest.raises(RequestTimeout, match="did not accept notifications/x"):
             await asyncio.wait_for(client.notify("notifications/x"), 30)
 
 

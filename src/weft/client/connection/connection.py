@@ -360,7 +360,7 @@ class ClientConnection:
                 await self.transport.send(message, self.era.headers(method))
         except TimeoutError:
             raise RequestTimeout(
-                f"{self.transport.where} did not take {method} within {seconds:g} s. Is it busy, or stuck? To wait "
+                f"{self.transport.where} did not accept {method} within {seconds:g} s. Is it busy, or stuck? To wait "
                 "longer, give `Client(..., limits=ClientLimits(request_seconds=...))`."
             ) from None
 
@@ -482,7 +482,7 @@ class ClientConnection:
             or request_id in self._asks
         ):
             method = printable(str(frame.method)[:100], "?")
-            self._seldom.warning("%s asks too much at once; a %s is not answered.", self.transport.where, method)
+            self._seldom.warning("%s asks too much at once; %s is not answered.", self.transport.where, method)
         else:
             task = self.spawn(self._answer(request_id, str(frame.method), params, origin))
             self._asks[request_id] = task
@@ -535,7 +535,7 @@ class ClientConnection:
             refused.was_seen, refused.what = True, f"the answer to its {method}"
             return refused
         if isinstance(error, ConnectionFailed | TimeoutError):
-            why = str(error) or f"It was not taken within {self._limits.request_seconds:g} s."
+            why = str(error) or f"It was not accepted within {self._limits.request_seconds:g} s."
             return ConnectionFailed(f"The answer to {method} could not be sent to {self.transport.where}. {why}")
         return error
 

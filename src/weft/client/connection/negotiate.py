@@ -385,11 +385,11 @@ def _start(body: bytes) -> str:
 
 _REMEDIES: Mapping[int, str] = {
     401: "it wants authorization: give `auth=`, or `headers={'Authorization': 'Bearer …'}`",
-    403: "it does not allow this: check the token and its scopes, and whether it takes this host",
+    403: "it does not allow this: check the token and its scopes, and whether it accepts this host",
     404: "there is nothing at this path: check it, it is usually /mcp",
-    405: "it does not take POST there: check the path, it is usually /mcp",
+    405: "it does not accept POST there: check the path, it is usually /mcp",
     413: "the request is too large for it: send less",
-    429: "it wants fewer requests: wait, then try again",
+    429: "it limits the number of requests: wait, then try again",
     503: "it is busy, or just starting: wait, then try again, or look into its log",
 }
 

@@ -147,7 +147,7 @@ class HttpTransport:
             if not 300 <= reply.status < 400:
                 return reply
         reply.done()
-        raise ConnectionFailed(f"{self.where} redirects again and again; use the URL that the server gives out itself.")
+        raise ConnectionFailed(f"{self.where} redirects again and again; check the URL.")
 
     async def _shown_exchange(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None
