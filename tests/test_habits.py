@@ -91,7 +91,7 @@ def test_a_function_is_no_server() -> None:
 
     for function in (add, Server("s").asgi):
         with pytest.raises(
-            UsageError, match=rf"A client was given the function '{function.__name__}', which is no ser"
+            UsageError, match=rf"A client was given the function '{function.__name__}', which is not a ser"
         ):
             Client(function)
 

@@ -1,17 +1,17 @@
-"""`weft.sync.Client`: the client for programs that do not await.
+"""Call a server from programs that do not use asyncio: `weft.sync.Client`.
 
     from weft.sync import Client
 
     with Client("https://flights.example/mcp") as client:
         print(client.call_tool("book", {"flight": "LX38"}).text)
 
-Every method of `weft.Client` is here by the same name, and waits for its result. Use it in scripts, in a REPL, in a
-notebook, from several threads at once; Ctrl-C interrupts a call. A client that is not closed is closed when the program
-ends.
+It has all methods of `weft.Client`, under the same names. Each waits for its result. Use it in scripts, in a REPL or in
+a notebook. Several threads can use a client at the same time. Ctrl-C interrupts a call. If a client is not closed, it
+is closed when the program ends.
 
 Each client has one thread with an event loop, in which a `weft.Client` does the work. Functions that answer questions
-run in threads, from which they may use the client again; those for progress and log messages run in the client's
-thread, where it cannot be waited for.
+run in other threads, and may call the client. Functions for progress and log messages run in the client's thread, and
+must not call the client, because the call would wait for itself.
 """
 
 from __future__ import annotations
@@ -51,30 +51,31 @@ __all__ = ["Client", "JoinedTool", "Listening", "join_tools"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_POLL: Final = 0.2 if sys.platform == "win32" else None  # there, Ctrl-C does not wake a thread that waits for another
-_END_SECONDS = 15.0  # for the client to end a child process, and the thread itself
+# Seconds between checks for Ctrl-C, which on Windows does not interrupt a thread that waits for another.
+_POLL: Final = 0.2 if sys.platform == "win32" else None
+_END_SECONDS = 15.0  # how long to wait until the client is closed and its thread has ended
 
 
 class _LoopThread:
-    """An event loop that runs in a thread, which does not keep the program from ending."""
+    """An event loop that runs in a daemon thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._lock = threading.Lock()  # so that nothing is given to a loop that has ended
-        self.is_over = False
+        self._lock = threading.Lock()  # prevents that work is given to a loop that has ended
+        self.is_over = False  # the loop has ended
         self._thread = threading.Thread(target=self._main, name="weft-sync", daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, R]) -> R:
-        """Run a coroutine on the loop, and wait for it. An interrupt cancels it."""
+        """Run a coroutine on the loop, and return its result. Ctrl-C cancels the coroutine."""
         if threading.current_thread() is self._thread:
             work.close()
             raise UsageError(
-                "The client cannot be waited for in its own thread, where progress and log messages are told; note "
-                "what there is to do, and do it elsewhere."
+                "The client cannot be called in its own thread, in which functions for progress and log messages run; "
+                "call it later in another thread."
             )
         with self._lock:
-            if self.is_over or not self._thread.is_alive():  # a process that was forked has no other threads
+            if self.is_over or not self._thread.is_alive():  # a forked process does not have the thread
                 work.close()
                 raise UsageError("The client is closed, or its process was forked; make a new one.")
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -87,7 +88,10 @@ class _LoopThread:
             raise
 
     def end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do one last thing, and stop. In the loop's own thread (in a finalizer), do not wait for it."""
+        """Run a last coroutine, stop the loop, and wait for its thread.
+
+        If this is called in the loop's thread, as by a finalizer, it does not wait.
+        """
         with self._lock:
             if self.is_over or not self._thread.is_alive():
                 return
@@ -115,7 +119,7 @@ class _LoopThread:
 
 async def _cancel_all() -> None:
     while True:
-        await asyncio.sleep(0)  # what was given to the loop at the last moment begins
+        await asyncio.sleep(0)  # lets coroutines start that were given to the loop at the last moment
         left = asyncio.all_tasks() - {asyncio.current_task()}
         if not left:
             return
@@ -131,20 +135,20 @@ def _result(future: Future[R]) -> R:
 
 
 class _Behind(AsyncClient):
-    """The client that does the work."""
+    """The async client that does the work."""
 
     _opening = "with"
 
     @property
     def url(self) -> str | None:
-        """Return the URL of the server, if that is where the client is pointed at."""
+        """The URL of the server, or None if the target is not a URL."""
         return self._url
 
 
 def _is_served_by(loop: asyncio.AbstractEventLoop, url: str) -> bool:
-    """Return whether a loop listens at a URL: while somebody waits in the loop, nothing there is answered.
+    """Return whether a server at this URL runs in this event loop. A blocking call in the loop would never end.
 
-    Whoever runs a loop does not say what it listens at; but its servers can be found, those of uvloop too.
+    An event loop has no list of its servers, so all objects of the process are searched for asyncio and uvloop servers.
     """
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -153,7 +157,7 @@ def _is_served_by(loop: asyncio.AbstractEventLoop, url: str) -> bool:
         kind = cast("type[object]", type(one))
         if not (hasattr(kind, "sockets") and hasattr(kind, "get_loop")):
             continue
-        with suppress(Exception):  # it may be of any class, which only has the same names
+        with suppress(Exception):  # it may be an object of another class with attributes of these names
             bound = [end.getsockname()[:2] for end in one.sockets] if one.get_loop() is loop else []
             if any(at == (host, port) or (at[1:] == (port,) and is_loopback(host)) for at in bound):
                 return True
@@ -163,7 +167,7 @@ def _is_served_by(loop: asyncio.AbstractEventLoop, url: str) -> bool:
 def _blocking(
     verb: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Client, P], R]:
-    """Return the same method, with the same parameters, that waits for its result."""
+    """Return a method of `Client` that calls the async method with the same parameters and waits for its result."""
 
     @functools.wraps(verb)
     def call(self: Client, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -180,7 +184,7 @@ def _blocking(
 def _like(
     other: Callable[Concatenate[AsyncClient, P], Any],
 ) -> Callable[[Callable[..., R]], Callable[Concatenate[Client, P], R]]:
-    """Give a method the parameters of another."""
+    """Return a decorator that gives a method the signature of another."""
 
     def entitle(method: Callable[..., R]) -> Callable[Concatenate[Client, P], R]:
         return functools.wraps(other, assigned=())(method)
@@ -192,25 +196,26 @@ _call_tool: Callable[..., Any] = _blocking(AsyncClient.call_tool)
 
 
 class Client:
-    """A connection to one server; see `weft.Client` for what it takes and does.
+    """A connection to one server for programs without asyncio. It has the parameters and methods of `weft.Client`.
 
     with Client(["uvx", "mcp-server-time"]) as client:
         print([tool.name for tool in client.list_tools()])
     """
 
-    _asynchronous: AsyncClient  # the client that does the work, on a loop of its own
+    _asynchronous: AsyncClient  # the async client that does the work, on the loop of `_thread`
 
     @_like(AsyncClient.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._asynchronous = behind = _Behind(*args, **kwargs)
         self._url = behind.url
-        self._harmless: weakref.ref[asyncio.AbstractEventLoop] | None = None  # a loop that may be waited in
-        self._thread: _LoopThread | None = None  # started when it is first needed
-        self._starting = threading.Lock()
-        self._finalizer: weakref.finalize[Any, Any] | None = None  # also called when the program ends
+        # The last running event loop that was found not to serve the URL, so that it may be blocked.
+        self._harmless: weakref.ref[asyncio.AbstractEventLoop] | None = None
+        self._thread: _LoopThread | None = None  # started by the first call
+        self._starting = threading.Lock()  # held while the thread is started
+        self._finalizer: weakref.finalize[Any, Any] | None = None  # closes the client, also when the program ends
 
     def _wait_for(self, work: Coroutine[Any, Any, R]) -> R:
-        """Run a coroutine where the client runs, and wait for its result."""
+        """Run a coroutine in the client's thread, and return its result."""
         try:
             self._check_loop()
         except UsageError:
@@ -223,7 +228,7 @@ class Client:
         return self._thread.run(work)
 
     def _check_loop(self) -> None:
-        """Raise UsageError where the loop that runs in this thread is the one that has to answer."""
+        """Raise UsageError if the event loop of the current thread serves the URL, because it would be blocked."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -233,15 +238,15 @@ class Client:
         if _is_served_by(loop, self._url):
             raise UsageError(
                 f"{masked_url(self._url)} is served by the event loop that runs here, and weft.sync.Client would "
-                "wait in it: nothing could be answered meanwhile. In async functions, use `async with "
+                "block it, so that the server could not answer. In async functions, use `async with "
                 "weft.Client(...)` and await its calls; or call weft.sync.Client in a thread, by `await "
                 "asyncio.to_thread(...)`."
             )
         self._harmless = weakref.ref(loop)
 
-    # --- the life of a connection
+    # --- opening and closing
 
-    if not TYPE_CHECKING:  # type checkers know that there is none
+    if not TYPE_CHECKING:  # so that type checkers report `async with Client(...)`
 
         async def __aenter__(self) -> Self:
             raise UsageError(
@@ -264,51 +269,51 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """End the connection, and the client with it. May be called twice, and from any thread."""
+        """Close the connection and the client, which cannot be used again. Can be called twice, from any thread."""
         if self._finalizer is not None:
             self._finalizer()
 
     @property
     def _is_closed(self) -> bool:
-        """Whether it was closed; then a new client is needed."""
+        """Whether the client was closed."""
         return self._thread is not None and self._thread.is_over
 
     connect = _blocking(AsyncClient.connect)
     reconnect = _blocking(AsyncClient.reconnect)
 
-    # --- what was found out
+    # --- the result of the negotiation
 
     @property
     def era(self) -> str:
-        """The era that is spoken: "stateless" or "session"."""
+        """The era of this connection: "stateless" or "session"."""
         return self._asynchronous.era
 
     @property
     def protocol_version(self) -> str:
-        """The version that is spoken."""
+        """The protocol version of this connection, such as "2025-11-25"."""
         return self._asynchronous.protocol_version
 
     @property
     def server_info(self) -> Implementation | None:
-        """Name and version of the server, if it told."""
+        """Name and version of the server, or None if the server did not send them."""
         return self._asynchronous.server_info
 
     @property
     def server_capabilities(self) -> ServerCapabilities:
-        """What the server offers."""
+        """The capabilities that the server declared."""
         return self._asynchronous.server_capabilities
 
     @property
     def instructions(self) -> str | None:
-        """How the server wants to be used, in its own words."""
+        """The server's instructions for using it, or None."""
         return self._asynchronous.instructions
 
     @property
     def transport(self) -> Transport:
-        """How messages travel; a child process has its `stderr` and `pid` here."""
+        """The transport of this connection. For a child process it has `stderr` and `pid`."""
         return self._asynchronous.transport
 
-    # --- verbs
+    # --- requests
 
     @overload
     def call_tool(
@@ -341,7 +346,7 @@ class Client:
 
     @functools.wraps(AsyncClient.call_tool, assigned=())
     def call_tool(self, *args: Any, **kwargs: Any) -> Any:
-        """Call a tool; see `weft.Client.call_tool`."""
+        """Call a tool and return its result; see `weft.Client.call_tool`."""
         return _call_tool(self, *args, **kwargs)
 
     complete = _blocking(AsyncClient.complete)
@@ -363,7 +368,7 @@ class Client:
 
     @_like(AsyncClient.listen)
     def listen(self, *args: Any, **kwargs: Any) -> Listening:
-        """Return the changes of lists and of single resources as they come; of all lists by default.
+        """Return the changes of lists and of single resources as they arrive; by default those of all lists.
 
         with client.listen(uris=["file:///log"]) as changes:
             for change in changes:
@@ -373,7 +378,10 @@ class Client:
 
 
 class Listening:
-    """Changes as they come: iterate over it. `with` waits until the server listens, and ends it for sure."""
+    """An iterator over the changes of a server.
+
+    `with` waits until the server has accepted the subscription, and ends it at the end.
+    """
 
     def __init__(
         self,
@@ -383,7 +391,7 @@ class Listening:
     ) -> None:
         self._listening = listening
         self._wait_for = wait_for
-        self._is_closed = is_closed  # whether the client is
+        self._is_closed = is_closed  # returns whether the client is closed
 
     def __enter__(self) -> Self:
         self._wait_for(self._listening.start())
@@ -404,14 +412,14 @@ class Listening:
         return change
 
     def close(self) -> None:
-        """Stop to listen, and tell the server so."""
+        """Stop listening, and end the subscription at the server."""
         self._unless_closed(self._listening.close())
 
     async def _next(self) -> Change | None:
         return await anext(self._listening, None)
 
     def _unless_closed(self, work: Coroutine[Any, Any, R]) -> R | None:
-        """Return a result; None where the client is closed, before or meanwhile: that ends the listening."""
+        """Return the result of a coroutine, or None if the client is closed, which ends the listening."""
         try:
             return cast("R", self._wait_for(work))
         except (ConnectionFailed, UsageError):
@@ -422,20 +430,20 @@ class Listening:
 
 @dataclass(frozen=True, slots=True)
 class JoinedTool:
-    """A tool, by a name that no other tool of any of the servers has."""
+    """A tool with a name that is unique among the tools of several servers."""
 
-    name: str
-    tool: Tool  # as its server describes it, with the name that it has there
-    client: Client
+    name: str  # such as `flights__book`
+    tool: Tool  # the description from its server, with the server's name for the tool
+    client: Client  # the client of the server that has the tool
 
     def call(self, arguments: Mapping[str, Any] | None = None, **options: Any) -> ToolResult:
-        """Call the tool at its server; the options are those of `Client.call_tool`."""
+        """Call the tool on its server, with the options of `Client.call_tool`."""
         result: ToolResult = self.client.call_tool(self.tool.name, arguments, **options)
         return result
 
 
 def join_tools(clients: Mapping[str, Client]) -> dict[str, JoinedTool]:
-    """Return all tools of some connected clients, by names such as `flights__book`: the given name and the tool's.
+    """Return all tools of several connected clients by unique names: the key of the client, `__`, the tool's name.
 
     tools = join_tools({"flights": flights, "hotels": hotels})
     tools["flights__book"].call({"flight": "LX38"})

@@ -763,7 +763,7 @@ def test_the_commands_start_a_server_by_a_command(folder: Path) -> None:
     [
         ("no-such-program server.py", 1, "there is no such program on the PATH; install it, or give its full path."),
         (f"{sys.executable} no-such-file.py", 1, "ended with the exit code 2"),
-        ("python server.py | tee log", 2, "The command has '|', which only a shell understands, and there is none"),
+        ("python server.py | tee log", 2, "The command has '|', which only a shell understands, but no shell is used"),
         ("", 2, "The command is empty"),
     ],
 )

@@ -122,7 +122,7 @@ def test_what_cannot_be_sent_is_not_shown(url, capsys, given, said) -> None:
 
 def test_bearer_is_not_part_of_a_token(url, capsys) -> None:
     assert main(["list", url, "--token", "Bearer s3cret"]) == 2
-    assert "leave off 'Bearer ', which is put before it anyway." in capsys.readouterr().err
+    assert "leave that out, because it is added to every token." in capsys.readouterr().err
 
 
 def test_a_server_that_offers_nothing(capsys) -> None:

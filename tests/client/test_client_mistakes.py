@@ -71,7 +71,7 @@ async def test_arguments_that_are_no_json_are_named(arguments: Any, place: str) 
         (Server("x"), {"log_level": "warn"}, "The log level cannot be 'warn'; use one of 'debug', 'info', 'notice', "),
         (Server("x"), {"log_level": 5}, "The log level cannot be something of the type 'int'; use one of 'debug', "),
         (Server("x"), {"limits": 5}, "limits= was given something of the type 'int'; give ClientLimits(request_sec"),
-        (NOBODY, {"auth": "Bearer s3cret"}, "The token cannot be sent as it is: leave off 'Bearer ', which is put be"),
+        (NOBODY, {"auth": "Bearer s3cret"}, "The token begins with 'Bearer '; leave that out, because it is added to"),
         (Server, {}, "A client was given the class Server; give it an instance of it."),
         (["a 'b'"], {"auth": "x"}, """auth= is for servers at a URL; the command `'a '"'"'b'"'"''` gets credentials"""),
     ],
@@ -89,8 +89,8 @@ def test_what_a_client_cannot_be_given(target: Any, options: dict[str, Any], sai
     [
         ("x", "headers= was given something of the type 'str'; give a dict such as {'X-Key'"),
         ({"X": 5}, "headers= has something of the type 'int' at 'X'; names and values are text."),
-        ({"a b": "s3cret"}, "headers= has the header 'a b', which cannot be sent; take out what"),
-        ({"X": "s3cret\n"}, "headers= has the header 'X', which cannot be sent; take out what"),
+        ({"a b": "s3cret"}, "headers= has the header 'a b', which cannot be sent; remove newlines"),
+        ({"X": "s3cret\n"}, "headers= has the header 'X', which cannot be sent; remove newlines"),
     ],
 )
 def test_headers_that_cannot_be_sent(kind: Any, headers: Any, said: str) -> None:
@@ -175,7 +175,7 @@ def test_functions_of_all_kinds_are_taken() -> None:
 async def test_progress_is_looked_at_when_it_is_given() -> None:
     async with Client(FakePipe(discovered)) as client:
         for wrong in (True, three):
-            with pytest.raises(UsageError, match=r"^progress= was given .* called as progress\(told\)"):
+            with pytest.raises(UsageError, match=r"^progress= was given .* called as progress\(update\)"):
                 await client.call_tool("book", progress=wrong)
 
 
@@ -267,7 +267,7 @@ async def test_a_timeout_that_nobody_can_wait(timeout: float) -> None:
     async with Client(FakePipe(discovered)) as client:
         with pytest.raises(UsageError) as caught:
             await client.call_tool("book", timeout=timeout)
-    assert str(caught.value) == f"timeout={timeout} is no time that could be waited; give seconds, such as 5."
+    assert str(caught.value) == f"timeout={timeout} is not possible; give seconds, 0 or more, such as 5."
 
 
 SECONDS = "a number of seconds, more than 0"
@@ -383,7 +383,8 @@ async def test_a_client_that_was_not_opened_says_how(verb: Any) -> None:
 async def test_a_client_that_was_closed_says_so(verb: Any) -> None:
     async with Client(Server("x")) as client:
         pass
-    with pytest.raises(UsageError, match="not connected any more: it was closed, as it is at the end of `async with`"):
+    said = r"not connected any more\. It was closed, which happens at the end of `async with`"
+    with pytest.raises(UsageError, match=said):
         await verb(client)
 
 
@@ -478,7 +479,7 @@ def test_the_sync_client_does_not_wait_in_the_loop_that_has_to_answer(loop: str,
     )
     lines = done.stdout.splitlines()
     assert lines[0] == "3", done.stderr
-    said = "is served by the event loop that runs here, and weft.sync.Client would wait in it"
+    said = "is served by the event loop that runs here, and weft.sync.Client would block it"
     assert said in lines[1], "the tool that called it fails with the reason"
     assert said in lines[2]
     assert "`async with weft.Client(...)`" in lines[2]

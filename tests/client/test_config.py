@@ -130,13 +130,13 @@ def test_a_command_for_a_shell_is_refused(word):
         ("prog 'x", "close the quote"),
         (["prog", 5], "every part of a command is text"),
         (["prog", "a\0b"], "NUL"),
-        (5, "cannot be pointed at something of the type 'int'"),
-        (None, "cannot be pointed at something of the type 'NoneType'"),
+        (5, "cannot connect to something of the type 'int'"),
+        (None, "cannot connect to something of the type 'NoneType'"),
         (b"prog", "of the type 'bytes'"),
         ("127.0.0.1:8021/mcp", "if it is a server's address, write http://127.0.0.1:8021/mcp"),
         ("localhost:8021", "write http://localhost:8021"),
-        ("http:/host/mcp?key=1", "'http:/host/mcp' is no URL; write http://host/mcp"),
-        ("HTTPS:host", "'HTTPS:host' is no URL; write HTTPS://host"),
+        ("http:/host/mcp?key=1", "'http:/host/mcp' is not a URL; write http://host/mcp"),
+        ("HTTPS:host", "'HTTPS:host' is not a URL; write HTTPS://host"),
         ("[::1]:8021/mcp", "write http://[::1]:8021/mcp"),
         ("flights.example:443/mcp?key=1", "write https://flights.example:443/mcp"),
     ],
@@ -236,7 +236,7 @@ def test_only_entries_have_variables(monkeypatch):
         ({"url": "https://a.example/${env:NO_TOK}"}, "needs the variable 'NO_TOK' of the environment, which is not se"),
         ({"command": "x", "args": ["${NO_TOK}"]}, "needs the variable 'NO_TOK' of the environment, which is not set."),
         ({"command": "x", "env": {"A": "${NO_TOK}"}}, "needs the variable 'NO_TOK' of the environment, which is not s"),
-        ({"command": "x", "env": {"A": "${input:key}"}}, "has '${input:key}', which only some editors can fill in; wr"),
+        ({"command": "x", "env": {"A": "${input:key}"}}, "has '${input:key}', which only some editors can replace; wr"),
     ],
 )
 def test_variables_that_are_not_there(monkeypatch, entry, said):
@@ -263,7 +263,7 @@ def test_a_whole_configuration():
     assert parse_target(CONFIG, server="web") == Http("https://a.example/mcp")
     assert parse_target({"servers": {"web": {"url": "https://a.example"}}}) == Http("https://a.example")
     assert refused(CONFIG) == (
-        "The configuration has several servers; choose one of 'time', 'web' by server='time' or the like."
+        "The configuration has several servers; choose one of 'time', 'web', for example with server='time'."
     )
     assert "has no server 'tine'; did you mean 'time'?" in refused(CONFIG, server="tine")
     assert "choose one of" in refused(CONFIG, server="zzzzzzz")

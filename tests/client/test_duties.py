@@ -287,8 +287,8 @@ async def test_consent_is_the_functions_business(returned, action):
     [
         ("https://xn--bnk-0na.example/", "Punycode"),
         ("https://www.XN--bnk-0na.example/", "Punycode"),
-        ("https://203.0.113.7/", "without a name"),
-        ("https://[2001:db8::1]/", "without a name"),
+        ("https://203.0.113.7/", "is an IP address, not a name"),
+        ("https://[2001:db8::1]/", "is an IP address, not a name"),
         ("http://localhost:8000/", None),
     ],
 )

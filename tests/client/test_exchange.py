@@ -181,7 +181,7 @@ async def test_questions_at_once_are_bounded() -> None:
 async def test_a_round_without_questions_and_state_is_nonsense() -> None:
     server = serve(lambda pipe, message: pipe.answer(message, {"resultType": "input_required"}))
     async with Client(server) as client:
-        with pytest.raises(InvalidAnswer, match="neither with what nor why"):
+        with pytest.raises(InvalidAnswer, match="with neither `inputRequests` nor `requestState`"):
             await client.call_tool("t")
 
 
@@ -399,7 +399,7 @@ async def test_progress_starts_the_clock_anew_but_not_for_ever() -> None:
 async def test_where_progress_is_awaited_its_lack_is_told() -> None:
     async with Client(serve(lambda pipe, message: None)) as client:
         with pytest.raises(
-            RequestTimeout, match=r"did not answer tools/call of 't', nor tell of progress, within 0\.05 s\. Is"
+            RequestTimeout, match=r"did not answer tools/call of 't', nor report progress, within 0\.05 s\. Is"
         ):
             await client.call_tool("t", timeout=0.05, progress=print)
 
@@ -695,7 +695,7 @@ async def test_an_output_is_checked_against_its_schema() -> None:
         assert (await client.call_tool("t")).structured == {"n": 1}
         with pytest.raises(InvalidAnswer, match="outputSchema"):
             await client.call_tool("t")
-        with pytest.raises(InvalidAnswer, match="sent none"):
+        with pytest.raises(InvalidAnswer, match="sent no structured content"):
             await client.call_tool("t")
         assert (await client.call_tool("t")).is_error
     assert len(server.calls("tools/list")) == 1

@@ -81,7 +81,7 @@ async def test_a_client_answers_with_codes_that_are_its_own_to_use() -> None:
 async def test_a_kind_of_result_that_belongs_to_an_extension_nobody_declared_is_none() -> None:
     server = serve(lambda pipe, message: pipe.answer(message, {"resultType": "task", "taskId": "1", "content": []}))
     async with Client(server) as client:
-        with pytest.raises(Exception, match="unknown kind 'task'"):
+        with pytest.raises(Exception, match="unknown resultType 'task'"):
             await client.call_tool("t")
 
 

@@ -388,7 +388,7 @@ async def test_a_server_that_was_busy_is_asked_the_same_once_more(status: int) -
             2,
             r"503 \(empty\): it is busy, or just starting: wait, then try again, or look into its log\.$",
         ),
-        (429, {"retry_after": "1"}, 2, r"fewer requests: wait, then try again\. It asks to wait for 1 s\.$"),
+        (429, {"retry_after": "1"}, 2, r"number of requests: wait, then try again\. It asks to wait for 1 s\.$"),
         (429, {"retry_after": "30"}, 1, r"It asks to wait for 30 s\.$"),
         (
             502,
@@ -435,7 +435,7 @@ async def test_an_error_of_the_stateless_era_counts_whatever_its_status() -> Non
 async def test_what_a_mode_excludes_is_not_tried_and_the_mode_is_named() -> None:
     server = Server(answering(405), legacy)
     async with http_server(server) as url:
-        said = "Nothing but the stateless era was tried, as `eras=` or `version=` says: leave that out, and the other"
+        said = "Only the stateless era was tried, because of `eras=` or `version=`. Leave that out to try the other era"
         for pinned in ({"eras": ["stateless"]}, {"version": MODERN}):
             with pytest.raises(ConnectionFailed, match=said):
                 await Client(url, limits=QUICK, **pinned).connect()

@@ -39,7 +39,7 @@ async def test_a_server_that_does_not_take_the_end_of_the_handshake_fails_the_co
         await (exchange.hang() if exchange.rpc.startswith("notifications/") else session(exchange))
 
     async with http_server(handle) as url:
-        with pytest.raises(RequestTimeout, match=r"did not take notifications/initialized within 0.3 s") as caught:
+        with pytest.raises(RequestTimeout, match=r"did not accept notifications/initialized within 0.3 s") as caught:
             await asyncio.wait_for(Client(url, limits=IMPATIENT).connect(), 30)
         assert "eras=" not in str(caught.value), "it has answered: which era it speaks is known"
 
@@ -49,7 +49,7 @@ async def test_a_notification_that_is_not_taken_does_not_hang() -> None:
         await (exchange.result(DISCOVERED) if "id" in exchange.message else exchange.hang())
 
     async with http_server(handle) as url, Client(url, limits=IMPATIENT) as client:
-        with pytest.raises(RequestTimeout, match="did not take notifications/x"):
+        with pytest.raises(RequestTimeout, match="did not accept notifications/x"):
             await asyncio.wait_for(client.notify("notifications/x"), 30)
 
 
@@ -128,8 +128,8 @@ async def test_who_listens_to_a_server_without_a_stream_is_told_and_hears_what_c
         async with client.listen() as changes:
             (told,) = caplog.messages
             assert told == (
-                f"{url} has no stream for changes: they are heard only while it answers requests. Fetch what you need "
-                "anew from time to time."
+                f"{url} has no stream for changes: they arrive only while it answers requests. Fetch what you need "
+                "again from time to time."
             )
             await client.call_tool("t")
             assert await asyncio.wait_for(anext(changes), 30) == ToolsChanged()
@@ -201,7 +201,7 @@ async def test_an_event_that_cannot_be_read_is_left_out_of_a_stream(
 
     async with http_server(handle) as url, Client(url, limits=IMPATIENT) as client:
         assert await client.list_tools() == []
-        assert f"{url} sent something that is no message" in caplog.text
+        assert f"{url} sent something that is not a message" in caplog.text
 
 
 async def test_a_stream_without_an_answer_is_blamed_on_what_could_not_be_read() -> None:
@@ -216,7 +216,7 @@ async def test_a_stream_without_an_answer_is_blamed_on_what_could_not_be_read() 
         await exchange.stream(BAD_EVENTS[0])
 
     async with http_server(handle) as url, Client(url, limits=IMPATIENT) as client:
-        with pytest.raises(InvalidAnswer, match="sent something that is no message: Parse error"):
+        with pytest.raises(InvalidAnswer, match="sent something that is not a message: Parse error"):
             await client.list_tools()
     assert asked == 1
 
@@ -295,7 +295,7 @@ async def test_a_stream_that_is_taken_again_but_never_acknowledged_is_given_up()
         exchange.cut()
 
     async with http_server(handle) as url, Client(url, limits=IMPATIENT) as client, client.listen() as changes:
-        with pytest.raises(RequestTimeout, match="did not begin to listen"):
+        with pytest.raises(RequestTimeout, match="did not confirm the subscription"):
             await asyncio.wait_for(anext(changes), 30)
     assert streams == 2
 
@@ -304,7 +304,7 @@ async def test_an_app_that_never_says_it_is_ready_does_not_hang() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await asyncio.Event().wait()
 
-    with pytest.raises(ConnectionFailed, match="neither that it is ready"):
+    with pytest.raises(ConnectionFailed, match="its startup did not end within"):
         await asyncio.wait_for(Client(app, limits=IMPATIENT).connect(), 30)
     assert others() == []
 

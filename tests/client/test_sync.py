@@ -166,7 +166,7 @@ def test_progress_is_told_and_the_client_cannot_be_waited_for_there(client, capl
 
     assert client.call_tool("slow", {"seconds": 0}, progress=progress).text == "done"
     assert seen == [1]
-    assert "cannot be waited for in its own thread" in caplog.text
+    assert "cannot be called in its own thread" in caplog.text
 
 
 def test_changes_are_iterated_over(client):

@@ -1,4 +1,4 @@
-"""The client: what programs name beside `weft.Client` — changes, questions, configurations, joined tools, caches."""
+"""Public names of the client beside `weft.Client`: changes, questions, configurations, joined tools and caches."""
 
 from __future__ import annotations
 

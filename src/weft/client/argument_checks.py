@@ -1,4 +1,4 @@
-"""Check what a program gives to a client, and take Weft's own frames out of the tracebacks of its errors."""
+"""Check the arguments that a program passes to a client, and remove Weft's frames from the tracebacks of errors."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from weft.types.base import LogLevel
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Weft, and the futures by which one thread waits for another.
+# Folders whose frames are removed: Weft, and `concurrent.futures`, which `weft.sync` uses.
 _HIDDEN = (str(Path(__file__).parents[1]), str(Path(futures.__file__).parent))
-_DEEPEST = 50  # how far a place is looked for
+_DEEPEST = 50  # how deep params are searched for the value that is not JSON
 _USUAL: Mapping[str, int | float] = msgspec.structs.asdict(DEFAULT_CLIENT_LIMITS)
-# What a client can do without, or has no limit for where it is 0.
+# Limits that may be 0, which turns something off, or means that there is no limit.
 _MAY_BE_0 = frozenset(
     {
         "asks_per_minute",
@@ -42,9 +42,9 @@ _MAY_BE_0 = frozenset(
 
 
 def plainly(error: BaseException) -> None:
-    """Take Weft's own frames out of an error of Weft that is about to be raised on: what it says is the whole story.
+    """Remove Weft's frames from the traceback of a Weft error, because its message says enough.
 
-    The frames of the user's own functions that were called on the way stay, and so does every other exception.
+    The frames of the program's own functions stay. Other exceptions are not changed.
     """
     if not isinstance(error, WeftError):
         return
@@ -62,12 +62,12 @@ def _traces(trace: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def kind_of(value: object) -> str:
-    """Return the type of a value for a sentence: never the value itself, which may be a secret."""
+    """Return the type of a value for an error message. The value itself may be secret, so it is not shown."""
     return f"something of the type {type(value).__name__!r}"
 
 
 def check_function(function: Any, form: str) -> None:
-    """Raise UsageError that names the option, unless this is a function that can be called so.
+    """Raise UsageError unless this is a function that can be called with the arguments in `form`.
 
     >>> check_function(lambda message, fields: {}, "elicit(question)")
     Traceback (most recent call last):
@@ -78,9 +78,9 @@ argument: 'fields'.
     option, _, parameters = form.rstrip(")").partition("(")
     if not callable(function):
         raise UsageError(f"{option}= was given {kind_of(function)}; give a function, to be called as {form}.")
-    try:  # what a decorator wraps may take something else than the decorated function does
+    try:  # not the signature of the wrapped function, because a decorator may change it
         signature = inspect.signature(function, follow_wrapped=False)
-    except (TypeError, ValueError):  # some that are written in C do not tell
+    except (TypeError, ValueError):  # some functions written in C have no signature
         return
     try:
         signature.bind(*parameters.split(", ") if parameters else ())
@@ -89,7 +89,7 @@ argument: 'fields'.
 
 
 def read_extensions(given: Any) -> dict[str, dict[str, Any]]:
-    """Return the extensions that a client declares, with their settings; UsageError where they are no declaration.
+    """Return the extensions that a client declares, with their settings. Raises UsageError if they are invalid.
 
     >>> read_extensions({"com.example/search": {"depth": 3}})
     {'com.example/search': {'depth': 3}}
@@ -105,7 +105,7 @@ def read_extensions(given: Any) -> dict[str, dict[str, Any]]:
         try:
             check_extension_id(id)
         except (ValueError, AttributeError) as error:
-            raise UsageError(f"extensions= was given {id!r}, which is no identifier: {error}") from None
+            raise UsageError(f"extensions= was given {id!r}, which is not an identifier: {error}") from None
         if not isinstance(settings, Mapping):
             raise UsageError(
                 f"extensions={{{id!r}: ...}} was given {kind_of(settings)}; its settings are a mapping, and empty "
@@ -115,7 +115,7 @@ def read_extensions(given: Any) -> dict[str, dict[str, Any]]:
 
 
 def check_limits(limits: object) -> ClientLimits:
-    """Return these limits; UsageError where they are not of a client, or not possible.
+    """Return the limits. Raises UsageError if they are not ClientLimits, or have an impossible value.
 
     >>> check_limits(ClientLimits(asks_at_once=0))
     Traceback (most recent call last):
@@ -138,7 +138,7 @@ def check_limits(limits: object) -> ClientLimits:
 
 
 def check_tls(tls: Any) -> None:
-    """Raise UsageError unless it is an SSL context or None.
+    """Raise UsageError unless `tls` is an SSL context or None.
 
     >>> check_tls("ca.pem")
     Traceback (most recent call last):
@@ -160,7 +160,7 @@ tls=ssl.create_default_context(cafile=...).
 
 
 def check_timeout(seconds: Any) -> None:
-    """Raise UsageError unless it is a number of seconds, or None.
+    """Raise UsageError unless this is a number of seconds, or None.
 
     >>> check_timeout("5")
     Traceback (most recent call last):
@@ -169,18 +169,18 @@ def check_timeout(seconds: Any) -> None:
     >>> check_timeout(-1)
     Traceback (most recent call last):
     ...
-    weft.errors.UsageError: timeout=-1 is no time that could be waited; give seconds, such as 5.
+    weft.errors.UsageError: timeout=-1 is not possible; give seconds, 0 or more, such as 5.
     """
     if seconds is None:
         return
     if not isinstance(seconds, int | float) or isinstance(seconds, bool):
         raise UsageError(f"timeout= was given {kind_of(seconds)}; give seconds as a number, such as 5.")
-    if not seconds >= 0:  # nor is nan
-        raise UsageError(f"timeout={seconds} is no time that could be waited; give seconds, such as 5.")
+    if not seconds >= 0:  # also true for nan
+        raise UsageError(f"timeout={seconds} is not possible; give seconds, 0 or more, such as 5.")
 
 
 def read_level(level: Any) -> LogLevel:
-    """Return a log level, written in any case; UsageError that lists the levels for anything else.
+    """Return a log level in lower case. Raises UsageError, with the list of levels, for anything else.
 
     >>> read_level("INFO")
     'info'
@@ -195,13 +195,13 @@ def read_level(level: Any) -> LogLevel:
 def other_loop() -> UsageError:
     """Return the error for a client that was connected in one `asyncio.run` and is used in another."""
     return UsageError(
-        "The client was connected in another event loop; do all that it is for, and close it, within one "
-        "asyncio.run(...), or use weft.sync.Client."
+        "The client was connected in another event loop; connect, use and close it within one asyncio.run(...), or use "
+        "weft.sync.Client."
     )
 
 
 def not_connected(opening: str, *, was_closed: bool) -> UsageError:
-    """Return the error for a client that is not open; `opening` is `with`, or `async with`.
+    """Return the error for a client that is not connected. `opening` is `with` or `async with`.
 
     >>> print(not_connected("async with", was_closed=False))
     The client is not connected. Use it within `async with Client(...) as client:`, or `await client.connect()` first.
@@ -209,8 +209,8 @@ def not_connected(opening: str, *, was_closed: bool) -> UsageError:
     call = "client.connect()" if opening == "with" else "await client.connect()"
     if was_closed:
         return UsageError(
-            f"The client is not connected any more: it was closed, as it is at the end of `{opening}`. Use it within "
-            f"`{opening} Client(...) as client:`."
+            f"The client is not connected any more. It was closed, which happens at the end of `{opening}`. Use it "
+            f"within `{opening} Client(...) as client:`."
         )
     return UsageError(
         f"The client is not connected. Use it within `{opening} Client(...) as client:`, or `{call}` first."
@@ -218,19 +218,19 @@ def not_connected(opening: str, *, was_closed: bool) -> UsageError:
 
 
 def resource_not_found(error: RemoteError, uri: str) -> RemoteError:
-    """Return the error of a server about a resource that it does not have, with the URI, which few servers repeat."""
+    """Return the server's error about an unknown resource, with the URI added if the server did not repeat it."""
     said = error.message if uri in error.message else f"{error.message.rstrip('. ')}: {uri[:200]}"
     return RemoteError(error.code, said, error.data, not_found=True)
 
 
 def explain_arguments(call: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
-    """Decorate `call_tool`: say where the arguments of a tool go, in place of Python's TypeError."""
+    """Decorate `call_tool` so that an unknown option raises a UsageError that explains where tool arguments go."""
 
     @functools.wraps(call)
     def checked(*args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         try:
             return call(*args, **kwargs)
-        except TypeError:  # nothing of it has run: the call does not fit
+        except TypeError:  # the arguments do not fit the signature; the coroutine has not started
             known = inspect.signature(call).parameters
             if not (given := [name for name in kwargs if name not in known]):
                 raise
@@ -245,7 +245,7 @@ def explain_arguments(call: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, 
 
 
 def as_texts(arguments: Mapping[str, Any] | None, whose: str) -> dict[str, str]:
-    """Return arguments as text: numbers, true and false as JSON has them; UsageError for anything else.
+    """Return arguments as strings. Numbers and booleans become JSON text; other values raise UsageError.
 
     >>> as_texts({"lines": 4, "rhymed": True, "mood": "glad"}, "the prompt 'haiku'")
     {'lines': '4', 'rhymed': 'true', 'mood': 'glad'}
@@ -261,7 +261,7 @@ def as_texts(arguments: Mapping[str, Any] | None, whose: str) -> dict[str, str]:
 
 
 def check_texts(arguments: Mapping[str, Any] | None, whose: str) -> None:
-    """Raise UsageError that names the argument, unless all are text.
+    """Raise UsageError, with the name of the argument, unless all arguments are strings.
 
     >>> check_texts({"day": 1}, "the prompt 'plan'")
     Traceback (most recent call last):
@@ -282,35 +282,35 @@ def check_texts(arguments: Mapping[str, Any] | None, whose: str) -> None:
 
 
 def write_json(method: str, params: Any, write: Callable[..., bytes], *args: Any) -> bytes:
-    """Return what `write` makes of its arguments; UsageError with the place in `params` that JSON cannot hold.
+    """Return the result of `write(*args)`. Raises UsageError that names the value in `params` that is not JSON.
 
     >>> params = {"arguments": {"days": [1, object()]}}
     >>> write_json("tools/call", params, msgspec.json.encode, params)
     Traceback (most recent call last):
     ...
-    weft.errors.UsageError: tools/call cannot be sent: arguments.days[1], of the type 'object', is nothing that JSON \
-can hold; give text, numbers, True, False, None, lists and dicts.
+    weft.errors.UsageError: tools/call cannot be sent: arguments.days[1], of the type 'object', cannot be written \
+as JSON; give text, numbers, True, False, None, lists and dicts.
     """
     try:
         written = write(*args)
     except (TypeError, ValueError, RecursionError):
         raise not_json(method, params) from None
-    if b"null" in written:  # as which NaN is written
+    if b"null" in written:  # msgspec writes NaN as null
         check_numbers(method, params)
     return written
 
 
 def not_json(method: str, params: Any) -> UsageError:
-    """Return the error for params that cannot be sent: it names the first value that is no JSON."""
+    """Return the error for params that cannot be sent, with the place of the first value that is not JSON."""
     place, value = _culprit("", params, _DEEPEST)
     return UsageError(
-        f"{method} cannot be sent: {place or 'its params'}, of the type {type(value).__name__!r}, is nothing that JSON "
-        "can hold; give text, numbers, True, False, None, lists and dicts."
+        f"{method} cannot be sent: {place or 'its params'}, of the type {type(value).__name__!r}, cannot be written "
+        "as JSON; give text, numbers, True, False, None, lists and dicts."
     )
 
 
 def check_numbers(method: str, params: Any) -> None:
-    """Raise UsageError that names its place, if there is a number that JSON does not have: it would go out as null.
+    """Raise UsageError, with the place, if the params contain NaN or infinity, which would be sent as null.
 
     >>> check_numbers("tools/call", {"arguments": {"days": [1, float("nan")]}})
     Traceback (most recent call last):

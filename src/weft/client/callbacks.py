@@ -1,9 +1,10 @@
-"""Time requests and streams, and call the user's functions.
+"""Keep the deadlines of requests and streams, and call the program's functions.
 
-This module decides when a request has waited too long, when a silent stream counts as lost, how long to wait before
-another attempt, and in which order callbacks run and how many may wait. It sends nothing.
+This module decides when a request has timed out, when a silent stream counts as lost, and how long to wait before a
+retry. It also decides in which order callbacks run and how many calls may wait. It sends nothing.
 
-An async function is awaited. A plain one that answers a question runs in a thread, so that it does not block the loop.
+An async function is awaited. A sync function that answers a question runs in a thread, because it would block the event
+loop.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ from weft.types.base import RequestId
 
 log = logging.getLogger("weft.client")
 
-TURN_SECONDS = 0.005  # of reading what came at once: then others have their turn
+TURN_SECONDS = 0.005  # how long a stream is read without a pause, before other tasks may run
 
 _FAILED = "The function that was given as %s= failed."
-_END_SECONDS = 2.0  # for a function of the user's that was cancelled; one that goes on is not waited for
-_LONGEST_PAUSE = 30.0
-_WAITING_BYTES = 4 * 1024 * 1024  # of messages that a function of the user's has not taken yet
-_STEADY_SECONDS = 5.0  # a stream that stood so long is as good as one that never was lost
-_MOST_BRIEF = 5  # streams in a row that did not, that count: four seconds between them
-_SHORTEST_PAUSE = 0.1  # whatever a server asks for: it must not make a client run in circles
-_LONGEST_ASKED = 600.0  # what a server asks for is respected, but a stream must not stay away for ever
+_END_SECONDS = 2.0  # how long to wait for a cancelled callback to end
+_LONGEST_PAUSE = 30.0  # seconds before a retry, if the server asked for nothing else
+_WAITING_BYTES = 4 * 1024 * 1024  # total size of the messages that wait for a callback
+_STEADY_SECONDS = 5.0  # a stream that stays open this long resets the count of brief streams
+_MOST_BRIEF = 5  # brief streams in a row are counted up to this number, which means a pause of four seconds
+_SHORTEST_PAUSE = 0.1  # seconds; also if the server asks for less, so that the client does not loop
+_LONGEST_ASKED = 600.0  # seconds; also if the server asks for more, so that the stream is opened again
 
 
 def pause(attempt: int, asked: int | None = None) -> float:
-    """Seconds to wait before another attempt: what the server asked for (in ms), else longer each time, with jitter.
+    """Return the seconds to wait before a retry: the time that the server asked for (in ms), or a growing time.
 
     >>> pause(0, asked=500), pause(0, asked=99_999_999_999)
     (0.5, 600.0)
@@ -51,15 +52,15 @@ def pause(attempt: int, asked: int | None = None) -> float:
 
 
 class Attempts:
-    """How often a stream was asked for in vain since it was last taken, and how long to wait before the next time.
+    """Counts the failed attempts to open a stream, and computes the pause before the next attempt.
 
-    A server may take a stream and lose it at once, again and again. That is no failure in a row, but it is asked for
-    more and more seldom all the same.
+    If a server accepts a stream and closes it at once, again and again, the attempts do not count as failed. But the
+    pauses between them grow in the same way.
     """
 
     def __init__(self) -> None:
-        self.failed = 0
-        self._brief = 0  # streams in a row that did not stand for long
+        self.failed = 0  # failed attempts in a row
+        self._brief = 0  # streams in a row that were open for a short time only
 
     def took(self, stood: float) -> None:
         """Note that the stream was opened, and how many seconds it lasted."""
@@ -67,17 +68,17 @@ class Attempts:
         self._brief = 0 if stood >= _STEADY_SECONDS else min(self._brief + 1, _MOST_BRIEF)
 
     def pause(self, asked: int | None = None) -> float:
-        """Seconds to wait before the next attempt."""
+        """Return the seconds to wait before the next attempt."""
         seconds = pause(max(self.failed, self._brief - 1), asked)
         self.failed += 1
         return seconds
 
 
 class StreamWatchdog:
-    """Decides when a silent stream counts as lost, although it was not closed: the network may be cut.
+    """Decides when a silent stream counts as lost. The network may be cut although the stream was not closed.
 
-    A server that keeps its streams alive says something now and then, if only a comment; after the first it is missed
-    when it does not. Of a server that never does so, silence says nothing.
+    Many servers send keep-alive comments on a stream. After the first such comment, a long silence means that the
+    stream is lost. On a stream without keep-alive comments, silence means nothing.
     """
 
     __slots__ = ("_is_kept_alive", "_last", "_longest", "_seconds")
@@ -85,11 +86,11 @@ class StreamWatchdog:
     def __init__(self, seconds: float, now: float) -> None:
         self._seconds = seconds
         self._last = now
-        self._longest = 0.0  # between two signs of life
+        self._longest = 0.0  # longest time between two chunks so far
         self._is_kept_alive = False
 
     def felt(self, chunk: bytes, now: float) -> float | None:
-        """Something came. Returns until when something else should; None when that is not known.
+        """Note that a chunk has arrived. Return the time by which the next must arrive, or None for no limit.
 
         >>> pulse = StreamWatchdog(60, now=0)
         >>> pulse.felt(b"data: hello", now=10), pulse.felt(b":", now=25), pulse.felt(b": still here", now=125)
@@ -102,10 +103,11 @@ class StreamWatchdog:
 
 
 class Clock:
-    """The time limit of a request: so long without progress, and never longer than the hard maximum.
+    """The deadline of a request: a time that starts again with each progress message, up to a hard maximum.
 
-    While the server waits for an answer of ours, its time does not run: a user may think. When it has run out, the task
-    that waits for the request is cancelled; `has_run_out` then tells it why.
+    While the server waits for an answer of the client, only the hard maximum counts, so that a user has time to think.
+    When the deadline passes, the clock cancels the task that waits for the request. That task can then ask
+    `has_run_out` for the reason.
     """
 
     __slots__ = (
@@ -131,35 +133,35 @@ class Clock:
         queue: CallbackQueue | None,
     ) -> None:
         self._task = task
-        self._cancelling = task.cancelling()  # by others, before
+        self._cancelling = task.cancelling()  # cancellations that other code had requested before
         self._clocks = clocks
-        self.seconds = seconds  # without progress
-        self._end = now + most
-        self._holds = 0
-        self._is_over = False
+        self.seconds = seconds  # how long the request may take without progress
+        self._end = now + most  # the hard maximum
+        self._holds = 0  # questions of the server that are being answered for this request
+        self._is_over = False  # True once the clock has cancelled the task
         self.deadline = now + min(seconds, most)
-        self.queue = queue  # of progress
-        self.failure: WeftError | None = None  # why its request is given up before its time
+        self.queue = queue  # calls the program's function for progress; None if there is none
+        self.failure: WeftError | None = None  # the error to raise, if the request fails before its deadline
 
     def wind(self) -> None:
-        """Start the time without progress again."""
+        """Move the deadline, because there was progress."""
         if self._holds == 0:
             self.deadline = min(self._clocks.now() + self.seconds, self._end)
             self._clocks.expect(self.deadline)
 
     def hold(self) -> None:
-        """Stop the clock while the server waits for an answer."""
+        """Pause the deadline while the server waits for an answer of the client. The hard maximum stays."""
         self._holds += 1
         self.deadline = self._end
 
     def release(self) -> None:
-        """Let the clock run again."""
+        """Set the deadline again after a pause."""
         self._holds -= 1
         self.wind()
 
     @property
     def is_at_its_end(self) -> bool:
-        """Whether the hard maximum runs out next."""
+        """Whether the deadline is the hard maximum."""
         return self.deadline >= self._end
 
     def ring(self) -> None:
@@ -169,27 +171,27 @@ class Clock:
             self._task.cancel()
 
     def fail(self, failure: WeftError) -> None:
-        """Give up the request: no answer can come any more."""
+        """Cancel the task that waits for the request, which then raises this error."""
         if not self._is_over:
             self.failure = failure
             self.ring()
 
     def has_run_out(self) -> bool:
-        """Return whether a cancellation that has just come is the clock's alone."""
+        """Return whether the task was cancelled by this clock, and by no other code. Call it after CancelledError."""
         return self._is_over and self._task.uncancel() <= self._cancelling
 
 
 class Clocks:
-    """The clocks of all requests under way, watched by one timer: a request that is in time costs none."""
+    """The clocks of all requests in flight. They share one timer, so that a request needs no timer for itself."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._running: dict[RequestId, Clock] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._next = math.inf  # when it is looked again
+        self._next = math.inf  # when the timer runs
 
     def start(self, request_id: RequestId, seconds: float, most: float, queue: CallbackQueue | None) -> Clock:
-        """Start the clock of a request that this task sends."""
+        """Start the clock of a request that the current task sends."""
         task = asyncio.current_task(self._loop)
         if task is None:
             raise other_loop()
@@ -211,7 +213,7 @@ class Clocks:
         return list(self._running.values())
 
     def check_loop(self) -> None:
-        """Raise UsageError in any event loop but the clocks' own."""
+        """Raise UsageError if the running event loop is not the one that created the clocks."""
         if asyncio.get_running_loop() is not self._loop:
             raise other_loop()
 
@@ -220,7 +222,7 @@ class Clocks:
         return self._loop.time()
 
     def expect(self, deadline: float) -> None:
-        """Look at the clocks at this time, if not before."""
+        """Make sure that the timer runs at this time or earlier."""
         if deadline < self._next:
             if self._timer is not None:
                 self._timer.cancel()
@@ -243,24 +245,24 @@ class Clocks:
 
 
 class CallbackQueue:
-    """Calls a function, one call after the other, with what arrives; what is too much for it is left out.
+    """Calls a function of the program with each message, one call at a time. If too many wait, the oldest are dropped.
 
-    A plain function is called at once, where the message arrives; it should be quick. An async one runs in a task.
-    `form` is how it is called, for the error about a function that does not fit.
+    A sync function is called at once in the event loop, so it should be quick. An async function runs in a task. `form`
+    is the expected signature, for the error message about a function that does not fit.
     """
 
     def __init__(self, function: Callable[..., Any], most: int, form: str) -> None:
         check_function(function, form)
         self._function = function
-        self._option = form.partition("(")[0]  # by which the user gave it
-        self._most = most
-        self._waiting: deque[tuple[int, tuple[Any, ...]]] = deque()  # each with its size
-        self._bytes = 0  # of these
+        self._option = form.partition("(")[0]  # name of the option by which the program passed the function
+        self._most = most  # how many calls may wait
+        self._waiting: deque[tuple[int, tuple[Any, ...]]] = deque()  # size and arguments of each waiting call
+        self._bytes = 0  # total size of the waiting calls
         self._task: asyncio.Task[None] | None = None
-        self._seldom = Seldom(log)  # a server may say much to a function that fails
+        self._seldom = Seldom(log)  # rate-limited, because a server can send many messages to a function that fails
 
     def call(self, *arguments: Any, size: int = 0) -> None:
-        """Deliver, now or soon. `size` is how many bytes it came in."""
+        """Call the function, or queue the call if one is running. `size` is the size of the message in bytes."""
         if self._task is not None and not self._task.done():
             self._waiting.append((size, arguments))
             self._bytes += size
@@ -293,7 +295,7 @@ class CallbackQueue:
         return arguments
 
     async def drain(self, seconds: float) -> None:
-        """Wait until everything was delivered, but not for ever; then stop."""
+        """Wait until all calls have been made, at most this many seconds. Then stop."""
         task = self._task
         if task is None or task.done() or task is asyncio.current_task():
             return
@@ -303,7 +305,7 @@ class CallbackQueue:
             await self.stop()
 
     async def stop(self) -> None:
-        """Deliver nothing more."""
+        """Drop all waiting calls, and cancel the one that runs."""
         self._waiting.clear()
         self._bytes = 0
         task = self._task
@@ -313,15 +315,18 @@ class CallbackQueue:
 
 
 def queue_for(function: Callable[..., Any] | None, most: int, form: str) -> CallbackQueue | None:
-    """Return a queue for a function, or None where there is no function."""
+    """Return a queue for a function, or None if there is no function."""
     return None if function is None else CallbackQueue(function, most, form)
 
 
-_MAX_THREADS = 16  # functions that run at the same time, also those whose answer is not waited for any more
+_MAX_THREADS = 16  # functions that run at the same time, including those whose question has timed out
 
 
 async def settled(work: Awaitable[Any]) -> Any:
-    """Return the result of an awaitable of the user. A cancellation that was not meant for this task is a failure."""
+    """Return the result of an awaitable from the program.
+
+    If it raises CancelledError although the current task was not cancelled, raise RuntimeError instead.
+    """
     try:
         return await work
     except asyncio.CancelledError as error:
@@ -332,28 +337,30 @@ async def settled(work: Awaitable[Any]) -> Any:
 
 
 class Functions:
-    """Calls functions of the user, and bounds the threads that plain ones run in."""
+    """Calls functions of the program, and limits the number of threads for sync functions."""
 
     def __init__(self) -> None:
-        self._room = threading.Semaphore(_MAX_THREADS)  # given back by a thread itself: it may outlive its loop
+        self._room = threading.Semaphore(_MAX_THREADS)  # released by each thread, which may outlive its event loop
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Return what a function returns, awaited where it has to be."""
+        """Call a function, sync or async, and return its result."""
         if inspect.iscoroutinefunction(function):
             return await settled(function(*args))
         value = await self._in_thread(function, args)
         return await settled(value) if inspect.isawaitable(value) else value
 
     async def _in_thread(self, function: Callable[..., Any], args: Sequence[Any]) -> Any:
-        """Call a plain function in a daemon thread."""
+        """Call a sync function in a daemon thread."""
         if not self._room.acquire(blocking=False):
-            raise UsageError(f"{_MAX_THREADS} questions are being answered already; end the functions sooner.")
+            raise UsageError(
+                f"{_MAX_THREADS} functions that answer questions are still running; make them return sooner."
+            )
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
         context = contextvars.copy_context()
 
         def settle(value: Any, error: BaseException | None) -> None:
-            if answer.done():  # not waited for any more
+            if answer.done():  # the waiting task was cancelled
                 return
             if error is None:
                 answer.set_result(value)
@@ -366,11 +373,11 @@ class Functions:
             try:
                 value = context.run(function, *args)
             except StopIteration as error:
-                failure = RuntimeError(f"raised {error!r}")  # which no Future can carry
-            except BaseException as error:  # noqa: BLE001 - carried over to the loop, where it is logged
+                failure = RuntimeError(f"raised {error!r}")  # because a Future cannot hold a StopIteration
+            except BaseException as error:  # noqa: BLE001 - passed to the event loop, where it is logged
                 failure = error
             self._room.release()
-            with suppress(RuntimeError):  # the loop is closed
+            with suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(settle, value, failure)
 
         try:

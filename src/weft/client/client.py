@@ -1,14 +1,14 @@
-"""Connect to a server and call it: `Client`; and join the tools of several clients.
+"""Connect to a server and call it (`Client`), and join the tools of several clients (`join_tools`).
 
-`Client` has the public methods and the life of a connection, and leaves the work to other modules. It knows neither
-which era is spoken nor how messages travel.
+`Client` has the public methods, and opens and closes the connection. Other modules do the work. `Client` does not
+depend on the era or on the transport.
 
-`ConnectLock` serializes what changes a connection: connecting, reconnecting, greeting again. A close interrupts the
-change under way, and both it and all that wait end with ConnectionFailed. The interrupted change ends the connection
+`ConnectLock` lets only one task at a time connect, reconnect or negotiate again. A close interrupts that task. The
+interrupted task, and all tasks that wait for the lock, get a ConnectionFailed. The interrupted task ends the connection
 itself, so that nothing stays open if the closing task is cancelled.
 
-The names of joined tools begin with the name that the program gave to the server, not with what a server calls itself.
-So no server can give a tool the name of another server's tool.
+The name of a joined tool begins with the name that the program gave to the server, not with the name that the server
+gives itself. So no server can give a tool the name of another server's tool.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from weft.client.handlers import (
 from weft.client.questions import RootLike
 from weft.client.requests.cache import ResponseCache, Toolbox, authorization_partition, cache_from, unique_name, whose
 from weft.client.requests.exchange import Exchange, ListPages, Options, Suggestions, completion_params, with_rounds
-from weft.client.requests.subscriptions import Listening, Subscriptions, wish_for
+from weft.client.requests.subscriptions import Listening, Subscriptions, filter_for
 from weft.client.results import ToolCallFailed, ToolResult, read_value
 from weft.client.targets import Dialled, dial
 from weft.eras.base import EraName, ServerHello
@@ -84,26 +84,26 @@ T = TypeVar("T")
 
 
 def closed() -> ConnectionFailed:
-    """Return the error of an operation that a close has interrupted."""
+    """Return the error for an operation that was interrupted because the client was closed."""
     return ConnectionFailed("The client was closed meanwhile.")
 
 
 class ConnectLock:
-    """Serialize connecting, reconnecting and greeting again; a close interrupts them."""
+    """A lock for connecting, reconnecting and negotiating again. A close interrupts the task that holds it."""
 
     def __init__(self, end: Callable[[], Awaitable[None]]) -> None:
         self._end = end  # ends the connection, if there is one
-        self._is_ending = False
+        self._is_ending = False  # True while `_end` runs
         self.turn = asyncio.Lock()
-        self.changing: asyncio.Task[Any] | None = None  # has the turn, and was not told yet to stop
-        self.closings = 0  # how often it was closed: a change that began before the last time does not go on
+        self.changing: asyncio.Task[Any] | None = None  # the task that holds the lock; None once a close cancelled it
+        self.closings = 0  # number of closes so far; a change that began before the latest close is interrupted
 
     def change(self) -> _Change:
-        """Return a turn, for `async with`; ConnectionFailed when the client is closed before it is over."""
+        """Return a context manager that holds the lock, and raises ConnectionFailed if the client is closed inside."""
         return _Change(self)
 
     async def close(self) -> None:
-        """Stop the change under way, and end the connection."""
+        """Cancel the task that holds the lock, and end the connection."""
         self.closings += 1
         here, changing = asyncio.current_task(), self.changing
         assert here is not None
@@ -111,12 +111,12 @@ class ConnectLock:
             return  # the task that ends the connection waits for this one
         if changing is not None:
             self.changing = None
-            changing.cancel()  # this very task, where connecting has called a function that closes: it ends there
+            changing.cancel()  # can be the current task, if a function called while connecting closes the client
         async with self.turn:
             await self.end()
 
     async def end(self) -> None:
-        """End the connection. The caller has the turn."""
+        """End the connection. The caller must hold the lock."""
         self._is_ending = True
         try:
             await self._end()
@@ -125,7 +125,10 @@ class ConnectLock:
 
 
 class _Change:
-    """One turn. As with a timeout, the task's own cancellation stays one, and that by a close becomes an error."""
+    """One use of the lock.
+
+    If a close cancels the task, the task gets a ConnectionFailed. If other code cancels it, it gets a CancelledError.
+    """
 
     def __init__(self, life: ConnectLock) -> None:
         self._life = life
@@ -134,7 +137,7 @@ class _Change:
         life, task = self._life, asyncio.current_task()
         assert task is not None
         self._task = task
-        self._cancelling = task.cancelling()  # by others, before
+        self._cancelling = task.cancelling()  # cancellations that other code had requested before
         self._closings = life.closings
         await life.turn.acquire()
         if life.closings != self._closings:
@@ -147,7 +150,7 @@ class _Change:
     ) -> None:
         life, task = self._life, self._task
         if life.changing is None:
-            task.uncancel()  # by the one who closes
+            task.uncancel()  # because `ConnectLock.close` has cancelled this task
         life.changing = None
         try:
             if life.closings == self._closings:
@@ -160,25 +163,26 @@ class _Change:
             raise closed() from None
 
 
-_memory = Memory()  # what was found out about servers, in this process
+_memory = Memory()  # which era each server speaks, for all clients of this process
 
 
 class Client:
     """A connection to one server, of either era, over any transport.
 
     `target` is a URL or `Http`, a command (list or text) or `Command`, a `Server`, an ASGI app or `Asgi`, a transport,
-    or an `mcpServers` configuration: one entry, or all of it, or the `Path` of its file, with `server` to choose one.
-    `auth` is a login, or a token as text, for a URL or an app.
+    or an `mcpServers` configuration. A configuration is one entry, a whole configuration, or the `Path` of its file;
+    `server` chooses one of several entries. `auth` is a login or a token (a string), for a URL or an app.
 
         async with Client("https://flights.example/mcp") as client:
             result = await client.call_tool("book", {"flight": "LX38"})
             print(result.text)
 
-    Without `async with`, call `connect` first and `close` at the end, from whatever tasks. What the server may ask is
-    answered by functions (`elicit`, `sample`, `roots` …): a capability is declared because its function is there.
+    Without `async with`, call `connect` first and `close` at the end. They can be called from different tasks. Pass
+    functions (`elicit`, `sample`, `roots` …) to answer the server's questions. Passing a function declares its
+    capability.
     """
 
-    _opening = "async with"  # how a user opens it, for messages
+    _opening = "async with"  # how a program opens this client, for error messages
 
     def __init__(
         self,
@@ -207,11 +211,12 @@ class Client:
         self._limits = check_limits(limits)
         self._eras = eras_for(eras, version)
         self._is_pinned = len(self._eras) == 1 or version is not None
-        self._info = info or Implementation("weft", sys.modules["weft"].__version__)  # it imports this, not vice versa
+        # From `sys.modules`, because `weft` imports this module.
+        self._info = info or Implementation("weft", sys.modules["weft"].__version__)
         self._dial: Callable[[], Dialled] = lambda: dial(target, limits, server=server, auth=auth)
         dialled = self._dial()
-        self._dialled: Dialled | None = dialled  # for the next connection
-        self._url = dialled.key  # of the server, where it has one
+        self._dialled: Dialled | None = dialled  # the transport for the next connection; None once it is used
+        self._url = dialled.key  # URL of the server, or None
         self._handlers = ServerRequestHandlers(
             elicit=elicit,
             elicit_url=elicit_url,
@@ -233,14 +238,14 @@ class Client:
         self._check_output = check_output
         self._is_manual = manual_input
         self._toolbox = Toolbox()
-        self._life = ConnectLock(self._end)  # connecting, greeting again, and closing, from any task
-        self._opened: ClientConnection | None = None  # to be closed
-        self._link: ClientConnection | None = None  # the same, once it is agreed what is spoken
-        self._welcome: ServerHello | None = None
+        self._life = ConnectLock(self._end)
+        self._opened: ClientConnection | None = None  # the connection, until it is closed completely
+        self._link: ClientConnection | None = None  # the connection, while it is negotiated and open
+        self._welcome: ServerHello | None = None  # what the server said about itself in the negotiation
 
-    # --- the life of a connection
+    # --- opening and closing
 
-    if not TYPE_CHECKING:  # type checkers know that there is none
+    if not TYPE_CHECKING:  # so that type checkers report `with Client(...)`
 
         def __enter__(self) -> Self:
             raise UsageError(
@@ -260,13 +265,13 @@ class Client:
         await self.close()
 
     async def connect(self) -> None:
-        """Connect, and find out which era the server speaks; do nothing where that was done already."""
+        """Connect, and find out which era the server speaks. Do nothing if the client is connected already."""
         async with self._life.change():
             if self._link is not None:
                 self._link.check_loop()
                 return
             await self._life.end()  # finish an interrupted close
-            dialled, self._dialled = self._dialled or self._dial(), None  # each connection has its own
+            dialled, self._dialled = self._dialled or self._dial(), None  # each connection needs a new transport
             link = self._opened = ClientConnection(
                 dialled.transport, self._eras[0], self._handlers, self._info, self._limits
             )
@@ -289,7 +294,7 @@ class Client:
             info=self._info,
             capabilities=lambda: self._handlers.capabilities,
             limits=self._limits,
-            memory=Memory() if dialled.key is None or self._is_pinned else _memory,  # what was pinned is no finding
+            memory=Memory() if dialled.key is None or self._is_pinned else _memory,  # a pinned era is not remembered
             key=dialled.key or "here",
             old_transport=dialled.old_transport,
         )
@@ -312,11 +317,11 @@ class Client:
         if self._log_level is not None and self._welcome.capabilities.logging is not None:
             request = link.era.log_request(self._log_level)
             if request is not None:
-                with suppress(WeftError):  # no reason to fail, nor to greet again
+                with suppress(WeftError):  # not important enough to fail, or to negotiate again
                     await link.roundtrip(*request)
 
     async def _renew(self, link: ClientConnection, generation: int) -> None:
-        """Greet the server again, once for all requests that found that it is needed."""
+        """Negotiate with the server again, once for all requests that need it."""
         async with self._life.change():
             if self._link is not link:
                 raise closed()
@@ -325,14 +330,20 @@ class Client:
                 link.spawn(self._subscriptions.renewed())
 
     async def reconnect(self) -> None:
-        """Start over: a child process is started again. Requests under way are lost; listening goes on."""
+        """Close the connection and open it again. A child process is started again.
+
+        Requests in flight fail. Listening continues.
+        """
         async with self._life.change():
             link = self._connected()
             await self._greet(link, is_reopening=True)
             link.spawn(self._subscriptions.renewed())
 
     async def close(self) -> None:
-        """End the connection, or the connecting. What is under way gets a ConnectionFailed; no task is left behind."""
+        """Close the connection, and interrupt `connect` if it runs.
+
+        Requests in flight raise ConnectionFailed. All tasks of the client are ended.
+        """
         await self._life.close()
 
     async def _end(self) -> None:
@@ -344,7 +355,7 @@ class Client:
         self._subscriptions.close()
         try:
             await link.close()
-            self._opened = None  # not reached when the closing task is cancelled: the next close waits for the rest
+            self._opened = None  # not reached when the closing task is cancelled; the next close then does the rest
         finally:
             await self._handlers.close()
             if self._on_notification is not None:
@@ -355,36 +366,36 @@ class Client:
             raise not_connected(self._opening, was_closed=self._life.closings > 0)
         return self._link
 
-    # --- what was found out
+    # --- the result of the negotiation
 
     @property
     def era(self) -> str:
-        """The era that is spoken: "stateless" or "session"."""
+        """The era of this connection: "stateless" or "session"."""
         return self._connected().era.name
 
     @property
     def protocol_version(self) -> str:
-        """The version that is spoken."""
+        """The protocol version of this connection, such as "2025-11-25"."""
         return self._connected().era.version
 
     @property
     def server_info(self) -> Implementation | None:
-        """Name and version of the server, if it told."""
+        """Name and version of the server, or None if the server did not send them."""
         return self._facts().server_info
 
     @property
     def server_capabilities(self) -> ServerCapabilities:
-        """What the server offers."""
+        """The capabilities that the server declared."""
         return self._facts().capabilities
 
     @property
     def instructions(self) -> str | None:
-        """How the server wants to be used, in its own words."""
+        """The server's instructions for using it, or None."""
         return self._facts().instructions
 
     @property
     def transport(self) -> Transport:
-        """How messages travel; a child process has its `stderr` and `pid` here."""
+        """The transport of this connection. For a child process it has `stderr` and `pid`."""
         return self._connected().transport
 
     def _facts(self) -> ServerHello:
@@ -399,12 +410,12 @@ class Client:
     # --- tools
 
     async def list_tools(self) -> list[Tool]:
-        """Return all tools that can be used."""
+        """Return all tools of the server. A tool with invalid header annotations is left out."""
         tools = await self._lists().all("tools/list", ListToolsResult, lambda page: page.tools)
         return self._learn(tools, self._toolbox.learn_all)
 
     async def list_tools_page(self, cursor: str | None = None) -> ListToolsResult:
-        """Return one page of tools; its `next_cursor` leads to the next."""
+        """Return one page of tools. Pass its `next_cursor` as `cursor` to get the next page."""
         page = await self._lists().one("tools/list", ListToolsResult, cursor)
         page.tools = self._learn(page.tools, self._toolbox.learn)
         return page
@@ -456,11 +467,13 @@ class Client:
         answers: Mapping[str, Any] | None = None,
         state: str | None = None,
     ) -> Any:
-        """Call a tool. A tool that failed is a result with `is_error`; RemoteError is a call that could not be made.
+        """Call a tool and return its result.
 
-        With `raise_on_error`, a tool that failed raises `ToolCallFailed`. With `result_type`, it does too, and what the
-        tool returned is returned as a value of this type; InvalidAnswer when it is none. With `manual_input`, questions
-        of the server are raised as `PendingQuestions`: call again with `answers` and `state`.
+        If the tool fails, the result has `is_error`. If the server rejects the call, RemoteError is raised.
+
+        With `raise_on_error`, a failed tool raises `ToolCallFailed`. With `result_type`, a failed tool raises it too,
+        and the result is converted to this type, or InvalidAnswer is raised if it does not fit. If the client has
+        `manual_input`, questions of the server are raised as `PendingQuestions`; call again with `answers` and `state`.
         """
         self._connected()
         given = arguments or {}
@@ -473,7 +486,7 @@ class Client:
         except RemoteError as error:
             if error.code != HeaderMismatch.code:
                 raise
-            if self._exchange.cache is not None:  # what is known of its headers is wrong, or nothing is
+            if self._exchange.cache is not None:  # the client has a wrong or no description of the tool's headers
                 await self._exchange.cache.drop("tools/list")
             await self.list_tools()
             options = Options(timeout, progress, self._toolbox.headers(name, given), self._is_manual)
@@ -487,10 +500,10 @@ class Client:
         return result if result_type is None else read_value(name, result, result_type)
 
     async def _get_to_know(self) -> None:
-        """Fetch the list of tools, once, if it never was: an output is to be checked."""
+        """Fetch the list of tools if that was never done, because output schemas are needed to check results."""
         if not self._toolbox.is_complete:
             self._toolbox.is_complete = True
-            with suppress(WeftError):  # the call itself was done
+            with suppress(WeftError):  # the call itself has succeeded
                 await self.list_tools()
 
     # --- resources
@@ -522,7 +535,7 @@ class Client:
         answers: Mapping[str, Any] | None = None,
         state: str | None = None,
     ) -> ReadResourceResult:
-        """Read a resource; a RemoteError with `not_found` when the server has none of this URI."""
+        """Read a resource. Raises RemoteError, with `not_found` if the server has no resource with this URI."""
         link = self._connected()
         params = with_rounds({"uri": uri}, None, answers, state)
         options = Options(timeout, progress, is_manual=self._is_manual)
@@ -553,7 +566,7 @@ class Client:
         answers: Mapping[str, Any] | None = None,
         state: str | None = None,
     ) -> GetPromptResult:
-        """Fill in a prompt. The values of arguments are text; numbers and booleans become text, as JSON has them."""
+        """Return the messages of a prompt, filled in with arguments. Numbers and booleans are sent as JSON text."""
         self._connected()
         texts = as_texts(arguments, f"the prompt {name!r}")
         params = with_rounds({"name": name, "arguments": texts}, None, answers, state)
@@ -570,27 +583,28 @@ class Client:
         arguments: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> Completion:
-        """Return suggestions for an argument of a prompt, or of a resource template, for what is typed so far."""
+        """Return suggestions for an argument of a prompt or resource template. `value` is what the user has typed."""
         params = completion_params(argument, value, prompt, template, arguments)
         self._connected()
         return await self._suggestions.ask(params, timeout)
 
-    # --- the rest
+    # --- listening, and other requests
 
     def listen(
         self, *, tools: bool = False, prompts: bool = False, resources: bool = False, uris: Iterable[str] = ()
     ) -> Listening:
-        """Return the changes of lists and of single resources as they come; of all lists by default.
+        """Return the changes of lists and of single resources as they arrive; by default those of all lists.
 
         async with client.listen(uris=["file:///log"]) as changes:
             async for change in changes:
                 ...
         """
         self._connected()
-        return Listening(self._subscriptions, wish_for(list(uris), tools=tools, prompts=prompts, resources=resources))
+        requested = filter_for(list(uris), tools=tools, prompts=prompts, resources=resources)
+        return Listening(self._subscriptions, requested)
 
     async def ping(self, *, timeout: float | None = None) -> None:
-        """Ask whether the server is there, where its revision has that; UsageError where not."""
+        """Check that the server answers. Raises UsageError if the protocol version has no ping."""
         if "ping" not in self._connected().era.methods:
             raise UsageError(
                 "The protocol version spoken here has no ping; any request shows that the server is there."
@@ -598,7 +612,7 @@ class Client:
         await self._exchange.request("ping", {}, EmptyResult, Options(timeout))
 
     async def set_log_level(self, level: LogLevel) -> None:
-        """Ask for log messages of this level and above from now on."""
+        """Ask the server to send log messages of this level and above from now on."""
         link = self._connected()
         self._log_level = link.log_level = read_level(level)
         request = link.era.log_request(self._log_level)
@@ -606,7 +620,7 @@ class Client:
             await self._exchange.request(*request, EmptyResult, Options())
 
     async def roots_changed(self) -> None:
-        """Notify the server that the roots have changed, where its era has that notification."""
+        """Notify the server that the roots have changed, if its era has that notification."""
         link = self._connected()
         if link.era.answers_requests and link.capabilities.roots is not None:
             await self.notify("notifications/roots/list_changed")
@@ -620,9 +634,10 @@ class Client:
         progress: ProgressCallback | None = None,
         mirrored: str | None = None,
     ) -> dict[str, Any]:
-        """Make any request, and return its result as it came. Questions of the server are answered as in other calls.
+        """Send a request with any method, and return its result as decoded JSON.
 
-        `mirrored` names the param that the header Mcp-Name repeats, where a method of an extension has one.
+        Questions of the server are answered as in other calls. `mirrored` names the param whose value the header
+        Mcp-Name must repeat, if a method of an extension requires that.
         """
         given = params or {}
         headers: Mapping[str, str] = NO_HEADERS
@@ -632,7 +647,7 @@ class Client:
         return await self._exchange.request_raw(method, given, options)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
-        """Send any notification."""
+        """Send a notification with any method."""
         link = self._connected()
         era, generation = link.era, link.generation
         try:
@@ -646,10 +661,10 @@ class Client:
         except Refused as refused:
             raise explained(refused) from None
 
-    # --- inside
+    # --- internal
 
     def _heard(self, method: str, params: bytes, origin: RequestId | None) -> None:
-        """Take a notification that belongs to no request."""
+        """Pass on a notification of the server that is about neither progress nor cancellation."""
         self._handlers.heard(method, params)
         self._exchange.page_visits.heard(method, params)
         self._pages.heard(method)
@@ -665,24 +680,24 @@ class Client:
 
 
 _BETWEEN = "__"
-_KEY = re.compile(r"[A-Za-z0-9]+(?:[_.-][A-Za-z0-9]+)*")  # nothing that could be read as the end of it
+_KEY = re.compile(r"[A-Za-z0-9]+(?:[_.-][A-Za-z0-9]+)*")  # must not contain the separator "__"
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedTool:
-    """A tool, by a name that no other tool of any of the servers has."""
+    """A tool with a name that is unique among the tools of several servers."""
 
-    name: str
-    tool: Tool  # as its server describes it, with the name that it has there
-    client: Client
+    name: str  # such as `flights__book`
+    tool: Tool  # the description from its server, with the server's name for the tool
+    client: Client  # the client of the server that has the tool
 
     async def call(self, arguments: Mapping[str, Any] | None = None, **options: Any) -> ToolResult:
-        """Call it where it is; the options are those of `Client.call_tool`."""
+        """Call the tool on its server, with the options of `Client.call_tool`."""
         return await self.client.call_tool(self.tool.name, arguments, **options)
 
 
 async def join_tools(clients: Mapping[str, Client]) -> dict[str, JoinedTool]:
-    """Return all tools of some connected clients, by names such as `flights__book`: the given name and the tool's.
+    """Return all tools of several connected clients by unique names: the key of the client, `__`, the tool's name.
 
     tools = await join_tools({"flights": flights, "hotels": hotels})
     await tools["flights__book"].call({"flight": "LX38"})
@@ -697,12 +712,12 @@ async def join_tools(clients: Mapping[str, Client]) -> dict[str, JoinedTool]:
 
 
 def joined_name(key: str, tool: Tool) -> str:
-    """Return the name of a tool among those of all servers."""
+    """Return the unique name of a tool: the key of its client, `__`, the tool's name."""
     return f"{key}{_BETWEEN}{tool.name}"
 
 
 def check_clients(clients: Any, kind: type) -> None:
-    """Raise UsageError unless these are clients of a kind, by names that can begin those of tools."""
+    """Raise UsageError unless all values are clients of this class, and all keys can begin the names of tools."""
     if not isinstance(clients, Mapping):
         raise UsageError(
             f"join_tools was given {kind_of(clients)}; give a dictionary of names to clients: "

@@ -1,4 +1,4 @@
-"""Describe what a client can be pointed at, and read it from text, lists and `mcpServers` configurations.
+"""Define the targets of a client, and read them from text, lists and `mcpServers` configurations.
 
     "https://flights.example/mcp"                                    a URL: `Http`
     ["npx", "-y", "@acme/flights"]  or  "npx -y @acme/flights"       a command: `Command`
@@ -7,12 +7,13 @@
     {"mcpServers": {"flights": {…}, "hotels": {…}}}                  several entries by name; one is chosen
     Path("mcp.json")                                                 a file with such a configuration
 
-In an entry, `${NAME}` and `${env:NAME}` stand for a variable of the environment, and `${NAME:-other}` for something
-else where that is not set or empty. So a file that names a token need not hold it. Nothing else is filled in. The names
-that were filled in are kept (`taken`), to be shown before anything is sent; their values are in no message.
+In an entry, `${NAME}` and `${env:NAME}` are replaced by a variable of the environment. `${NAME:-other}` is replaced by
+`other` if the variable is not set or empty. So a file can use a token without containing it. Nothing else is replaced.
+The names of the replaced variables are kept in `taken`, so that a program can show them. Error messages never contain
+their values.
 
-A command is a program and its arguments; there is no shell between, and what a shell would do with `|`, `$HOME` or `*`
-is not done. A URL is https, or http on this machine. Nothing here connects or starts a program.
+A command is a program and its arguments. It is started without a shell, so `|`, `$HOME` and `*` have no special
+meaning. A URL is https, or http on this machine. This module does not connect, and starts no program.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from weft.net.hosts import is_loopback
 from weft.net.urls import UrlRefused, read_url, shown_url
 from weft.protocol.names import check_uri, closest
 
-_SERVERS = ("mcpServers", "servers")  # the word of most programs, and that of one editor
+_SERVERS = ("mcpServers", "servers")  # most programs use the first key, VS Code the second
 _HTTP_KINDS = frozenset({"http", "https", "sse", "streamable-http", "streamableHttp", "streamable_http"})
 _SHELL_WORDS = frozenset({"|", "||", "&", "&&", ";", "<", ">", ">>", "2>", "2>&1", "<<"})
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -47,7 +48,7 @@ _MAX_CONFIG_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Http:
-    """A server to reach over HTTP, and how. What may be a secret is not in its repr.
+    """A server at a URL, with the options of the connection. The repr leaves out values that may be secret.
 
     >>> Http("https://flights.example/mcp", headers={"X-Key": "…"}, trust_env=True)
     Http(url='https://flights.example/mcp', trust_env=True, allow_insecure=False)
@@ -56,12 +57,12 @@ class Http:
     url: str
     _: KW_ONLY
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # sent with every request
-    auth: Auth | str | None = field(default=None, repr=False)  # a login of `weft.auth`, or a token as text
-    proxy: str | None = field(default=None, repr=False)  # URL of an HTTP proxy, with the credentials for it
+    auth: Auth | str | None = field(default=None, repr=False)  # a login of `weft.auth`, or a token
+    proxy: str | None = field(default=None, repr=False)  # URL of an HTTP proxy, with its credentials
     tls: ssl.SSLContext | None = field(default=None, repr=False)  # for private certificates
-    trust_env: bool = False  # take the proxy from the environment, if none is named
+    trust_env: bool = False  # take the proxy from the environment, if `proxy` is not given
     allow_insecure: bool = False  # allow http to other machines
-    taken: tuple[str, ...] = field(default=(), repr=False)  # variables of the environment that an entry took
+    taken: tuple[str, ...] = field(default=(), repr=False)  # environment variables that were filled in
 
     def __post_init__(self) -> None:
         check_url(self.url, allow_insecure=self.allow_insecure)
@@ -70,24 +71,24 @@ class Http:
 
     @property
     def where(self) -> str:
-        """The URL for messages: without its query, which may be a key."""
+        """The URL for error messages, without its query, because that may contain a key."""
         return self.url.partition("?")[0]
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Command:
-    """A server to start as a program, and how. Its environment, which may hold secrets, is not in its repr.
+    """A server to start as a child process. The repr leaves out the environment, which may contain secrets.
 
     >>> Command("uvx mcp-server-time", env={"TOKEN": "…"})
     Command(command=('uvx', 'mcp-server-time'), cwd=None)
     """
 
     command: tuple[str, ...]
-    env: Mapping[str, str] = field(repr=False)  # added to what a child process gets of this one's environment
+    env: Mapping[str, str] = field(repr=False)  # added to the few variables that a child process inherits
     cwd: str | None
-    on_stderr: Callable[[str], Any] | None = field(repr=False)  # called with each line that the program writes there
-    written: tuple[str, ...] = field(repr=False)  # the command before variables were filled in, if any were
-    taken: tuple[str, ...] = field(repr=False)  # variables of the environment that an entry took
+    on_stderr: Callable[[str], Any] | None = field(repr=False)  # called with each line of the child's stderr
+    written: tuple[str, ...] = field(repr=False)  # the command before variables were filled in; empty if none were
+    taken: tuple[str, ...] = field(repr=False)  # environment variables that were filled in
 
     def __init__(
         self,
@@ -114,19 +115,19 @@ class Command:
 
     @property
     def line(self) -> str:
-        """The command as one would type it, with variables that may be secrets by their names."""
+        """The command line for a shell. Variables are shown by their names, because their values may be secret."""
         return shlex.join(self.written or self.command)
 
     @property
     def where(self) -> str:
-        """The command for messages: not more of it than fits a line."""
+        """The command line for error messages, at most 200 characters."""
         shown = self.line
         return shown if len(shown) <= 200 else f"{shown[:200]}…"
 
 
 @dataclass(frozen=True, slots=True)
 class Asgi:
-    """An ASGI application in this process, and where its endpoint is."""
+    """An ASGI application in this process, with the path of its MCP endpoint."""
 
     app: Any
     _: KW_ONLY
@@ -144,9 +145,9 @@ Target: TypeAlias = Http | Command
 
 
 def parse_target(target: object, *, server: str | None = None) -> Target:
-    """Read a target; UsageError that says what would do when it is none.
+    """Return the target for a URL, a command or a configuration. Raises UsageError for anything else.
 
-    `server` chooses among the entries of a whole configuration.
+    `server` chooses among the entries of a configuration.
 
     >>> parse_target("python -m flights --verbose").command
     ('python', '-m', 'flights', '--verbose')
@@ -169,7 +170,7 @@ if the network is trusted.
     if _is_list(target):
         return Command(target)
     raise UsageError(
-        f"A client cannot be pointed at something {_kind(target)}; give it a URL, a command as a list such as "
+        f"A client cannot connect to something {_kind(target)}; give it a URL, a command as a list such as "
         "['python', 'server.py'], a Server, an ASGI app, or an entry of an mcpServers configuration."
     )
 
@@ -177,7 +178,7 @@ if the network is trusted.
 def read_config(
     source: str | os.PathLike[str] | Mapping[str, Any], *, allow_insecure: bool = False
 ) -> dict[str, Target]:
-    """Return all servers of an `mcpServers` configuration, by name; from a file, or from what was in it.
+    """Return all servers of an `mcpServers` configuration by name. The source is a file, or its decoded content.
 
     >>> read_config({"mcpServers": {"time": {"command": "uvx", "args": ["mcp-server-time"]}}})
     {'time': Command(command=('uvx', 'mcp-server-time'), cwd=None)}
@@ -190,17 +191,17 @@ def read_config(
 
 
 def read_server(path: str | os.PathLike[str], name: str | None) -> Target:
-    """Return the server of this name in a configuration file, whatever the others there are like."""
+    """Return the server with this name from a configuration file. The other entries are not checked."""
     return _from_servers(_servers(_load(Path(path))), name)
 
 
 def is_config(target: Mapping[str, Any]) -> bool:
-    """Return whether this is a whole configuration, and not one entry of it."""
+    """Return whether this is a whole configuration, not a single entry."""
     return any(_is_mapping(target.get(word)) for word in _SERVERS)
 
 
 def check_url(url: str, *, allow_insecure: bool = False) -> None:
-    """Raise UsageError unless a client may connect there: https, or http on this machine, and no password in it."""
+    """Raise UsageError unless a client may connect to the URL: https, or http on this machine, without a password."""
     if "://" not in url:
         raise UsageError("This is not a URL: write https://host/path, or http://localhost:8000/mcp on this machine.")
     try:
@@ -213,7 +214,7 @@ def check_url(url: str, *, allow_insecure: bool = False) -> None:
         raise UsageError(reason.format(url=shown_url(url), host=refused.host[:100], scheme=refused.scheme)) from None
     if parts.fragment:
         raise UsageError(
-            f"{shown_url(url)} has a fragment, which no server ever sees; leave out '#' and what follows it."
+            f"{shown_url(url)} has a fragment, which is never sent to a server; leave out '#' and what follows it."
         )
 
 
@@ -228,14 +229,16 @@ _URL_FAULTS = {
 
 
 def check_headers(headers: Any) -> None:
-    """Raise UsageError unless these can be sent; without their values, which may be secrets."""
+    """Raise UsageError unless the headers can be sent. The error does not show values, which may be secret."""
     if not isinstance(headers, Mapping):
         raise UsageError(f"headers= was given {kind_of(headers)}; give a dict such as {{'X-Key': 'value'}}.")
     for name, value in cast("Mapping[Any, Any]", headers).items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise UsageError(f"headers= has {kind_of(value)} at {str(name)[:60]!r}; names and values are text.")
         if not _HEADER_NAME.fullmatch(name) or any(char in value for char in "\r\n\0"):
-            raise UsageError(f"headers= has the header {name[:60]!r}, which cannot be sent; take out what is no text.")
+            raise UsageError(
+                f"headers= has the header {name[:60]!r}, which cannot be sent; remove newlines and special characters."
+            )
 
 
 # --- the forms of a target
@@ -247,7 +250,7 @@ def _from_text(text: str) -> Target:
         return Http(url)
     if found := _HALF_SCHEME.match(url):
         rest = url[found.end() :].partition("?")[0][:200]
-        raise UsageError(f"{found[0] + rest!r} is no URL; write {found['scheme']}://{rest}")
+        raise UsageError(f"{found[0] + rest!r} is not a URL; write {found['scheme']}://{rest}")
     if found := _HOST_AND_PORT.fullmatch(url):
         scheme = "http" if is_loopback(found["host"].strip("[]")) else "https"
         shown = url.partition("?")[0][:200]
@@ -264,7 +267,7 @@ def _split(text: str) -> list[str]:
         raise UsageError(f"The command cannot be split ({error}); close the quote, or write it as a list.") from None
     if shell := next((word for word in words if word in _SHELL_WORDS), None):
         raise UsageError(
-            f"The command has {shell!r}, which only a shell understands, and there is none; start one program, or "
+            f"The command has {shell!r}, which only a shell understands, but no shell is used; start one program, or "
             f"write the command as a list if {shell!r} is meant as an argument."
         )
     return words
@@ -276,7 +279,7 @@ def _from_servers(entries: Mapping[str, Any], server: str | None) -> Target:
     if server is None or server not in entries:
         near = None if server is None else closest(server, entries)
         wanted = "has several servers" if server is None else f"has no server {server!r}"
-        by_option = f" by server={next(iter(entries))!r} or the like" if server is None else ""
+        by_option = f", for example with server={next(iter(entries))!r}" if server is None else ""
         remedy = f"did you mean {near!r}?" if near else f"choose one of {_listed(entries)}{by_option}."
         raise UsageError(f"The configuration {wanted}; {remedy}")
     return _from_entry(entries[server], f"The entry {server!r}")
@@ -292,7 +295,7 @@ def _from_entry(entry: object, what: str, *, allow_insecure: bool = False) -> Ta
         raise UsageError(f"{what} {found}; give it a 'command' to start, or a 'url' to connect to.")
     if kind is not None and kind not in (_HTTP_KINDS if has_url else {"stdio"}):
         raise UsageError(
-            f"{what} has the type {str(kind)[:40]!r}, which does not go with its {'url' if has_url else 'command'}; "
+            f"{what} has the type {str(kind)[:40]!r}, which does not fit its {'url' if has_url else 'command'}; "
             f"write {'http' if has_url else 'stdio'!r}, or leave it out."
         )
     return _from_url(entry, what, allow_insecure=allow_insecure) if has_url else _from_command(entry, what)
@@ -323,7 +326,9 @@ def _from_command(entry: Mapping[str, Any], what: str) -> Command:
     env = {name: of_env.fill(value) for name, value in given.items()}
     for name, value in env.items():
         if not name or "=" in name or "\0" in name + value:
-            raise UsageError(f"{what} has the variable {name[:60]!r} in 'env', which no environment can hold.")
+            raise UsageError(
+                f"{what} has the variable {name[:60]!r} in 'env', which no environment can hold; remove '=' and NUL."
+            )
     command = [*program, *(args or [])] if _is_list(program) else [program, *(args or [])]
     written = _words(command, f"The command of {what[:1].lower()}{what[1:]}")
     variables = Variables(what, env)
@@ -333,7 +338,7 @@ def _from_command(entry: Mapping[str, Any], what: str) -> Command:
     return Command(words, env=env, cwd=folder, written=() if words == written else written, taken=taken)
 
 
-# --- parts of them
+# --- the parts of a target
 
 
 def _words(words: Sequence[Any], what: str) -> tuple[str, ...]:
@@ -408,16 +413,16 @@ _VARIABLE = re.compile(r"\$\{(?:(?P<kind>[A-Za-z]+):)?(?P<name>[A-Za-z_][A-Za-z0
 
 
 class Variables:
-    """The variables of one entry, to be filled in.
+    """Fills the variables of one entry with their values.
 
     >>> Variables("The entry", {"DAY": "today"}).fill("${DAY}, ${env:NO_SUCH_HOUR:-noon}")
     'today, noon'
     """
 
     def __init__(self, what: str, own: Mapping[str, str] | None = None) -> None:
-        self._what = what  # the entry, for messages
-        self._own = own or {}  # variables that it sets itself
-        self._taken: dict[str, None] = {}
+        self._what = what  # the name of the entry, for error messages
+        self._own = own or {}  # variables from the entry's `env`, which have priority
+        self._taken: dict[str, None] = {}  # names of variables that came from the environment
 
     @property
     def taken(self) -> tuple[str, ...]:
@@ -425,14 +430,14 @@ class Variables:
         return tuple(self._taken)
 
     def fill(self, text: str) -> str:
-        """Return the text with the values filled in; UsageError that names a variable that is not set."""
+        """Return the text with all variables replaced. Raises UsageError if one is not set and has no default."""
         return _VARIABLE.sub(self._value, text)
 
     def _value(self, found: re.Match[str]) -> str:
         name, other = found["name"], found["other"]
         if found["kind"] not in (None, "env"):
             raise UsageError(
-                f"{self._what} has {found[0][:60]!r}, which only some editors can fill in; write ${{NAME}} for a "
+                f"{self._what} has {found[0][:60]!r}, which only some editors can replace; write ${{NAME}} for a "
                 "variable of the environment."
             )
         value = self._own.get(name)

@@ -1,19 +1,19 @@
-"""Answer what a server asks of its client, and confirm calls, by functions that the user gives.
+"""Answer the requests of a server, and confirm calls, with functions of the program.
 
-    elicit(question)             a form to fill in: return a dict, or "decline", or "cancel" (also None)
-    elicit_url(question)         a page to visit: return True when the user consents, else False, or "cancel"
-    sample(question)             a turn of a model: return its text or a `CreateMessageResult`; None refuses
-    sample_with_tools(question)  the same, by a model that can be given tools
-    roots()                      the folders to work in; also just a list of them
+    elicit(question)             a form to fill in: return a dict, "decline" or "cancel" (or None)
+    elicit_url(question)         a page to visit: return True if the user consents, else False, or "cancel"
+    sample(question)             a request to a model: return its text or a `CreateMessageResult`; None refuses
+    sample_with_tools(question)  the same, for a model that can use tools
+    roots()                      return the folders to work in (a list can be given instead of a function)
     log(message)                 a log message
-    confirm(call)                a tool is about to be called: only True has it called
+    confirm(call)                called before each tool call: the call is sent only if it returns True
 
-Passing a function declares its capability. A function is async, or plain: a plain one that answers runs in a thread,
-and may take its time; `log` is called in the event loop, and should be quick.
+Passing a function declares its capability. A function is sync or async. A sync function that answers a question runs in
+a thread, so it can block. `log` is called in the event loop, so it should be quick.
 
-Questions and answers are both checked. A question that breaks the rules is refused before the user sees it; an answer
-that does not fit the question is not sent. An exception in a function is logged here, and the server gets no more than
-that there was one; what was asked and answered is in no log. A server that asks too often is refused.
+Questions and answers are both checked. If a question breaks the rules, it is refused before the user sees it. If an
+answer does not fit the question, it is not sent. If a function raises an exception, it is logged, and the server learns
+only that the function failed. Questions and answers are never logged. A server that asks too often is refused.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ SampleFunction: TypeAlias = Callable[[SampleQuestion], Any]
 RootsFunction: TypeAlias = Callable[[], Iterable[RootLike] | Awaitable[Iterable[RootLike]]]
 LogFunction: TypeAlias = Callable[[LogMessageParams], Any]
 
-USER_REJECTED = -1  # the code of a refused sampling request
-_MAX_LOGS = 1000  # log messages that an async function has not taken yet; more, and the oldest are lost
+USER_REJECTED = -1  # error code for a refused sampling request
+_MAX_LOGS = 1000  # log messages that wait for an async function; if there are more, the oldest are dropped
 
 
 class ServerRequestHandlers:
-    """The functions that the user gave, and how they answer requests of the server.
+    """Answers the requests of the server with the program's functions.
 
     >>> handlers = ServerRequestHandlers(elicit=lambda question: {"name": "Ann"})
     >>> handlers.capabilities.elicitation
@@ -91,7 +91,7 @@ class ServerRequestHandlers:
         log: LogFunction | None = None,
         limits: ClientLimits = DEFAULT_CLIENT_LIMITS,
     ) -> None:
-        self._seldom = Seldom(_own_log)  # for what the server can cause at will
+        self._seldom = Seldom(_own_log)  # rate-limited, because the server can cause these log lines at will
         given = {"elicit": elicit, "elicit_url": elicit_url, "sample": sample, "sample_with_tools": sample_with_tools}
         for option, function in given.items():
             if function is not None:
@@ -104,8 +104,8 @@ class ServerRequestHandlers:
         self._sample_with_tools = sample_with_tools
         self._roots = roots if callable(roots) or roots is None else read_roots(roots)
         self._log = queue_for(log, _MAX_LOGS, "on_log(message)")
-        self.server = ""  # who asks, for the questions: set by the client once it knows
-        self.capabilities = self._declared()  # what the functions make possible; an era leaves out what it has not
+        self.server = ""  # name and place of the server, shown with questions; set after the negotiation
+        self.capabilities = self._declared()  # capabilities of both eras; each era sends only its own
         self._call = Functions().call
         self._limits = limits
         self._allowance = Allowance(limits.asks_per_minute, 60.0)
@@ -126,10 +126,10 @@ class ServerRequestHandlers:
         )
 
     async def answer(self, method: str, params: Any = None) -> dict[str, Any]:
-        """Answer one request of the server; `params` are a mapping, or raw JSON.
+        """Return the result for one request of the server. `params` are a mapping or raw JSON.
 
-        Raises the ProtocolError to tell the server: -32601 for what was not declared, -32602 for what breaks the rules,
-        -1 when sampling was refused, -32603 when there are too many, or, caused by the exception, a function failed.
+        Raises a ProtocolError, which is sent to the server: -32601 if the capability was not declared, -32602 if the
+        question breaks the rules, -1 if sampling was refused, -32603 if the server asks too often or a function failed.
         """
         has_function, answer = self._answers.get(method, (None, None))
         if not has_function or answer is None:
@@ -144,27 +144,27 @@ class ServerRequestHandlers:
             raise
         except BaseException as error:
             plainly(error)
-            if isinstance(error, UsageError) and error.__traceback__ is None:  # Weft's own: an answer does not fit
+            if isinstance(error, UsageError) and error.__traceback__ is None:  # raised by Weft: the answer does not fit
                 self._seldom.error("%s was not answered: %s", method, error)
             else:
                 self._seldom.exception(
-                    "The function that answers %s failed; the server is told only that it did.", method, about=method
+                    "The function that answers %s failed; the server gets only a general error.", method, about=method
                 )
             raise InternalError(f"Internal error: the client could not answer {method}.") from error
 
     def heard(self, method: str, params: Any = None) -> None:
-        """Give log messages to their function; ignore other notifications."""
+        """Call the program's function with a log message. Other notifications are ignored."""
         if method != "notifications/message" or self._log is None:
             return
         try:
             message = read_params(params, LogMessageParams, method)
         except InvalidParams:
-            _own_log.debug("The server sent a log message that is none.")
+            _own_log.debug("The server sent an invalid log message.")
         else:
             self._log.call(message, size=len(params) if isinstance(params, bytes) else 0)
 
     async def close(self) -> None:
-        """Wait for nothing: log messages that an async function has not taken yet are dropped."""
+        """Drop the log messages that still wait for the program's function."""
         if self._log is not None:
             await self._log.stop()
 
@@ -191,7 +191,7 @@ class ServerRequestHandlers:
         host, warnings = check_page(params.url or "")
         question = UrlQuestion(params.message, params.url or "", host, warnings, self.server, params.elicitation_id)
         action, _ = read_action(await self._call(self._elicit_url, question))
-        return {"action": action}  # consent, and nothing about what the user does there
+        return {"action": action}  # only whether the user consents
 
     # --- sampling
 
@@ -213,7 +213,7 @@ class ServerRequestHandlers:
             )
         fault = fault_of_answer(params, answer)
         if fault is not None:
-            raise UsageError(f"sample= returned what cannot be sent: {fault}")
+            raise UsageError(f"sample= returned an answer that cannot be sent: {fault}")
         plain: dict[str, Any] = msgspec.to_builtins(answer)
         return plain
 
@@ -227,14 +227,14 @@ class ServerRequestHandlers:
         return plain
 
 
-_OPTIONS = {  # of a client, by what each declares
+_OPTIONS = {  # option of `Client` that declares each capability
     ("elicitation", "form"): "elicit",
     ("elicitation", "url"): "elicit_url",
     ("sampling", ""): "sample",
     ("sampling", "tools"): "sample_with_tools",
     ("roots", ""): "roots",
 }
-_WHOLE = {"elicitation": "form"}  # what is meant where no part of a capability is named
+_WHOLE = {"elicitation": "form"}  # the part that is meant if a server names only the capability
 
 
 class _Missing(msgspec.Struct, rename="camel"):
@@ -242,9 +242,9 @@ class _Missing(msgspec.Struct, rename="camel"):
 
 
 def options_for(data: Any, declared: ClientCapabilities) -> str:
-    """Return the options of a client that declare what a refusal asks for; "" if there are none.
+    """Return the options of `Client` that declare the capabilities which a server requires, or "" if there are none.
 
-    Only the stateless era has a code for it; what is required is in the data of either era's error.
+    `data` is the data of the server's error. It has the same form in both eras.
 
     >>> options_for({"requiredCapabilities": {"elicitation": {"url": {}}, "roots": {}}}, ClientCapabilities())
     '`elicit_url=` and `roots=`'
@@ -268,10 +268,10 @@ log = logging.getLogger("weft.client.handlers")
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that is about to be made. Show who gets which arguments: they leave this program with it."""
+    """A tool call that is about to be sent. Show the user the server and the arguments that it will get."""
 
     name: str
-    arguments: Mapping[str, Any] = field(repr=False)  # may be secrets, so they are in no log
+    arguments: Mapping[str, Any] = field(repr=False)  # may contain secrets, so they are never logged
     server: str
 
 
@@ -279,7 +279,7 @@ ConfirmFunction: TypeAlias = Callable[[ToolCall], Any]
 
 
 class Confirming:
-    """Asks the user's function about every call; the hints of the server decide nothing."""
+    """Asks the function `confirm=` about every call. The server's tool annotations are ignored."""
 
     def __init__(self, function: ConfirmFunction) -> None:
         check_function(function, "confirm(call)")
@@ -287,9 +287,9 @@ class Confirming:
         self._functions = Functions()
 
     async def agreed(self, name: str, arguments: Mapping[str, Any], server: str) -> Mapping[str, Any]:
-        """Return the arguments to send: a copy of those that were shown.
+        """Return the arguments to send, which are a copy of those that the function got.
 
-        CallDeclined for every answer but True.
+        Raises CallDeclined if the function returns anything but True.
         """
         as_sent = write_json("tools/call", {"arguments": arguments}, msgspec.json.encode, arguments)
         shown = ToolCall(name, msgspec.json.decode(as_sent), server)
@@ -303,9 +303,9 @@ class Confirming:
 
 @dataclass(frozen=True, slots=True)
 class CommandQuestion:
-    """A program to be started, if the user consents. Show the whole `command`, and all `warnings`."""
+    """A program to start, after consent. Show the user the whole `command` and all `warnings`."""
 
-    command: str  # as one would type it, nothing left out, what cannot be seen written as an escape
+    command: str  # the complete command line, with invisible characters escaped
     warnings: tuple[str, ...]
 
 
@@ -321,7 +321,7 @@ _LOADERS = re.compile(
 
 
 def command_question(target: Command) -> CommandQuestion:
-    r"""Return what to show before a command is started that somebody else wrote: a link, a configuration.
+    r"""Return the question to show before starting a command from an untrusted source, such as a configuration file.
 
     >>> print(*command_question(Command(("sudo", "uvx", "mcp-server-time"))).warnings, sep="\n")
     It runs on this machine with all your rights: start it only if you trust where it comes from.
@@ -337,7 +337,7 @@ def command_question(target: Command) -> CommandQuestion:
         (_FETCHERS, "talks to other machines"),
     ):
         warnings += [f"{name!r} {what}." for name in dict.fromkeys(names) if name in known]
-    warnings += [f"{word!r} is a place of secrets, or of the system." for word in words if _PRIVATE.search(word)]
+    warnings += [f"{word!r} names a place for secrets or system files." for word in words if _PRIVATE.search(word)]
     assigned = [word.partition("=")[0] for word in words if "=" in word]  # as for `env`
     names = list(dict.fromkeys(name for name in (*target.env, *assigned) if changes_code(name)))
     warnings += [f"The variable {name!r} changes which code is run." for name in names]
@@ -345,12 +345,12 @@ def command_question(target: Command) -> CommandQuestion:
 
 
 def changes_code(variable: str) -> bool:
-    """Return whether a variable of the environment makes programs run other code, or fetch it from elsewhere."""
+    """Return whether an environment variable can make programs load other code."""
     return _LOADERS.fullmatch(variable) is not None
 
 
 def visible(text: str) -> str:
-    r"""Return text with nothing in it that a terminal would hide.
+    r"""Return text with all characters escaped that a terminal would not show.
 
     >>> visible("a\x1b[8mb")
     'a\\x1b[8mb'

@@ -1,8 +1,8 @@
-"""Describe the questions of a server as values, and check them and their answers.
+"""Define the questions of a server as values, and check the questions and their answers.
 
-A question that breaks the rules is an `InvalidParams`, for the server; an answer that does not fit its question is a
-`UsageError`, for the program whose function gave it. Nothing here calls a function or fetches anything; of folders it
-is looked only whether they exist.
+If a question breaks the rules, InvalidParams is raised, which is sent to the server. If an answer does not fit its
+question, UsageError is raised, for the program whose function returned it. This module calls no functions and does no
+I/O, except to check whether the folders of roots exist.
 """
 
 from __future__ import annotations
@@ -37,37 +37,37 @@ RootLike: TypeAlias = str | Path | Root
 
 @dataclass(frozen=True, slots=True)
 class FormQuestion:
-    """A form to fill in. `server` asks, and should be named to the user."""
+    """A form for the user to fill in. Show the user which `server` asks."""
 
     message: str
-    schema: Mapping[str, Any]  # a flat JSON Schema: what to ask
-    defaults: Mapping[str, Any]  # what to fill in beforehand; also what is sent where the answer leaves a field out
+    schema: Mapping[str, Any]  # a flat JSON Schema with the fields of the form
+    defaults: Mapping[str, Any]  # values to fill in beforehand; sent for fields that the answer leaves out
     server: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class UrlQuestion:
-    """A page to visit, if the user consents. Show the whole `url`, and the `host` so that it stands out.
+    """A web page for the user to visit, after consent. Show the whole `url`, and emphasize the `host`.
 
-    Do not fetch the page; open it, after consent, where neither this program nor a model can look into it.
+    Do not fetch the page. After consent, open it in a browser, where neither this program nor a model can read it.
     """
 
     message: str
     url: str
     host: str
-    warnings: tuple[str, ...] = ()  # sentences about what is odd about the URL, to be shown with it
+    warnings: tuple[str, ...] = ()  # warnings about a suspicious URL, to be shown with it
     server: str = ""
     elicitation_id: str | None = None
 
 
 class SampleQuestion(CreateMessageParams, kw_only=True):
-    """A turn of a model. `server` asks; no more than `max_tokens` are to be generated."""
+    """A request to a language model. Show the user which `server` asks. Generate at most `max_tokens` tokens."""
 
     server: str = ""
 
 
 def preferred_model(preferences: ModelPreferences | None, available: Sequence[str]) -> str | None:
-    """Return the first available model that a hint names a part of; the first hint that fits decides.
+    """Return the first available model whose name contains a hint, or None. Earlier hints have priority.
 
     >>> from weft.types.interaction import ModelHint
     >>> preferred_model(ModelPreferences(hints=[ModelHint("opus"), ModelHint("haiku")]), ["claude-haiku", "gpt"])
@@ -84,20 +84,20 @@ def preferred_model(preferences: ModelPreferences | None, available: Sequence[st
 
 
 def read_params(params: Any, type: type[T], method: str) -> T:
-    """Read the params of a request, given as a mapping or as raw JSON."""
+    """Convert the params of a request, a mapping or raw JSON, to a type. Raises InvalidParams if they do not fit."""
     try:
         if isinstance(params, msgspec.Raw | bytes):
             return msgspec.json.decode(params, type=type)
         return msgspec.convert({} if params is None or params is msgspec.UNSET else params, type)
     except (msgspec.ValidationError, msgspec.DecodeError, RecursionError):
-        raise InvalidParams(f"Invalid params: they do not have the shape of those of {method}.") from None
+        raise InvalidParams(f"Invalid params: they do not match the schema of {method}.") from None
 
 
 class Form:
-    """A requested schema: its defaults, and what fits it.
+    """The requested schema of an elicitation: holds its defaults and checks answers.
 
-    One that keeps to the few kinds of field that a form has is checked as a form; one that does not, for many servers
-    write what their language gives them, as the JSON Schema that it is.
+    The specification allows only a few kinds of fields. Many servers send other JSON Schemas, which their language
+    generates. Answers to those are checked against the JSON Schema.
     """
 
     def __init__(self, schema: dict[str, Any]) -> None:
@@ -122,7 +122,7 @@ class Form:
         self.defaults = {name: field["default"] for name, field in fields.items() if field.get("default") is not None}
 
     def checked(self, content: dict[str, Any]) -> dict[str, Any]:
-        """Return what may be sent; UsageError for an answer that does not fit."""
+        """Return the answers to send to the server. Raises UsageError if they do not fit the schema."""
         from weft.forms import parse_form
 
         if self._validator is None:
@@ -147,7 +147,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def check_page(url: str) -> tuple[str, tuple[str, ...]]:
-    """Return the host of a page that a user may be sent to, and warnings about it; InvalidParams for any other."""
+    """Return the host of a URL that a user may visit, and warnings about it. Raises InvalidParams for other URLs."""
     try:
         check_uri(url)
         host = read_url(url).hostname or ""
@@ -163,14 +163,14 @@ def check_page(url: str) -> tuple[str, tuple[str, ...]]:
         raise InvalidParams(f"Invalid params: {text}") from None
     warnings: list[str] = []
     if any(label.startswith("xn--") for label in host.lower().split(".")):
-        warnings.append(f"The host {host} is written in Punycode: it may be made to look like another.")
+        warnings.append(f"The host {host} is written in Punycode: it may imitate the name of another host.")
     if host.replace(".", "").isdigit() or ":" in host:
-        warnings.append(f"The host {host} is an address without a name.")
+        warnings.append(f"The host {host} is an IP address, not a name.")
     return host, tuple(warnings)
 
 
 def check_sampling(params: CreateMessageParams) -> None:
-    """Check that a model can be given a request: it has room for an answer, and the results of all tools used."""
+    """Raise InvalidParams if a sampling request allows no tokens, or its messages break the rules."""
     if params.max_tokens < 1:
         raise InvalidParams("Invalid params: `maxTokens` is 1 or more.")
     fault = fault_of_messages(params.messages)
@@ -182,7 +182,7 @@ def check_sampling(params: CreateMessageParams) -> None:
 
 
 def read_action(answer: Any) -> tuple[Action, Mapping[str, Any] | None]:
-    """Read the action of the user, and the answers given with it, from what a function returned."""
+    """Return the user's action, and the answers to a form, from what the program's function returned."""
     if isinstance(answer, ElicitResult):
         return answer.action, answer.content
     if isinstance(answer, Mapping):
@@ -200,7 +200,7 @@ def read_action(answer: Any) -> tuple[Action, Mapping[str, Any] | None]:
 
 
 def read_roots(roots: Any) -> list[Root]:
-    """Return roots from paths, file:// URIs or Root values; UsageError for anything else.
+    """Convert paths, file:// URIs and Root values to roots. Raises UsageError for anything else.
 
     >>> read_roots(["file:///home/ann/notes"])
     [Root(uri='file:///home/ann/notes', name=None, meta=None)]
@@ -211,36 +211,38 @@ def read_roots(roots: Any) -> list[Root]:
 
 
 def _root(root: RootLike) -> Root:
-    """Return a root with a file:// URI that leads where it says."""
+    """Return a root with a file:// URI that contains no `..`."""
     if isinstance(root, Path):
         return Root(root.expanduser().resolve().as_uri(), root.name or None)
     if isinstance(root, str):
         return _root(Root(root) if "://" in root else cast("RootLike", Path(root)))
     parts = urlsplit(root.uri)
     if parts.scheme != "file":
-        raise UsageError(f"The root {root.uri[:100]!r} is no file:// URI; give a path, or a URI such as file:///home.")
+        raise UsageError(
+            f"The root {root.uri[:100]!r} is not a file:// URI; give a path, or a URI such as file:///home."
+        )
     try:
         check_uri(root.uri)
     except ValueError as error:
         raise UsageError(f"A root cannot be sent: {error}") from None
     path = unquote(parts.path)
     if "\0" in path or ".." in re.split(r"[/\\]", path):
-        raise UsageError(f"The root {root.uri[:100]!r} has '..' or a NUL in it; write where it leads.")
+        raise UsageError(f"The root {root.uri[:100]!r} has '..' or a NUL in it; write the resolved path.")
     return root
 
 
 def reachable(roots: Sequence[Root], log: Seldom) -> list[Root]:
-    """Return the roots that exist and can be read; the others are left out, with a warning."""
+    """Return the roots that exist and can be read. Log a warning for each of the others."""
     found: list[Root] = []
     for root in roots:
         if os.access(_path(root), os.R_OK):
             found.append(root)
         else:
             uri = root.uri
-            log.warning("The root %s is not there, or cannot be read: the server is not told of it.", uri, about=uri)
+            log.warning("The root %s does not exist or cannot be read; it is not sent to the server.", uri, about=uri)
     return found
 
 
 def _path(root: Root) -> str:
     path = os.fsdecode(unquote_to_bytes(urlsplit(root.uri).path))
-    return path.lstrip("/") if os.name == "nt" else path  # there, the letter of a drive comes after the slash
+    return path.lstrip("/") if os.name == "nt" else path  # on Windows, the letter of a drive comes after the slash

@@ -1,6 +1,6 @@
-"""Describe what a caller gets: results of tools, exceptions of calls, changes.
+"""Define what a caller gets from a client: results of tools, exceptions of calls, and changes.
 
-The values hold the protocol's own types, and accept results where a server left out something dispensable.
+The values hold the protocol's types. They tolerate results in which a server left out fields that are not needed.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class ToolResult(Result, kw_only=True):
 
     @property
     def structured(self) -> Any:
-        """The structured content, which may be any JSON value; None also where there is none."""
+        """The structured content, which may be any JSON value. None if the result has none."""
         return None if self.structured_content is UNSET else self.structured_content
 
     @property
     def text(self) -> str:
-        """All text blocks, one below the other."""
+        """All text blocks, joined by newlines."""
         return "\n".join(block.text for block in self.content if isinstance(block, TextContent))
 
     if not TYPE_CHECKING:
@@ -60,7 +60,7 @@ class ToolResult(Result, kw_only=True):
 
 
 def _shown(block: ContentBlock) -> str:
-    """Return a block as people read it.
+    """Return the text of a block, or a note about its kind and size if it is not text.
 
     >>> _shown(ImageContent("R0lGODlh", "image/gif"))
     '[image, image/gif, 6 bytes]'
@@ -81,16 +81,16 @@ def _shown(block: ContentBlock) -> str:
 
 
 def _size(data: str) -> int:
-    """How many bytes some base64 stands for."""
+    """Return the number of bytes that base64 text encodes."""
     return len(data) * 3 // 4 - data[-2:].count("=")
 
 
 class CallDeclined(WeftError):
-    """A call was not made, for `confirm=` did not say yes to it. The server knows nothing of it."""
+    """The function `confirm=` did not confirm a call. Nothing was sent to the server."""
 
 
 class ToolCallFailed(WeftError):
-    """A tool has failed, and the caller wanted an exception for that. `result` is what the tool answered."""
+    """A tool has failed, and the caller asked for an exception in that case. `result` is the result of the tool."""
 
     def __init__(self, name: str, result: ToolResult) -> None:
         super().__init__(f"The tool {name!r} failed: {str(result) or 'it did not say why'}")
@@ -98,10 +98,10 @@ class ToolCallFailed(WeftError):
 
 
 def read_value(name: str, result: ToolResult, type: type[T]) -> T:
-    """Return what a tool returned as a value of a type; InvalidAnswer when it is none.
+    """Return the result of a tool as a value of a type. Raises InvalidAnswer if it does not fit the type.
 
-    The value is the structured content, or its only member `result`, in which some servers wrap what is no object.
-    Where there is no structured content, it is the text, as it is where that fits, else read as JSON.
+    The value is the structured content, or its only member `result`, in which some servers wrap values that are not
+    objects. Without structured content, the value is the text itself, or else the text decoded as JSON.
 
     >>> read_value("add", ToolResult(structured_content={"result": 3}), int)
     3
@@ -131,39 +131,39 @@ def read_value(name: str, result: ToolResult, type: type[T]) -> T:
 
 
 class PendingQuestions(WeftError):
-    """The server asks before it goes on, and the client was told to leave the answers to the caller.
+    """The server asks questions, and the client has `manual_input`, so that the caller must answer them.
 
-    Call again with `answers`, by the same keys, and with `state`, unchanged.
+    Call again with `answers`, which has the keys of `requests`, and with `state`.
     """
 
     def __init__(self, result: InputRequiredResult) -> None:
         requests = result.input_requests or {}
         named = ", ".join(f"{key!r} ({request.method})" for key, request in list(requests.items())[:10])
-        super().__init__(f"The server needs answers first: {named or 'none; it only wants to be called again'}.")
-        self.requests: dict[str, InputRequest] = requests
-        self.state = result.request_state
+        super().__init__(f"The server needs answers first: {named or 'none; call again with `state`'}.")
+        self.requests: dict[str, InputRequest] = requests  # the questions, by key
+        self.state = result.request_state  # to be sent back unchanged
 
 
 class ToolsChanged(msgspec.Struct, frozen=True):
-    """The list of tools is another one now."""
+    """The list of tools has changed."""
 
 
 class PromptsChanged(msgspec.Struct, frozen=True):
-    """The list of prompts is another one now."""
+    """The list of prompts has changed."""
 
 
 class ResourcesChanged(msgspec.Struct, frozen=True):
-    """The list of resources is another one now."""
+    """The list of resources has changed."""
 
 
 class ResourceUpdated(msgspec.Struct, frozen=True):
-    """A resource, or one below it, has other contents now."""
+    """The contents of a resource, or of a resource below it, have changed."""
 
     uri: str
 
 
 class StreamReopened(msgspec.Struct, frozen=True):
-    """The stream was lost and is there again: changes in between may have been missed."""
+    """The stream of changes was lost and is open again. Changes in between may have been missed."""
 
 
 Change: TypeAlias = ToolsChanged | PromptsChanged | ResourcesChanged | ResourceUpdated | StreamReopened

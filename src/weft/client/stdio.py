@@ -1,17 +1,13 @@
 """Run a server as a child process, and exchange messages with it over stdio, one line each.
 
-The child gets
-
-- the command as it is, without a shell, as the leader of a process group of its own, so that nothing it starts
-  outlives the connection (on Windows only the child itself is ended);
-- of the environment the few harmless variables of `default_environment`, and what the user gives: not the keys and
-  tokens that may be there. `env={**os.environ}` hands over everything.
-
-It is ended politely at first: its stdin is closed, then SIGTERM, then SIGKILL, `close_seconds` apart. When
-it ends by itself, the error says how, with its last lines on stderr; whatever else it writes there means
-nothing.
-
-A child that was lost is started again by `reopen` alone.
+- The command is started without a shell, in a new process group. When the connection closes, the whole group is ended,
+  so that no process that the child started is left (on Windows only the child itself is ended).
+- The child inherits only the harmless variables of `default_environment`, because the environment may contain keys and
+  tokens. The program can add variables. `env={**os.environ}` passes all of them.
+- To end the child, its stdin is closed. If it does not exit, it gets SIGTERM and then SIGKILL, `close_seconds` apart.
+- If the child ends by itself, the error says how, with the last lines of its stderr. Other output on stderr is not
+  interpreted.
+- Only `reopen` starts a child again that has ended.
 """
 
 from __future__ import annotations
@@ -49,15 +45,15 @@ _HARMLESS = (
     if _IS_WINDOWS
     else "HOME LANG LC_ALL LC_CTYPE LOGNAME PATH SHELL TERM TMPDIR TZ USER"
 ).split()
-_STDERR_BYTES = 64 * 1024  # what is kept of it: the last
-_LAST_LINES = 10  # of it that go into an error
-_GRACE = 0.5  # from the first sign of the end to the last: what the child said before it died is still in the pipes
-_STEP = 0.02
-_NO_SERVER = " It answered nothing before that: does it start its server, as by `server.run()`?"
+_STDERR_BYTES = 64 * 1024  # how much of stderr is kept: the last bytes
+_LAST_LINES = 10  # lines of stderr in an error message
+_GRACE = 0.5  # seconds to read the rest of the pipes after the first sign that the child has ended
+_STEP = 0.02  # seconds between checks whether a process group has ended
+_NO_SERVER = " It answered nothing before that: does it start its server, for example with `server.run()`?"
 
 
 def default_environment() -> dict[str, str]:
-    """Return the variables that a child inherits: where programs and homes are, who the user is, and the language.
+    """Return the variables that a child inherits: the search path, home and temporary folders, user and language.
 
     A value that is a shell function (it begins with `()`) is left out.
     """
@@ -66,10 +62,10 @@ def default_environment() -> dict[str, str]:
 
 
 class StdioTransport(PipeTransport):
-    """A server that is started, spoken to over its stdin and stdout, and ended.
+    """A connection to a server that runs as a child process, over its stdin and stdout.
 
-    The target's `on_stderr` is called with each line that the child writes to stderr, as it comes; `print` will do.
-    The last 64 KiB are in `stderr` in any case.
+    The target's `on_stderr` is called with each line that the child writes to stderr. For example, it can be `print`.
+    The last 64 KiB are always in `stderr`.
     """
 
     kind = "stdio"
@@ -77,26 +73,26 @@ class StdioTransport(PipeTransport):
     def __init__(self, target: Command, limits: ClientLimits = DEFAULT_CLIENT_LIMITS) -> None:
         super().__init__(target.where, limits)
         self._target = target
-        self._child: _Child | None = None  # the last one started; kept when it has ended, for what it said
+        self._child: _Child | None = None  # the child that was started last; kept after its end, for its stderr
 
     @property
     def pid(self) -> int | None:
-        """The process, while it runs."""
+        """The id of the process, or None if it is not running."""
         return None if self._child is None or self._child.has_exited else self._child.pid
 
     @property
     def returncode(self) -> int | None:
-        """How the process ended: its exit code, or the number of the signal that ended it as a negative number."""
+        """The exit code of the process, or the negative number of the signal that ended it. None while it runs."""
         return None if self._child is None else self._child.returncode
 
     @property
     def stderr(self) -> str:
-        """The last that the child wrote to stderr."""
+        """The last 64 KiB that the child wrote to stderr."""
         return "" if self._child is None else self._child.stderr.text
 
     @property
     def has_read(self) -> bool:  # type: ignore[override] # pyright: ignore[reportIncompatibleVariableOverride] - it is never set
-        """False where the child has ended, and is known to have read nothing of what it was sent."""
+        """Whether the child may have read something. False if it has ended without reading anything."""
         return self._child is None or not self._child.left_unread
 
     async def start(self) -> None:
@@ -117,7 +113,7 @@ class StdioTransport(PipeTransport):
         except (OSError, ValueError) as error:
             self._child = None
             raise ConnectionFailed(_why_not_started(command, cwd, error)) from error
-        if not self._open:  # closed meanwhile, by one who found nothing to end yet
+        if not self._open:  # `close` was called during the start, and there was no child to end yet
             await child.end(self.limits.close_seconds)
             raise ConnectionFailed(f"The connection to {self.where} was closed.")
 
@@ -126,33 +122,33 @@ class StdioTransport(PipeTransport):
         child = self._child
         assert child is not None
         if not child.pid:
-            raise ConnectionFailed(f"The server `{self.where}` is only being started; try again.")
-        if not child.takes_more.is_set():  # one who gives up meanwhile has sent nothing
+            raise ConnectionFailed(f"The server `{self.where}` is still starting; try again.")
+        if not child.takes_more.is_set():  # if the caller is cancelled here, nothing is sent
             await child.takes_more.wait()
-        # JSON has newlines only between its tokens, where a space means the same.
+        # In JSON, a newline can only be white space between tokens, so a space can replace it.
         child.write(message.replace(b"\n", b" ") + b"\n")
 
     async def stop(self) -> None:
-        """End the program."""
+        """End the child process."""
         if self._child is not None:
             await self._child.end(self.limits.close_seconds)
 
-    # --- what a child calls; one that was replaced since is not listened to any more
+    # --- methods that a child calls; calls by a child that was replaced are ignored
 
     def heard(self, child: _Child, line: bytes) -> None:
-        """Take a line of the child."""
+        """Handle a line that the child wrote to stdout."""
         if child is self._child:
             self.incoming(line)
 
     def ended(self, child: _Child, how: str) -> None:
-        """Note that the child has ended."""
+        """Fail all pending requests, because the child has ended."""
         if child is self._child:
             hint = "" if self._has_answered or child.returncode != 0 else _NO_SERVER
             self.lost(ConnectionFailed(f"The server `{self.where}` {how}{hint}{child.stderr.last_lines()}"))
 
 
 class _Stderr:
-    """The stderr of a child: its last bytes, and each line for the user's function."""
+    """The stderr of a child. Keeps the last bytes, and calls the program's function with each line."""
 
     def __init__(self, on_line: Callable[[str], Any] | None) -> None:
         self._on_line = on_line
@@ -164,12 +160,12 @@ class _Stderr:
         return self._kept.decode("utf-8", "replace")
 
     def last_lines(self) -> str:
-        """For an error: a sentence with the last lines; nothing where somebody was told them already."""
+        """Return a sentence with the last lines, for an error. Empty if the program's function got the lines."""
         if self._on_line is not None:
             return ""
         lines = self.text.rstrip().splitlines()[-_LAST_LINES:]
         shown = "\n".join(f"  {printable(line[:500].expandtabs(), '?')}" for line in lines)
-        return f" Its last words on stderr:\n{shown}" if shown.strip() else " It wrote nothing to stderr."
+        return f" The last lines of its stderr:\n{shown}" if shown.strip() else " It wrote nothing to stderr."
 
     def feed(self, data: bytes) -> None:
         self._kept += data
@@ -178,14 +174,14 @@ class _Stderr:
             return
         self._line += data
         *lines, rest = self._line.split(b"\n")
-        if len(rest) > _STDERR_BYTES:  # a line without an end is told in pieces
+        if len(rest) > _STDERR_BYTES:  # a very long line is passed on in pieces
             lines, rest = [*lines, rest], bytearray()
         self._line = rest
         for line in lines:
             self._tell(line)
 
     def finish(self) -> None:
-        """Tell what is left, when there is no more."""
+        """Call the function with a last line that has no newline."""
         if self._line:
             self._tell(self._line)
             self._line = bytearray()
@@ -201,39 +197,39 @@ class _Stderr:
 
 
 class _Child(asyncio.SubprocessProtocol):
-    """One run of the process. Its callbacks come from the loop; `end` may be called from any task."""
+    """One run of the process. The event loop calls its callbacks; any task can call `end`."""
 
     def __init__(self, owner: StdioTransport, stderr: _Stderr) -> None:
         self.stderr = stderr
         self.pid = 0
         self.returncode: int | None = None
-        self.left_unread = False  # it has ended, and what was sent to it is still in the pipe, or was not even sent
-        self._was_sent = False  # something
-        self._stdin: int | None = None  # the same pipe once more, to look into it when the child is gone
+        self.left_unread = False  # True if it has ended, and has not read all that was sent, or nothing was sent
+        self._was_sent = False  # whether anything was sent while the child had its stdin open
+        self._stdin: int | None = None  # a copy of the file descriptor of stdin, to check for unread data at the end
         self.takes_more = asyncio.Event()  # cleared while the child does not read
         self.takes_more.set()
         self._owner = owner
         self._limit = owner.limits.message_bytes
         self._splitter = LineSplitter(self._limit)
-        self._open_pipes = {0, 1, 2}
+        self._open_pipes = {0, 1, 2}  # file descriptors as the child has them
         self._exited = asyncio.Event()
-        self._disconnected = asyncio.Event()
-        self._timer: asyncio.TimerHandle | None = None
-        self._is_over = False  # the owner knows, or has ended it
-        self._end: asyncio.Task[None] | None = None
+        self._disconnected = asyncio.Event()  # set when asyncio has closed all pipes
+        self._timer: asyncio.TimerHandle | None = None  # runs `_gone` after `_GRACE` seconds
+        self._is_over = False  # the owner was notified of the end, or has called `end`
+        self._end: asyncio.Task[None] | None = None  # runs `_ending`
 
     @property
     def has_exited(self) -> bool:
         return self._exited.is_set()
 
-    # --- callbacks of the loop
+    # --- callbacks of the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._process = cast("asyncio.SubprocessTransport", transport)
         self.pid = self._process.get_pid()
         pipe = self._process.get_pipe_transport(0)
         pipe = None if pipe is None or _IS_WINDOWS else pipe.get_extra_info("pipe")
-        with suppress(ValueError, OSError):  # a child that has ended by now may have taken its stdin with it
+        with suppress(ValueError, OSError):  # if the child has ended already, its stdin may be closed
             self._stdin = None if pipe is None else os.dup(pipe.fileno())
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
@@ -245,7 +241,7 @@ class _Child(asyncio.SubprocessProtocol):
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
         self._open_pipes.discard(fd)
         if fd == 0:
-            self.takes_more.set()  # a task that waits to write fails with the end of the child
+            self.takes_more.set()  # wakes up tasks that wait to write; they fail when the child has ended
         if fd == 2:
             self.stderr.finish()
         self._near_the_end()
@@ -268,15 +264,15 @@ class _Child(asyncio.SubprocessProtocol):
     # --- lines
 
     def write(self, data: bytes) -> None:
-        """Write, unless the pipe is closed: then the end of the child is told in a moment."""
+        """Write to the child, unless the pipe is closed. In that case the pending requests fail soon."""
         pipe = self._process.get_pipe_transport(0)
         if pipe is not None and not pipe.is_closing():
-            # A child may have ended without the loop's knowing it yet: what is written now goes nowhere.
+            # The child may have ended although the event loop has not noticed. Then nothing is sent.
             self._was_sent = self._was_sent or self._stdin is None or _has_reader(self._stdin)
             cast("asyncio.WriteTransport", pipe).write(data)
 
     def _take(self, lines: list[Line]) -> None:
-        """Take the lines that came at once. Where that takes its time, others have their turn in between."""
+        """Handle the lines that arrived together. If that takes long, let other tasks run in between."""
         until = time.monotonic() + TURN_SECONDS
         for number, line in enumerate(lines, 1):
             if line is None:
@@ -297,7 +293,7 @@ class _Child(asyncio.SubprocessProtocol):
             self._take(lines)
 
     def _read_on(self, *, later: bool = False) -> None:
-        """Read from the child, or not until the lines are taken that are here."""
+        """Resume reading from the child. With `later`, pause it until the lines so far are handled."""
         pipe = cast("asyncio.ReadTransport | None", self._process.get_pipe_transport(1))
         if pipe is not None and not pipe.is_closing():
             pipe.pause_reading() if later else pipe.resume_reading()
@@ -311,10 +307,10 @@ class _Child(asyncio.SubprocessProtocol):
             "expected, raise ClientLimits(message_bytes=...)."
         )
 
-    # --- the end, by itself
+    # --- the child ends by itself
 
     def _near_the_end(self) -> None:
-        """Handle a closed pipe, or the end of the process: wait a short time for the rest."""
+        """Handle a closed pipe, or the exit of the process. Wait a short time until the other pipes are read."""
         if self._is_over or (not self.has_exited and {0, 1} <= self._open_pipes):
             return
         if self.has_exited and not {1, 2} & self._open_pipes:
@@ -325,7 +321,7 @@ class _Child(asyncio.SubprocessProtocol):
     def _gone(self) -> None:
         if self.has_exited:
             self.left_unread = not self._was_sent or (self._stdin is not None and _has_unread(self._stdin))
-            _signal_group(self.pid, _KILL)  # what it started and left behind
+            _signal_group(self.pid, _KILL)  # processes that the child started and that still run
             self._over(f"{_how(self.returncode)}.")
         else:
             self._over("closed its end of the connection without exiting.")
@@ -342,17 +338,17 @@ class _Child(asyncio.SubprocessProtocol):
 
     def _set_over(self) -> None:
         self._is_over = True
-        self._forget_stdin()  # a child sees the end of its stdin only when no copy of it is open
+        self._forget_stdin()  # the child sees the end of its stdin only when all copies are closed
         self.takes_more.set()
         if self._timer is not None:
             self._timer.cancel()
 
-    # --- the end, on demand
+    # --- the client ends the child
 
     async def end(self, seconds: float) -> None:
-        """End the process and all it started. One who gives up waiting for that does not stop it."""
+        """End the process and all processes that it started. This goes on if the caller is cancelled."""
         if not self.pid:
-            return  # it is only being started
+            return  # the process is still starting
         if self._end is None:
             self._end = asyncio.create_task(self._ending(seconds), name="weft-stdio-end")
         await asyncio.shield(self._end)
@@ -368,7 +364,7 @@ class _Child(asyncio.SubprocessProtocol):
                 log.info("%s did not end when its stdin was closed; it is sent SIGTERM.", self._owner.where)
                 self._signal(_TERM)
                 if not await _within(seconds, self._exited):
-                    log.warning("%s did not end when it was told to; it is killed.", self._owner.where)
+                    log.warning("%s did not end after SIGTERM; it is killed.", self._owner.where)
                     self._signal(_KILL)
                     await _within(seconds, self._exited)
             if was_running:
@@ -395,17 +391,17 @@ _OWN_GROUP: Mapping[str, Any] = (
 
 
 def _has_reader(stdin: int) -> bool:
-    """Whether the other end of a pipe, or pair of sockets, is still open."""
+    """Return whether the other end of a pipe, or pair of sockets, is still open."""
     poll = select.poll()
     poll.register(stdin, 0)
-    return not poll.poll(0)  # its end and its failure are told always
+    return not poll.poll(0)  # poll always reports a hang-up or an error
 
 
 def _has_unread(stdin: int) -> bool:
-    """Return whether unread bytes are left in a pipe, or pair of sockets; False where unknown."""
+    """Return whether unread bytes are left in a pipe, or pair of sockets. False if that is unknown."""
     try:
         if stat.S_ISSOCK(os.fstat(stdin).st_mode):
-            with socket.socket(fileno=os.dup(stdin)) as pair:  # closed with something unread, it is a reset
+            with socket.socket(fileno=os.dup(stdin)) as pair:  # a peer that closes with unread data causes a reset
                 return pair.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET
         import fcntl
         import termios
@@ -416,18 +412,18 @@ def _has_unread(stdin: int) -> bool:
 
 
 def _signal_group(group: int, number: int) -> bool:
-    """Signal every process of a group; whether there is one left to be signalled."""
-    if _IS_WINDOWS or not group:  # 0 would be our own
+    """Send a signal to every process of a group. Return whether the group has any process."""
+    if _IS_WINDOWS or not group:  # 0 would be the group of this process
         return False
     try:
         os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):  # macOS says the latter of a group that has only zombies
+    except (ProcessLookupError, PermissionError):  # macOS raises PermissionError if the group has only zombies
         return False
     return True
 
 
 async def _end_group(group: int, seconds: float) -> None:
-    """Let those that the process left behind end in peace, for a while."""
+    """Send SIGTERM to a process group, and wait until it has ended, at most this many seconds."""
     patience = asyncio.get_running_loop().time() + seconds
     is_there = _signal_group(group, _TERM)
     while is_there and asyncio.get_running_loop().time() < patience:
@@ -441,7 +437,7 @@ async def _within(seconds: float, event: asyncio.Event) -> bool:
     return event.is_set()
 
 
-# --- sentences
+# --- error messages
 
 
 def _how(returncode: int | None) -> str:
@@ -464,7 +460,8 @@ def _why_not_started(command: tuple[str, ...], cwd: str | None, error: OSError |
         return f"{began} the file is not executable; {_by_interpreter(program) or f'run chmod +x {program}'}."
     if isinstance(error, OSError) and error.errno == errno.ENOEXEC:
         return (
-            f"{began} the file is no program; {_by_interpreter(program) or 'give it a first line such as #!/bin/sh'}."
+            f"{began} the file is not a program; "
+            f"{_by_interpreter(program) or 'give it a first line such as #!/bin/sh'}."
         )
     return f"{began} {error}."
 
@@ -472,13 +469,13 @@ def _why_not_started(command: tuple[str, ...], cwd: str | None, error: OSError |
 def _not_found(program: str) -> str:
     if any(char.isspace() for char in program.strip()):
         words = program.split()
-        return f"there is no such program; write the arguments apart from it: {words!r}."
+        return f"there is no such program; write the arguments separately: {words!r}."
     if interpreter := _by_interpreter(program):
         return f"there is no such program; {interpreter}, with the path of the file."
     if os.sep in program:
         return "there is no such file, or the interpreter that its first line names is missing; check the path."
     if program.endswith(".json"):
-        return f"it is no program; weft.client.read_config({program!r}) has the servers of a configuration."
+        return f"it is not a program; weft.client.read_config({program!r}) returns the servers of a configuration."
     return "there is no such program on the PATH; install it, or give its full path."
 
 

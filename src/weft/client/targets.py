@@ -1,7 +1,7 @@
-"""Choose the transport that leads to what a client is pointed at.
+"""Choose the transport for a target: a URL, a command, an app or a server in this process.
 
-A server in this process and an ASGI app are recognised by what they can do, for neither is imported here; everything
-that is written down, `config` reads. The HTTP library is imported when a URL or an app is dialled.
+A server in this process is recognised by its method `pipe`, and an ASGI app by being callable, because this module must
+not import the server. `config` reads all other targets. The HTTP library is imported only for a URL or an app.
 """
 
 from __future__ import annotations
@@ -20,31 +20,34 @@ from weft.limits import ClientLimits
 
 
 class Dialled(msgspec.Struct):
-    """A transport that is not open yet, and what distinguishes its server and its user."""
+    """A transport that is not open yet, with the facts that identify its server and its user."""
 
     transport: Transport
-    key: str | None = None  # under which the server is remembered
-    headers: Mapping[str, str] = NO_HEADERS  # the user's own
+    key: str | None = None  # URL under which the era of the server is remembered
+    headers: Mapping[str, str] = NO_HEADERS  # the headers that the program gave
     auth: Auth | str | None = None
-    old_transport: Callable[[], Transport] | None = None  # the last to be tried
+    old_transport: Callable[[], Transport] | None = None  # creates the HTTP+SSE transport, which is tried last
 
     def __repr__(self) -> str:
-        return f"Dialled({self.transport.where!r}, headers={sorted(self.headers)})"  # whose values may be secrets
+        return f"Dialled({self.transport.where!r}, headers={sorted(self.headers)})"  # names only; values may be secret
 
 
 def dial(target: Any, limits: ClientLimits, *, server: str | None = None, auth: Auth | str | None = None) -> Dialled:
-    """Return the transport to a target. `server` is an entry of a configuration; `auth` goes with a URL or an app."""
+    """Return the transport for a target.
+
+    `server` is the name of an entry, if the target is a configuration. `auth` is allowed for a URL or an app.
+    """
     if isinstance(target, type):
         raise UsageError(f"A client was given the class {target.__name__}; give it an instance of it.")
     if isinstance(target, Piped):
         name = getattr(target, "name", None) or type(target).__name__
         return Dialled(MemoryTransport(target, f"the server {name!r} in this process", limits))
-    if hasattr(target, "stream_per_request"):  # a transport that somebody else wrote
+    if hasattr(target, "stream_per_request"):  # a transport
         return Dialled(cast("Transport", target))
     if inspect.isroutine(target) and not _takes_three(target):
         raise UsageError(
-            f"A client was given the function {getattr(target, '__name__', '')!r}, which is no server. Give the Server "
-            "that it is registered at, an ASGI app, a URL or a command."
+            f"A client was given the function {getattr(target, '__name__', '')!r}, which is not a server. Give the "
+            "Server that it is registered at, an ASGI app, a URL or a command."
         )
     found = _as_value(target, server)
     if isinstance(found, Command):
@@ -70,12 +73,12 @@ def _as_value(target: Any, server: str | None) -> Http | Command | Asgi:
 
 
 def _takes_three(function: Any) -> bool:
-    """Return whether a function may be an ASGI app: it is called with a scope, `receive` and `send`."""
+    """Return whether a function takes three arguments, as an ASGI app does (scope, receive, send)."""
     try:
         inspect.signature(function).bind({}, None, None)
     except TypeError:
         return False
-    except ValueError:  # some that are written in C do not tell
+    except ValueError:  # some functions written in C have no signature
         return True
     return True
 
@@ -117,14 +120,14 @@ def _dial_app(target: Asgi, limits: ClientLimits) -> Dialled:
 
 
 def _auth(target: Http | Asgi) -> Auth | None:
-    """Return the hook for authorization. A login uses the proxy and the certificates of its client."""
+    """Return the authorization for a target, or None. A login uses the proxy and the certificates of the target."""
     given = target.auth
     if given is None:
         return None
     from weft.client.auth import Authorizer, as_auth
 
     if isinstance(given, str) and given[:7].lower() == "bearer ":
-        raise UsageError("The token cannot be sent as it is: leave off 'Bearer ', which is put before it anyway.")
+        raise UsageError("The token begins with 'Bearer '; leave that out, because it is added to every token.")
     auth = as_auth(given)
     if isinstance(target, Http) and isinstance(auth, Authorizer):
         auth.go_as(target.url, proxy=target.proxy, tls=target.tls, trust_env=target.trust_env)

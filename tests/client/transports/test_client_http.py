@@ -469,7 +469,7 @@ async def test_a_token_that_cannot_be_had_any_more_does_not_spoil_the_end(caplog
     caplog.set_level("DEBUG", "weft.client")
     async with http_server(Session()) as url, Client(url, auth=BearerToken(token)):
         tokens.clear()
-    assert f"{url} was not told of the end of its session (ZeroDivisionError)." in caplog.text
+    assert f"The session at {url} could not be ended (ZeroDivisionError)." in caplog.text
 
 
 @pytest.mark.spec("L11-25")
@@ -578,8 +578,8 @@ async def test_a_stream_that_the_server_does_not_let_be_taken_up_again() -> None
         with pytest.raises(ConnectionFailed) as caught:
             await client.call_tool("t")
     assert str(caught.value) == (
-        f"{url} ended the stream before its answer was complete, and does not let it be taken up again (HTTP 405); "
-        "whether it did what was asked is not known."
+        f"{url} ended the stream before its answer was complete, and does not let the client resume it (HTTP 405). "
+        "It is not known whether the request was executed."
     )
     assert server.methods()[-3:] == ["tools/call", "GET", "DELETE"]
 
@@ -785,5 +785,5 @@ async def test_an_answer_that_is_no_http_is_told_without_the_query(answer: bytes
         with pytest.raises(ConnectionFailed) as caught:
             await Client(f"{url}?key=s3cret").connect()
     assert str(caught.value) == (
-        f"{url} answered with something that is no HTTP; check the address, and what runs there."
+        f"{url} answered with something that is not HTTP; check the address, and what runs there."
     )

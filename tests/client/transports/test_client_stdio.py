@@ -114,7 +114,7 @@ async def test_what_is_no_message_is_left_out(caplog):
     noisy = "print('hello'); print(); print('\\r\\n')\n" + ECHO
     async with Peer(python(noisy)) as peer:
         assert await peer.ask(1) == {"got": 1}
-    assert "no message" in caplog.text
+    assert "is not a message" in caplog.text
 
 
 @pytest.mark.spec("STDIO-04")
@@ -188,9 +188,9 @@ async def test_no_shell_sees_the_command(tmp_path):
     ("command", "said"),
     [
         (("no-such-program-here",), "there is no such program on the PATH; install it"),
-        (("mcp.json",), "read_config('mcp.json') has the servers of a configuration."),
+        (("mcp.json",), "read_config('mcp.json') returns the servers of a configuration."),
         (("/no/such/program",), "check the path"),
-        (("npx -y server",), "write the arguments apart from it: ['npx', '-y', 'server']"),
+        (("npx -y server",), "write the arguments separately: ['npx', '-y', 'server']"),
         (("server.py",), f"start it as [{sys.executable!r}, 'server.py']"),
         (("/tmp",), "not executable"),
     ],
@@ -214,7 +214,7 @@ async def test_a_file_that_is_no_program(tmp_path):
     with pytest.raises(ConnectionFailed, match=f"the file is not executable; run chmod \\+x {script}"):
         await Peer(Command((str(script),))).open()
     script.chmod(0o755)
-    with pytest.raises(ConnectionFailed, match="the file is no program; give it a first line"):
+    with pytest.raises(ConnectionFailed, match="the file is not a program; give it a first line"):
         await Peer(Command((str(script),))).open()
 
 
@@ -250,7 +250,7 @@ async def test_a_child_that_is_gone_before_the_first_question():
             await peer.ask()
     assert str(caught.value) == (
         f"The server `{sys.executable} -c ''` ended with the exit code 0. It answered nothing before that: does it "
-        "start its server, as by `server.run()`? It wrote nothing to stderr."
+        "start its server, for example with `server.run()`? It wrote nothing to stderr."
     )
     assert not peer.transport.has_read  # it would end again
 
@@ -444,7 +444,7 @@ async def test_nothing_is_sent_to_a_child_that_is_being_started():
     peer = Peer(python(ECHO))
     opening = asyncio.create_task(peer.open())
     await asyncio.sleep(0)
-    with pytest.raises(ConnectionFailed, match=r"is only being started; try again\.$"):
+    with pytest.raises(ConnectionFailed, match=r"is still starting; try again\.$"):
         await peer.transport.send(b"{}")
     await opening
     assert await peer.ask(1) == {"got": 1}

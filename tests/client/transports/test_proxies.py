@@ -129,7 +129,7 @@ async def test_a_proxy_whose_certificate_is_not_trusted(tmp_path: Path, target: 
     ("given", "said"),
     [
         ("", "wants credentials; write them into `proxy`, as http://name:password@host:port."),
-        (f"ann:{SECRET}@", "does not take the name and password in `proxy`; check them."),
+        (f"ann:{SECRET}@", "does not accept the name and password in `proxy`; check them."),
     ],
 )
 async def test_a_proxy_that_wants_other_credentials(target: Target, given: str, said: str) -> None:
@@ -144,7 +144,7 @@ async def test_a_proxy_that_wants_credentials_in_another_form(target: Target) ->
     async with target.running() as url, proxy.running() as place:
         said = await target.refused(url, proxy=f"http://ann:{SECRET}@{place}")
     assert said == (
-        f"the proxy http://{place} wants credentials in another form than Basic, the only one that is known here."
+        f"the proxy http://{place} requires another authentication scheme than Basic, which is not supported."
     )
 
 
@@ -168,8 +168,8 @@ async def test_a_dead_proxy(target: Target) -> None:
 def test_a_proxy_is_named_where_it_takes_too_long() -> None:
     proxy = read_proxy(f"http://ann:{SECRET}@proxy.example:3128")
     assert why_unreached("https://x.example/mcp?key=1", TimeoutError(), proxy=proxy, connect_seconds=10) == (
-        "https://x.example/mcp did not take a connection through the proxy http://proxy.example:3128 within 10 s. Is "
-        "it up, and let through by firewalls?"
+        "https://x.example/mcp did not accept a connection through the proxy http://proxy.example:3128 within 10 s. "
+        "Is it running, or does a firewall block it?"
     )
 
 
@@ -233,7 +233,7 @@ async def test_hosts_that_need_no_proxy(target: Target, environment: pytest.Monk
         ),
         (
             f"http://ann:{SECRET}@{{}}",
-            "does not take the name and password in `{}_proxy` in the environment; check them.",
+            "does not accept the name and password in `{}_proxy` in the environment; check them.",
         ),
     ],
 )
@@ -282,7 +282,9 @@ async def test_no_other_credentials_are_taken_from_the_environment(
 
 
 FORM = "http://host:port, or http://name:password@host:port"
-NO_URL = f"`proxy` is no URL of a proxy; write it as {FORM}, with %40 and its like for the @ : / # ? % of a password."
+NO_URL = (
+    f"`proxy` is not the URL of a proxy; write it as {FORM}, with %40 for an @ in a password, and so on for : / # ? %."
+)
 
 
 @pytest.mark.parametrize(
@@ -383,7 +385,7 @@ async def test_a_login_says_what_is_wrong_with_a_proxy(target: Target, environme
 
     async with target.running() as url, proxy.running() as place:
         assert await failure(proxy=f"http://ann:{SECRET}@{place}") == (
-            f"the proxy http://{place} does not take the name and password in `proxy`; check them"
+            f"the proxy http://{place} does not accept the name and password in `proxy`; check them"
         )
         assert await failure(proxy=f"http://{DEAD}") == f"the proxy http://{DEAD} cannot be connected to; check `proxy`"
         for scheme in SCHEMES:

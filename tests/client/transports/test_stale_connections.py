@@ -154,7 +154,7 @@ async def test_a_tool_call_that_may_have_been_read_is_not_sent_again() -> None:
         server = OnceDeaf(name)
         async with http_server(server) as url, Client(url) as client:
             await client.list_tools()
-            with pytest.raises(ConnectionFailed, match="whether it did what was asked is not known"):
+            with pytest.raises(ConnectionFailed, match="It is not known whether the request was executed"):
                 await client.call_tool(name)
         assert server.count(name) == 1
 

@@ -24,8 +24,8 @@ from weft.net.fetch import FetchFailed, HttpRequest
 TEXT = {"content": [{"type": "text", "text": "done"}]}
 V12, V13 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
 CLOSED = (
-    "closed the connection without an answer: whether it did what was asked is not known. Look into its log, or that "
-    "of a proxy before it."
+    "closed the connection without an answer. It is not known whether the request was executed. Look into its log, or "
+    "that of a proxy before it."
 )
 LOAD = "load one with load_cert_chain() into an ssl.SSLContext, and give that as `tls`."
 
@@ -107,8 +107,8 @@ async def test_a_certificate_for_another_host_is_refused(authority: Authority) -
 async def test_a_certificate_that_has_expired_is_refused(authority: Authority) -> None:
     async with http_server(Server(), tls=serving(authority.issue("localhost", days=-1))) as url:
         assert await refused(url, tls=authority.trusted()) == (
-            "cannot be reached: its certificate is not trusted (certificate has expired); have it renewed, or set the "
-            "clock of this machine right."
+            "cannot be reached: its certificate is not trusted (certificate has expired); have it renewed, or correct "
+            "the clock of this machine."
         )
 
 
@@ -229,15 +229,15 @@ async def test_a_certificate_that_the_server_does_not_know(
 ) -> None:
     with strict(serving(certificate, clients_of=authority, version=version)) as url:
         assert await refused(url, tls=authority.trusted(stranger.issue("client.example"))) == (
-            "cannot be reached: it does not take the client certificate in `tls` (tlsv1 alert unknown ca); give one "
-            "that it knows."
+            "cannot be reached: it does not accept the client certificate in `tls` (tlsv1 alert unknown ca); give "
+            "one that it accepts."
         )
 
 
 @pytest.mark.parametrize(
     ("version", "said"),
     [
-        (V12, "cannot be reached: it broke off the TLS handshake without a word."),
+        (V12, "cannot be reached: it broke off the TLS handshake without a reason."),
         (V13, CLOSED),
     ],
 )

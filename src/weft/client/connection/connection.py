@@ -1,10 +1,11 @@
-"""Hold one connection to a server: a transport, its era, and everything that comes in.
+"""Hold one connection to a server: the transport, the era, and the handling of incoming messages.
 
-This module makes single requests (ids, time limits, cancellation), answers the server's own requests, keeps the
-standing stream open, and owns all tasks that run beside the callers'. It is the only one that knows both the transport
-and the era: `negotiate` finds out which era that is, and `exchange` decides what is done about a refusal.
+This module makes single requests (ids, deadlines, cancellation), answers the server's requests, and owns all background
+tasks. It keeps the standing stream open: the stream for messages that belong to no request (over HTTP, the GET stream).
+No other module uses both the transport and the era. `negotiate` finds out the era, and `exchange` decides what to do
+when a request is refused.
 
-A request carries the trace in which it was made, where OpenTelemetry is in use.
+If the program uses OpenTelemetry, a request carries the current trace.
 """
 
 from __future__ import annotations
@@ -42,22 +43,20 @@ from weft.types.lifecycle import CancelledParams, ClientCapabilities, ProgressPa
 
 log = logging.getLogger("weft.client")
 
-_STREAM_SECONDS = 0.25  # to wait for the standing stream before the first request
-_STREAM_ATTEMPT = (
-    7  # a standing stream that stays lost is tried again after the pause of such an attempt: half a minute
-)
+_STREAM_SECONDS = 0.25  # how long the first request waits for the standing stream to open
+_STREAM_ATTEMPT = 7  # a lost standing stream is tried again after `pause(7)`, about half a minute
 
 ProgressCallback = Callable[[ProgressParams], Any]
-"""Called with the progress of a request; plain or async."""
+"""A function that is called with the progress of a request; sync or async."""
 
 
 class RequestHandlers(Protocol):
     """Answers the requests of the server."""
 
-    capabilities: ClientCapabilities
+    capabilities: ClientCapabilities  # the capabilities that the client declares
 
     async def answer(self, method: str, params: Any = None) -> Any:
-        """Return the result of a request of the server; a ProtocolError when it is refused."""
+        """Return the result for a request of the server. Raises ProtocolError to reject the request."""
         ...
 
 
@@ -74,7 +73,7 @@ _read_cancelled = msgspec.json.Decoder(CancelledParams).decode
 
 
 def remote_error(frame: Frame) -> RemoteError:
-    """Return the error of a response; InvalidAnswer when it has none."""
+    """Return the error of a response. Raises InvalidAnswer if the response has no readable error."""
     try:
         error = _read_error(frame.error if isinstance(frame.error, msgspec.Raw) else b"")
     except msgspec.DecodeError:
@@ -83,7 +82,7 @@ def remote_error(frame: Frame) -> RemoteError:
 
 
 def code_and_data(error: Refused | RemoteError) -> tuple[int | None, Any]:
-    """Return the code and data of an error; (None, None) where it was no JSON-RPC error."""
+    """Return the code and data of a JSON-RPC error, or (None, None) if the refusal contains none."""
     if isinstance(error, Refused):
         if error.frame is None:
             return None, None
@@ -95,7 +94,7 @@ def code_and_data(error: Refused | RemoteError) -> tuple[int | None, Any]:
 
 
 class ClientConnection:
-    """One connection."""
+    """One connection to a server."""
 
     def __init__(
         self,
@@ -107,27 +106,27 @@ class ClientConnection:
     ) -> None:
         self.transport = transport
         self.era = era
-        self.generation = 0  # counts what was agreed on, one after the other
-        self.settling: asyncio.Event | None = None  # set when it is settled what is spoken; None while it is
-        self.log_level: LogLevel | None = None
-        self.on_notification: Callable[[str, bytes, RequestId | None], None] = _nobody
-        self.on_stream_reopened: Callable[[], None] = _nobody  # the standing stream is open again
-        self.on_silence: Callable[[ConnectionFailed], None] = _nobody  # nothing will be heard for now: it stays lost
-        self.on_over: Callable[[int], Coroutine[Any, Any, None]] = _not_renewed  # greets the server again
+        self.generation = 0  # number of successful negotiations so far
+        self.settling: asyncio.Event | None = None  # exists during a negotiation, and is set when that ends
+        self.log_level: LogLevel | None = None  # the log level that the program wants
+        self.on_notification: Callable[[str, bytes, RequestId | None], None] = _ignore  # method, params, request id
+        self.on_stream_reopened: Callable[[], None] = _ignore  # called when the standing stream is open again
+        self.on_silence: Callable[[ConnectionFailed], None] = _ignore  # called when no changes can arrive for now
+        self.on_over: Callable[[int], Coroutine[Any, Any, None]] = _not_renewed  # negotiates again
         self._handlers = handlers
         self._info = info
         self._limits = limits
         self._ids = itertools.count(1)
-        self._clocks = Clocks()  # of the requests under way
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._asks: dict[RequestId, asyncio.Task[None]] = {}  # requests of the server being answered
-        self._asks_bytes = 0  # of these
+        self._clocks = Clocks()  # deadlines of the requests in flight
+        self._tasks: set[asyncio.Task[Any]] = set()  # background tasks
+        self._asks: dict[RequestId, asyncio.Task[None]] = {}  # requests of the server that are being answered
+        self._asks_bytes = 0  # total size of the params of these requests
         self._gate = asyncio.Semaphore(limits.asks_at_once)
-        self._stream: asyncio.Task[None] | None = None
-        self._silence: ConnectionFailed | None = None  # why the standing stream ended for good
-        self._has_stream = True  # False where the server has no standing stream
+        self._stream: asyncio.Task[None] | None = None  # keeps the standing stream open
+        self._silence: ConnectionFailed | None = None  # why the standing stream ended, if it is not retried
+        self._has_stream = True  # False if the server has no standing stream
         self._is_closed = False
-        self._seldom = Seldom(log)  # for what the server can cause at will
+        self._seldom = Seldom(log)  # rate-limited, because the server can cause these log lines at will
 
     @property
     def capabilities(self) -> ClientCapabilities:
@@ -140,24 +139,27 @@ class ClientConnection:
         """Open the transport."""
         self._check_open()
         transport: Any = self.transport
-        if hasattr(transport, "hold"):  # somebody may have to log in, and may take as long as for any question
+        if hasattr(transport, "hold"):  # pauses all deadlines while the user logs in
             transport.hold = lambda: self._held(None)
         await self.transport.open(self._receive, self._lost)
 
     async def reopen(self) -> None:
-        """Start over on the same transport."""
+        """Reconnect the transport."""
         self._check_open()
         await self.transport.reopen()
 
     async def change(self, transport: Transport) -> None:
-        """Go on over another transport."""
+        """Close the transport, and open another one in its place."""
         self._check_open()
         await self.transport.close()
         self.transport = transport
         await self.open()
 
     async def close(self) -> None:
-        """End everything: what waits gets a ConnectionFailed, and no task is left. Again: what is left of it."""
+        """Close the connection: pending requests raise ConnectionFailed, and background tasks end.
+
+        If this was cancelled, a second call does the rest.
+        """
         farewell = None if self._is_closed else self.era.farewell()
         self._is_closed = True
         if self._stream is not None:
@@ -173,11 +175,10 @@ class ClientConnection:
                 await self._end_tasks()
 
     def check_loop(self) -> None:
-        """Raise UsageError in another event loop than its own."""
+        """Raise UsageError if the running event loop is not the one that opened the connection."""
         self._clocks.check_loop()
 
     def _check_open(self) -> None:
-        """Raise ConnectionFailed where the connection is closed."""
         if self._is_closed:
             raise ConnectionFailed(f"The connection to {self.transport.where} was closed.")
 
@@ -191,7 +192,7 @@ class ClientConnection:
                 log.warning("A function that answers %s goes on although it was cancelled.", self.transport.where)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run something beside the callers; it ends with the link."""
+        """Run a coroutine as a background task, which is cancelled when the connection closes."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -200,14 +201,14 @@ class ClientConnection:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.debug("Something beside the requests to %s failed.", self.transport.where, exc_info=error)
+            log.debug("A background task of the connection to %s failed.", self.transport.where, exc_info=error)
 
     def _lost(self, failure: ConnectionFailed) -> None:
         log.debug("%s", failure)
         self.spawn(self._stay_lost(self.generation, failure))
 
     async def _stay_lost(self, generation: int, failure: ConnectionFailed) -> None:
-        """End all listening with the failure, unless somebody reconnects in the time that a stream has for that."""
+        """End all listening with the failure, unless the client reconnects before the pauses for retries are over."""
         for attempt in range(self._limits.resumptions + 1):
             await asyncio.sleep(pause(attempt))
             if self.generation != generation:
@@ -230,12 +231,15 @@ class ClientConnection:
         progress: ProgressCallback | None = None,
         is_greeting: bool = False,
     ) -> Coroutine[Any, Any, Answer]:
-        """Make a request and return its answer. Raises RemoteError, Refused, RequestTimeout and the like."""
+        """Send a request and return its answer.
+
+        Raises RemoteError, Refused, RequestTimeout, ConnectionFailed or InvalidAnswer.
+        """
         work = self._roundtrip(method, params, headers, seconds, progress, is_greeting=is_greeting)
         return self._logged(method, params, work) if log.isEnabledFor(logging.INFO) else work
 
     async def _logged(self, method: str, params: Mapping[str, Any], work: Coroutine[Any, Any, Answer]) -> Answer:
-        """Make a request, and write its line into the log, however it ends."""
+        """Wait for a request, and log one line when it succeeds or fails."""
         era, began = self.era.name, self._clocks.now()
         outcome = "200" if self.transport.stream_per_request else "ok"
         try:
@@ -261,8 +265,8 @@ class ClientConnection:
         limits = self._limits
         request_id = next(self._ids)
         queue = None
-        if progress is not None:  # the id is a token that no other active request has
-            queue = CallbackQueue(progress, limits.changes_kept, "progress(told)")
+        if progress is not None:  # the id is unique among active requests, so it can be the progress token
+            queue = CallbackQueue(progress, limits.changes_kept, "progress(update)")
             params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": request_id}}
         if seconds is not None:
             check_timeout(seconds)
@@ -285,12 +289,12 @@ class ClientConnection:
             raise RequestTimeout(self._timed_out(_shown(method, params), clock, is_greeting=is_greeting)) from None
         finally:
             self._clocks.stop(request_id)
-            del clock  # it knows the task, which would know of its cancellation, which knows this frame: a cycle
+            del clock  # breaks a reference cycle: clock, task, its CancelledError, this frame
             if queue is not None:
                 await queue.drain(limits.close_seconds)
 
     async def exchange(self, request_id: RequestId, method: str, params: Mapping[str, Any]) -> Answer:
-        """Make one exchange with neither time limit nor cancellation: listening may wait for ever."""
+        """Send a request and return its answer, without a deadline and without a cancellation, as listening needs."""
         self.check_loop()
         if self.settling is not None:
             await self.settling.wait()
@@ -311,18 +315,18 @@ class ClientConnection:
         return write_json(method, params, encode_request, request_id, method, params), headers
 
     def _timed_out(self, request: str, clock: Clock, *, is_greeting: bool) -> str:
-        """Return what is said of a request that was not answered in time: what, how long, and what waits longer."""
+        """Return the error message for a request that was not answered in time."""
         began = f"{self.transport.where} did not answer {request}"
         if clock.is_at_its_end:
             most = self._limits.total_seconds
             return f"{began} within {most:g} s in all; `ClientLimits(total_seconds=...)` allows more."
-        told = "" if clock.queue is None else ", nor tell of progress,"
+        progress = "" if clock.queue is None else ", nor report progress,"
         call = "" if is_greeting else "`timeout=` for this call, or "
         longer = f"To wait longer, give {call}`Client(..., limits=ClientLimits(request_seconds=...))`."
-        return f"{began}{told} within {clock.seconds:g} s. Is it busy, or stuck? {longer}"
+        return f"{began}{progress} within {clock.seconds:g} s. Is it busy, or stuck? {longer}"
 
     def give_up(self, request_id: RequestId, reason: str = "cancelled") -> None:
-        """Cancel a request at the server, unless closing its stream does that."""
+        """Notify the server that a request is cancelled, unless closing its stream is enough."""
         by_closing = self.era.closing_cancels and self.transport.stream_per_request
         if not (by_closing or self._is_closed):
             self.spawn(self._tell_cancelled({"requestId": request_id, "reason": reason}))
@@ -337,14 +341,17 @@ class ClientConnection:
             self._note_end(error, era, generation)
 
     def _note_end(self, error: Exception, era: ClientEra, generation: int) -> bool:
-        """Agree with the server again, if it refused something because the agreement that it was sent in is over."""
+        """Negotiate again if the server refused a message because its session or version has ended.
+
+        Returns whether that was the reason.
+        """
         is_over = isinstance(error, Refused) and era.is_over(error.status, *code_and_data(error))
         if is_over:
             self.spawn(self.on_over(generation))
         return is_over
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
-        """Send a notification; RequestTimeout when the server does not take it."""
+        """Send a notification. Raises RequestTimeout if the server does not accept it in time."""
         self.check_loop()
         message = write_json(method, params, encode_notification, method, UNSET if params is None else params)
         seconds = self._limits.request_seconds
@@ -353,17 +360,17 @@ class ClientConnection:
                 await self.transport.send(message, self.era.headers(method))
         except TimeoutError:
             raise RequestTimeout(
-                f"{self.transport.where} did not take {method} within {seconds:g} s. Is it busy, or stuck? To wait "
+                f"{self.transport.where} did not accept {method} within {seconds:g} s. Is it busy, or stuck? To wait "
                 "longer, give `Client(..., limits=ClientLimits(request_seconds=...))`."
             ) from None
 
     # --- the standing stream
 
     async def open_stream(self, silence: ConnectionFailed | None = None) -> None:
-        """Open the stream on which the server speaks up, where there is one; wait for it, but not for long.
+        """Open the standing stream, if the era has one, and wait briefly until it is open.
 
-        Some servers hold back the head of a response until there is something to say in it. `silence` is why it had
-        ended before, in the same session: a server that has none now had one then.
+        The wait is short because some servers send the response head only with the first event. `silence` is the reason
+        why the stream had ended before in the same session. It is reported again if the server now has no such stream.
         """
         if self._stream is not None:
             self._stream.cancel()
@@ -384,12 +391,13 @@ class ClientConnection:
             async with asyncio.timeout(_STREAM_SECONDS):
                 await opened.wait()
         except TimeoutError:
-            log.debug("%s holds back the head of its standing stream.", self.transport.where)
+            log.debug("%s has not yet sent the response head of its standing stream.", self.transport.where)
 
     async def reopen_stream(self) -> None:
-        """For one who begins to listen: try a stream that had ended for good once more; ConnectionFailed if in vain.
+        """Try once more to open a standing stream that had failed, before the program starts to listen.
 
-        A server that has none may still tell of changes while it answers a request, so that is no error.
+        Raises ConnectionFailed if that fails too. If the server has no such stream, only a warning is logged, because
+        the server can still send changes while it answers a request.
         """
         if self._silence is not None:
             await self.open_stream(self._silence)
@@ -397,18 +405,18 @@ class ClientConnection:
             raise ConnectionFailed(str(self._silence))
         if not self._has_stream:
             log.warning(
-                "%s has no stream for changes: they are heard only while it answers requests. Fetch what you need anew "
+                "%s has no stream for changes: they arrive only while it answers requests. Fetch what you need again "
                 "from time to time.",
                 self.transport.where,
             )
 
     async def _keep_stream(self, generation: int, opened: Callable[[], None], silence: ConnectionFailed | None) -> None:
-        """Keep the standing stream open; greet again where the server says that the session is over."""
+        """Keep the standing stream open. Negotiate again if the server says that the session has ended."""
         era = self.era
         while True:
             try:
                 await self.transport.open_standalone_stream(era.headers(), opened)
-                self._has_stream = not self.transport.stream_per_request  # a pipe is one itself
+                self._has_stream = not self.transport.stream_per_request  # a pipe itself is the standing stream
                 if silence is not None:
                     self._fall_silent(silence)
             except Refused as refused:
@@ -429,7 +437,7 @@ class ClientConnection:
         self._silence = failure
         self.on_silence(failure)
 
-    # --- what comes in
+    # --- incoming messages
 
     def _receive(self, frame: Frame, origin: RequestId | None) -> None:
         if self._is_closed:
@@ -442,25 +450,25 @@ class ClientConnection:
         except msgspec.DecodeError as error:
             log.debug("%s sent a %s that cannot be read: %s", self.transport.where, frame.method, error)
         except Exception:  # noqa: BLE001 - it is logged
-            self._seldom.exception("What %s sent could not be taken.", self.transport.where)
+            self._seldom.exception("A message from %s could not be handled.", self.transport.where)
 
     def _notified(self, method: str, params: bytes, origin: RequestId | None) -> None:
         if method == "notifications/progress":
-            told = _read_progress(params)
-            clock = self._clocks.get(told.progress_token)
-            if clock is not None and clock.queue is not None:  # else progress was not asked for, or it is late
+            progress = _read_progress(params)
+            clock = self._clocks.get(progress.progress_token)
+            if clock is not None and clock.queue is not None:  # else the request wants no progress, or has ended
                 clock.wind()
-                clock.queue.call(told, size=len(params))
+                clock.queue.call(progress, size=len(params))
         elif method == "notifications/cancelled":
             self._taken_back(_read_cancelled(params))
         else:
             self.on_notification(method, params, origin)
 
-    def _taken_back(self, told: CancelledParams) -> None:
-        """Stop to answer a question that the server has cancelled. An unknown one is ignored."""
-        ask = self._asks.get(told.request_id)
+    def _taken_back(self, params: CancelledParams) -> None:
+        """Stop answering a request that the server has cancelled. An unknown request id is ignored."""
+        ask = self._asks.get(params.request_id)
         if ask is not None:
-            log.debug("%s took back a question: %s", self.transport.where, told.reason)
+            log.debug("%s cancelled a question: %s", self.transport.where, params.reason)
             ask.cancel()
 
     def _asked(self, frame: Frame, origin: RequestId | None) -> None:
@@ -474,7 +482,7 @@ class ClientConnection:
             or request_id in self._asks
         ):
             method = printable(str(frame.method)[:100], "?")
-            self._seldom.warning("%s asks too much at once; a %s is not answered.", self.transport.where, method)
+            self._seldom.warning("%s asks too much at once; %s is not answered.", self.transport.where, method)
         else:
             task = self.spawn(self._answer(request_id, str(frame.method), params, origin))
             self._asks[request_id] = task
@@ -486,7 +494,7 @@ class ClientConnection:
         self._asks_bytes -= size
 
     async def _answer(self, request_id: RequestId, method: str, params: bytes, origin: RequestId | None) -> None:
-        era, generation = self.era, self.generation  # in which it is asked: there may be others when it is answered
+        era, generation = self.era, self.generation  # may have changed when the answer is ready
         try:
             result: Any = {} if method == "ping" else await self._perform(method, params, origin)
             message = encode_result(request_id, result)
@@ -509,10 +517,10 @@ class ClientConnection:
                 clock.fail(self._undelivered(method, error))
 
     def _waiting_for(self, origin: RequestId | None, *, is_over: bool) -> list[Clock]:
-        """Return the requests that wait in vain when the answer to a question is not taken.
+        """Return the clocks of the requests that cannot finish because the answer to a question was not delivered.
 
-        With a stream for each request, a question on the standing stream is for none of them. Where all comes on one
-        stream, it is for the only request; of several, it is not known which asked.
+        `origin` is the request on whose stream the question came. Without it, over HTTP, the question belongs to no
+        request. On a pipe it belongs to the only request in flight. If there are several, it is unknown to which.
         """
         if (own := self._clocks.get(origin)) is not None:
             return [own]
@@ -521,13 +529,13 @@ class ClientConnection:
         return clocks if is_over or is_guessed else []
 
     def _undelivered(self, method: str, error: WeftError | TimeoutError) -> WeftError:
-        """Return why a request is given up: the server asked something for it, and did not take the answer."""
+        """Return the error for a request that cannot finish, because the answer to its question was not delivered."""
         if isinstance(error, Refused):
-            refused = Refused(error.where, error.status, error.headers, error.body)  # each task raises its own
+            refused = Refused(error.where, error.status, error.headers, error.body)  # each task needs its own exception
             refused.was_seen, refused.what = True, f"the answer to its {method}"
             return refused
         if isinstance(error, ConnectionFailed | TimeoutError):
-            why = str(error) or f"It was not taken within {self._limits.request_seconds:g} s."
+            why = str(error) or f"It was not accepted within {self._limits.request_seconds:g} s."
             return ConnectionFailed(f"The answer to {method} could not be sent to {self.transport.where}. {why}")
         return error
 
@@ -538,7 +546,7 @@ class ClientConnection:
 
     @contextmanager
     def _held(self, origin: RequestId | None) -> Generator[None]:
-        """Stop the clock of the request that a question belongs to; where that is not known, of all."""
+        """Pause the deadline of the request that a question belongs to, or all deadlines if that is unknown."""
         own = self._clocks.get(origin)
         clocks = self._clocks.all() if own is None else [own]
         for clock in clocks:
@@ -551,19 +559,19 @@ class ClientConnection:
 
 
 def _named(params: Mapping[str, Any]) -> str | None:
-    """Return what a request is about, if that has a name: a tool, a prompt, a resource without its query."""
+    """Return the name of the tool or prompt, or the URI of the resource without its query, that a request is about."""
     named = (params.get("name"), params.get("uri"))
     return next((masked_name(one) for one in named if isinstance(one, str)), None)
 
 
 def _shown(method: str, params: Mapping[str, Any]) -> str:
-    """Return a request as sentences name it."""
+    """Return the method of a request with its name, for error messages."""
     name = _named(params)
     return method if name is None else f"{method} of {name[:100]!r}"
 
 
 def _outcome(error: BaseException) -> str:
-    """Return how a request without a result ended, as one word for the log."""
+    """Return one word for the log that says how a request failed."""
     if isinstance(error, Refused):
         code, _ = code_and_data(error)
         return str(error.status if code is None else code)
@@ -580,13 +588,13 @@ _OUTCOMES: Mapping[type[BaseException], str] = {
 
 
 def _checked(answer: Answer) -> Answer:
-    """Return an answer that has a result; raise the error of any other."""
+    """Return the answer if it has a result. Otherwise raise its error."""
     frame = answer.frame
     if frame.result is UNSET:
         raise remote_error(frame)
     if frame.error is not UNSET and bytes(frame.error) != b"null":
         if bytes(frame.result) == b"null":
-            raise remote_error(frame)  # some write what is not there as null
+            raise remote_error(frame)  # some servers send `"result": null` with an error
         raise InvalidAnswer("The server answered with both a result and an error.")
     return answer
 
@@ -596,11 +604,11 @@ def _params(frame: Frame) -> bytes:
 
 
 async def _not_renewed(generation: int) -> None:
-    """Do nothing: the connection has no owner that greets again."""
+    """Do nothing. Used until the owner of the connection sets `on_over`."""
 
 
-def _nobody(*_: Any) -> None:
-    """Ignore the call: the connection has no owner yet."""
+def _ignore(*_: Any) -> None:
+    """Do nothing. Used until the owner of the connection sets its callbacks."""
 
 
 _KEYS = ("traceparent", "tracestate", "baggage")
@@ -609,13 +617,13 @@ _KEYS = ("traceparent", "tracestate", "baggage")
 def traced(params: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the params with the current trace in their `_meta`.
 
-    A program that traces has imported OpenTelemetry itself; so nothing is imported here for one that does not.
+    OpenTelemetry is imported here only if the program has imported it already.
     """
     if "opentelemetry.trace" not in sys.modules:
         return params
     from opentelemetry import context, propagate
 
-    if not context.get_current():  # there is no span and no baggage: most programs have OpenTelemetry and no trace
+    if not context.get_current():  # no span and no baggage, as in most programs that have OpenTelemetry installed
         return params
     carrier: dict[str, str] = {}
     propagate.inject(carrier)

@@ -1,14 +1,16 @@
-"""Find out which era a server speaks: greet it in each that may be, and read how it refuses.
+"""Find out which era a server speaks: send the first request of each era, and read how the server refuses it.
 
-Eras are tried newest first. The era judges a refusal: whether a server that speaks it would refuse so, and which
-versions the server named. The next era is tried only after a refusal that is none of this era's; a server that
-understood and said no, or wants authorization, is an error. Last comes the transport of the first revision, where the
-client has one to offer.
+That first request is called the greeting. Eras are tried newest first. If the server refuses, the era decides whether a
+server of that era could have refused in this way, and which versions the server named. Only if not, the next era is
+tried. If the server understood the greeting and said no, or requires authorization, connecting fails. The HTTP+SSE
+transport of the first revision is tried last, if the client has it.
 
-The outcome is remembered per URL in this process, and tried first the next time. Not remembered are eras that the
-program has pinned, and, over HTTP, what followed upon an answer that need not be about the era: a failure of the
-server, params that it does not like. A busy server is asked once more. Silence is a refusal over pipes, where programs
-may ignore what they do not know; over HTTP it is waited for, as for any request.
+The result is remembered per URL in this process, and tried first the next time. It is not remembered if the program
+chose the era. Over HTTP, it is also not remembered if an earlier refusal may have had another reason than the era, such
+as a failure of the server or invalid params. A busy server is asked a second time.
+
+Over a pipe, no answer counts as a refusal, because programs may ignore messages that they do not know. Over HTTP, the
+client waits for an answer as for any request.
 """
 
 from __future__ import annotations
@@ -42,16 +44,16 @@ from weft.types.base import Implementation
 from weft.types.lifecycle import ClientCapabilities
 
 _ERAS: Mapping[str, ClientEra] = {era.name: era for era in (StatelessClient(), SessionClient())}
-_MOST_GREETINGS = 5
-_MOST_REMEMBERED = 4096
-_OLD_TRANSPORT = (400, 404, 405)  # how a server of the first revision answers a POST to its stream
-_OLD_KIND = "sse"  # of transport
-_BUSY = (408, 425, 429, 502, 503, 504)  # the server has not looked at the request
-_MAY_BE_OURS = (InvalidParams.code, InternalError.code)  # what else than its era may keep a server from answering
+_MOST_GREETINGS = 5  # greetings in one negotiation
+_MOST_REMEMBERED = 4096  # servers
+_OLD_TRANSPORT = (400, 404, 405)  # HTTP status with which an HTTP+SSE server answers a POST to its stream
+_OLD_KIND = "sse"  # `kind` of the HTTP+SSE transport
+_BUSY = (408, 425, 429, 502, 503, 504)  # HTTP status of a server that has not processed the request
+_MAY_BE_OURS = (InvalidParams.code, InternalError.code)  # codes of errors that may have another reason than the era
 
 
 def eras_for(names: Sequence[EraName], version: str | None) -> list[ClientEra]:
-    """Return the eras that a client may speak, in the order in which they are tried; UsageError when there is none."""
+    """Return the eras that a client may speak, in the order to try them. Raises UsageError if there is none."""
     if isinstance(names, str) or not names or any(name not in _ERAS for name in names):
         raise UsageError(f"eras={names!r} is not possible: give one or both of {', '.join(map(repr, _ERAS))}.")
     eras = [era for name, era in _ERAS.items() if name in names]
@@ -89,16 +91,16 @@ class _Refusal(msgspec.Struct):
     """How a greeting failed, and what follows from it."""
 
     error: WeftError
-    status: int | None = None
-    is_ours: bool = False
-    supported: list[str] | None = None
-    is_silence: bool = False
-    is_doubtful: bool = False  # it need not be about the era
-    busy_seconds: float | None = None  # it says nothing; ask again after that
+    status: int | None = None  # HTTP status, if there was one
+    is_ours: bool = False  # the server speaks the era of the greeting
+    supported: list[str] | None = None  # versions that the server named
+    is_silence: bool = False  # the server did not answer
+    is_doubtful: bool = False  # the reason may be another than the era
+    busy_seconds: float | None = None  # the server is busy; greet again after this time
 
 
 class Negotiator:
-    """Finds out about one server, once and whenever it has to be done again."""
+    """Finds out which era one server speaks, when the client connects and when the session or version has ended."""
 
     def __init__(
         self,
@@ -118,13 +120,13 @@ class Negotiator:
         self._capabilities = capabilities
         self._limits = limits
         self._memory = memory
-        self._key = key  # under which the outcome is remembered
-        self._old_transport = old_transport
-        self._tried: list[tuple[str, str]] = []  # what was sent, and what came of it
-        self._doubted: set[str] = set()  # eras that the server may speak, although it was not heard to
+        self._key = key  # the result is remembered under this key
+        self._old_transport = old_transport  # creates the HTTP+SSE transport
+        self._tried: list[tuple[str, str]] = []  # method and outcome of each attempt, for the error message
+        self._doubted: set[str] = set()  # eras that failed, although the server may speak them
 
     async def negotiate(self, *, is_reopening: bool = False) -> ServerHello:
-        """Greet until the server agrees. The connection then speaks the agreed era; other requests wait meanwhile."""
+        """Send greetings until the server agrees, and set the era of the connection. Other requests wait until then."""
         link = self._link
         before = link.era
         link.settling = asyncio.Event()
@@ -140,7 +142,7 @@ class Negotiator:
             link.settling = None
 
     async def look_again(self, welcome: ServerHello) -> None:
-        """Bring up to date what the server offers, where one may ask that again."""
+        """Ask for the server's capabilities again and update them, if the era allows that."""
         era = self._link.era
         if not era.greets_again:
             return
@@ -152,7 +154,7 @@ class Negotiator:
         welcome.capabilities = era.read_welcome(answer.result).capabilities
 
     async def _ask(self, method: str, params: Mapping[str, Any], **options: Any) -> Answer:
-        """Send a greeting; again where the connection was closed without an answer, for it does no harm twice."""
+        """Send a greeting. Send it again if the connection was closed without an answer, because that does no harm."""
         try:
             return await self._link.roundtrip(method, params, **options)
         except ConnectionFailed as error:
@@ -170,7 +172,7 @@ class Negotiator:
         last: _Refusal | None = None
         for _ in range(_MOST_GREETINGS):
             if not queue and silent and last is not None and not last.is_silence:
-                queue = [silent.pop()]  # it was slow, not deaf, for it has answered since
+                queue = [silent.pop()]  # the server has answered since, so it may just have been slow
             if not queue:
                 break
             era = queue.pop(0)
@@ -192,24 +194,24 @@ class Negotiator:
         raise self._failure(last)
 
     def _in_order(self) -> list[ClientEra]:
-        """Return the eras to try: first the one that was found the last time."""
+        """Return the eras to try, with the remembered era first."""
         named = {era.name: era for era in self._eras}
         known = self._memory.recall(self._key)
         first = None if known is None else named.pop(known[0], None)
         return [*named.values()] if first is None else [first, *named.values()]
 
     def _common(self, supported: list[str], refused: set[str]) -> ClientEra:
-        """Return the era and version that both sides have, except versions that were refused before."""
+        """Return the newest version, as an era, that both sides support and that was not refused before."""
         for era in self._eras:
             for version in era.versions:
                 if version in supported and version not in refused and (one := era.pinned(version)) is not None:
-                    refused.add(version)  # the next time it is
+                    refused.add(version)  # if the server names it again, it has refused it
                     return one
         ours = [version for era in self._eras for version in era.versions]
         raise VersionMismatch(where=self._link.transport.where, ours=ours, theirs=supported)
 
     async def _greet(self, era: ClientEra, *, may_be_silent: bool, is_again: bool = False) -> ServerHello | _Refusal:
-        """Greet in one era; once more, where the server was busy."""
+        """Send the greeting of one era, and once more if the server was busy."""
         greeted = await self._greet_once(era, may_be_silent=may_be_silent)
         if isinstance(greeted, ServerHello) or greeted.busy_seconds is None:
             return greeted
@@ -219,9 +221,10 @@ class Negotiator:
         return await self._greet(era, may_be_silent=may_be_silent, is_again=True)
 
     async def _greet_once(self, era: ClientEra, *, may_be_silent: bool) -> ServerHello | _Refusal:
-        """Silence counts as a refusal where another era is still to be tried, but over a pipe alone.
+        """Send the greeting of one era, and return the server's hello or its refusal.
 
-        Over HTTP a server that knows nothing of a method says so; one that says nothing yet is slow.
+        Over a pipe, no answer counts as a refusal if there is another era to try. Over HTTP it does not, because a
+        server that does not know a method answers with an error. A server that does not answer is just slow.
         """
         link, limits = self._link, self._limits
         link.era = era
@@ -246,30 +249,30 @@ class Negotiator:
             return _Refusal(error, is_doubtful=True)
         except ConnectionFailed as error:
             if not may_be_silent or not getattr(link.transport, "has_read", True):
-                raise  # one that ended before it read the greeting would end again
+                raise  # a server that ended before it read the greeting would end again
             self._tried.append((method, str(error)))
-            await link.reopen()  # the greeting was too much for it
+            await link.reopen()  # the server ended because of the greeting
             return _Refusal(error)
 
     def _unanswered(self, error: RequestTimeout) -> RequestTimeout:
-        """Return a timeout of a greeting, with what to do if the server answers in one era alone."""
+        """Return the error for a greeting that timed out, with advice for servers that answer in one era only."""
         if len(self._eras) == 1:
             return error
         eras = " or ".join(f"eras=[{era.name!r}]" for era in self._eras)
-        return RequestTimeout(f"{error} If it answers in one era alone, name that: {eras}.")
+        return RequestTimeout(f"{error} If it answers in one era only, name that era: {eras}.")
 
     async def _welcomed(self, era: ClientEra, answer: Answer) -> ServerHello | _Refusal:
         welcome = era.read_welcome(answer.result)
         agreed = era.agreed(welcome, answer.headers)
         if agreed is None:
-            error = InvalidAnswer("The server speaks no version that this client does.")
+            error = InvalidAnswer("The server and this client have no protocol version in common.")
             return _Refusal(error, is_ours=True, supported=list(welcome.versions))
         link = self._link
         link.era = agreed
         link.generation += 1
         if agreed.confirmation is not None:
             await link.notify(agreed.confirmation)
-        if link.transport.stream_per_request and self._doubted - {agreed.name}:  # over a pipe they count
+        if link.transport.stream_per_request and self._doubted - {agreed.name}:  # over a pipe, such a refusal counts
             self._memory.forget(self._key)
         else:
             self._memory.keep(self._key, agreed.name, link.transport.kind)
@@ -277,7 +280,7 @@ class Negotiator:
         return welcome
 
     def _refused(self, era: ClientEra, method: str, refused: Refused) -> _Refusal:
-        """Judge a refusal by HTTP: the body decides, not the status."""
+        """Return what a refusal by HTTP status means. If the body has a JSON-RPC error, that decides."""
         if refused.status == 403:
             raise ConnectionFailed(refusal_sentence(refused))
         error = explained(refused)
@@ -299,11 +302,11 @@ class Negotiator:
         return _Refusal(error, status, judgement.is_ours, judgement.supported, is_doubtful=error.code in _MAY_BE_OURS)
 
     def _allowed_old(self) -> Callable[[], Transport] | None:
-        """Return a maker of the transport of the first revision, if the client may speak an era that it carries."""
+        """Return the function that creates the HTTP+SSE transport, or None if the client's eras do not use it."""
         return self._old_transport if any(era.keeps_stream for era in self._eras) else None
 
     async def _greet_as_remembered(self) -> ServerHello | None:
-        """Begin with the transport of the first revision where that was found; None where it is not so any more."""
+        """Negotiate over HTTP+SSE, if that is remembered for this server. Return None if it is not, or fails now."""
         link, make, known = self._link, self._allowed_old(), self._memory.recall(self._key)
         if make is None or known is None or known[1] != _OLD_KIND or link.transport.kind == _OLD_KIND:
             return None
@@ -319,7 +322,7 @@ class Negotiator:
             return None
 
     async def _greet_old(self, make: Callable[[], Transport]) -> ServerHello:
-        """Greet over the transport of the first revision: a stream that names where to send."""
+        """Negotiate over the HTTP+SSE transport of the first revision."""
         link = self._link
         try:
             await link.change(make())
@@ -343,21 +346,21 @@ class Negotiator:
             by_outcome.setdefault(outcome.rstrip(". "), []).append(method)
         tried = "; ".join(f"{' and '.join(methods)}: {outcome}" for outcome, methods in by_outcome.items())
         if self._link.transport.kind == "stdio":
-            check = "Check the command (its stdout is for messages alone)"
-        elif any("path" in outcome for outcome in by_outcome):  # the server says itself what is wrong with the address
+            check = "Check the command (it must write nothing but messages to stdout)"
+        elif any("path" in outcome for outcome in by_outcome):  # the server's answer already says what is wrong
             check = "Check the address"
         else:
             check = "Check the address (its path is usually /mcp)"
         remedy = f"{check}, and look into the server's log."
         if last is not None and last.status is not None and last.status >= 500:
             remedy = "Look into its log, and into that of a proxy before it."
-            if isinstance(last.error, RemoteError):  # it is an MCP server, which says what is wrong with it
+            if isinstance(last.error, RemoteError):  # an MCP server that reports its own failure
                 said = f"{last.error.message[:200].rstrip('. ')} ({last.error.code}, HTTP {last.status})"
                 return ConnectionFailed(f"{self._link.transport.where} answered: {said}. {remedy}")
         elif len(self._eras) == 1:
             remedy = (
-                f"Nothing but the {self._eras[0].name} era was tried, as `eras=` or `version=` says: leave that out, "
-                f"and the other is tried too. {remedy}"
+                f"Only the {self._eras[0].name} era was tried, because of `eras=` or `version=`. Leave that out to try "
+                f"the other era, too. {remedy}"
             )
         return ConnectionFailed(
             f"{self._link.transport.where} does not answer as an MCP server does. Tried: {tried or 'nothing'}. {remedy}"
@@ -365,28 +368,28 @@ class Negotiator:
 
 
 def _busy(refused: Refused) -> _Refusal:
-    """Return a refusal of a busy server: when to try again, and the error if that fails too."""
+    """Return the refusal of a busy server, with the time to wait before the second attempt."""
     after = refused.headers.get("Retry-After", "").strip()
     asked = int(after) if after.isdecimal() and len(after) < 10 else None
-    wish = "" if asked is None else f" It asks to wait for {asked} s."
+    advice = "" if asked is None else f" It asks to wait for {asked} s."
     return _Refusal(
-        ConnectionFailed(f"{refusal_sentence(refused)}{wish}"), refused.status, busy_seconds=asked or pause(1)
+        ConnectionFailed(f"{refusal_sentence(refused)}{advice}"), refused.status, busy_seconds=asked or pause(1)
     )
 
 
 def _start(body: bytes) -> str:
-    """Return the beginning of a body that is no message, for people to recognise."""
+    """Return the beginning of a body that is not a message, for error messages."""
     text = printable(body[:80].decode("utf-8", "replace")).strip()
     return f"({text}{'…' if len(body) > 80 else ''})" if text else "(empty)"
 
 
 _REMEDIES: Mapping[int, str] = {
     401: "it wants authorization: give `auth=`, or `headers={'Authorization': 'Bearer …'}`",
-    403: "it does not allow this: check the token and its scopes, and whether it takes this host",
+    403: "it does not allow this: check the token and its scopes, and whether it accepts this host",
     404: "there is nothing at this path: check it, it is usually /mcp",
-    405: "it does not take POST there: check the path, it is usually /mcp",
+    405: "it does not accept POST there: check the path, it is usually /mcp",
     413: "the request is too large for it: send less",
-    429: "it wants fewer requests: wait, then try again",
+    429: "it limits the number of requests: wait, then try again",
     503: "it is busy, or just starting: wait, then try again, or look into its log",
 }
 
@@ -395,7 +398,7 @@ _MISWRITTEN = "it cannot read the Authorization that was sent: check the token, 
 
 
 def _is_miswritten(refused: Refused) -> bool:
-    """Return whether the server cannot read the Authorization: that says nothing about its era (RFC 6750, 3.1)."""
+    """Return whether the server rejects the Authorization header as malformed (RFC 6750, 3.1)."""
     return refused.status == 400 and "www-authenticate" in refused.headers
 
 
@@ -420,7 +423,11 @@ def session_gone(refused: Refused, method: str) -> ConnectionFailed:
 
 
 def explained(error: Refused | RemoteError) -> WeftError:
-    """Return a refusal as the caller gets it: the server's own error if it gave one, unless it wants a login."""
+    """Return the error to raise for a refusal.
+
+    This is AuthorizationFailed if the server requires a login, else the JSON-RPC error that the server sent, else
+    ConnectionFailed.
+    """
     if isinstance(error, RemoteError):
         return error
     if error.status == 401 or _is_miswritten(error):

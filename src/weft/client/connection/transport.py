@@ -1,14 +1,15 @@
-"""Define what a transport is, read messages from bytes, and reach a server in this process.
+"""Define the interface of a transport, read messages from bytes, and connect to a server in this process.
 
 A transport carries encoded messages to one server and decoded messages back. It matches an answer with its request by
-the id, and hands everything else to `receive` unread. Its callers decide what a message means, how often something is
-tried, how long it may take and how it is cancelled.
+the id, and passes all other messages to `receive`. Its callers decide about the meaning of messages, retries, deadlines
+and cancellation.
 
-Over HTTP every request has a stream of its own. Over a pipe — a child process, a server in this process, the HTTP+SSE
-transport of the first revision — all share one stream: `PipeTransport` is their common part. A new pipe implements
-`start`, `write` and `stop`, and calls `incoming` with what arrives and `lost` when nothing will.
+Over HTTP every request has a separate stream. Over a pipe, all requests share one stream. Pipes are a child process, a
+server in this process, and the HTTP+SSE transport of the first revision. `PipeTransport` is their common part. A new
+kind of pipe implements `start`, `write` and `stop`. It calls `incoming` with each message that arrives, and `lost` when
+the connection has ended.
 
-A server in this process is recognised by its method `pipe`. Every message crosses as bytes, both ways.
+A server in this process is recognised by its method `pipe`. Messages are passed as bytes in both directions.
 """
 
 from __future__ import annotations
@@ -30,33 +31,34 @@ from weft.protocol.names import printable
 from weft.types.base import RequestId
 
 log = logging.getLogger("weft.client")
-wire_log = logging.getLogger("weft.client.wire")  # with DEBUG, all that is sent (>) and received (<), secrets masked
+wire_log = logging.getLogger("weft.client.wire")  # at DEBUG: every message sent (>) or received (<), secrets masked
 
 Receive = Callable[[Frame, RequestId | None], None]
-"""Takes a notification or a request of the server, with the id of the request on whose stream it came (HTTP), or None.
-Never awaits, never raises."""
+"""A function that handles a notification or a request of the server. It never raises.
+
+Over HTTP, the id is that of the request on whose stream the message came. Otherwise it is None."""
 
 Lost = Callable[[ConnectionFailed], None]
-"""Called once, when the connection has ended by itself."""
+"""A function that is called once, when the connection has ended and the client did not close it."""
 
 NO_HEADERS: Mapping[str, str] = {}
 
 
 class Answer(msgspec.Struct, gc=False):
-    """A response, with a result or an error; and the headers it came with, over HTTP (looked up in any case)."""
+    """A response with a result or an error and, over HTTP, the response headers (case-insensitive)."""
 
     frame: Frame
     headers: Mapping[str, str] = NO_HEADERS
 
     @property
     def result(self) -> bytes:
-        """The result, of an answer that has one; a decoder reads Raw as it reads bytes."""
+        """The encoded result. The answer must have one."""
         assert self.frame.result is not UNSET
         return self.frame.result
 
 
 class Refused(WeftError):
-    """An HTTP status that is no success, as it came. The body may hold a JSON-RPC error: `frame` is that, if so."""
+    """An HTTP response whose status is not a success. `frame` is the JSON-RPC error in its body, or None."""
 
     def __init__(self, where: str, status: int, headers: Mapping[str, str], body: bytes) -> None:
         super().__init__(f"{where} answered with the HTTP status {status}.")
@@ -65,26 +67,26 @@ class Refused(WeftError):
         self.headers = headers
         self.body = body
         self.frame = error_in(body)
-        self.was_seen = False  # the request itself had been accepted: something that came later was refused
-        self.what = ""  # that other thing
+        self.was_seen = False  # True if the server had accepted the request, and refused something after it
+        self.what = ""  # what the server refused after it had accepted the request
 
     @property
     def reason(self) -> str:
-        """Why, in the server's own words: one line, where its body has a sentence in a place known for that."""
+        """The server's explanation from the body, as one line; empty if the body has none in a known field."""
         try:
-            told = msgspec.json.decode(self.body, type=_Told)
+            fields = msgspec.json.decode(self.body, type=_ReasonFields)
         except (msgspec.DecodeError, RecursionError):
             return ""
-        error = told.error
+        error = fields.error
         inner = cast("dict[str, Any]", error).get("message") if isinstance(error, dict) else error
-        for text in (told.error_description, told.message, told.detail, inner):
+        for text in (fields.error_description, fields.message, fields.detail, inner):
             if isinstance(text, str) and text.strip():
                 return printable(text.strip()[:300])
         return ""
 
 
-class _Told(msgspec.Struct):
-    """Where refusals have their sentence: in JSON-RPC, in OAuth, and by custom."""
+class _ReasonFields(msgspec.Struct):
+    """Fields in which servers explain a refusal: those of JSON-RPC and OAuth, and other common ones."""
 
     error: Any = None
     error_description: Any = None
@@ -93,73 +95,73 @@ class _Told(msgspec.Struct):
 
 
 class Transport(Protocol):
-    """One connection to one server. All of it may be called from any task of the loop that opened it."""
+    """One connection to one server. Its methods can be called from any task of the event loop that opened it."""
 
-    kind: str  # "http", "stdio", "memory", "sse": for error texts and logs
-    where: str  # the server, for error texts: a URL, a command
-    stream_per_request: bool  # closing a request's stream is visible to the server (HTTP)
+    kind: str  # "http", "stdio", "memory" or "sse"; for error messages and logs
+    where: str  # the URL, or the command, of the server; for error messages
+    stream_per_request: bool  # True if each request has a stream that the client can close (HTTP)
 
     async def open(self, receive: Receive, lost: Lost) -> None:
-        """Connect; ConnectionFailed when that cannot be. HTTP connects with the first request."""
+        """Connect. Raises ConnectionFailed if that is not possible. HTTP connects with the first request."""
         ...
 
     async def reopen(self) -> None:
-        """Start over after the connection was lost: a child process is started again. HTTP has nothing to do."""
+        """Reconnect after the connection was lost. A child process is started again; HTTP has nothing to do."""
         ...
 
     async def request(
         self, message: bytes, request_id: RequestId, headers: Mapping[str, str] = NO_HEADERS, *, resumable: bool = False
     ) -> Answer:
-        """Send a request and wait for its answer. Cancelling the wait gives up the stream, and sends nothing.
+        """Send a request and wait for its answer. Cancelling the wait closes the request's stream and sends nothing.
 
-        `headers` mean something over HTTP only; so does `resumable`: a stream that breaks off is taken up again where
-        it was, by Last-Event-ID. Raises Refused, ConnectionFailed or InvalidAnswer.
+        `headers` and `resumable` are used over HTTP only. With `resumable`, a stream that breaks off is resumed by
+        Last-Event-ID. Raises Refused, ConnectionFailed or InvalidAnswer.
         """
         ...
 
     async def send(self, message: bytes, headers: Mapping[str, str] = NO_HEADERS) -> None:
-        """Send a notification or a response. Raises as `request` does."""
+        """Send a notification or a response. Raises the same errors as `request`."""
         ...
 
     async def open_standalone_stream(self, headers: Mapping[str, str], opened: Callable[[], None]) -> None:
-        """Keep the stream open on which the server speaks up by itself, where it is one of its own (HTTP).
+        """Open the stream for messages that belong to no request (the HTTP GET stream), and keep it open.
 
-        Calls `opened` when it is open, or when the server has none; returns then, and where there is nothing to open.
-        Runs until it is cancelled. Raises Refused when the server does not take it any more, and ConnectionFailed when
-        it is lost and could not be opened again several times in a row.
+        Calls `opened` each time the stream is open, or once if the server or the transport has no such stream. In that
+        case it returns. Otherwise it runs until it is cancelled. Raises Refused if the server refuses to open the
+        stream again, and ConnectionFailed after several failed attempts in a row.
         """
         ...
 
     async def end_session(self, headers: Mapping[str, str]) -> None:
-        """End the session at the server. Its answer is ignored."""
+        """Ask the server to end the session. The server's answer is ignored."""
         ...
 
     async def close(self) -> None:
-        """End the connection; whatever still waits on it gets a ConnectionFailed. May be called twice."""
+        """Close the connection. Pending requests raise ConnectionFailed. A second call is allowed."""
         ...
 
 
 class Auth(Protocol):
-    """The authorization of a client over HTTP: what goes along with a request, and what to do if that is refused."""
+    """The authorization of a client over HTTP: adds headers to requests, and handles responses 401 and 403."""
 
     async def headers(self, url: str, method: str) -> Mapping[str, str]:
-        """Return the headers of the next request."""
+        """Return the authorization headers for the next request."""
         ...
 
     async def refused(self, refusal: Refused, given: Mapping[str, str], request: Mapping[str, str]) -> bool:
-        """Look at a 401 or a 403; return True when it is worth while to try again.
+        """Handle a 401 or a 403, for example by a login. Return True if the request should be sent again.
 
-        `given` is what `headers` returned for this request, `request` are its other headers.
+        `given` are the headers that `headers` returned for this request. `request` are its other headers.
         """
         ...
 
 
 class PipeTransport:
-    """The common part of all transports on which messages follow each other in both directions."""
+    """The common part of all transports that send all messages over one connection in both directions."""
 
     kind = "pipe"
     stream_per_request = False
-    has_read = True  # False where the server ended, and is known to have read nothing of what it was sent
+    has_read = True  # False if the server has ended without reading anything that was sent
 
     def __init__(self, where: str, limits: ClientLimits = DEFAULT_CLIENT_LIMITS) -> None:
         self.where = where
@@ -168,33 +170,33 @@ class PipeTransport:
         self._waiting: dict[RequestId, _Waiting] = {}  # requests that are not answered yet
         self._receive: Receive = _ignore
         self._tell_lost: Lost = _ignore
-        self._failure: ConnectionFailed | None = None  # why nothing can be sent any more
+        self._failure: ConnectionFailed | None = None  # why the connection cannot be used any more
         self._open = False
-        self._stopping: asyncio.Task[None] | None = None  # the last end, under way or done
-        self._has_answered = False  # since it was opened
-        self._seldom = Seldom(log)  # for what the server can cause at will
+        self._stopping: asyncio.Task[None] | None = None  # runs, or has run, the latest `stop`
+        self._has_answered = False  # whether the server has answered any request since `open`
+        self._seldom = Seldom(log)  # rate-limited, because the server can cause these log lines at will
 
-    # --- what a pipe implements
+    # --- methods that a pipe implements
 
     async def start(self) -> None:
-        """Connect. From now on `incoming` may be called."""
+        """Connect. From now on the pipe may call `incoming`."""
         raise NotImplementedError
 
     def write(self, message: bytes) -> Awaitable[None] | None:
-        """Send one message, without the newline; None where there is nothing to wait for.
+        """Send one message, which has no newline. Return an awaitable to wait for, or None if it was sent at once.
 
-        Raises ConnectionFailed when it cannot be sent.
+        Raises ConnectionFailed if the message cannot be sent.
         """
         raise NotImplementedError
 
     async def stop(self) -> None:
-        """End the connection and free what it holds. Called for every `start` but one that failed by itself."""
+        """Close the connection and free its resources. Called after each `start` that did not raise."""
         raise NotImplementedError
 
-    # --- what a pipe calls
+    # --- methods that a pipe calls
 
     def incoming(self, data: bytes) -> None:
-        """Take one message as it arrived. What cannot be read is logged and dropped."""
+        """Handle one message from the server. Data that cannot be read is logged and dropped."""
         if not self._open:
             return
         if wire_log.isEnabledFor(logging.DEBUG):
@@ -216,7 +218,7 @@ class PipeTransport:
                 self._receive(frame, None)
 
     def lost(self, failure: ConnectionFailed) -> None:
-        """End the connection: all requests that wait fail with this."""
+        """Mark the connection as lost. All pending requests fail with this error."""
         if self._failure is not None or not self._open:
             return
         self._fail(failure)
@@ -231,7 +233,7 @@ class PipeTransport:
         await self._begin()
 
     async def reopen(self) -> None:
-        """Start over."""
+        """Close the connection and connect again."""
         await self._end(ConnectionFailed(f"The connection to {self.where} is started again."))
         await self._begin()
 
@@ -250,13 +252,13 @@ class PipeTransport:
                 await waiting.woken
         finally:
             self._waiting.pop(request_id, None)
-            waiting.woken = None  # once cancelled it holds the cancellation, which holds this frame
+            waiting.woken = None  # a cancelled future would keep its exception alive, and that this frame
         if isinstance(waiting.outcome, Answer):
             return waiting.outcome
         try:
             raise waiting.outcome
         finally:
-            del waiting  # else the exception and this frame hold each other
+            del waiting  # breaks the reference cycle between the exception and this frame
 
     async def send(self, message: bytes, headers: Mapping[str, str] = NO_HEADERS) -> None:
         """Send a notification or a response."""
@@ -266,17 +268,17 @@ class PipeTransport:
             await writing
 
     async def open_standalone_stream(self, headers: Mapping[str, str], opened: Callable[[], None]) -> None:
-        """Nothing to do: the pipe itself is that stream."""
+        """Call `opened` and return, because all messages come over the pipe."""
         opened()
 
     async def end_session(self, headers: Mapping[str, str]) -> None:
-        """Nothing to do: the end of the pipe says it."""
+        """Do nothing, because the session ends when the pipe is closed."""
 
     async def close(self) -> None:
-        """End the connection."""
+        """Close the connection. Pending requests raise ConnectionFailed."""
         await self._end(ConnectionFailed(f"The connection to {self.where} was closed."))
 
-    # --- inside
+    # --- internal
 
     def _out(self, message: bytes) -> Awaitable[None] | None:
         if wire_log.isEnabledFor(logging.DEBUG):
@@ -300,7 +302,7 @@ class PipeTransport:
         if was_open:
             self._stopping = asyncio.create_task(self.stop())
         if self._stopping is not None:
-            await asyncio.shield(self._stopping)  # one who gives up does not stop it, and the next one waits for it
+            await asyncio.shield(self._stopping)  # goes on if this task is cancelled; the next `close` waits for it
 
     def _fail(self, failure: ConnectionFailed) -> None:
         if self._failure is None:
@@ -310,11 +312,11 @@ class PipeTransport:
                 waiting.settle(self._gone())
 
     def _gone(self) -> ConnectionFailed:
-        """Return why nothing can be sent: a new exception each time, for many tasks may raise it."""
+        """Return the failure as a new exception, because several tasks may raise it."""
         return ConnectionFailed(str(self._failure))
 
     def _unreadable(self, data: bytes, error: ProtocolError) -> None:
-        """Handle what is no message. Where it was meant as an answer, the request that waits for it fails."""
+        """Handle data that is not a valid message. If it was meant as an answer, fail the request that waits for it."""
         if (frame := error_in(data)) is not None:
             self._settle(frame)
             return
@@ -323,17 +325,17 @@ class PipeTransport:
         if is_answer:
             waiting = self._only_one() if named is None else self._waiting.get(named)
         if waiting is None or waiting.outcome is not None:
-            self._seldom.warning("%s sent something that is no message: %s", self.where, error)
+            self._seldom.warning("%s sent something that is not a message: %s", self.where, error)
         else:
             self._has_answered = True
             waiting.settle(InvalidAnswer(f"{self.where} sent an answer that cannot be read: {error}"))
 
     def _only_one(self) -> _Waiting | None:
-        """Return the only request that an answer without an id can be about."""
+        """Return the pending request if there is exactly one, because an answer without an id must belong to it."""
         return next(iter(self._waiting.values())) if len(self._waiting) == 1 else None
 
     def _settle(self, frame: Frame) -> None:
-        """Give an answer to its request. One that no request waits for is dropped."""
+        """Give an answer to the request that waits for it. Drop it if there is no such request."""
         named: Any = frame.id
         waiting = self._waiting.get(named)
         if waiting is None:
@@ -348,7 +350,7 @@ class PipeTransport:
 class _Waiting:
     """A request that is not answered yet.
 
-    A server in this process may answer while it is being asked: then there is no future to wake up.
+    A server in this process may answer inside `write`. Then there is no future to wake up.
     """
 
     __slots__ = ("outcome", "woken")
@@ -364,22 +366,22 @@ class _Waiting:
 
 
 def _ignore(*_: Any) -> None:
-    """Ignore what comes while the transport is not open."""
+    """Do nothing. Used until `open` sets the callbacks."""
 
 
-_MOST_MESSAGES = 1000  # in one array: a client sends none, so few come back in one
-_PIECE = 16 * 1024  # of a stream: what is read without looking at the time
+_MOST_MESSAGES = 1000  # messages in one array (a JSON-RPC batch)
+_PIECE = 16 * 1024  # bytes of a stream that are decoded before the time is checked
 
 
 def bounds_of(limits: ClientLimits) -> Limits:
-    """Return the bounds of one message to a client."""
+    """Return the limits for one message that a client receives."""
     return Limits(json_values=limits.json_values)
 
 
 def split_messages(data: bytes, bounds: Limits) -> Sequence[bytes]:
-    """Split a body, an event or a line into messages: one, or in one revision an array of them.
+    """Split a body, an event or a line into messages. Most hold one message; one revision allows an array.
 
-    InvalidRequest when an array has too many: all of them are taken in one go.
+    Raises InvalidRequest if an array has too many messages, because all are handled without a pause.
     """
     if data[:1] != b"{" and data.lstrip()[:1] == b"[":
         try:
@@ -388,28 +390,28 @@ def split_messages(data: bytes, bounds: Limits) -> Sequence[bytes]:
                 raise InvalidRequest(f"Invalid request: an array has at most {_MOST_MESSAGES} messages.")
             return [bytes(raw) for raw in msgspec.json.decode(data, type=list[msgspec.Raw])]
         except (ParseError, msgspec.DecodeError, RecursionError):
-            pass  # decoding it fails later
+            pass  # the caller's `decode` raises the error
     return (data,)
 
 
 class _Object(msgspec.Struct, gc=False):
-    """Any object."""
+    """Any JSON object; its members are skipped."""
 
 
 def _count_objects(data: bytes) -> int:
-    """Count what an array has, in little memory; a DecodeError at the first of it that is no object."""
+    """Count the objects of an array with little memory. Raises DecodeError if an element is not an object."""
     return len(msgspec.json.decode(data, type=list[_Object]))
 
 
 def pieces(chunk: bytes) -> Sequence[bytes]:
-    """Cut a chunk into pieces, between which other tasks can get their turn."""
+    """Cut a chunk into pieces, so that other tasks can run between them."""
     if len(chunk) <= _PIECE:
         return (chunk,)
     return [chunk[start : start + _PIECE] for start in range(0, len(chunk), _PIECE)]
 
 
 def as_sent(named: Any) -> Any:
-    """Return the id of an answer as it was sent: a number, which some servers write back as text.
+    """Return the id of an answer as the client sent it. Some servers turn the client's number into a string.
 
     >>> as_sent("2"), as_sent(2), as_sent("two"), as_sent("02")
     (2, 2, 'two', '02')
@@ -426,20 +428,20 @@ def is_nameless(frame: Frame) -> bool:
 
 
 class _Coded(msgspec.Struct):
-    """What makes an error one of JSON-RPC: programs also write lines, and bodies, with an `error` of another kind."""
+    """The error object of JSON-RPC. Log lines of programs may also have a member `error`, but without such a code."""
 
     code: int
 
 
 class _Nameless(msgspec.Struct):
-    """An error without an id, or with a null one: the peer could not read whom it answers."""
+    """An error response without an id, or with a null id, because the peer could not read the request."""
 
     error: msgspec.Raw
     id: None = None
 
 
 def error_in(data: bytes) -> Frame | None:
-    """Return the error response in some bytes, whether or not it has an id; None when there is none."""
+    """Return the error response in a body or line, with or without an id, or None if there is none."""
     try:
         frame = decode(data)
         return frame if frame.is_response and isinstance(frame.error, msgspec.Raw) else None
@@ -454,7 +456,7 @@ def error_in(data: bytes) -> Frame | None:
 
 
 class _MessageParts(msgspec.Struct):
-    """The members by which an answer is known, whatever they hold."""
+    """The members by which an answer is recognised. They may have any value."""
 
     jsonrpc: msgspec.Raw | UnsetType = UNSET
     id: msgspec.Raw | UnsetType = UNSET
@@ -463,8 +465,8 @@ class _MessageParts(msgspec.Struct):
     error: msgspec.Raw | UnsetType = UNSET
 
 
-# The same, by how an answer begins and ends, where a parser does not get through what lies between.
-_WINDOW = 512
+# If an answer is not valid JSON, these patterns recognise it by its beginning and its end.
+_WINDOW = 512  # bytes that are searched at each end
 _NULL = msgspec.Raw(b"null")
 _VERSION = rb'"jsonrpc"\s*:\s*"[^"\\]{0,16}"'
 _ID = rb'"id"\s*:\s*(-?[0-9]{1,16}|"[^"\\]{0,256}")'
@@ -473,7 +475,7 @@ _END = re.compile(rb",\s*(?:%b\s*,\s*)?%b\s*(?:,\s*%b\s*)?\}\s*\Z" % (_VERSION, 
 
 
 def whom_it_answers(data: bytes) -> tuple[bool, RequestId | None]:
-    """Return whether something that cannot be read was meant as an answer, and its id if that can be read.
+    """Return whether unreadable data was meant as an answer, and the id of the request if that can be read.
 
     >>> whom_it_answers(b'{"result": {"n": NaN}, "jsonrpc": "2.0", "id": 7}')
     (True, 7)
@@ -488,13 +490,13 @@ def whom_it_answers(data: bytes) -> tuple[bool, RequestId | None]:
         return False, None
     named = _id_in(parts.id)
     has_outcome = parts.result is not UNSET or parts.error is not UNSET
-    if parts.jsonrpc is UNSET:  # a line of a log may have an id, or an error; hardly ever both
+    if parts.jsonrpc is UNSET:  # a line of a log may have an id or an error, but rarely both
         return has_outcome and named is not None, named
     return True, named
 
 
 def _id_in(raw: msgspec.Raw) -> RequestId | None:
-    """Return the id that is written there; None where it is none, or too long to be one of ours."""
+    """Return the decoded request id, or None if it is not a valid id or too long to be one of this client."""
     value: Any = msgspec.json.decode(raw) if len(raw) <= _WINDOW else None
     return as_sent(value) if type(value) in (int, str) else None
 
@@ -511,27 +513,27 @@ def _by_its_ends(data: bytes) -> tuple[bool, RequestId | None]:
         return False, None
 
 
-_TURN = 128  # messages after which the loop gets its turn
+_TURN = 128  # messages that are sent before other tasks of the event loop may run
 
 
 class Pipe(Protocol):
-    """The server's end."""
+    """The server's end of a connection in this process."""
 
     def send(self, line: bytes) -> None:
-        """Take one message of the client."""
+        """Handle one message of the client."""
         ...
 
     async def close(self) -> None:
-        """End the connection of the client."""
+        """Close the connection."""
         ...
 
 
 @runtime_checkable
 class Piped(Protocol):
-    """Anything that can be talked to in this process."""
+    """A server that a client in the same process can connect to."""
 
     def pipe(self, deliver: Callable[[bytes], None]) -> Pipe:
-        """Connect a client; each message for it is given to `deliver`."""
+        """Connect a client. The server calls `deliver` with each message for the client."""
         ...
 
 
@@ -551,16 +553,16 @@ class MemoryTransport(PipeTransport):
         self._pipe = self._server.pipe(self.incoming)
 
     def write(self, message: bytes) -> Awaitable[None] | None:
-        """Hand one message to the server."""
+        """Give one message to the server."""
         assert self._pipe is not None
         self._pipe.send(message)
         self._sent += 1
-        if self._sent % _TURN == 0:  # a server that answers at once would keep all others from having theirs
+        if self._sent % _TURN == 0:  # a server that answers at once would keep other tasks from running
             return asyncio.sleep(0)
         return None
 
     async def stop(self) -> None:
-        """Leave the server."""
+        """Close the connection to the server."""
         pipe, self._pipe = self._pipe, None
         if pipe is not None:
             await pipe.close()

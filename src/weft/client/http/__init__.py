@@ -1,1 +1,1 @@
-"""Reach servers over HTTP."""
+"""Connect to servers over HTTP."""

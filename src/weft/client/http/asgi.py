@@ -1,4 +1,4 @@
-"""Exchange HTTP requests with an ASGI application in this process, its lifespan included, without a socket."""
+"""Send HTTP requests to an ASGI application in this process, without a socket, and run its lifespan."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ AsgiApp = Callable[
     Awaitable[None],
 ]
 
-_MOST_WAITING = 16  # pieces of a body that the application is ahead of its reader
+_MOST_WAITING = 16  # pieces of a body that wait for the reader
 
 
 class _AsgiReply:
-    """What the application sends for one request."""
+    """The response of the application to one request."""
 
     def __init__(self, body: bytes | None, where: str) -> None:
         self.status = 0
         self.headers: Mapping[str, str] = {}
         self.task: asyncio.Task[None] | None = None
-        self.started = asyncio.Event()  # the head is there, or never will be
+        self.started = asyncio.Event()  # set when the head has arrived, or the application has ended without one
         self._where = where
         self._request: _Message | None = {"type": "http.request", "body": body or b"", "more_body": False}
-        self._gone = asyncio.Event()  # the reader is: the application is told of a disconnect
+        self._gone = asyncio.Event()  # set when the reader has disconnected
         self._pieces: deque[bytes] = deque()
-        self._arrived = asyncio.Event()  # there is something to read, or the end
-        self._room = asyncio.Event()
+        self._arrived = asyncio.Event()  # set when there is something to read, or the response has ended
+        self._room = asyncio.Event()  # set while the application may send more
         self._room.set()
-        self._is_complete = False
-        self._is_over = False
+        self._is_complete = False  # the whole body has arrived
+        self._is_over = False  # the body is complete, or the application has ended
 
     async def receive(self) -> _Message:
-        """Give the request to the application; then wait until the reader is gone."""
+        """Return the request to the application. On the next call, wait until the reader has disconnected."""
         request, self._request = self._request, None
         if request is not None:
             return request
@@ -53,7 +53,7 @@ class _AsgiReply:
         return {"type": "http.disconnect"}
 
     async def send(self, message: _Message) -> None:
-        """Take a message of the application."""
+        """Store a message of the application for the reader."""
         if self._gone.is_set():
             return
         if message["type"] == "http.response.start":
@@ -72,7 +72,7 @@ class _AsgiReply:
                 await self._room.wait()
 
     def ended(self, task: asyncio.Task[None]) -> None:
-        """Note that the application returned, or failed."""
+        """Note that the application has returned or failed."""
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("The application at %s failed.", self._where, exc_info=error)
         self._is_over = True
@@ -102,28 +102,28 @@ class _AsgiReply:
             raise ConnectionFailed(f"The application at {self._where} broke off its answer; look into its log.")
 
     def finish(self) -> None:
-        """End the response: no connection is kept."""
+        """End the response. There is no connection to keep for later requests."""
         self.done()
 
     def done(self) -> None:
-        """Note that the reader is gone."""
+        """Note that the reader has disconnected."""
         self._gone.set()
         self._room.set()
 
 
 class AsgiWire:
-    """Exchanges with an application, each in a task of its own; and its lifespan around them."""
+    """HTTP exchanges with an application in this process, each in a separate task. Runs the application's lifespan."""
 
     def __init__(self, app: AsgiApp, limits: ClientLimits) -> None:
         self._app = app
         self._limits = limits
-        self._replies: set[_AsgiReply] = set()
+        self._replies: set[_AsgiReply] = set()  # responses that have not ended
         self._lifespan: asyncio.Task[None] | None = None
-        self._closing = asyncio.Event()
+        self._closing = asyncio.Event()  # set when the application should shut down
         self._open = False
 
     async def open(self) -> None:
-        """Run the application's startup. One that has no lifespan says so by failing, and runs all the same."""
+        """Run the application's startup. An application without a lifespan raises, and can be used all the same."""
         if self._open:
             return
         self._open = True
@@ -134,7 +134,7 @@ class AsgiWire:
             async with asyncio.timeout(self._limits.request_seconds):
                 failure = await started
         except TimeoutError:
-            failure = "it said neither that it is ready nor that it is not, within `request_seconds`"
+            failure = "its startup did not end within `request_seconds`"
         if failure is not None:
             await self.close()
             raise ConnectionFailed(f"The application could not start: {failure}; look into its startup.")
@@ -158,14 +158,14 @@ class AsgiWire:
         except Exception:
             if started.done():
                 log.exception("The lifespan of the application failed.")
-            else:  # the way in which an application says that it has none
+            else:  # an application without a lifespan raises
                 log.debug("The application has no lifespan.", exc_info=True)
         finally:
             if not started.done():
                 started.set_result(None)
 
     async def exchange(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> HttpResponse:
-        """Call the application and wait for the head of its response."""
+        """Call the application, and return the response when its head has arrived."""
         if not self._open:
             raise ConnectionFailed(f"The connection to {url} was closed.")
         reply = _AsgiReply(body, url)
@@ -187,10 +187,10 @@ class AsgiWire:
         await self._app(scope, reply.receive, reply.send)
 
     def renew(self) -> None:
-        """Nothing to do: no connection is used twice."""
+        """Do nothing, because no connections are kept."""
 
     async def close(self) -> None:
-        """Let what runs see a disconnect, then the shutdown; what does not end is cancelled."""
+        """Disconnect all requests and shut the application down. Tasks that do not end in time are cancelled."""
         self._open = False
         replies = list(self._replies)
         for reply in replies:

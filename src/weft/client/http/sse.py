@@ -1,7 +1,7 @@
-"""Speak the transport of the first revision: one stream of events down, POSTs up.
+"""Connect by HTTP+SSE, the transport of the first revision: one event stream from the server, POSTs to the server.
 
-A GET opens the stream; its first event names where to POST. All answers come down the stream, so it is a pipe
-like any other. Only ever used where a server refuses everything newer.
+A GET opens the stream. Its first event names the URL for the POSTs. All answers arrive on the stream, so that this
+transport is a pipe. It is used only for servers that refuse the newer transport.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weft.protocol import sse
 
 
 class SseTransport(PipeTransport):
-    """A server of the first revision at a URL."""
+    """A connection by HTTP+SSE to the server at a URL."""
 
     kind = "sse"
 
@@ -36,19 +36,19 @@ class SseTransport(PipeTransport):
     ) -> None:
         super().__init__(place(url), limits)
         self._url = url
-        self.hold: Callable[[], AbstractContextManager[Any]] = nullcontext  # stops the clocks while somebody logs in
-        self._opening: asyncio.Timeout | None = None  # the clock of the stream that is being opened
-        # Tokens are for the server at its URL, wherever within its origin it wants messages to be sent.
+        self.hold: Callable[[], AbstractContextManager[Any]] = nullcontext  # pauses deadlines while the user logs in
+        self._opening: asyncio.Timeout | None = None  # deadline for opening the stream, while that is in progress
+        # Tokens belong to the URL of the server, also if messages are sent to another URL of its origin.
         self._wire = (
             wire if auth is None else AuthorizedWire(wire, auth, limits.connect_seconds, self._holding, server=url)
         )
         self._headers = headers
-        self._endpoint = ""  # where to POST
-        self._reply: HttpResponse | None = None
-        self._reader: asyncio.Task[None] | None = None
+        self._endpoint = ""  # URL for the POSTs
+        self._reply: HttpResponse | None = None  # the stream
+        self._reader: asyncio.Task[None] | None = None  # reads the stream
 
     async def start(self) -> None:
-        """Open the stream, and wait for the address to send to."""
+        """Open the stream, and wait until it has named the URL for the POSTs."""
         await self._wire.open()
         try:
             async with asyncio.timeout(self.limits.connect_seconds) as self._opening:
@@ -62,11 +62,11 @@ class SseTransport(PipeTransport):
             self._opening = None
 
     async def _find_endpoint(self) -> str:
-        """Open the stream, and wait until it says where to POST."""
+        """Open the stream, and return the URL for the POSTs."""
         sent = {"Accept": "text/event-stream", **self._headers}
         try:
             reply = self._reply = await self._wire.exchange("GET", self._url, sent, None)
-        except Refused as refused:  # with authorization
+        except Refused as refused:  # raised only with `auth`
             raise self._unauthorized(refused.status) from None
         if reply.status == 401:
             raise self._unauthorized(401)
@@ -86,7 +86,7 @@ class SseTransport(PipeTransport):
 
     @contextmanager
     def _holding(self) -> Generator[None]:
-        """Somebody logs in, which may take longer than a stream is given to open."""
+        """Pause all deadlines while the user logs in."""
         clock = self._opening
         if clock is not None:
             clock.reschedule(None)
@@ -98,7 +98,7 @@ class SseTransport(PipeTransport):
                 clock.reschedule(asyncio.get_running_loop().time() + self.limits.connect_seconds)
 
     def _checked(self, named: str) -> str:
-        """Where to send: within the origin, for whatever is sent there may be secret."""
+        """Return the URL for the POSTs. Raises ConnectionFailed for another origin, because messages may be secret."""
         target, is_within = resolved(self._url, named)
         if not is_within:
             raise ConnectionFailed(f"it names an endpoint of another origin, {place(target)[:200]}")
@@ -126,14 +126,14 @@ class SseTransport(PipeTransport):
         except ConnectionFailed as error:
             failure = error
         except TimeoutError:
-            failure = ConnectionFailed(f"{self.where} gave no sign of life any more, on a stream that it did not end.")
+            failure = ConnectionFailed(f"{self.where} sends nothing any more, on a stream that it did not end.")
         except (ValueError, InvalidAnswer) as error:
-            failure = ConnectionFailed(f"{self.where} sent something that is no stream of events: {error}")
+            failure = ConnectionFailed(f"{self.where} sent something that is not an event stream: {error}")
         finally:
             reply.done()
             if not named.done():
                 named.set_exception(ConnectionFailed("the stream ended before it named an endpoint"))
-                named.exception()  # the task that waited may have given up
+                named.exception()  # marks the exception as read, because the waiting task may have been cancelled
         self.lost(failure)
 
     async def write(self, message: bytes) -> None:

@@ -1,11 +1,12 @@
 """Send messages by Streamable HTTP, with authorization.
 
-Every message is a POST, and the answer to a request is a JSON body or a stream of events. This module handles what a
-response is (status, form, size, redirects), takes up streams that broke off, and keeps the standing stream open. Its
-callers give the headers and decide what a status means: it raises `Refused`.
+Every message is sent by a POST. The answer to a request is a JSON body or an event stream. This module handles
+responses (status, media type, size, redirects), resumes streams that broke off, and keeps the standing stream (the GET
+stream) open. It raises `Refused` if the status is not a success. Its callers pass the headers and decide what the
+status means.
 
-With authorization, each request carries a token, and a refusal is shown to the `Auth` hook (`weft.client.auth`), which
-may log in; then the request is tried again, a bounded number of times.
+With authorization, each request carries a token. A refusal (401 or 403) is passed to the `Auth` object
+(`weft.client.auth`), which may log in. Then the request is sent again, a limited number of times.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ log = logging.getLogger("weft.client")
 
 _POST = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
 _GET = {"Accept": "text/event-stream"}
-_NO_STREAMS = 405  # how servers refuse a GET that have nothing for it
-_TAKEN = 409  # how servers refuse a second standing stream, while they think that the first is there
-_SAME_REQUEST = (307, 308)  # the redirects that keep the method and the body
+_NO_STREAMS = 405  # status of servers that have no GET streams
+_TAKEN = 409  # status for a second standing stream, while the server has not noticed the end of the first
+_SAME_REQUEST = (307, 308)  # redirects that keep the method and the body
 
 
 class HttpTransport:
-    """A server at a URL."""
+    """A connection by Streamable HTTP to the server at a URL."""
 
     kind = "http"
     stream_per_request = True
@@ -65,32 +66,32 @@ class HttpTransport:
         auth: Auth | None = None,
     ) -> None:
         self.where = place(url)
-        self.url = url  # where a redirect within the origin has led to
+        self.url = url  # changes with redirects within the origin
         self._limits = limits
         self._bounds = bounds_of(limits)
-        self.hold: Callable[[], AbstractContextManager[Any]] = nullcontext  # stops the clocks while somebody logs in
+        self.hold: Callable[[], AbstractContextManager[Any]] = nullcontext  # pauses deadlines while the user logs in
         self._wire = wire if auth is None else AuthorizedWire(wire, auth, limits.connect_seconds, self._holding)
-        self._posted = {**_POST, **headers}  # what goes along with every POST
-        self._gotten = {**_GET, **headers}
+        self._posted = {**_POST, **headers}  # headers of every POST
+        self._gotten = {**_GET, **headers}  # headers of every GET and DELETE
         self._receive: Receive = _ignore
-        self._seldom = Seldom(log)  # for what the server can cause at will
+        self._seldom = Seldom(log)  # rate-limited, because the server can cause these log lines at will
 
     async def open(self, receive: Receive, lost: Lost) -> None:
-        """Make ready. There is no connection that could be lost: each request has its own."""
+        """Prepare for requests. `lost` is never called, because each request has a separate connection."""
         self._receive = receive
         await self._wire.open()
 
     async def reopen(self) -> None:
-        """Nothing to do."""
+        """Do nothing, because each request has a separate connection."""
 
     async def close(self) -> None:
-        """Cut off everything."""
+        """Close all connections, including those of requests in flight."""
         await self._wire.close()
 
     async def request(
         self, message: bytes, request_id: RequestId, headers: Mapping[str, str] = NO_HEADERS, *, resumable: bool = False
     ) -> Answer:
-        """Send a request and wait for its answer, in either form."""
+        """Send a request, and return its answer from a JSON body or an event stream."""
         reply = await self._exchange("POST", {**self._posted, **headers}, message)
         form = media_type(reply) if 200 <= reply.status < 300 else ""
         if form.startswith("text/event-stream"):
@@ -104,13 +105,14 @@ class HttpTransport:
             reply.done()
 
     async def send(self, message: bytes, headers: Mapping[str, str] = NO_HEADERS) -> None:
-        """Send a notification or a response; any 2xx means that it was taken."""
+        """Send a notification or a response. Raises Refused if the status is not 2xx."""
         sent = {**self._posted, **headers}
         try:
             reply = await self._exchange("POST", sent, message)
         except ConnectionFailed as error:
             if not error.is_unanswered:
-                raise  # else neither does harm when it comes twice (RFC 9110, 9.2.2)
+                raise
+            # Neither does harm if the server gets it twice (RFC 9110, 9.2.2).
             reply = await self._exchange("POST", sent, message)
         try:
             if not 200 <= reply.status < 300:
@@ -119,21 +121,21 @@ class HttpTransport:
             reply.done()
 
     async def end_session(self, headers: Mapping[str, str]) -> None:
-        """End the session; a server may not allow it."""
+        """Ask the server to end the session (DELETE). Failures are logged only, because servers need not allow it."""
         try:
             async with asyncio.timeout(self._limits.close_seconds):
                 reply = await self._exchange("DELETE", {**self._gotten, **headers}, None)
                 reply.done()
-        except Exception as error:  # noqa: BLE001 - also whatever the user's own function for tokens raises
-            log.debug("%s was not told of the end of its session (%s).", self.where, type(error).__name__)
+        except Exception as error:  # noqa: BLE001 - the program's function for tokens may raise anything
+            log.debug("The session at %s could not be ended (%s).", self.where, type(error).__name__)
 
     # --- exchanges
 
     def _holding(self) -> AbstractContextManager[Any]:
-        return self.hold()  # looked up late: the connection sets it
+        return self.hold()  # read for each login, because the connection sets `hold` later
 
     async def _exchange(self, method: str, headers: Mapping[str, str], body: bytes | None) -> HttpResponse:
-        """One exchange, with redirects within the origin."""
+        """Send an HTTP request and return its response. Follows redirects within the origin."""
         exchange = self._shown_exchange if wire_log.isEnabledFor(logging.DEBUG) else self._wire.exchange
         reply = await exchange(method, self.url, headers, body)
         if not 300 <= reply.status < 400:
@@ -145,7 +147,7 @@ class HttpTransport:
             if not 300 <= reply.status < 400:
                 return reply
         reply.done()
-        raise ConnectionFailed(f"{self.where} redirects again and again; use the URL that the server gives out itself.")
+        raise ConnectionFailed(f"{self.where} redirects again and again; check the URL.")
 
     async def _shown_exchange(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None
@@ -177,7 +179,7 @@ class HttpTransport:
         return refusal
 
     def _answer_in(self, body: bytes, request_id: RequestId) -> Frame:
-        """Return the answer in a JSON body. One to another request is not accepted."""
+        """Return the answer in a JSON body. Raises InvalidAnswer if it does not answer this request."""
         frame = self._sort(body, request_id)
         if frame is None:
             raise InvalidAnswer(f"{self.where} answered, but not the request with the id {request_id!r}.")
@@ -186,9 +188,10 @@ class HttpTransport:
     def _sort(
         self, data: bytes, request_id: RequestId | None, faults: list[InvalidAnswer] | None = None
     ) -> Frame | None:
-        """Hand on what came beside the answer; return the answer, if it is there.
+        """Return the answer among the messages in `data`, or None, and pass the other messages to `receive`.
 
-        What cannot be read is an InvalidAnswer; but on a stream, which has a list for these, only the answer is.
+        Raises InvalidAnswer if a message cannot be read. On a stream, which passes `faults`, it is raised only if that
+        message was meant as the answer. Otherwise the error is logged and stored in `faults`.
         """
         if wire_log.isEnabledFor(logging.DEBUG):
             wire_log.debug("< %s", masked_body(data))
@@ -217,7 +220,7 @@ class HttpTransport:
     def _unreadable(
         self, part: bytes, error: ProtocolError, request_id: RequestId | None, faults: list[InvalidAnswer] | None
     ) -> None:
-        fault = InvalidAnswer(f"{self.where} sent something that is no message: {error}")
+        fault = InvalidAnswer(f"{self.where} sent something that is not a message: {error}")
         is_answer, named = whom_it_answers(part)
         if faults is None or (is_answer and request_id is not None and named in (None, request_id)):
             raise fault from None
@@ -229,7 +232,7 @@ class HttpTransport:
     async def _follow(
         self, reply: HttpResponse, request_id: RequestId, headers: Mapping[str, str], *, resumable: bool
     ) -> Frame:
-        """Read a stream up to the answer, taking it up again where it broke off, if that may be."""
+        """Read a stream up to the answer. If it breaks off and is `resumable`, resume it."""
         events = sse.Decoder(max_event_bytes=self._limits.event_bytes)
         faults: list[InvalidAnswer] = []
         attempt = 0
@@ -242,7 +245,7 @@ class HttpTransport:
             try:
                 frame = await self._read(reply, events, request_id, faults)
             except ConnectionFailed as error:
-                faults.clear()  # it broke off: the answer may have been still to come
+                faults.clear()  # the stream broke off, so the unreadable event need not have been the answer
                 failure = error
             finally:
                 if frame is None:
@@ -251,18 +254,18 @@ class HttpTransport:
                 reply.finish()
                 return frame
             attempt = 0 if events.last_event_id != before else attempt + 1
-            events = self._anew(events)
+            events = self._next_decoder(events)
             if not resumable or events.last_event_id is None or attempt > self._limits.resumptions:
                 try:
                     raise faults[0] if faults else failure
                 finally:
-                    del faults, failure  # else they and this frame hold each other, and what came in
+                    del faults, failure  # breaks the reference cycle between the exceptions and this frame
             reply = await self._resume(events, headers, attempt, failure)
 
     async def _resume(
         self, events: sse.Decoder, headers: Mapping[str, str], attempt: int, failure: ConnectionFailed
     ) -> HttpResponse:
-        """Ask for the rest of a stream."""
+        """Ask for the rest of a stream by Last-Event-ID, and return the response with it."""
         sent = {**self._gotten, **headers, "Last-Event-ID": events.last_event_id or ""}
         while attempt <= self._limits.resumptions:
             await asyncio.sleep(pause(attempt, events.retry))
@@ -277,8 +280,8 @@ class HttpTransport:
             if reply.status == _NO_STREAMS:
                 reply.done()
                 raise ConnectionFailed(
-                    f"{self.where} ended the stream before its answer was complete, and does not let it be taken up "
-                    "again (HTTP 405); whether it did what was asked is not known."
+                    f"{self.where} ended the stream before its answer was complete, and does not let the client resume "
+                    "it (HTTP 405). It is not known whether the request was executed."
                 )
             refusal = await self._refusal(reply)
             refusal.was_seen = True
@@ -291,8 +294,8 @@ class HttpTransport:
         finally:
             del failure
 
-    def _anew(self, events: sse.Decoder) -> sse.Decoder:
-        """Return a decoder for the next connection, which remembers where the last one ended."""
+    def _next_decoder(self, events: sse.Decoder) -> sse.Decoder:
+        """Return a decoder for the next connection of a stream, with the last event id and the retry time so far."""
         fresh = sse.Decoder(max_event_bytes=self._limits.event_bytes)
         fresh.last_event_id, fresh.retry = events.last_event_id, events.retry
         return fresh
@@ -300,10 +303,10 @@ class HttpTransport:
     async def _read(
         self, reply: HttpResponse, events: sse.Decoder, request_id: RequestId | None, faults: list[InvalidAnswer]
     ) -> Frame | None:
-        """Read one connection's part of a stream; returns the answer, or None at its end.
+        """Read a stream until the answer arrives or the connection ends. Return the answer, or None at the end.
 
-        An event that could not be read, and was not the answer, is left in `faults`: the last one. ConnectionFailed
-        also when the server should have given a sign of life and did not.
+        If an event cannot be read and was not the answer, its error is stored in `faults`, which holds the last such
+        error. Raises ConnectionFailed if the connection breaks, or if the server stops sending its keep-alive comments.
         """
         now = asyncio.get_running_loop().time
         pulse = StreamWatchdog(self._limits.silence_seconds, now())
@@ -319,10 +322,8 @@ class HttpTransport:
                             began = now()
                     silence.reschedule(pulse.felt(chunk, now()))
         except TimeoutError:
-            self._wire.renew()  # those to the same place that are idle are as dead
-            raise ConnectionFailed(
-                f"{self.where} gave no sign of life any more, on a stream that it did not end."
-            ) from None
+            self._wire.renew()  # idle connections to the same server are probably lost, too
+            raise ConnectionFailed(f"{self.where} sends nothing any more, on a stream that it did not end.") from None
         return None
 
     def _read_piece(
@@ -340,9 +341,10 @@ class HttpTransport:
         return None
 
     async def open_standalone_stream(self, headers: Mapping[str, str], opened: Callable[[], None]) -> None:
-        """Keep the standing stream open, through every loss of it, as long as the server takes it.
+        """Open the standing stream, and open it again whenever it is lost.
 
-        ConnectionFailed when it could not be opened again several times in a row.
+        Returns if the server has no such stream. Raises Refused if the server refuses to open it again, and
+        ConnectionFailed after several failed attempts in a row.
         """
         events = sse.Decoder(max_event_bytes=self._limits.event_bytes)
         now = asyncio.get_running_loop().time
@@ -360,7 +362,7 @@ class HttpTransport:
                     if stood and not is_stream:
                         raise await self._not_again(reply)
                     opened()
-                    if not is_stream:  # the server has none, which is its right
+                    if not is_stream:  # servers need not have a standing stream
                         return
                     stood, since = True, now()
                     await self._read(reply, events, None, [])
@@ -376,30 +378,33 @@ class HttpTransport:
                     raise lost
                 finally:
                     del lost
-            events = self._anew(events)
+            events = self._next_decoder(events)
             await asyncio.sleep(attempts.pause(events.retry))
 
     async def _not_again(self, reply: HttpResponse) -> WeftError:
-        """Why a standing stream is not opened again: a ConnectionFailed if that may still be, else for good."""
+        """Return the error for a standing stream that could not be opened again.
+
+        This is ConnectionFailed if a later attempt may succeed, and Refused if not.
+        """
         if reply.status == _TAKEN:
             return ConnectionFailed(f"{self.where} has not noticed yet that its stream was lost.")
-        if reply.status >= 500:  # it, or a proxy before it, may be starting again
+        if reply.status >= 500:  # the server, or a proxy before it, may be restarting
             return ConnectionFailed(f"{self.where} answered with the HTTP status {reply.status}.")
         return await self._refusal(reply)
 
 
 def _ignore(frame: Frame, request_id: RequestId | None) -> None:
-    """Ignore what comes while the transport is not open."""
+    """Do nothing. Used until `open` sets the callback."""
 
 
-_MOST_AUTHORIZATIONS = 3
-_REFUSAL_BYTES = 1024 * 1024  # of a refusal's body are read
+_MOST_AUTHORIZATIONS = 3  # how often one request is sent again after a refusal
+_REFUSAL_BYTES = 1024 * 1024  # how much of the body of a refusal is read
 
 
 class AuthorizedWire:
-    """Another wire, with authorization. `hold` stops the clocks while somebody logs in.
+    """Adds authorization to the exchanges of another wire. `hold` pauses deadlines while the user logs in.
 
-    Tokens are those of the URL that is asked for, unless they are those of another `server`.
+    Tokens belong to the URL of each request, or to the URL `server` if that is given.
     """
 
     def __init__(
@@ -412,24 +417,27 @@ class AuthorizedWire:
     ) -> None:
         self._wire = wire
         self._auth = auth
-        self._seconds = seconds  # for the body of a refusal
+        self._seconds = seconds  # how long the body of a refusal may take to arrive
         self._hold = hold
         self._server = server
 
     async def open(self) -> None:
-        """Make ready."""
+        """Open the other wire."""
         await self._wire.open()
 
     def renew(self) -> None:
-        """Take other connections from now on."""
+        """Use new connections from now on."""
         self._wire.renew()
 
     async def close(self) -> None:
-        """Free everything."""
+        """Close the other wire."""
         await self._wire.close()
 
     async def exchange(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> HttpResponse:
-        """Send a request, again where a login was worth while; Refused where it was not."""
+        """Send a request with a token. After a 401 or 403, let `auth` log in and send the request again.
+
+        Raises Refused if `auth` cannot log in.
+        """
         auth, whose = self._auth, self._server or url
         attempt = 0
         while True:
@@ -445,10 +453,7 @@ class AuthorizedWire:
 
 
 async def read_refusal(reply: HttpResponse, where: str, seconds: float) -> Refused:
-    """Read a refusal with the beginning of its body, which decides what the refusal means.
-
-    Nothing more is read of the reply, also where somebody gives up meanwhile.
-    """
+    """Return a refusal with its body, which is empty if it is too large or takes too long. Then end the response."""
     try:
         async with asyncio.timeout(seconds):
             body = await reply.body(_REFUSAL_BYTES)

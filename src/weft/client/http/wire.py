@@ -1,7 +1,7 @@
-"""Exchange single HTTP requests by aiohttp, choose the proxy, and say why a connection failed.
+"""Send single HTTP requests with aiohttp, choose the proxy, and explain why a connection failed.
 
-A response that could not be had is told as what happened and what to do. The credentials of a proxy go to the proxy
-alone: they are in no error, no log and no repr, and never among what a server gets.
+An error message says what happened and what to do. The credentials of a proxy are sent to the proxy only. They appear
+in no error, log or repr, and no server gets them.
 """
 
 from __future__ import annotations
@@ -30,56 +30,58 @@ from weft.errors import ConnectionFailed, InvalidAnswer, UsageError
 from weft.limits import ClientLimits
 
 _MOST_CONNECTIONS = 100
-_MOST_COOKIES = 100  # then all are forgotten: who means one well sets it again
-# Readable to the end, or broken: how a kept connection looks that the server has closed.
-_UNASKED = getattr(select, "POLLIN", 0)  # bytes, or the end; that it was hung up is told always
-_LEAST_IDLE = 0.1  # seconds, whatever a server says
-_MOST_RETIRED = 3  # pools that are not used any more
-_END_SECONDS = 1.0  # for the end of a stream whose answer was read
-# When the system asks whether the other end of a silent stream is still there, how often (s), and when it gives up.
+_MOST_COOKIES = 100  # if a server sets more, all are deleted
+_UNASKED = getattr(select, "POLLIN", 0)  # poll for data or the end of a kept connection; hang-ups are always reported
+_LEAST_IDLE = 0.1  # seconds that a connection is kept, also if the server asks for less
+_MOST_RETIRED = 3  # old pools that are kept until their requests end
+_END_SECONDS = 1.0  # how long to wait for the end of a stream after its answer was read
+# TCP keep-alive: seconds of silence before the first probe, seconds between probes, probes without an answer.
 _PROBING = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 3}
 
 
 class HttpResponse(Protocol):
-    """The head of a response, and a way to its body."""
+    """An HTTP response whose head has arrived, and whose body can be read."""
 
     status: int
-    headers: Mapping[str, str]  # looked up in any case
+    headers: Mapping[str, str]  # case-insensitive
 
     async def body(self, limit: int) -> bytes:
-        """All of it, unpacked; InvalidAnswer when that is more than `limit` bytes."""
+        """Return the whole body, decompressed. Raises InvalidAnswer if it has more than `limit` bytes."""
         ...
 
     def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body piece by piece as it comes; ConnectionFailed when it breaks off."""
+        """Yield the chunks of the body as they arrive. Raises ConnectionFailed if the connection breaks."""
         ...
 
     def done(self) -> None:
-        """No more of it is wanted. What was not read to its end is cut off."""
+        """End the response. If its body was not read completely, close the connection."""
         ...
 
     def finish(self) -> None:
-        """All that matters was read: only the end should follow. Wait for it aside, so that the connection is kept."""
+        """Wait in the background for the end of the body, and then keep the connection for later requests.
+
+        Call this instead of `done` when the answer was read and only the end of the body is missing.
+        """
         ...
 
 
 class Wire(Protocol):
-    """A way to do HTTP exchanges."""
+    """The interface for HTTP exchanges."""
 
     async def open(self) -> None:
-        """Make ready."""
+        """Prepare for exchanges."""
         ...
 
     async def exchange(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> HttpResponse:
-        """Send a request and wait for the head of its response; ConnectionFailed when there is none."""
+        """Send a request, and return the response when its head has arrived. Raises ConnectionFailed if none does."""
         ...
 
     def renew(self) -> None:
-        """Open new connections from now on: those that are open may lead nowhere."""
+        """Use new connections from now on, because the open ones may be lost."""
         ...
 
     async def close(self) -> None:
-        """Cut off whatever is under way, and free everything."""
+        """Close all connections, including those of requests in flight."""
         ...
 
 
@@ -91,12 +93,12 @@ class _Reply:
     def __init__(self, response: aiohttp.ClientResponse, where: str, ends: set[asyncio.Task[None]]) -> None:
         self._response = response
         self._where = where
-        self._ends = ends  # where those are kept that wait for an end
+        self._ends = ends  # the wire's set of tasks that wait for the end of a stream
         self.status = response.status
         self.headers: Mapping[str, str] = response.headers
 
     async def body(self, limit: int) -> bytes:
-        """All of it, within a limit that also holds for what was packed."""
+        """Return the whole body. The limit counts decompressed bytes."""
         stated = self._response.content_length
         try:
             if stated is not None and stated <= limit and "Content-Encoding" not in self.headers:
@@ -114,7 +116,7 @@ class _Reply:
         return bytes(whole)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body piece by piece."""
+        """Yield the chunks of the body as they arrive."""
         self._probe()
         try:
             async for chunk in self._response.content.iter_any():
@@ -123,23 +125,23 @@ class _Reply:
             raise ConnectionFailed(broken_off(self._where, error)) from None
 
     def _probe(self) -> None:
-        """Let the system find out when the machine at the other end is gone, for a stream may be silent for long."""
+        """Turn on TCP keep-alive, so that a lost connection is noticed although a stream may be silent for long."""
         connection = self._response.connection
         transport = None if connection is None else connection.transport
         end = None if transport is None else transport.get_extra_info("socket")
         if end is not None:
-            with suppress(OSError):  # gone already, or no TCP
+            with suppress(OSError):  # the socket is closed, or not TCP
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 for option, value in _PROBING.items():
                     if hasattr(socket, option):
                         end.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
     def done(self) -> None:
-        """Give the connection back, or close it where the response did not end yet."""
+        """Return the connection to the pool, or close it if the response has not ended."""
         self._response.release()
 
     def finish(self) -> None:
-        """Read on to the end, for a moment."""
+        """Wait briefly, in a task, for the end of the body. Then return the connection to the pool."""
         if self._response.content.at_eof():
             self._response.release()
             return
@@ -158,23 +160,23 @@ class _Reply:
 
 
 class _Connector(aiohttp.TCPConnector):
-    """A pool that does not hand out a kept connection which the server has closed.
+    """A pool that checks whether the server has closed a kept connection before a request is sent on it.
 
-    The loop may not have noticed: it was busy, or the end has only just arrived. What is sent on such a connection was
-    read by nobody, but afterwards that cannot be told from a server that read it and then failed (RFC 9110, 9.2.2). So
-    it is looked at before.
+    The event loop may not have noticed the end of a connection, because it was busy or the end has just arrived. A
+    request on such a connection fails. Afterwards it is unknown whether the server has read it (RFC 9110, 9.2.2). So
+    the pool checks before.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)  # pyright: ignore[reportUnknownMemberType] - of a type of sockets
-        self._used: WeakSet[Any] = WeakSet()  # those that were handed out before
+        self._used: WeakSet[Any] = WeakSet()  # connections that were used before
 
     async def connect(self, *args: Any, **kwargs: Any) -> aiohttp.connector.Connection:
-        """Get a connection, kept or new."""
+        """Return a new connection, or a kept one that is still open."""
         while True:
             connection = await super().connect(*args, **kwargs)
             protocol = getattr(connection, "protocol", None)
-            if protocol is None:  # another version of aiohttp: its own check has to do
+            if protocol is None:  # another version of aiohttp; only its own check applies
                 return connection
             if protocol not in self._used:
                 self._used.add(protocol)
@@ -185,7 +187,7 @@ class _Connector(aiohttp.TCPConnector):
 
 
 def _is_over(protocol: Any) -> bool:
-    """Return whether a kept connection has ended, or has bytes of an answer without a request."""
+    """Return whether a kept connection has ended, or has received data although no request was sent."""
     if getattr(protocol, "should_close", False):
         return True
     transport = getattr(protocol, "transport", None)
@@ -198,7 +200,7 @@ def _is_over(protocol: Any) -> bool:
 
 
 class AiohttpWire:
-    """Exchanges over the network. Connections are kept and used again."""
+    """HTTP exchanges over the network. Connections are kept and used again."""
 
     def __init__(
         self,
@@ -211,17 +213,17 @@ class AiohttpWire:
         self._limits = limits
         self._proxy = proxy
         self._tls = tls
-        self._trust_env = trust_env  # where no proxy is named
-        self._session: aiohttp.ClientSession | None = None
-        self._retired: list[aiohttp.ClientSession] = []  # what is under way there may still end well
-        self._ends: set[asyncio.Task[None]] = set()  # those who wait for the end of a stream
-        self._closings: set[asyncio.Task[None]] = set()  # of pools
-        self._found: dict[tuple[str, ...], Proxy | None] = {}  # in the environment, by the origin
-        self._was_reached = False  # once: how a failure is explained depends on it
-        self._idle_seconds = limits.idle_seconds  # how long connections are kept; less where the server says so
+        self._trust_env = trust_env  # look for a proxy in the environment if `proxy` is None
+        self._session: aiohttp.ClientSession | None = None  # the current pool
+        self._retired: list[aiohttp.ClientSession] = []  # old pools, whose requests may still be in flight
+        self._ends: set[asyncio.Task[None]] = set()  # tasks that wait for the end of a stream
+        self._closings: set[asyncio.Task[None]] = set()  # tasks that close a pool
+        self._found: dict[tuple[str, ...], Proxy | None] = {}  # proxies from the environment, by origin
+        self._was_reached = False  # whether any response has arrived; used to explain failures
+        self._idle_seconds = limits.idle_seconds  # how long connections are kept; the server can shorten it
 
     async def open(self) -> None:
-        """Make the pool; connections come with the requests."""
+        """Create the pool. Each request connects when it needs to."""
         if self._session is None or self._session.closed:
             self._session = self._pool(aiohttp.CookieJar())
 
@@ -233,7 +235,7 @@ class AiohttpWire:
         )
 
     def renew(self) -> None:
-        """Begin another pool. Of the old one, what is idle goes by itself; but few are kept."""
+        """Create a new pool. Requests on the old pools can end, but only the last few old pools are kept."""
         if self._session is not None:
             self._retired.append(self._session)
             self._session = self._pool(self._session.cookie_jar)
@@ -241,13 +243,13 @@ class AiohttpWire:
             self._close_pool(self._retired.pop(0))
 
     def _close_pool(self, pool: aiohttp.ClientSession) -> None:
-        """Close it aside. Nobody stops that."""
+        """Close a pool in a separate task, so that a cancellation of the caller does not interrupt it."""
         task = asyncio.create_task(pool.close())
         self._closings.add(task)
         task.add_done_callback(self._closings.discard)
 
     async def exchange(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> HttpResponse:
-        """Send a request."""
+        """Send a request, and return the response when its head has arrived."""
         proxy = self._proxy
         if proxy is None and self._trust_env:
             proxy = await self._find_proxy(url)
@@ -267,11 +269,11 @@ class AiohttpWire:
                 proxy_headers=None if proxy is None else proxy.headers,
             )
         except asyncio.CancelledError:
-            if session.closed and not _is_cancelled():  # a pool that is closed cancels those who wait for room in it
+            if session.closed and not _is_cancelled():  # closing a pool cancels tasks that wait for a free connection
                 raise _was_closed(url) from None
             raise
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            if session.closed:  # by us
+            if session.closed:  # by `close` or `renew`
                 raise _was_closed(url) from None
             seconds = self._limits.connect_seconds
             failure = ConnectionFailed(
@@ -291,7 +293,7 @@ class AiohttpWire:
         return _Reply(response, place(url), self._ends)
 
     def _obey(self, kept: str) -> None:
-        """Keep connections for less time than the server does, so that neither closes one that the other uses."""
+        """Keep connections for a shorter time than the server does, so that it closes none that is about to be used."""
         said = _KEPT_FOR.search(kept)
         if said is not None:
             seconds = max(int(said[1]) - 1.0, int(said[1]) / 2, _LEAST_IDLE)
@@ -300,7 +302,7 @@ class AiohttpWire:
                 self.renew()
 
     async def _find_proxy(self, url: str) -> Proxy | None:
-        """Return the proxy of the environment, looked up once for an origin: some systems take their time."""
+        """Return the proxy from the environment. It is looked up once per origin, because that can be slow."""
         origin = urlsplit(url)[:2]
         if origin not in self._found:
             self._found[origin] = await asyncio.to_thread(environment_proxy, url)
@@ -327,23 +329,23 @@ def _was_closed(url: str) -> ConnectionFailed:
 
 
 def _is_cancelled() -> bool:
-    """Whether somebody has cancelled the task that asks."""
+    """Return whether the current task was cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def media_type(reply: HttpResponse) -> str:
-    """Return the media type of a body, in lower case."""
+    """Return the Content-Type header of a response, in lower case."""
     return reply.headers.get("Content-Type", "").lower()
 
 
 def is_event_stream(reply: HttpResponse) -> bool:
-    """Whether what was asked for with GET is there, and comes in events."""
+    """Return whether a response to a GET is a successful event stream."""
     return reply.status == 200 and media_type(reply).startswith("text/event-stream")
 
 
 def resolved(url: str, named: str) -> tuple[str, bool]:
-    """Where a server at a URL leads to; and whether that is within its origin, as nothing is that is no URL.
+    """Return the URL that a server at `url` names, and whether it has the same origin. An invalid URL has not.
 
     >>> resolved("https://a.example/mcp", "/post?n=1"), resolved("https://a.example/mcp", "//[")
     (('https://a.example/post?n=1', True), ('//[', False))
@@ -358,7 +360,7 @@ def resolved(url: str, named: str) -> tuple[str, bool]:
 
 _PORTS = {"http": 80, "https": 443}
 
-# OpenSSL's codes for a certificate that does not hold (X509_V_ERR_…).
+# OpenSSL's codes for an invalid certificate (X509_V_ERR_…).
 _NO_ISSUER = frozenset({2, 18, 19, 20, 21})
 _OTHER_HOST = frozenset({62, 64})
 _EXPIRED = 10
@@ -367,14 +369,14 @@ _GIVE_CLIENT_CERTIFICATE = "load one with load_cert_chain() into an ssl.SSLConte
 
 
 def place(url: str) -> str:
-    """Return a URL for error texts: without a query, which may be a key."""
+    """Return a URL for error messages, without the query, because that may contain a key."""
     return url.partition("?")[0]
 
 
 def why_unreached(
     url: str, error: Exception, *, proxy: Proxy | None, connect_seconds: float, was_reached: bool = False
 ) -> str:
-    """Return the sentence for an exchange that got no response. `was_reached`: another one did before."""
+    """Return the error message for a request without a response. `was_reached` says if an earlier one had one."""
     parts, where = urlsplit(url), place(url)
     if fault := proxy_fault(error, proxy) or tls_fault(error):
         return f"{where} cannot be reached: {fault}."
@@ -387,23 +389,23 @@ def why_unreached(
     if isinstance(error, TimeoutError):
         way = "" if proxy is None else f" through the proxy {proxy.url}"
         return (
-            f"{where} did not take a connection{way} within {connect_seconds:g} s. Is it up, and let through by "
-            "firewalls?"
+            f"{where} did not accept a connection{way} within {connect_seconds:g} s. Is it running, or does a firewall "
+            "block it?"
         )
     if isinstance(error, aiohttp.ServerDisconnectedError) or isinstance(cause, ConnectionError):
         is_guess = parts.scheme == "https" and not was_reached
         guess = f" If it wants a client certificate, {_GIVE_CLIENT_CERTIFICATE}." if is_guess else ""
         return (
-            f"{where} closed the connection without an answer: whether it did what was asked is not known. Look into "
-            f"its log, or that of a proxy before it.{guess}"
+            f"{where} closed the connection without an answer. It is not known whether the request was executed. Look "
+            f"into its log, or that of a proxy before it.{guess}"
         )
-    if isinstance(error, aiohttp.ClientResponseError):  # its own text has the whole URL
-        return f"{where} answered with something that is no HTTP; check the address, and what runs there."
+    if isinstance(error, aiohttp.ClientResponseError):  # its text is not shown, because it has the whole URL
+        return f"{where} answered with something that is not HTTP; check the address, and what runs there."
     return f"{where} cannot be reached: {type(error).__name__}: {error}."
 
 
 def is_unanswered(error: Exception) -> bool:
-    """Return whether a connection stood and then ended, without a byte of an answer."""
+    """Return whether a connection was open and then ended before any byte of an answer arrived."""
     if isinstance(error, aiohttp.ClientConnectorError):
         return False
     return isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
@@ -415,10 +417,10 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def broken_off(where: str, error: Exception) -> str:
-    """Return the sentence for an answer that did not end."""
+    """Return the error message for an answer that is not complete."""
     return (
         f"The connection to {where} broke off before its answer was complete ({type(error).__name__}). The server, or "
-        "a proxy before it, went away; whether it did what was asked is not known."
+        "a proxy before it, has stopped. It is not known whether the request was executed."
     )
 
 
@@ -426,7 +428,7 @@ def broken_off(where: str, error: Exception) -> str:
 
 
 def proxy_fault(error: Exception, proxy: Proxy | None) -> str | None:
-    """Return what the proxy has to do with a failure; None if nothing."""
+    """Return the explanation if the proxy caused this failure, or None."""
     if proxy is None:
         return None
     if isinstance(error, aiohttp.ClientHttpProxyError):
@@ -445,9 +447,9 @@ def proxy_refusal(status: int, headers: Mapping[str, str], proxy: Proxy) -> str:
             f"the proxy {proxy.url} answered with the HTTP status {status}: it does not get there, or does not allow it"
         )
     if "basic" not in headers.get("Proxy-Authenticate", "basic").lower():
-        return f"the proxy {proxy.url} wants credentials in another form than Basic, the only one that is known here"
+        return f"the proxy {proxy.url} requires another authentication scheme than Basic, which is not supported"
     if proxy.headers:
-        return f"the proxy {proxy.url} does not take the name and password in {proxy.said_in}; check them"
+        return f"the proxy {proxy.url} does not accept the name and password in {proxy.said_in}; check them"
     return (
         f"the proxy {proxy.url} wants credentials; write them into {proxy.said_in}, as http://name:password@host:port"
     )
@@ -457,7 +459,7 @@ def proxy_refusal(status: int, headers: Mapping[str, str], proxy: Proxy) -> str:
 
 
 def tls_fault(error: BaseException) -> str | None:
-    """Return what went wrong with TLS; None where it was something else."""
+    """Return the explanation if TLS caused this failure, or None."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return _untrusted(error.certificate_error)
     cause = _cause(error)
@@ -467,14 +469,14 @@ def tls_fault(error: BaseException) -> str | None:
         return _refused(cause)
     if isinstance(cause, ConnectionError) and _was_in_handshake(error):
         return (
-            "it broke off the TLS handshake without a word. If it wants a client certificate, "
+            "it broke off the TLS handshake without a reason. If it wants a client certificate, "
             f"{_GIVE_CLIENT_CERTIFICATE}"
         )
     return None
 
 
 def _was_in_handshake(error: BaseException) -> bool:
-    """Whether a connection ended between its beginning and the first request."""
+    """Return whether a connection ended after it was opened and before the first request was sent."""
     is_early = isinstance(error, aiohttp.ClientConnectorError) and not isinstance(
         error.os_error, ConnectionRefusedError
     )
@@ -482,21 +484,21 @@ def _was_in_handshake(error: BaseException) -> bool:
 
 
 def _untrusted(error: Exception) -> str:
-    """Why the server's certificate does not hold."""
+    """Return why the server's certificate is not accepted, and what to do."""
     code = getattr(error, "verify_code", None)
     said = str(getattr(error, "verify_message", "") or error).rstrip(". ")
     if code in _OTHER_HOST:
         return f"its certificate is not for this host ({said}); use a name that it is for"
-    remedy = "ask its operator for one that holds"
+    remedy = "ask its operator for a valid one"
     if code in _NO_ISSUER:
         remedy = "if its issuer is a private one, give tls=ssl.create_default_context(cafile='…')"
     elif code == _EXPIRED:
-        remedy = "have it renewed, or set the clock of this machine right"
+        remedy = "have it renewed, or correct the clock of this machine"
     return f"its certificate is not trusted ({said}); {remedy}"
 
 
 def _refused(error: ssl.SSLError) -> str:
-    """Why there is no TLS, from OpenSSL's name for it."""
+    """Return why the TLS handshake failed, from OpenSSL's name of the reason, and what to do."""
     reason = str(error.reason or "")
     if reason.endswith("ALERT_CERTIFICATE_REQUIRED"):
         return f"it wants a client certificate: {_GIVE_CLIENT_CERTIFICATE}"
@@ -506,7 +508,7 @@ def _refused(error: ssl.SSLError) -> str:
             f"certificate: {_GIVE_CLIENT_CERTIFICATE}"
         )
     if "ALERT" in reason and ("CERTIFICATE" in reason or reason.endswith("UNKNOWN_CA")):
-        return f"it does not take the client certificate in `tls` ({_in_words(reason)}); give one that it knows"
+        return f"it does not accept the client certificate in `tls` ({_in_words(reason)}); give one that it accepts"
     if reason in _NO_TLS:
         return "it does not speak TLS there; use http:// if that is meant, or check the port"
     return f"TLS failed ({_in_words(reason) or error})"
@@ -519,33 +521,33 @@ def _in_words(reason: str) -> str:
     return reason.lower().replace("_", " ")
 
 
-PROXY_REFUSES = 407  # without credentials that it knows
+PROXY_REFUSES = 407  # status of a proxy that requires credentials
 
 _FORM = "http://host:port, or http://name:password@host:port"
-_NO_PROXY = f"is no URL of a proxy; write it as {_FORM}, with %40 and its like for the @ : / # ? % of a password."
+_NO_PROXY = f"is not the URL of a proxy; write it as {_FORM}, with %40 for an @ in a password, and so on for : / # ? %."
 
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A proxy. Its credentials are a header, which is not shown."""
+    """A proxy. Its credentials are in `headers`, which are not part of the repr."""
 
     url: str  # without credentials
-    said_in: str = "`proxy`"  # where a person finds it
-    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    said_in: str = "`proxy`"  # where the proxy is configured, for error messages
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # Proxy-Authorization
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port."""
+        """Host and port of the proxy."""
         parts = urlsplit(self.url)
         return parts.hostname or "", parts.port or _PORTS[parts.scheme]
 
     def headers_through(self, url: str) -> Mapping[str, str]:
-        """Return the headers for the proxy in a request to a URL; none where a tunnel leads past it."""
+        """Return the proxy's headers for a request to a URL. Requests to https URLs get none: they use a tunnel."""
         return NO_HEADERS if url[:6].lower() == "https:" else self.headers
 
 
 def read_proxy(given: object) -> Proxy:
-    """Return the proxy that a program names.
+    """Return the proxy for the value of `proxy=`. Raises UsageError if it is not the URL of an HTTP proxy.
 
     >>> read_proxy("http://ann:secret@proxy.example:3128")
     Proxy(url='http://proxy.example:3128', said_in='`proxy`')
@@ -564,7 +566,7 @@ http://host:port, or http://name:password@host:port.
 
 
 def environment_proxy(url: str) -> Proxy | None:
-    """Return the proxy of the environment, or of the system, for a URL; None where it has none. May take a moment."""
+    """Return the proxy for a URL from the environment or the system's settings, or None. This can be slow."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     given = urllib.request.getproxies().get(parts.scheme)
@@ -580,23 +582,23 @@ def environment_proxy(url: str) -> Proxy | None:
 
 
 def environment_proxy_hosts() -> frozenset[str]:
-    """Return the hosts of all proxies that the environment may lead to."""
+    """Return the hosts of all proxies that the environment names."""
     found: set[str] = set()
     for given in urllib.request.getproxies().values():
         try:
             found.add(urlsplit(_with_scheme(given)).hostname or "")
         except ValueError:
-            continue  # it is told of when it is to be used
+            continue  # `environment_proxy` raises the error when the proxy is needed
     return frozenset(found)
 
 
 def _with_scheme(given: str) -> str:
-    """Read a proxy of the environment, where many leave out the scheme."""
+    """Add http:// to the URL of a proxy without a scheme, as environments often have it."""
     return given if "://" in given else f"http://{given}"
 
 
 def _read(text: str, said_in: str) -> Proxy:
-    """Read a proxy; ValueError with the rest of a sentence. Nothing is quoted that may be a part of a password."""
+    """Return the proxy for a URL. Raises ValueError with the end of a sentence, which quotes no part of a password."""
     try:
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port

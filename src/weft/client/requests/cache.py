@@ -1,15 +1,17 @@
-"""Cache results for as long as the server says they are fresh, and remember what its tools declare.
+"""Cache results for as long as the server allows, and remember the descriptions of its tools.
 
-A `ResponseCache` may be shared by many clients; each uses it through a `CacheView` for its server and authorization.
-Results are kept as they came, in bytes, so that no reader can change them for the next.
+A `ResponseCache` can be shared by many clients. Each client uses it through a `CacheView` for its server and
+authorization. Results are kept as bytes, so that a caller cannot change them for the next caller.
 
-    public    one answer for everybody who asks that server
-    private   one answer for each authorization: another token, another cache
+    public    one result for all clients of the server
+    private   one result per authorization: each token has its own results
 
-Freshness is looked at when an answer is needed; nothing is fetched in the background. The pages of a list are kept one
-by one, and read from the scope of their first page alone: a shared page never continues a private list.
+A result is checked for freshness when it is needed. Nothing is fetched in the background. The pages of a list are kept
+separately. All are read from the scope (public or private) of the first page, so that a public page never continues a
+private list.
 
-`Toolbox` learns from the lists that pass by which arguments go into headers, and checks results by their schemas.
+`Toolbox` remembers from the tool lists which arguments are repeated in headers, and checks results against their
+schemas.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ CACHEABLE = frozenset(
         "tools/list",
     }
 )
-"""The methods whose results may be kept."""
+"""The methods whose results may be cached."""
 
 _READ = "resources/read"
 _CHANGES: Mapping[str, tuple[str, ...]] = {
@@ -57,52 +59,52 @@ _CHANGES: Mapping[str, tuple[str, ...]] = {
     "notifications/resources/updated": (_READ,),
     "notifications/tools/list_changed": ("tools/list",),
 }
-_NOT_IN_KEY = ("_meta", "cursor")
-_ROUNDS = ("inputResponses", "requestState")
-_MAX_SECONDS = 24 * 3600.0  # a server cannot make an answer last longer: some day it will be wrong
-_MAX_PARENTS = 64
-_MAX_CHANGES = 4096
-_MAX_STALE = 1024  # params that wait to be taken out of a store; beyond that, all of the method are
+_NOT_IN_KEY = ("_meta", "cursor")  # params that are not part of `CacheKey.params`
+_ROUNDS = ("inputResponses", "requestState")  # params of later rounds; their results are not cached
+_MAX_SECONDS = 24 * 3600.0  # longest lifetime of an entry, also if the server allows more
+_MAX_PARENTS = 64  # slashes in a URI whose parents are dropped, too
+_MAX_CHANGES = 4096  # methods of servers whose last change is remembered
+_MAX_STALE = 1024  # params that wait to be dropped; if there are more, all entries of the method are dropped
 
 
 class CacheKey(NamedTuple):
-    """What an answer answers: two questions share one only if all of this is equal."""
+    """The key of a cached result. Two requests share a result only if all these fields are equal."""
 
     server: str
-    partition: str | None  # None: public
+    partition: str | None  # name of the authorization; None if the result is public
     method: str
     params: bytes  # as JSON with sorted keys, without `_meta` and the cursor
     cursor: str | None
 
 
 class CacheEntry(NamedTuple):
-    """An answer, and until when it is fresh by the clock of the cache."""
+    """A cached result."""
 
     result: bytes
-    fresh_until: float
+    fresh_until: float  # time on the clock of the cache
 
 
 class CacheStore(Protocol):
-    """Where entries are. One that several processes share needs `ResponseCache(store, clock=time.time)`.
+    """A store for cached results. If several processes share it, use `ResponseCache(store, clock=time.time)`.
 
-    What a store raises is logged, and costs what it keeps: the server is asked then.
+    If a store raises an exception, it is logged, and the client asks the server.
     """
 
     async def get(self, key: CacheKey) -> CacheEntry | None:
-        """Return the entry, fresh or not; None when there is none."""
+        """Return the entry, fresh or not, or None if there is none."""
         ...
 
     async def set(self, key: CacheKey, entry: CacheEntry) -> None:
-        """Keep an entry, or do not: a store may forget whatever it likes."""
+        """Store an entry. A store may drop entries at any time."""
         ...
 
     async def drop(self, server: str, method: str, params: Collection[bytes] | None = None) -> None:
-        """Forget the answers of a server to a method, in every partition; with `params`, only to one of those."""
+        """Drop all entries of a server and a method, in every partition. With `params`, only entries with these."""
         ...
 
 
 class MemoryCacheStore:
-    """Entries in this process, at most so many and so many bytes; those longest unused go first."""
+    """A store in the memory of this process. Beyond its limits, the entries that were unused longest are dropped."""
 
     def __init__(self, *, max_entries: int = 1024, max_bytes: int = 64 * 1024 * 1024) -> None:
         self._max_entries = max_entries
@@ -114,14 +116,14 @@ class MemoryCacheStore:
         return len(self._entries)
 
     async def get(self, key: CacheKey) -> CacheEntry | None:
-        """Return the entry, and mark it as used last."""
+        """Return the entry or None, and mark the entry as used."""
         entry = self._entries.get(key)
         if entry is not None:
             self._entries.move_to_end(key)
         return entry
 
     async def set(self, key: CacheKey, entry: CacheEntry) -> None:
-        """Keep an entry, and forget others until it fits; one that never would is not kept."""
+        """Store an entry, and drop others until it fits. An entry larger than the limit is not stored."""
         self._remove(key)
         size = _size(key, entry)
         if size > self._max_bytes:
@@ -132,7 +134,7 @@ class MemoryCacheStore:
             self._remove(next(iter(self._entries)))
 
     async def drop(self, server: str, method: str, params: Collection[bytes] | None = None) -> None:
-        """Forget what matches."""
+        """Drop all entries of a server and a method. With `params`, only those with these params."""
         for key in list(self._entries):
             if key.server == server and key.method == method and (params is None or key.params in params):
                 self._remove(key)
@@ -144,7 +146,7 @@ class MemoryCacheStore:
 
 
 class ResponseCache:
-    """A store, a clock, and what changed when.
+    """A cache of results, which several clients can share.
 
     >>> cache = ResponseCache(clock=time.monotonic)
     >>> view = cache.view("https://flights.example/mcp", authorization_partition({"Authorization": "Bearer abc"}))
@@ -160,15 +162,15 @@ class ResponseCache:
         self.store: CacheStore = MemoryCacheStore() if store is None else store
         self.clock = clock
         self.max_seconds = max_seconds
-        self._count = 0  # of the changes heard, by all views
-        self._changed: dict[tuple[str, str], int] = {}  # at which count a server's method last changed
-        self._floor = 0  # the same for all that is not in there any more
+        self._count = 0  # number of changes so far, in all views
+        self._changed: dict[tuple[str, str], int] = {}  # the count at the last change of each server and method
+        self._floor = 0  # the count for servers and methods that are not in `_changed` any more
 
     def view(self, server: str, partition: str = "") -> CacheView:
-        """Return the cache as one client sees it.
+        """Return the view of one client on the cache.
 
-        `server` is what makes it another server to ask, such as its URL. `partition` stands for the caller's
-        authorization (`authorization_partition`); callers without any share one.
+        `server` identifies the server, for example by its URL. `partition` identifies the caller's authorization
+        (see `authorization_partition`). Callers without authorization share the partition "".
         """
         return CacheView(self, server, partition)
 
@@ -177,7 +179,7 @@ class ResponseCache:
         return self._count
 
     def note_change(self, server: str, method: str) -> None:
-        """Note a change: answers to requests sent before it are not kept."""
+        """Note a change, so that results of requests sent before it are not cached."""
         if len(self._changed) >= _MAX_CHANGES:
             self._changed.clear()
             self._floor = self._count + 1
@@ -190,22 +192,22 @@ class ResponseCache:
 
 
 class CacheView:
-    """One server's answers to one authorization."""
+    """The part of a cache for one server and one authorization."""
 
     def __init__(self, cache: ResponseCache, server: str, partition: str) -> None:
         self._cache = cache
         self._server = server
         self._partition = partition
-        # What was told to have changed and is still in the store: by method the params, or None for all of them.
+        # Params of changed entries that are still in the store, by method. None means all entries of the method.
         self._stale: dict[str, set[bytes] | None] = {}
-        self._is_dropping = False
+        self._is_dropping = False  # True while `drop_stale` runs
 
     def mark(self) -> int:
-        """Taken before a request is sent, and given to `put`: an answer that a change overtook is not kept."""
+        """Return a mark for `put`. Take it before a request is sent, so that `put` can notice a change in between."""
         return self._cache.mark()
 
     async def get(self, method: str, params: Mapping[str, Any] | None = None) -> bytes | None:
-        """Return the fresh answer to a request, or None: then ask the server."""
+        """Return the cached result for a request if it is fresh, or None."""
         key = self._key(method, params)
         if key is None:
             return None
@@ -216,7 +218,7 @@ class CacheView:
         return None
 
     async def put(self, method: str, params: Mapping[str, Any] | None, result: bytes, mark: int) -> None:
-        """Keep an answer that has just come, if it may be kept at all."""
+        """Store a result that has just arrived, if the server allows it and nothing has changed since the mark."""
         key = self._key(method, params)
         if key is None or self._cache.has_changed(self._server, method, mark):
             return
@@ -227,18 +229,18 @@ class CacheView:
         with _spared():
             held = await self._scope(key)
             if key.cursor is not None and held != partition:
-                return  # of another scope than its first page, or that is not kept
-            if held not in (_NOWHERE, partition):  # the scope has changed, and that of all pages with it
+                return  # the first page has another scope, or is not in the store
+            if held not in (_NOWHERE, partition):  # the scope of the list has changed, so drop its pages
                 await self._cache.store.drop(self._server, method, {key.params})
             fresh_until = self._cache.clock() + min(seconds, self._cache.max_seconds)
             await self._cache.store.set(key._replace(partition=partition), CacheEntry(result, fresh_until))
-            if self._cache.has_changed(self._server, method, mark):  # meanwhile, for a store may take its time
+            if self._cache.has_changed(self._server, method, mark):  # there was a change while the store was busy
                 await self._cache.store.drop(self._server, method, {key.params})
 
     def hear(self, method: str, params: Mapping[str, Any] | None = None) -> bool:
-        """Mark as stale what a notification is about; other notifications are ignored.
+        """Mark the entries as stale that a notification is about. Other notifications are ignored.
 
-        Return whether `drop_stale` is to be run: it is not, where it runs. A server may tell more than a store takes.
+        Return whether the caller must run `drop_stale`. If it is running already, it drops these entries, too.
         """
         for stale in _CHANGES.get(method, ()):
             self._cache.note_change(self._server, stale)
@@ -253,7 +255,7 @@ class CacheView:
         return bool(self._stale) and not self._is_dropping
 
     async def drop_stale(self) -> None:
-        """Take what was told to have changed out of the store."""
+        """Drop all stale entries from the store."""
         self._is_dropping = True
         try:
             while self._stale:
@@ -262,12 +264,12 @@ class CacheView:
             self._is_dropping = False
 
     async def changed(self, method: str, params: Mapping[str, Any] | None = None) -> None:
-        """Take a notification, and wait until what it is about is out of the store."""
+        """Handle a notification of a change: drop the entries that it is about from the store."""
         if self.hear(method, params):
             await self.drop_stale()
 
     async def drop(self, method: str) -> None:
-        """Forget every page: a cursor was refused, or a consistent snapshot is wanted."""
+        """Drop all entries of a method, for example because a cursor was refused."""
         self._cache.note_change(self._server, method)
         await self._drop(method)
 
@@ -276,14 +278,14 @@ class CacheView:
             await self._cache.store.drop(self._server, method, params)
 
     async def _scope(self, key: CacheKey) -> str | None:
-        """Return the partition that holds the answer, or the first page of its list; private before public."""
+        """Return the partition that has the result, or the first page of its list. Private comes before public."""
         for partition in (self._partition, None):
             if await self._cache.store.get(key._replace(partition=partition, cursor=None)) is not None:
                 return partition
         return _NOWHERE
 
     def _key(self, method: str, params: Mapping[str, Any] | None) -> CacheKey | None:
-        """Return the key of a request; None where nothing may be kept: other methods, and rounds with answers."""
+        """Return the key of a request, or None if its result must not be cached."""
         given = params or {}
         if method not in CACHEABLE or any(name in given for name in _ROUNDS):
             return None
@@ -293,13 +295,13 @@ class CacheView:
         try:
             canonical = _canonical(given)
         except (TypeError, ValueError, RecursionError):
-            return None  # it cannot be sent either, which is said where it is to be
+            return None  # the request cannot be sent either, and raises an error then
         return CacheKey(self._server, self._partition, method, canonical, cursor)
 
 
 @contextmanager
 def _spared() -> Generator[None]:
-    """Log what a store raises: no request fails because of it."""
+    """Log exceptions of the store, so that no request fails because of them."""
     try:
         yield
     except Exception:
@@ -307,7 +309,7 @@ def _spared() -> Generator[None]:
 
 
 def cache_from(given: Any, limits: ClientLimits) -> ResponseCache:
-    """Return the cache that an option of a client names: the given one, or one in memory."""
+    """Return the cache for the value of `cache=`: the given cache, or a new one in memory."""
     if isinstance(given, ResponseCache):
         return given
     if not isinstance(given, bool):
@@ -316,7 +318,7 @@ def cache_from(given: Any, limits: ClientLimits) -> ResponseCache:
 
 
 def authorization_partition(headers: Mapping[str, str]) -> str:
-    """Return a name for an authorization, made of a hash of all headers that the user gives.
+    """Return the name of the partition for an authorization: a hash of all headers that the program gives.
 
     >>> authorization_partition({}), len(authorization_partition({"Authorization": "Bearer abc"}))
     ('', 64)
@@ -332,27 +334,27 @@ _numbers = itertools.count(1)
 
 
 def unique_name(owner: object) -> str:
-    """Return a name that no other object has, also not one that later has the same address in memory."""
+    """Return a name for an object that no other object gets. It is always the same for the same object."""
     try:
         if owner not in _names:
             _names[owner] = str(next(_numbers))
         return _names[owner]
-    except TypeError:  # it cannot be looked up, so it shares nothing
+    except TypeError:  # not hashable, or without weak references: a new name each time, so it shares nothing
         return str(next(_numbers))
 
 
 def whose(auth: Any) -> dict[str, str]:
-    """Return what stands for an authorization in the key of a partition: a token, or a name for a login."""
+    """Return headers that identify an authorization, for `authorization_partition`: a token, or a name for a login."""
     if auth is None:
         return {}
     return {"Authorization": auth} if isinstance(auth, str) else {"": unique_name(auth)}
 
 
-_NOWHERE = "\0nowhere"  # no partition is called so: it is the answer that there is none
+_NOWHERE = "\0nowhere"  # returned by `_scope` if no partition has the result
 
 
 class _Hints(msgspec.Struct, rename="camel"):
-    """What a result says of itself; of any type, for a server that writes nonsense here is still understood."""
+    """The members of a result that control caching. They may have any type, so that wrong values are ignored."""
 
     ttl_ms: Any = None
     cache_scope: Any = None
@@ -363,7 +365,7 @@ _read_hints = msgspec.json.Decoder(_Hints).decode
 
 
 def _hints(result: bytes) -> tuple[float, bool]:
-    """Return for how many seconds a result is fresh, 0 for one not to be kept; and whether it is public."""
+    """Return how many seconds a result is fresh, and whether it is public. 0 means that it must not be cached."""
     try:
         hints = _read_hints(result)
     except (msgspec.DecodeError, RecursionError):
@@ -380,7 +382,7 @@ def _canonical(params: Mapping[str, Any]) -> bytes:
 
 
 def _with_parents(uri: str) -> Iterator[str]:
-    """Yield a URI and its parents: what has changed may be a part of what was read."""
+    """Yield a URI and its parents, because a change of a resource may also change the resources above it."""
     yield uri
     rest = uri
     while "/" in rest:
@@ -393,31 +395,31 @@ def _size(key: CacheKey, entry: CacheEntry) -> int:
     return len(entry.result) + len(key.params) + len(key.server) + len(key.cursor or "") + 512
 
 
-_MOST_TOLD = 20  # tools that are left out, of which each has a line in the log
+_MOST_TOLD = 20  # tools with an invalid description that get a separate log line
 
 
 class _Known:
-    """One tool."""
+    """The parts of a tool's description that are needed to call it and to check its results."""
 
     __slots__ = ("mirrors", "output_schema", "validator")
 
     def __init__(self, mirrors: tuple[Mirror, ...], output_schema: Mapping[str, Any] | None) -> None:
         self.mirrors = mirrors
         self.output_schema = output_schema
-        self.validator: Validator | None = None  # made when it is first needed
+        self.validator: Validator | None = None  # created when it is first needed
 
 
 class Toolbox:
-    """The tools that are known."""
+    """The tools of a server, as far as the client has seen them in lists."""
 
     def __init__(self) -> None:
-        self._known: dict[str, _Known] = {}
-        self.is_complete = False  # all pages were seen since the last change
-        self._told: set[str] = set()  # tools that the log says are left out
+        self._known: dict[str, _Known] = {}  # by name
+        self.is_complete = False  # the whole list was fetched, or tried, since the last change
+        self._logged: set[str] = set()  # tools that the log mentions as left out
         self._seldom = Seldom(log)
 
     def learn_all(self, tools: Iterable[Tool], *, mirrors: bool) -> list[Tool]:
-        """Take in the whole list: a tool that is not in it any more is not known any more."""
+        """Remember the tools of a complete list, and forget all others. Return the usable ones, as `learn` does."""
         usable = self.learn(tools, mirrors=mirrors)
         listed = {tool.name for tool in usable}
         self._known = {name: known for name, known in self._known.items() if name in listed}
@@ -425,9 +427,9 @@ class Toolbox:
         return usable
 
     def learn(self, tools: Iterable[Tool], *, mirrors: bool) -> list[Tool]:
-        """Take in a page; returns the tools that can be used.
+        """Remember the tools of one page, and return those that can be used.
 
-        Where arguments are mirrored in headers, a tool whose annotations are wrong is left out.
+        With `mirrors`, arguments are repeated in headers, and tools with invalid header annotations are left out.
         """
         usable: list[Tool] = []
         for tool in tools:
@@ -446,17 +448,17 @@ class Toolbox:
         return usable
 
     def _leave_out(self, name: str, error: ValueError) -> None:
-        """Log each tool that is left out once, as long as they are few."""
-        if name in self._told:
+        """Log once that a tool is left out. If there are many such tools, log only some."""
+        if name in self._logged:
             return
-        if len(self._told) < _MOST_TOLD:
-            self._told.add(name)
+        if len(self._logged) < _MOST_TOLD:
+            self._logged.add(name)
             log.warning("The tool %r is left out: %s", name, error)
         else:
             self._seldom.warning("More tools are left out, such as %r: %s", name, error)
 
     def forget(self) -> None:
-        """Note that the list has changed; what is known of its tools is used until it is fetched again."""
+        """Note that the list has changed. The old descriptions are used until the list is fetched again."""
         self.is_complete = False
 
     def knows(self, name: str) -> bool:
@@ -464,7 +466,7 @@ class Toolbox:
         return name in self._known
 
     def headers(self, name: str, arguments: Mapping[str, Any]) -> dict[str, str]:
-        """Return the headers that repeat arguments; none for a tool that mirrors none, or is not known."""
+        """Return the headers that repeat arguments of a call. Empty if the tool is unknown or has no such headers."""
         known = self._known.get(name)
         if known is None or not known.mirrors:
             return {}
@@ -474,25 +476,25 @@ class Toolbox:
             raise UsageError(f"The arguments of {name!r} cannot be sent: {error}") from None
 
     def check(self, name: str, result: ToolResult) -> None:
-        """Compare a result with the schema that its tool was published with; InvalidAnswer when it does not fit."""
+        """Raise InvalidAnswer if a result does not fit the output schema of its tool."""
         known = self._known.get(name)
         if known is None or known.output_schema is None or result.is_error:
             return
         if result.structured_content is UNSET:
             raise InvalidAnswer(
-                f"The tool {name!r} promises structured content by its outputSchema, and sent none. That is the "
-                "server's fault; `check_output=False` takes the result as it is."
+                f"The tool {name!r} has an outputSchema, but sent no structured content. This is an error of the "
+                "server; `check_output=False` accepts such results."
             )
         if known.validator is None:
             try:
                 known.validator = compile_schema(known.output_schema)
             except SchemaError as error:
                 raise InvalidAnswer(
-                    f"The result of {name!r} cannot be checked: {error} `check_output=False` takes it as it is."
+                    f"The result of {name!r} cannot be checked: {error} `check_output=False` accepts it unchecked."
                 ) from None
         problems = known.validator.problems(result.structured_content, 3)
         if problems:
             raise InvalidAnswer(
-                f"The result of {name!r} does not fit its outputSchema: {' '.join(map(str, problems))} That is the "
-                "server's fault; `check_output=False` takes the result as it is."
+                f"The result of {name!r} does not fit its outputSchema: {' '.join(map(str, problems))} This is an "
+                "error of the server; `check_output=False` accepts such results."
             )

@@ -1,10 +1,12 @@
-"""Make requests: one with its retries and rounds of questions, a list with its pages, completions at a bounded rate.
+"""Make requests: single requests with retries and rounds of questions, lists with pages, completions with a rate limit.
 
-A refusal is answered once: the client agrees with the server again, or asks again where that does no harm. Questions of
-the stateless era are answered in rounds. Where a server refuses a request until pages were visited, the user is asked
-about each page once, and the request is made again until the server accepts it, or time is up.
+A refused or failed request is sent again at most once: after a new negotiation if the session or version has ended, or
+if the request only reads. Questions of the stateless era are answered in rounds. A server may refuse a request until
+the user has visited web pages (URL elicitation). Then the user is asked once about each page, and the request is sent
+again until the server accepts it or the time is over.
 
-A list that changes while its pages are fetched is fetched once more; one that the server does not declare is empty.
+If a list changes while its pages are fetched, it is fetched once more. If the server does not declare a list, the list
+is empty.
 """
 
 from __future__ import annotations
@@ -59,20 +61,20 @@ log = logging.getLogger("weft.client")
 R = TypeVar("R", bound=Result)
 T = TypeVar("T")
 
-_COMPLETE = (None, "complete")  # absent means complete
-_ASKS = "input_required"
-# What only reads: asking twice does no harm. All else may have happened although no answer came.
+_COMPLETE = (None, "complete")  # `resultType` of a complete result; it may be absent
+_ASKS = "input_required"  # `resultType` of a result with questions
+# Requests that only read, so that they can be sent twice. Others may have been executed although no answer came.
 _REPEATABLE = CACHEABLE | {"prompts/get", "completion/complete", "ping"}
 _QUESTIONS = frozenset({"elicitation/create", "sampling/createMessage", "roots/list"})
 
 
 class Options(msgspec.Struct, frozen=True):
-    """How one request is made."""
+    """The options of one request."""
 
     timeout: float | None = None
     progress: ProgressCallback | None = None
     headers: Mapping[str, str] = NO_HEADERS
-    is_manual: bool = False  # questions are handed to the caller
+    is_manual: bool = False  # raise questions as PendingQuestions instead of answering them
 
 
 class _Kind(msgspec.Struct, rename="camel"):
@@ -100,22 +102,22 @@ class Exchange:
         self._link = link
         self._handlers = handlers
         self._limits = limits
-        self._renew = renew  # greets the server again, unless that was done since this generation
+        self._renew = renew  # negotiates again, unless that was done since the given generation
         self.cache = cache
         self.page_visits = UrlElicitationRetry(link, limits, self._answer)
 
     def request(self, method: str, params: Mapping[str, Any], type: type[R], options: Options) -> Awaitable[R]:
-        """Make a request and read its result; what the server asks before it answers is answered."""
+        """Send a request, answer the server's questions, and return the decoded result."""
         return self._rounds(method, params, options, _read, type)
 
     def request_page(
         self, method: str, params: Mapping[str, Any], type: type[R], options: Options
     ) -> Awaitable[tuple[R, bytes]]:
-        """Make a request, and return its result both decoded and as it came."""
+        """Send a request, and return the decoded result and its bytes."""
         return cast("Awaitable[tuple[R, bytes]]", self._rounds(method, params, options, _read_page, type))
 
     def request_raw(self, method: str, params: Mapping[str, Any], options: Options) -> Awaitable[dict[str, Any]]:
-        """Make a request, and return its result as it came."""
+        """Send a request, and return its result as a dict."""
         return self._rounds(method, params, options, _read_object, dict[str, Any])
 
     async def _rounds(
@@ -138,13 +140,13 @@ class Exchange:
             raise
         raise InvalidAnswer(
             f"{self._link.transport.where} asked {self._limits.rounds} times in a row and did not answer {method}; "
-            "raise the limit `rounds` if that is as it should be."
+            "raise the limit `rounds` if so many rounds are expected."
         )
 
     async def _next_round(
         self, params: Mapping[str, Any], asked: InputRequiredResult, options: Options
     ) -> Mapping[str, Any]:
-        """Return the original params with the answers of this round alone."""
+        """Return the original params with the answers of this round, without those of earlier rounds."""
         if options.is_manual:
             raise PendingQuestions(asked)
         kept = {key: value for key, value in params.items() if key not in ("inputResponses", "requestState")}
@@ -153,7 +155,7 @@ class Exchange:
     # --- one round
 
     def _fetch(self, method: str, params: Mapping[str, Any], options: Options) -> Awaitable[bytes]:
-        """Return the result as it came, from the server or the cache."""
+        """Return the encoded result, from the server or from the cache."""
         if self.cache is None or method not in CACHEABLE:
             return self._send(method, params, options)
         return self._fetch_cached(self.cache, method, params, options)
@@ -168,7 +170,10 @@ class Exchange:
         return raw
 
     async def _send(self, method: str, params: Mapping[str, Any], options: Options) -> bytes:
-        """Send; and once more, where the agreement is over, or nothing can happen twice."""
+        """Send a request and return its encoded result.
+
+        Send it again once if the session or version has ended, or if the connection failed and the request only reads.
+        """
         link = self._link
         if link.settling is not None:
             await link.settling.wait()
@@ -185,12 +190,12 @@ class Exchange:
                 try:
                     raise failure from None
                 finally:
-                    del failure  # else it and this frame hold each other, and the whole answer with them
+                    del failure  # breaks the reference cycle between the exception and this frame
             refused = error
         except ConnectionFailed as error:
             if method not in _REPEATABLE or not link.transport.stream_per_request:
                 raise
-            log.debug("%s is asked again: %s", method, error)
+            log.debug("%s is sent again: %s", method, error)
             return await self._again(method, params, options)
         await self._renew(generation)
         if isinstance(refused, Refused) and refused.was_seen and method not in _REPEATABLE:
@@ -204,7 +209,7 @@ class Exchange:
             raise self._explained(error, method) from None
 
     def _explained(self, error: Refused | RemoteError, method: str) -> WeftError:
-        """Return a refusal as the caller gets it; with the option that declares a capability, where one is missing."""
+        """Return the error to raise for a refusal. If a capability is missing, it names the option that declares it."""
         failure = explained(error)
         if not isinstance(failure, RemoteError):
             return failure
@@ -223,14 +228,16 @@ class Exchange:
     # --- questions
 
     async def _answers(self, asked: InputRequiredResult) -> dict[str, Any]:
-        """Return what is added to the params of the next round: all answers, and the state unchanged."""
+        """Return the params to add in the next round: all answers, and the server's state unchanged."""
         requests = asked.input_requests
         if requests is None and asked.request_state is None:
-            raise InvalidAnswer("The server wants to be called again, but says neither with what nor why.")
+            raise InvalidAnswer("The server sent `input_required` with neither `inputRequests` nor `requestState`.")
         more: dict[str, Any] = {}
         if requests is not None:
             if len(requests) > self._limits.input_requests:
-                raise InvalidAnswer(f"The server asks {len(requests)} questions at once; `input_requests` bounds them.")
+                raise InvalidAnswer(
+                    f"The server asks {len(requests)} questions at once, which is more than the limit `input_requests`."
+                )
             answered = await _together(
                 [self._answer(key, request.method, request.params) for key, request in requests.items()]
             )
@@ -241,20 +248,20 @@ class Exchange:
 
     async def _answer(self, key: str, method: str, params: Any) -> Any:
         if method not in _QUESTIONS:
-            raise InvalidAnswer(f"The server asks for {method[:100]!r} ({key[:100]!r}), which no server may ask for.")
+            raise InvalidAnswer(f"The server asks for {method[:100]!r} ({key[:100]!r}), which the protocol forbids.")
         try:
             async with asyncio.timeout(self._limits.ask_seconds):
                 return await self._handlers.answer(method, params or {})
-        except ProtocolError as error:  # there is no way to tell the server: it is simply not called again
+        except ProtocolError as error:  # in rounds, no error can be sent to the server; the call just ends
             raise CannotAnswer(f"The server asked for {method} ({key[:100]!r}): {_why_not(error)}") from error
         except TimeoutError:
-            raise CannotAnswer(f"The server asked for {method} ({key[:100]!r}), and nobody answered in time.") from None
+            raise CannotAnswer(f"The server asked for {method} ({key[:100]!r}), and got no answer in time.") from None
 
 
 def _why_not(refusal: ProtocolError) -> str:
-    """Return why a question was not answered, for the program that has the function; the server gets less.
+    """Return why a question was not answered, for the program. The server gets a shorter reason.
 
-    Nothing that was answered is in it: what Weft finds wrong with an answer names fields and kinds alone.
+    The reason contains nothing of the answer. It names only the fields and types that are wrong.
     """
     cause = refusal.__cause__
     if isinstance(cause, UsageError):
@@ -267,7 +274,7 @@ def _why_not(refusal: ProtocolError) -> str:
 def with_rounds(
     params: dict[str, Any], meta: Mapping[str, Any] | None, answers: Mapping[str, Any] | None, state: str | None
 ) -> dict[str, Any]:
-    """Return the params of a call with what a caller adds by hand."""
+    """Return the params of a call with the caller's metadata, answers and state."""
     if meta is not None:
         params["_meta"] = dict(meta)
     if answers is not None:
@@ -278,7 +285,7 @@ def with_rounds(
 
 
 async def _together(questions: list[Any]) -> list[Any]:
-    """Answer all at once; the first failure is raised as it is, and ends the others."""
+    """Answer all questions concurrently. If one fails, cancel the others and raise its error."""
     tasks = [asyncio.ensure_future(question) for question in questions]
     try:
         return list(await asyncio.gather(*tasks))
@@ -289,7 +296,7 @@ async def _together(questions: list[Any]) -> list[Any]:
 
 
 def _read(raw: bytes, type: type[R], method: str) -> R | InputRequiredResult:
-    """Read a result of the type expected, or questions; InvalidAnswer for anything else."""
+    """Decode a result of the expected type, or questions. Raises InvalidAnswer for anything else."""
     decoder = _decoders.get(type)
     if decoder is None:
         decoder = _decoders[type] = msgspec.json.Decoder(type)
@@ -303,7 +310,7 @@ def _read(raw: bytes, type: type[R], method: str) -> R | InputRequiredResult:
         if kind != _ASKS:
             raise InvalidAnswer(f"The server's answer to {method} cannot be read: {error}.") from None
     if kind != _ASKS:
-        raise InvalidAnswer(f"The server's answer to {method} is of the unknown kind {str(kind)[:100]!r}.")
+        raise InvalidAnswer(f"The server's answer to {method} has the unknown resultType {str(kind)[:100]!r}.")
     return _read_questions(raw)
 
 
@@ -320,7 +327,7 @@ def _read_questions(raw: bytes) -> InputRequiredResult:
 
 
 def _read_object(raw: bytes, _: Any, method: str) -> dict[str, Any] | InputRequiredResult:
-    """Read a result as it came, or questions."""
+    """Decode a result as a dict, or questions."""
     try:
         result = _read_dict(raw)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -338,10 +345,10 @@ def _kind(raw: bytes) -> str | None:
 _COMPLETE_NOTIFICATION = "notifications/elicitation/complete"
 
 _Ask = Callable[[str, str, Any], Awaitable[Any]]
-"""Puts a question to the user: its key, its method, its params. Returns the answer."""
+"""A function that asks the user a question, given by its key, method and params, and returns the answer."""
 
 _Again = Callable[[], Awaitable[bytes]]
-"""Makes the request again."""
+"""A function that sends the request again."""
 
 
 class _Complete(msgspec.Struct, rename="camel"):
@@ -349,33 +356,36 @@ class _Complete(msgspec.Struct, rename="camel"):
 
 
 class _PageVisits:
-    """The pages that one request waits for."""
+    """The web pages that the user must visit for one request."""
 
     def __init__(self) -> None:
-        self.end = 0.0  # when one gives up, unless there is a new page
-        self.visited: set[str] = set()  # the pages that the user was asked about, by URL
-        self.rounds = 0
-        self.news = asyncio.Event()  # the user is done with a page
+        self.end = 0.0  # when to give up; each new page moves it
+        self.visited: set[str] = set()  # URLs of the pages that the user was asked about
+        self.rounds = 0  # how often the server named new pages, or reported that the user has finished one
+        self.news = asyncio.Event()  # set when the server reports that the user has finished a page
 
 
 class UrlElicitationRetry:
-    """The pages that requests of one client wait for."""
+    """Sends requests again that the server refused until the user has visited web pages."""
 
     def __init__(self, link: ClientConnection, limits: ClientLimits, ask: _Ask) -> None:
         self._link = link
         self._limits = limits
         self._ask = ask
-        self._waiting: dict[str, _PageVisits] = {}  # by the ids of pages; unknown ids are ignored
+        self._waiting: dict[str, _PageVisits] = {}  # by elicitation id; unknown ids are ignored
 
     def heard(self, method: str, params: bytes) -> None:
-        """Take a notification that a page is done."""
+        """Handle the notification that the user has finished a page. Other notifications are ignored."""
         if method == _COMPLETE_NOTIFICATION:
             visits = self._waiting.pop(msgspec.json.decode(params, type=_Complete).elicitation_id, None)
             if visits is not None:
                 visits.news.set()
 
     async def run(self, error: RemoteError, again: _Again) -> bytes:
-        """Do what the error asks for, and make the request again. Any other error is raised as it is."""
+        """Ask the user to visit the pages that the error names, and send the request again until it succeeds.
+
+        Raises the error if the user refuses, or if it does not name pages.
+        """
         visits = _PageVisits()
         attempt = 0
         while True:
@@ -396,26 +406,28 @@ class UrlElicitationRetry:
                 attempt += 1
 
     def _pages(self, error: RemoteError) -> list[Mapping[str, Any]]:
-        """Return the pages that an error names; raise it where it names none, or the user cannot be asked."""
+        """Return the pages that an error names. Raise the error if it names none, or the user cannot be asked."""
         pages = self._link.era.pages(error.code, error.data)
         elicitation = self._link.capabilities.elicitation
         if not pages or elicitation is None or elicitation.url is None:
             raise error
         if len(pages) > self._limits.input_requests:
-            raise InvalidAnswer(f"The server names {len(pages)} pages at once; `input_requests` bounds them.")
+            raise InvalidAnswer(
+                f"The server names {len(pages)} pages at once, which is more than the limit `input_requests`."
+            )
         if not all(isinstance(page, dict) for page in pages):
             raise error
         return cast("list[Mapping[str, Any]]", pages)
 
     async def _ask_about(self, pages: list[Mapping[str, Any]], visits: _PageVisits, error: RemoteError) -> bool:
-        """Ask about the pages that are new, one after the other; whether there were any. A refusal raises the error."""
+        """Ask the user about each new page, and return whether there was any. Raise the error if the user refuses."""
         new = [page for page in pages if str(page.get("url")) not in visits.visited]
         if new or visits.news.is_set():
             visits.rounds += 1
             if visits.rounds > self._limits.rounds:
                 raise InvalidAnswer(
                     f"{self._link.transport.where} named pages to visit {self._limits.rounds} times in a row; raise "
-                    "the limit `rounds` if that is as it should be."
+                    "the limit `rounds` if so many rounds are expected."
                 )
         visits.news.clear()
         for page in new:
@@ -428,7 +440,10 @@ class UrlElicitationRetry:
         return bool(new)
 
     async def _wait(self, visits: _PageVisits, attempt: int, error: RemoteError) -> None:
-        """Wait until the user is done, or it is time to look whether they are; in all, as long as for any question."""
+        """Wait until the user has finished a page, or the pause before the next attempt is over.
+
+        Raises the error if the time for a question (`ask_seconds`) is over.
+        """
         if asyncio.get_running_loop().time() >= visits.end:
             raise error
         with contextlib.suppress(TimeoutError):
@@ -440,16 +455,16 @@ Page = TypeVar("Page", ListToolsResult, ListResourcesResult, ListResourceTemplat
 
 
 def says_none(error: RemoteError, cursor: str | None) -> bool:
-    """Return whether the refusal of a page says that there is no such list.
+    """Return whether the error for a page means that the server has no such list.
 
-    Many servers declare `resources`, know no templates, and answer -32601. In the middle of a list it means another
-    thing.
+    Many servers declare `resources` but have no templates, and answer the first request with -32601. For a later page,
+    the code means something else.
     """
     return cursor is None and error.code == MethodNotFound.code
 
 
 class ListPages:
-    """The lists of one server."""
+    """Fetches the lists of one server, page by page."""
 
     def __init__(
         self,
@@ -462,10 +477,10 @@ class ListPages:
         self._limits = limits
         self._facts = facts
         self._look_again = look_again
-        self._changed: set[str] = set()  # lists that the server has told of, so it has them
+        self._changed: set[str] = set()  # lists for which the server sent a change, so that it must have them
 
     async def one(self, method: str, type: type[Page], cursor: str | None) -> Page:
-        """Return one page; its `next_cursor` leads to the next. A list that the server does not have is empty."""
+        """Return one page, with the `next_cursor` of the next. If the server has no such list, the page is empty."""
         page, _ = await self._one(method, type, cursor)
         return page
 
@@ -482,20 +497,23 @@ class ListPages:
         return convert(empty, type), b""
 
     def heard(self, notification: str) -> None:
-        """Note that the server has a list that it says has changed."""
+        """Note that the server has a list, because it sent a notification that the list has changed."""
         kind, _, rest = notification.removeprefix("notifications/").partition("/")
         if rest == "list_changed":
             self._changed.add(kind)
 
     async def _is_there(self, capability: str) -> bool:
-        """Return whether the server has such lists. One that had none before may have got them since."""
+        """Return whether the server has such lists. If it had none before, ask for its capabilities again."""
         facts = self._facts()
         if capability not in self._changed and getattr(facts.capabilities, capability) is None:
             await self._look_again(facts)
         return capability in self._changed or getattr(facts.capabilities, capability) is not None
 
     async def all(self, method: str, type: type[Page], items: Callable[[Page], list[Any]]) -> list[Any]:
-        """Return all items. A cursor that is refused half-way means that the list has changed: it is fetched again."""
+        """Return all items of a list.
+
+        If the server refuses the cursor of a later page, the list has changed, and it is fetched once more.
+        """
         try:
             return await self._walk(method, type, items)
         except _CursorRefused:
@@ -517,18 +535,18 @@ class ListPages:
                 if cursor is not None and error.code == InvalidParams.code:
                     raise _CursorRefused(error) from None
                 raise
-            if cursor is not None or page.next_cursor is not None:  # one page alone was counted when it came
+            if cursor is not None or page.next_cursor is not None:  # a single page was checked when it was decoded
                 size, values = size + len(raw), values + values_in(raw)
                 self._check(method, size, values)
             found += items(page)
             cursor = page.next_cursor
-            if cursor is None:  # any other is one more page, the empty one too
+            if cursor is None:  # an empty cursor is a cursor, too
                 return found
         most = self._limits.pages
         raise InvalidAnswer(f"{method} has more than {most} pages; raise the limit `pages`, or go page by page.")
 
     def _check(self, method: str, size: int, values: int) -> None:
-        """Raise InvalidAnswer when pages together are more than one message may be: all are kept until the last."""
+        """Raise InvalidAnswer if all pages together exceed the limits of one message. All are kept in memory."""
         limits = self._limits
         if size > limits.message_bytes:
             most, limit = f"{limits.message_bytes} bytes", "message_bytes"
@@ -542,7 +560,7 @@ class ListPages:
 
 
 class _CursorRefused(Exception):
-    """Inside this module only."""
+    """The server refused the cursor of a page. Never leaves this module."""
 
     def __init__(self, error: RemoteError) -> None:
         super().__init__()
@@ -550,19 +568,19 @@ class _CursorRefused(Exception):
 
 
 MOST_VALUES = 100
-"""So many values may be in one answer; whatever a server sends beyond them is left out."""
+"""Maximum number of values in one completion. If a server sends more, the rest is dropped."""
 
 
 class Suggestions:
-    """Asks one server for suggestions."""
+    """Asks one server for completions, with a rate limit."""
 
     def __init__(self, exchange: Exchange, limits: ClientLimits) -> None:
         self._exchange = exchange
         self._allowance = Allowance(limits.completions_per_second, 1.0)
-        self._line = asyncio.Lock()
+        self._line = asyncio.Lock()  # serves waiting requests in their order
 
     async def ask(self, params: Mapping[str, Any], timeout: float | None) -> Completion:
-        """Return the values that the server suggests, in its order."""
+        """Return the values that the server suggests, in the server's order."""
         check_timeout(timeout)
         left = await self._turn(timeout)
         result = await self._exchange.request("completion/complete", params, CompleteResult, Options(left))
@@ -572,15 +590,15 @@ class Suggestions:
         return found
 
     async def _turn(self, timeout: float | None) -> float | None:
-        """Wait for the allowed rate, first come, first served; return what is left of the timeout."""
+        """Wait until the rate limit allows a request, and return the rest of the timeout."""
         try:
             async with asyncio.timeout(timeout) as limit, self._line:
                 while seconds := self._allowance.wait():  # noqa: ASYNC110 - how long is known, and there is no event
                     await asyncio.sleep(seconds)
         except TimeoutError:
             raise RequestTimeout(
-                f"The turn of this completion/complete did not come within {timeout:g} s: more are asked for than "
-                "`completions_per_second` has. Ask when the user pauses, or raise the limit."
+                f"completion/complete could not be sent within {timeout:g} s, because of the limit "
+                "`completions_per_second`. Ask when the user pauses, or raise the limit."
             ) from None
         end = limit.when()
         return None if end is None else max(end - asyncio.get_running_loop().time(), 0.0)
@@ -589,7 +607,7 @@ class Suggestions:
 def completion_params(
     argument: str, value: str, prompt: str | None, template: str | None, arguments: Mapping[str, str] | None
 ) -> dict[str, Any]:
-    """Return the params of a request for suggestions; UsageError where they are not clear.
+    """Return the params of a completion request. Raises UsageError unless exactly one of prompt and template is given.
 
     >>> completion_params("city", "Par", "plan", None, None)
     {'ref': {'type': 'ref/prompt', 'name': 'plan'}, 'argument': {'name': 'city', 'value': 'Par'}}

@@ -1,7 +1,7 @@
-"""Listen for changes, in either era: by one request that stays open, or by subscriptions and the shared stream.
+"""Listen for changes, in either era: by one request that stays open, or by subscriptions and the standing stream.
 
-A stream that was lost is opened again, with longer and longer pauses; after every loss the listener gets a
-`StreamReopened`, for changes may have been missed. The era's plan says how listening is done.
+A stream that was lost is opened again, with growing pauses. After every loss the listener gets a `StreamReopened`,
+because changes may have been missed. The era decides how to listen (`ListenPlan`).
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ log = logging.getLogger("weft.client")
 
 
 class _Ask(Protocol):
-    """Makes a request, as a verb does."""
+    """A function that sends a request, such as `Client.request`."""
 
     async def __call__(self, method: str, params: Mapping[str, Any]) -> Any:
-        """Return the result."""
+        """Send the request and return its result."""
         ...
 
 
@@ -56,7 +56,7 @@ class _Params(msgspec.Struct):
 
 _read = msgspec.json.Decoder(_Params).decode
 
-_LONGEST_URI = 8 * 1024  # characters, of a resource that has changed: many changes may wait to be read
+_LONGEST_URI = 8 * 1024  # characters in the URI of a changed resource, because many changes may wait in memory
 _ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
 _LISTS: Mapping[str, tuple[Change, str]] = {
     "notifications/tools/list_changed": (ToolsChanged(), "tools_list_changed"),
@@ -66,8 +66,8 @@ _LISTS: Mapping[str, tuple[Change, str]] = {
 _UPDATED = "notifications/resources/updated"
 
 
-def wish_for(uris: list[str], *, tools: bool, prompts: bool, resources: bool) -> SubscriptionFilter:
-    """Return the filter for lists and single resources; all lists by default."""
+def filter_for(uris: list[str], *, tools: bool, prompts: bool, resources: bool) -> SubscriptionFilter:
+    """Return the filter for changes of lists and of single resources. By default it has all lists."""
     everything = not (tools or prompts or resources or uris)
     return SubscriptionFilter(
         tools or everything or None, prompts or everything or None, resources or everything or None, uris or None
@@ -75,7 +75,7 @@ def wish_for(uris: list[str], *, tools: bool, prompts: bool, resources: bool) ->
 
 
 class Subscriptions:
-    """All that listen on one connection."""
+    """The open `Listening` objects of one connection."""
 
     def __init__(
         self, link: ClientConnection, limits: ClientLimits, ask: _Ask, facts: Callable[[], ServerHello]
@@ -83,56 +83,56 @@ class Subscriptions:
         self.link = link
         self.limits = limits
         self._ask = ask
-        self._facts = facts  # what the server says of itself
+        self._facts = facts  # returns the server's capabilities
         self._open: set[Listening] = set()
 
     async def begin(self, plan: ListenPlan) -> None:
-        """Make the requests with which listening begins; UsageError where the server takes none of them."""
+        """Send the requests that start listening. Raises UsageError if the server offers no subscriptions."""
         resources = self._facts().capabilities.resources
         if plan.begin and not (resources is not None and resources.subscribe):
             raise UsageError(
-                f"{self.link.transport.where} takes no subscriptions to resources: it did not declare "
-                "`resources.subscribe`, so listen(uris=...) would never hear of a change. Leave uris= out, or read the "
+                f"{self.link.transport.where} accepts no subscriptions to resources: it did not declare "
+                "`resources.subscribe`, so listen(uris=...) would never get a change. Leave uris= out, or read the "
                 "resources again from time to time."
             )
         await self.ask_all(plan.begin)
 
     async def ask_all(self, steps: Iterable[tuple[str, dict[str, Any]]]) -> None:
-        """Make requests, one after the other."""
+        """Send requests, one after the other."""
         for method, params in steps:
             await self._ask(method, params)
 
     def add(self, listening: Listening) -> None:
-        """Add one that listens."""
+        """Register an open `Listening`, so that it gets notifications."""
         self._open.add(listening)
 
     def discard(self, listening: Listening) -> None:
-        """Remove one that listens."""
+        """Remove a `Listening` that has ended."""
         self._open.discard(listening)
 
     def heard(self, method: str, params: bytes, origin: RequestId | None) -> None:
-        """Give a notification to those whose stream it names in its `_meta`, or came on."""
+        """Give a notification to the listeners of the stream that its `_meta` names, or on which it came."""
         if method != _ACKNOWLEDGED and method != _UPDATED and method not in _LISTS:
             return
-        told = _read(params)
-        stream = told.meta.subscription_id if told.meta is not None else None
+        decoded = _read(params)
+        stream = decoded.meta.subscription_id if decoded.meta is not None else None
         stream = origin if stream is None else stream
         for listening in tuple(self._open):
             if listening.stream_id is not None and stream is not None and listening.stream_id != stream:
                 continue
             if method == _ACKNOWLEDGED:
-                listening.acknowledged(told.notifications or SubscriptionFilter())
-            elif (change := _change(method, told.uri, listening.wish)) is not None:
+                listening.acknowledged(decoded.notifications or SubscriptionFilter())
+            elif (change := _change(method, decoded.uri, listening.requested)) is not None:
                 listening.push(change)
 
     def reopened(self) -> None:
-        """Notify those on the standing stream that it was lost and is open again."""
+        """Notify the listeners on the standing stream that it was lost and is open again."""
         for listening in tuple(self._open):
             if listening.stream_id is None:
                 listening.push(StreamReopened())
 
     def silenced(self, failure: ConnectionFailed) -> None:
-        """End those on the shared stream, which was lost for good."""
+        """End the listeners on the standing stream with an error, because it could not be opened again."""
         for listening in tuple(self._open):
             if listening.stream_id is None:
                 listening.end(failure)
@@ -142,12 +142,12 @@ class Subscriptions:
         for listening in tuple(self._open):
             try:
                 await listening.subscribe_again()
-            except WeftError as error:  # the others hear on
+            except WeftError as error:  # the other listeners continue
                 listening.end(error)
 
     def is_wanted(self, uri: str) -> bool:
         """Return whether anything listens to a resource."""
-        return any(uri in (listening.wish.resource_subscriptions or ()) for listening in self._open)
+        return any(uri in (listening.requested.resource_subscriptions or ()) for listening in self._open)
 
     def close(self) -> None:
         """End all listening."""
@@ -155,39 +155,40 @@ class Subscriptions:
             listening.end(None)
 
 
-def _change(method: str, uri: str, wish: SubscriptionFilter) -> Change | None:
-    """Return the change, if it was asked for. A resource may also be below the one that was named."""
+def _change(method: str, uri: str, requested: SubscriptionFilter) -> Change | None:
+    """Return the change if the filter has it, or None. The filter's URIs include the resources below them."""
     if method in _LISTS:
-        change, wished = _LISTS[method]
-        return change if getattr(wish, wished) else None
-    for wanted in wish.resource_subscriptions or ():
+        change, field = _LISTS[method]
+        return change if getattr(requested, field) else None
+    for wanted in requested.resource_subscriptions or ():
         if uri == wanted or uri.startswith(wanted.rstrip("/") + "/"):
             return ResourceUpdated(uri) if len(uri) <= _LONGEST_URI else None
     return None
 
 
 class Listening:
-    """Changes as they come: iterate over it. `async with` waits until the server listens, and ends it for sure.
+    """An async iterator over the changes of a server.
 
-    When the stream is lost, it is opened again, and a `StreamReopened` tells that changes may have been missed; when
-    that does not succeed several times in a row, the iteration ends with a ConnectionFailed. It ends without one when
-    the server ends it, or the client is closed. Unread changes are kept up to a limit, then the oldest are
-    lost.
+    `async with` waits until the server has accepted the subscription, and ends it at the end.
+
+    If the stream is lost, it is opened again. Then a `StreamReopened` says that changes may have been missed. After
+    several failed attempts in a row, the iteration ends with a ConnectionFailed. It ends without an error if the server
+    ends the stream or the client is closed. Unread changes are kept up to a limit; beyond it, the oldest are dropped.
     """
 
-    def __init__(self, subscriptions: Subscriptions, wish: SubscriptionFilter) -> None:
-        self.wish = wish
-        self.honoured: SubscriptionFilter | None = None  # what the server will tell of, where it said so
-        self.stream_id: RequestId | None = None  # of the request that stays open
+    def __init__(self, subscriptions: Subscriptions, requested: SubscriptionFilter) -> None:
+        self.requested = requested  # the changes that the program wants
+        self.honoured: SubscriptionFilter | None = None  # the changes that the server will send, if it said so
+        self.stream_id: RequestId | None = None  # id of the request that stays open; None on the standing stream
         self._subscriptions = subscriptions
         self._changes: deque[Change] = deque(maxlen=subscriptions.limits.changes_kept)
-        self._news = asyncio.Event()  # something to read, or the end
-        self._ready = asyncio.Event()  # the server listens, or never will
-        self._task: asyncio.Task[Any] | None = None
-        self._patience: asyncio.Timeout | None = None  # while the server has not said yet that it listens
+        self._news = asyncio.Event()  # set when there is a change to read, or the iteration has ended
+        self._ready = asyncio.Event()  # set when the server has accepted the subscription, or it has failed
+        self._task: asyncio.Task[Any] | None = None  # keeps the stream open
+        self._patience: asyncio.Timeout | None = None  # deadline for the server's first message on the stream
         self._is_over = False
         self._is_started = False
-        self._failure: WeftError | None = None
+        self._failure: WeftError | None = None  # why the iteration has ended, if it failed
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -213,16 +214,16 @@ class Listening:
             await self._news.wait()
         return self._changes.popleft()
 
-    # --- beginning and end
+    # --- start and end
 
     async def start(self) -> None:
-        """Begin to listen; returns when the server does. Raises what the server says to it."""
+        """Start listening, and wait until the server has accepted the subscription. Raises the server's error."""
         if self._is_started or self._is_over:
             return
         self._is_started = True
         subscriptions = self._subscriptions
         subscriptions.add(self)
-        plan = subscriptions.link.era.listen(self.wish)
+        plan = subscriptions.link.era.listen(self.requested)
         if plan.stream is None:
             try:
                 await subscriptions.link.reopen_stream()
@@ -237,8 +238,10 @@ class Listening:
                 await self._ready.wait()
         except TimeoutError:
             await self.close()
-            raise RequestTimeout(f"{subscriptions.link.transport.where} did not begin to listen in time.") from None
-        except asyncio.CancelledError:  # no task is left that could close it
+            raise RequestTimeout(
+                f"{subscriptions.link.transport.where} did not confirm the subscription in time."
+            ) from None
+        except asyncio.CancelledError:  # the caller cannot close the stream any more
             self.end(None)
             self._task.cancel()
             raise
@@ -246,7 +249,7 @@ class Listening:
             raise self._failure
 
     async def close(self) -> None:
-        """Stop to listen, and tell the server so."""
+        """Stop listening, and end the subscription at the server."""
         if self._is_over:
             return
         self.end(None)
@@ -257,14 +260,14 @@ class Listening:
         if not self._is_started:
             return
         subscriptions = self._subscriptions
-        plan = subscriptions.link.era.listen(self.wish)
+        plan = subscriptions.link.era.listen(self.requested)
         try:
             await subscriptions.ask_all([step for step in plan.end if not subscriptions.is_wanted(step[1]["uri"])])
         except WeftError as error:
             log.debug("A subscription could not be ended: %s", error)
 
     def end(self, failure: WeftError | None) -> None:
-        """End the iteration, with this failure or without one."""
+        """End the iteration, with an error or without one."""
         if not self._is_over:
             self._is_over = True
             self._failure = failure
@@ -272,17 +275,17 @@ class Listening:
         self._news.set()
         self._ready.set()
 
-    # --- what comes
+    # --- incoming changes
 
     def push(self, change: Change) -> None:
-        """Add a change."""
+        """Add a change for the iterator."""
         self._changes.append(change)
         self._be_patient()
         self._news.set()
         self._ready.set()
 
     def acknowledged(self, honoured: SubscriptionFilter) -> None:
-        """Note that the server listens, and to what."""
+        """Note that the server has accepted the subscription, and which changes it will send."""
         self.honoured = honoured
         self._be_patient()
         if self._ready.is_set():
@@ -290,17 +293,17 @@ class Listening:
         self._ready.set()
 
     def _be_patient(self) -> None:
-        """End the time limit for the first answer: a server may be silent as long as nothing changes."""
+        """Remove the deadline for the first message, because the server then sends nothing until there is a change."""
         patience, self._patience = self._patience, None
         if patience is not None and not patience.expired():
             patience.reschedule(None)
 
     async def subscribe_again(self) -> None:
-        """In a new session, ask for everything again; in the way of another era, if it is another now."""
-        if self._task is not None:  # it finds out by itself
+        """Subscribe again after a new negotiation, which may have changed the era."""
+        if self._task is not None:  # it opens its stream again when that fails
             return
         link = self._subscriptions.link
-        plan = link.era.listen(self.wish)
+        plan = link.era.listen(self.requested)
         if plan.stream is None:
             await self._subscriptions.begin(plan)
         else:
@@ -310,7 +313,7 @@ class Listening:
     # --- the stream
 
     async def _keep(self, method: str, params: Mapping[str, Any]) -> None:
-        """Keep the stream open, through every loss of it, up to so many in a row."""
+        """Open the stream, and open it again whenever it is lost, until too many attempts in a row have failed."""
         link, limits = self._subscriptions.link, self._subscriptions.limits
         now = asyncio.get_running_loop().time
         most = limits.resumptions
@@ -318,7 +321,7 @@ class Listening:
         while True:
             self.honoured = None
             since = now()
-            self.stream_id = link.next_id()  # a new one each time: the old request is lost
+            self.stream_id = link.next_id()  # each attempt is a new request
             try:
                 async with asyncio.timeout(limits.request_seconds) as self._patience:
                     await link.exchange(self.stream_id, method, params)
@@ -327,17 +330,17 @@ class Listening:
                 raise
             except TimeoutError:
                 link.give_up(self.stream_id)
-                failure: WeftError = RequestTimeout(f"{link.transport.where} did not begin to listen in time.")
+                failure: WeftError = RequestTimeout(f"{link.transport.where} did not confirm the subscription in time.")
             except (ConnectionFailed, InvalidAnswer) as error:
                 failure = error
             except Refused as refused:
                 failure = explained(refused)
-                attempts.failed = attempts.failed if refused.status >= 500 else most  # it will say the same again
+                attempts.failed = attempts.failed if refused.status >= 500 else most  # a retry would be refused, too
             except WeftError as error:
                 self.end(error)
                 return
             else:
-                self.end(None)  # the server has answered: it is over, in good order
+                self.end(None)  # a result means that the server has ended the stream
                 return
             self._patience = None
             if self.honoured is not None:
