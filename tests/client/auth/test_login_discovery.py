@@ -180,7 +180,7 @@ def test_the_places_of_an_issuer_in_order(issuer, expected):
 def test_a_document_of_another_issuer_is_not_used(other):
     world = World()
     world.documents[AS] = metadata(issuer=other)
-    with pytest.raises(AuthorizationFailed, match="answers for another"):
+    with pytest.raises(AuthorizationFailed, match="publishes the metadata of another issuer"):
         find(world)
     assert world.posted == []
 
