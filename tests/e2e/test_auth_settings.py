@@ -200,7 +200,7 @@ def test_a_key_set_may_have_keys_of_another_use() -> None:
     [
         ({}, "exactly one"),
         ({"jwks_uri": "https://a.example", "keys": [rsa_jwk()]}, "exactly one"),
-        ({"jwks_uri": "http://a.example/jwks"}, "no token may travel"),
+        ({"jwks_uri": "http://a.example/jwks"}, "not safe for sending tokens"),
         ({"keys": [rsa_jwk()], "algorithms": ["HS256"]}, "'HS256'"),
         ({"keys": [rsa_jwk()], "workloads": {}}, "from the `sub` of each"),
         ({"keys": [rsa_jwk()], "subject": lambda claims: "ann"}, "async function"),

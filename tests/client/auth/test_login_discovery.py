@@ -196,7 +196,7 @@ def test_an_issuer_that_is_no_url_is_told_of():
     world.documents[PRM] = prm(authorization_servers=["https://["])
     with pytest.raises(AuthorizationFailed, match="publishes its metadata") as failure:
         find(world)
-    assert "https://[ is no URL" in failure.value.tried
+    assert "https://[ is not a URL" in failure.value.tried
 
 
 def test_no_issuer_at_all_is_one_clear_error():

@@ -231,7 +231,7 @@ async def test_a_name_that_leads_inside_for_a_moment_does_not_lead_to_services_o
     async with http_server(handler) as url:
         resolve(monkeypatch, flipping="10.0.0.1")
         for target in (url, url.replace("127.0.0.1", "localhost")):
-            with pytest.raises(FetchFailed, match="was named by a public server"):
+            with pytest.raises(FetchFailed, match="a server on another machine should not name"):
                 await fetch(Fetcher(), HttpRequest("POST", target, {}, b"{}"), "https://flipping.example/mcp")
         assert asked == []
 

@@ -232,7 +232,7 @@ def discover_issuer(issuer: str, tried: list[str], also: str | None = None) -> S
     try:
         places = list(issuer_urls(issuer))
     except ValueError:
-        tried.append(f"{shown_url(issuer)} is no URL")
+        tried.append(f"{shown_url(issuer)} is not a URL")
         return None
     for url in places:
         found, _ = yield from _document(url, Issuer, tried)

@@ -66,7 +66,7 @@ R = TypeVar("R")
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PRIVATE = (
-    "it has a private address, but was named by a public server, which could be an attack; if it is intended, give "
+    "it has a private address, which a server on another machine should not name; if this is intended, give "
     "Fetcher(allow_private=True)"
 )
 _HEAD_BYTES = 16 * 1024
