@@ -6,7 +6,7 @@
 ... def add(a: int, b: int) -> int:
 ...     return a + b
 
-Further names are in `weft.types` (the protocol's own types), `weft.auth`, `weft.forms`, `weft.middleware`,
+Further names are in `weft.types` (the types of the protocol), `weft.auth`, `weft.forms`, `weft.middleware`,
 `weft.client`, `weft.errors` and `weft.sync`.
 """
 
@@ -104,7 +104,7 @@ __all__ = [
     "ask_url",
 ]
 
-# Where each public name lives. Importing `weft` is nearly free; a name is imported when it is first used.
+# The module of each public name. A name is imported when it is first used, so that `import weft` is fast.
 __getattr__ = lazily(
     __name__,
     {

@@ -1,4 +1,4 @@
-"""`python -m weft` is `weft`."""
+"""Run the `weft` command for `python -m weft`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Name what has to do with authorization: logins for clients, verifiers and an authorization server for servers.
+"""The public names for authorization: logins for clients, verifiers for servers, and an authorization server.
 
 >>> from weft import Client
 >>> from weft.auth import OAuth

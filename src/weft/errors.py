@@ -1,36 +1,35 @@
-"""The exceptions of Weft, and the codes by which they cross the wire.
+"""The exceptions of Weft, and their JSON-RPC error codes.
 
     BaseException
      ├── WeftError
-     │    ├── ProtocolError              answered as a JSON-RPC error
+     │    ├── ProtocolError              sent to the peer as a JSON-RPC error
      │    │    ├── ParseError            -32700  the bytes are not JSON
      │    │    ├── InvalidRequest        -32600  the JSON is not a JSON-RPC request
-     │    │    ├── MethodNotFound        -32601  no such method is offered
-     │    │    ├── InvalidParams         -32602  the params do not fit
-     │    │    │    └── ResourceNotFound         (the session era gives it a code of its own)
-     │    │    ├── InternalError         -32603  our fault; says nothing of what happened
+     │    │    ├── MethodNotFound        -32601  there is no such method
+     │    │    ├── InvalidParams         -32602  the params do not fit the method
+     │    │    │    └── ResourceNotFound         no resource has this URI (in the session era: -32002)
+     │    │    ├── InternalError         -32603  an error in Weft or in a handler; the details are only in the log
      │    │    ├── HeaderMismatch        -32020  a header and the body differ
-     │    │    ├── MissingCapability     -32021  the client did not declare what is needed
+     │    │    ├── MissingCapability     -32021  the client did not declare a capability that is needed
      │    │    │    └── UndeclaredExtension      a method of an extension (in the session era: -32601)
-     │    │    └── UnsupportedVersion    -32022  this revision is not served
-     │    ├── ToolError                  answered as a tool result with `isError`
-     │    │    └── QuestionFailed        a question of the server was refused, or not answered well or in time
-     │    ├── NoBackChannelError         nothing can be sent to this peer on its own
-     │    ├── RemoteError                the peer refused a request of ours, with a code
-     │    ├── RequestTimeout             the peer did not answer a request of ours in time
-     │    ├── ConnectionFailed           the peer cannot be reached, or is gone
-     │    ├── InvalidAnswer              the peer answered, but not as the protocol or its own schema demands
-     │    ├── CannotAnswer                  a question of the peer, on which its answer depends, was not answered by us
-     │    ├── AuthorizationFailed        the server wants a login, and none was given or succeeded
+     │    │    └── UnsupportedVersion    -32022  the server does not speak this revision
+     │    ├── ToolError                  sent as a tool result with `isError`
+     │    │    └── QuestionFailed        the client refused a question of the server, or its answer was late or invalid
+     │    ├── NoBackChannelError         the server cannot send requests to this peer
+     │    ├── RemoteError                the peer answered a request with an error
+     │    ├── RequestTimeout             the peer did not answer a request in time
+     │    ├── ConnectionFailed           the peer cannot be reached, or the connection is lost
+     │    ├── InvalidAnswer              the peer's answer breaks the protocol, or the schema that the peer published
+     │    ├── CannotAnswer               the server asked a question that this client did not answer
+     │    ├── AuthorizationFailed        the server requires a login, and there was none or it failed
      │    ├── VersionMismatch            the two sides share no revision of the protocol
-     │    └── UsageError                 the program that uses Weft is wrong; raised before serving
+     │    └── UsageError                 the program uses Weft in a wrong way; raised before serving
      │         ├── RegistrationError     a tool, resource or prompt cannot be registered
-     │         └── StartError            the server cannot be started as asked
+     │         └── StartError            the server cannot be started with these options
 
-"They erred" is a `ProtocolError`; "you erred" is a `UsageError`; the two never mix. A `RemoteError` is what a peer
-answered to a request of ours; what we found out by ourselves (a timeout, a lost connection) never looks like one.
-Which code a ProtocolError has on the wire of a given revision is the era's decision (`weft.eras`); the codes
-here are those of the newest.
+A mistake of the peer is a `ProtocolError`; a mistake of the program is a `UsageError`. The two never mix. A
+`RemoteError` always comes from the peer; timeouts and lost connections have other classes. The codes above are those of
+the newest revision. The era (`weft.eras`) decides which code is sent in another revision.
 """
 
 from __future__ import annotations
@@ -68,13 +67,13 @@ __all__ = [
 
 
 class WeftError(Exception):
-    """The root of everything Weft raises on purpose."""
+    """The base class of all exceptions that Weft raises."""
 
 
 class ProtocolError(WeftError):
-    """Something the peer is told as a JSON-RPC error.
+    """An error that is sent to the peer as a JSON-RPC error.
 
-    Raise one from a handler to answer with an error of your own; pick `code` outside -32768…-32000.
+    Raise one in a handler to answer with your own error. Choose a `code` outside of -32768…-32000.
 
     >>> raise ProtocolError("The vault is closed.", code=1001, data={"opens": "08:00"})
     Traceback (most recent call last):
@@ -88,13 +87,13 @@ class ProtocolError(WeftError):
         super().__init__(message)
         self.message = message
         self.data = data
-        self.request_id: int | str | None = None  # set where the error is found before the request is known
+        self.request_id: int | str | None = None  # the id to answer, set if the message could not be decoded
         if code is not None:
             self.code = code
 
 
 class ParseError(ProtocolError):
-    """The bytes are not JSON that Weft reads."""
+    """The bytes are not JSON, or the JSON exceeds a limit."""
 
     code: int = -32700
 
@@ -106,7 +105,7 @@ class InvalidRequest(ProtocolError):
 
 
 class MethodNotFound(ProtocolError):
-    """The method does not exist here, or belongs to a capability that was not declared."""
+    """The method does not exist, or belongs to a capability that was not declared."""
 
     code: int = -32601
 
@@ -126,19 +125,19 @@ class ResourceNotFound(InvalidParams):
 
 
 class InternalError(ProtocolError):
-    """A fault on this side. What happened is in the log, not in the message."""
+    """An error in Weft or in a handler. The details are in the log, not in the message."""
 
     code: int = -32603
 
 
 class HeaderMismatch(ProtocolError):
-    """An HTTP header is missing, malformed, or says something else than the body."""
+    """An HTTP header is missing, malformed, or differs from the body."""
 
     code: int = -32020
 
 
 class MissingCapability(ProtocolError):
-    """The request needs a client capability that it did not declare."""
+    """The request needs a capability that the client did not declare."""
 
     code: int = -32021
 
@@ -158,7 +157,7 @@ class UndeclaredExtension(MissingCapability):
 
 
 class UnsupportedVersion(ProtocolError):
-    """The request names a protocol revision that is not served here."""
+    """The request names a protocol revision that the server does not speak."""
 
     code: int = -32022
 
@@ -167,7 +166,7 @@ class UnsupportedVersion(ProtocolError):
 
 
 class ToolError(WeftError):
-    """A tool's failure that the model should read: the result has `isError` and this text.
+    """A tool's failure that the model should read. The tool result has `isError` and this text.
 
     >>> raise ToolError("There is no flight LX39; did you mean LX38?")
     Traceback (most recent call last):
@@ -177,9 +176,9 @@ class ToolError(WeftError):
 
 
 class QuestionFailed(ToolError):
-    """The client did not answer a question (`ctx.elicit`, `ctx.sample`, `ctx.list_roots`) that a handler asked.
+    """The client did not answer a question of a handler (`ctx.elicit`, `ctx.sample`, `ctx.list_roots`).
 
-    `code` is that of the error it answered with; None if it did not answer in time, or what does not fit the question.
+    `code` is the code of the client's error. It is None if the answer was late or did not fit the question.
     """
 
     def __init__(self, message: str, code: int | None = None, data: Any = None) -> None:
@@ -189,16 +188,16 @@ class QuestionFailed(ToolError):
 
 
 class NoBackChannelError(WeftError):
-    """There is no channel on which a request could be sent to this peer."""
+    """The server cannot send requests to this peer, because there is no channel for them."""
 
     def __init__(self, method: str) -> None:
         super().__init__(f"{method!r} cannot be sent: this peer has no channel for requests from the server.")
 
 
 class RemoteError(WeftError):
-    """The peer answered a request of ours with an error: its `code`, its `message` and its `data`.
+    """The peer answered a request with an error, which has a `code`, a `message` and `data`.
 
-    `not_found` is True if it was asked for a resource that it does not have; the code of that depends on the revision.
+    `not_found` is True if a requested resource does not exist. (The code for this depends on the revision.)
 
     >>> raise RemoteError(-32602, "Unknown tool: brew")
     Traceback (most recent call last):
@@ -215,27 +214,28 @@ class RemoteError(WeftError):
 
 
 class RequestTimeout(WeftError):
-    """The peer did not answer a request of ours in time. Whether it acted on it is not known."""
+    """The peer did not answer a request in time. It is not known whether the peer has executed the request."""
 
 
 class ConnectionFailed(WeftError):
-    """The peer cannot be reached, does not speak the protocol, or is gone. The message says what was tried."""
+    """The peer cannot be reached, does not speak MCP, or has closed the connection. The message says what was tried."""
 
-    is_unanswered = False  # a connection stood, and was closed without a byte of an answer: it may have been read
+    # Whether the peer closed the connection without any response. It may have executed the request.
+    is_unanswered = False
 
 
 class InvalidAnswer(WeftError):
-    """The peer answered, but not as the protocol, or the schema it published itself, demands."""
+    """The peer's answer breaks the rules of the protocol, or does not fit the schema that the peer published."""
 
 
 class CannotAnswer(WeftError):
-    """The peer needs an answer before it can go on, and this side did not give one: it cannot, or the user refused."""
+    """The server asked a question, and this client did not answer, because it cannot or because the user refused."""
 
 
 class AuthorizationFailed(WeftError):
-    """The server wants authorization, and none was given, or could be had. `tried` lists what was done, in order.
+    """The server requires a login, and there was none or it failed. `tried` lists the steps of the login, in order.
 
-    The message names what to do next; neither it nor `tried` holds a token, a code or a secret.
+    The message says what to do next. Neither the message nor `tried` contains a token, a code or a secret.
     """
 
     def __init__(self, message: str, tried: Sequence[str] = ()) -> None:
@@ -245,25 +245,25 @@ class AuthorizationFailed(WeftError):
 
 
 class VersionMismatch(WeftError):
-    """No revision of the protocol is spoken by both sides. `ours` and `theirs` list what each speaks."""
+    """The two sides share no revision of the protocol. `ours` and `theirs` list the revisions of each side."""
 
     def __init__(self, *, where: str, ours: Sequence[str], theirs: Sequence[str]) -> None:
         self.ours = list(ours)
         self.theirs = list(theirs)
         super().__init__(
             f"{where} speaks no protocol version that this client may use: it speaks "
-            f"{', '.join(self.theirs) or 'none it names'}, this client {', '.join(self.ours)}. Update whichever is "
-            "older, or take away what pins the version here (`version=`, `eras=`)."
+            f"{', '.join(self.theirs) or 'none that it names'}, this client {', '.join(self.ours)}. Update the older "
+            "side, or remove the options that fix the version here (`version=`, `eras=`)."
         )
 
 
 class UsageError(WeftError):
-    """The program that uses Weft is wrong. The message says where, why, and what to do."""
+    """The program uses Weft in a wrong way. The message says where, why, and what to do."""
 
 
 class RegistrationError(UsageError):
-    """A feature cannot be registered as written."""
+    """A tool, resource or prompt cannot be registered."""
 
 
 class StartError(UsageError):
-    """The server cannot be started as asked."""
+    """The server cannot be started with these options."""

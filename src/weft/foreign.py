@@ -1,6 +1,7 @@
-"""Import public names when they are first used, and explain those that other SDKs have or that live elsewhere.
+"""Import public names when they are first used, and help users who look for a name of another SDK.
 
-Type checkers know nothing of the explanations: for them there is no such name, which is right.
+An unknown name gets an error that says how it is called in Weft, or which module has it. Type checkers do not see this:
+for them the name does not exist.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
 
 
 def attribute_of(thing: object, name: str) -> Any:
-    """Raise AttributeError with what a name is called here that `thing` does not have; any other fails as it did."""
+    """Raise an AttributeError for a missing attribute; for a name of another SDK, say how it is called in Weft."""
     kind = type(thing)
     for one in kind.__mro__:
         if meant := _NAMES.get(one.__name__, {}).get(name):
             raise AttributeError(f"A {kind.__name__} has no {name!r}; {meant}.")
-    return object.__getattribute__(thing, name)  # once more: what a property raised is lost by now
+    return object.__getattribute__(thing, name)  # raises again; the first error, such as one of a property, is lost
 
 
 def lazily(module: str, homes: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
-    """Return a `__getattr__` for a module: it imports each name from its home when it is first used."""
+    """Return a `__getattr__` for a module. It imports each name from its home module when it is first used."""
     home_of = {name: home for home, names in homes.items() for name in names}
 
     def get(name: str) -> Any:
@@ -63,7 +64,10 @@ def lazily(module: str, homes: Mapping[str, tuple[str, ...]]) -> Callable[[str],
 
 
 def _no_such_name(module: str, name: str) -> Exception:
-    """Return an error that says where a name is. `from weft import ...` shows the text of an ImportError alone."""
+    """Return an error that says where a name is.
+
+    It is an ImportError, because `from weft import ...` does not show the text of an AttributeError.
+    """
     meant = _NAMES["weft"].get(name) if module == "weft" else None
     if meant is None and module == "weft" and not name.startswith("_"):
         home = next((home for home in _ELSEWHERE if name in import_module(home).__all__), None)

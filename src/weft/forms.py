@@ -1,8 +1,8 @@
 """Turn models and schemas into the forms of elicitation, and check the answers.
 
-A form is a flat schema of the few kinds of field that every client can show. It is written as a flat model (a pydantic
-model, a dataclass, a TypedDict) or as a JSON Schema. `form_schema` returns the schema to send, `parse_form` checks an
-answer.
+A form is a flat schema with the few types of fields that every client can show. You write it as a flat model (a
+pydantic model, a dataclass, a TypedDict) or as a JSON Schema. `form_schema` returns the schema to send, `parse_form`
+checks an answer.
 
     str                                 text; `Field(min_length=, max_length=)`
     Annotated[str, EMAIL]               text of the format email
@@ -10,17 +10,17 @@ answer.
     int, float                          a number; `Field(ge=, le=)`
     bool                                true or false
     Literal["a", "b"], an Enum of text  one of several options
-    list[...] or set[...] of those      several of them; `Field(min_length=, max_length=)`
-    T | None                            may be left out
+    list[...] or set[...] of options    several options; `Field(min_length=, max_length=)`
+    T | None                            an optional field
 
-`Titles` gives options titles; `Field(title=, description=)` gives fields theirs. Rules that a form cannot express, such
-as a pattern, are left out of the schema, and still checked in the answer.
+`Titles` gives titles to options; `Field(title=, description=)` gives a title to a field. Rules that a form cannot
+express, such as a pattern, are not sent, but the answer is still checked against them.
 
-An answer is checked against the schema that was sent, then by the model. Fields that were not asked for are left out,
-or refused if the model or schema forbids them (`extra="forbid"`, `"additionalProperties": false`).
+An answer is checked against the schema that was sent, then by the model. Fields that the form does not have are
+ignored, or refused if the model or schema forbids them (`extra="forbid"`, `"additionalProperties": false`).
 
-The check is strict, as JSON Schema is: the text "5" is no integer, 1 is not true, true is not 1, and 5.0 is the integer
-5. Formats are checked too, offline and in linear time:
+The check is as strict as JSON Schema: the text "5" is not an integer, 1 is not true, true is not 1, and 5.0 is the
+integer 5. Formats are checked too, without network access and in linear time:
 
     email       name@host in ASCII, as in RFC 5321, without quoted names and IP addresses
     uri         with a scheme, as in RFC 3986
@@ -61,9 +61,9 @@ __all__ = [
 ]
 
 EMAIL = Field(json_schema_extra={"format": "email"})
-"""Marks text as an email address: `Annotated[str, EMAIL]`. It needs no other package."""
+"""Marks text as an email address: `Annotated[str, EMAIL]`. Does not need the package email-validator."""
 
-_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+")  # between the words of a name
+_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+")  # the gap between two words of a name
 _SECRET = re.compile(
     r"(?:^|_)(?:password|passphrase|passcode|passwd|pwd|pin|secret|token|api_?key|access_?key|private_?key|credentials?"
     r"|card_?number|cvc|cvv)(?:_|$)"
@@ -79,14 +79,14 @@ _KEYWORDS: Mapping[str, set[str]] = {
 }
 _EVERYWHERE = {"type", "title", "description", "default"}
 _ROOT = ("$schema", "type", "properties", "required")
-_ROOT_LEFT_OUT = {"title", "description", "additionalProperties", "$defs"}  # allowed, but not sent
+_ROOT_LEFT_OUT = {"title", "description", "additionalProperties", "$defs"}  # allowed in the schema, but not sent
 _UNSAID = (
     "deprecated", "examples", "exclusiveMaximum", "exclusiveMinimum", "multipleOf", "pattern", "readOnly",
     "uniqueItems", "writeOnly",
 )  # fmt: skip
 _ALLOWED = (
-    "A form is flat, and its fields are text (also of the format email, uri, date or date-time), numbers, true or "
-    "false, one of several options of text, or a list of such options."
+    "A form is flat. Each field is text (also of the format email, uri, date or date-time), a number, true or false, "
+    "one of several text options, or a list of such options."
 )
 _MAX_ISSUES = 10
 _LINK = re.compile("https?://", re.IGNORECASE)
@@ -98,7 +98,7 @@ _UNUSABLE = (
 )  # raised by pydantic and `Titles` for a model without a schema
 
 
-@dataclass(frozen=True, eq=False)  # by identity, and so hashable: `Annotated[..., Titles(...)] | None` needs it
+@dataclass(frozen=True, eq=False)  # eq=False makes it hashable, which `Annotated[..., Titles(...)] | None` needs
 class Titles:
     """Titles for the options of a field.
 
@@ -106,7 +106,7 @@ class Titles:
     class Seat:
         place: Annotated[Literal["w", "a"], Titles({"w": "Window", "a": "Aisle"})]
 
-    The title of an option that is not listed is its value.
+    An option that is not listed has its value as its title.
     """
 
     titles: Mapping[str, str]
@@ -124,16 +124,16 @@ class Titles:
             return {**schema, "anyOf": [self._entitle(option, handler) for option in schema["anyOf"]]}
         options = schema.pop("enum", None) or [schema.pop("const", None)]
         if options == [None]:
-            return schema  # no options: the check of the form reports it
+            return schema  # there are no options; the check of the form reports this
         if unknown := sorted(set(self.titles) - set(options)):
             raise ValueError(f"Titles names {unknown[0]!r}, which is not among the options {_listed(options)}.")
         if "title" not in beside:
-            schema.pop("title", None)  # it is only the name of the Enum
+            schema.pop("title", None)  # the name of the Enum is not a title for users
         return {**schema, "oneOf": [{"const": option, "title": self.titles.get(option, option)} for option in options]}
 
 
 def form_schema(model: type | Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema to send for a form. Raises ValueError if a client could not show one of the fields.
+    """Return the schema to send for a form; raise ValueError if clients cannot show one of its fields.
 
     >>> @dataclass
     ... class Seat:
@@ -148,14 +148,14 @@ def form_schema(model: type | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_form(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema as it is sent. Raises ValueError that names the property if it is not the schema of a form.
+    """Return a JSON Schema in the form in which it is sent; raise ValueError if it is not the schema of a form.
 
     >>> check_form({"type": "object", "properties": {"age": {"type": "integer"}}, "additionalProperties": False})
     {'type': 'object', 'properties': {'age': {'type': 'integer'}}}
     """
     plain = _plain(schema)
     if plain.get("type") != "object" or not is_object(plain.get("properties")):
-        raise ValueError(f'The schema of a form has "type": "object" and "properties". {_ALLOWED}')
+        raise ValueError(f'The schema of a form must have "type": "object" and "properties". {_ALLOWED}')
     if unknown := sorted(set(plain) - set(_ROOT) - _ROOT_LEFT_OUT):
         raise ValueError(f"The schema of a form cannot have {unknown[0]!r}; remove it. {_ALLOWED}")
     form = {keyword: plain[keyword] for keyword in _ROOT if keyword in plain}
@@ -165,7 +165,7 @@ def check_form(schema: Mapping[str, Any]) -> dict[str, Any]:
     _check_json_schema(msgspec.json.encode(form))
     for name in form.get("required", ()):
         if name not in form["properties"]:
-            raise ValueError(f"{name!r} is required and not among the properties of the form; add it there.")
+            raise ValueError(f"{name!r} is required, but is not a property of the form; add it to the properties.")
     for name, field in form["properties"].items():
         if wrong := _wrong_default(field):
             raise ValueError(f"The default of property {name!r} does not fit it: {wrong}")
@@ -173,7 +173,7 @@ def check_form(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fields_with_links(form: Mapping[str, Any]) -> list[str]:
-    """Return the fields whose texts have a web address, which forms should not have.
+    """Return the names of fields whose texts contain a web address, which forms should not have.
 
     >>> fields_with_links({"properties": {"ok": {"type": "boolean", "description": "See https://example.com/terms"}}})
     ['ok']
@@ -183,7 +183,7 @@ def fields_with_links(form: Mapping[str, Any]) -> list[str]:
 
 
 def fields_with_secrets(form: Mapping[str, Any]) -> list[str]:
-    """Return the text fields whose names suggest a secret, which forms must not ask for.
+    """Return the names of text fields that seem to ask for a secret, which forms must not do.
 
     >>> fields_with_secrets({"properties": {"apiKey": {"type": "string"}, "keyboard": {"type": "string"}}})
     ['apiKey']
@@ -195,15 +195,15 @@ def fields_with_secrets(form: Mapping[str, Any]) -> list[str]:
 
 
 def has_link(text: str) -> bool:
-    """Return True if a text has a web address."""
+    """Return whether a text contains a web address."""
     return _LINK.search(text) is not None
 
 
 def parse_form(model: type | Mapping[str, Any], content: Mapping[str, Any] | None) -> Any:
-    """Return the checked answer: an instance of the model, or a dict for a schema. Raises ValueError for a misfit.
+    """Check an answer; return it as an instance of the model, or as a dict if `model` is a schema.
 
-    Defaults of the model are filled in; fields that the form does not have are left out, or refused if the model or
-    schema forbids them. The error names fields and never quotes an answer.
+    Defaults of the model are filled in. Fields that the form does not have are ignored, or refused if the model or
+    schema forbids them. Raises ValueError if the answer does not fit; the error names fields, but never shows values.
 
     >>> @dataclass
     ... class Seat:
@@ -221,18 +221,18 @@ def parse_form(model: type | Mapping[str, Any], content: Mapping[str, Any] | Non
     answer = _checked(form.schema, filled, forbids_others=form.forbids_others)
     nulls = {name: None for name in empty if name in given or name in form.nullable}
     try:
-        # As JSON: from JSON, also a strict model accepts text as a date.
+        # Validated from JSON, because a strict model accepts text as a date only in JSON.
         return form.adapter.validate_json(json.dumps({**answer, **nulls}))
     except ValidationError as error:
         raise _misfit([_issue(problem) for problem in error.errors(include_input=False, include_url=False)]) from None
 
 
 def _checked(form: Mapping[str, Any], given: Mapping[str, Any], *, forbids_others: bool) -> dict[str, Any]:
-    """Return the fields of the form, integers as int. Raises ValueError if the answer does not fit."""
+    """Return the answer with the form's fields only, and 5.0 as 5 for integers; raise ValueError if it does not fit."""
     fields = form["properties"]
     issues: list[Issue] = check_answer(form, given)
     if forbids_others:
-        issues += [(name, "it was not asked for.") for name in given if name not in fields]
+        issues += [(name, "the form has no such field.") for name in given if name not in fields]
     if issues:
         raise _misfit(issues)
     return {
@@ -251,7 +251,7 @@ class _Form:
     schema: dict[str, Any]
     encoded: bytes
     may_be_none: list[str]
-    nullable: list[str]  # optional fields without a default: None if left out
+    nullable: list[str]  # optional fields without a default, which become None if the answer does not have them
     forbids_others: bool
 
 
@@ -261,9 +261,7 @@ def _form(model: type) -> _Form:
     definitions = schema.get("$defs", {})
     schema = _resolved(schema, definitions)
     if schema.get("type") != "object" or "properties" not in schema:
-        raise ValueError(
-            f"{_type_name(model)} is not a form; write a class with a field for each thing that is asked. {_ALLOWED}"
-        )
+        raise ValueError(f"{_type_name(model)} is not a form; write a class with a field for each question. {_ALLOWED}")
     fields: dict[str, Any] = {}
     may_be_none: list[str] = []
     for name, described in schema["properties"].items():
@@ -271,7 +269,7 @@ def _form(model: type) -> _Form:
         if wrong := _wrong(fields[name]):
             raise ValueError(_refusal(model, name, wrong))
         if _wrong_default(fields[name]):
-            del fields[name]["default"]  # a marker of the model's own, not an answer
+            del fields[name]["default"]  # the model uses a marker as the default; it cannot be shown as an answer
         if is_optional:
             may_be_none.append(name)
     nullable = [name for name in schema.get("required", ()) if name in may_be_none]
@@ -282,7 +280,7 @@ def _form(model: type) -> _Form:
 
 
 def _described(model: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
-    """Return a model's validator and JSON Schema. Raises ValueError that names the wrong field if there is none."""
+    """Return the validator and the JSON Schema of a model; raise ValueError with the field that has no schema."""
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(model)
         return adapter, adapter.json_schema(schema_generator=_Generator)
@@ -296,7 +294,7 @@ def _described(model: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
 
 
 def _field(described: dict[str, Any], definitions: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Return a field as a form has it, and True if it may be None."""
+    """Return the schema of a field as it is sent, and whether the field may be None."""
     field, may_be_none = dict(described), False
     options = field.get("anyOf", [])
     values = [option for option in options if option != {"type": "null"}]
@@ -306,14 +304,14 @@ def _field(described: dict[str, Any], definitions: dict[str, Any]) -> tuple[dict
     field = _choice(_resolved(field, definitions))
     step = (
         1 if field.get("type") == "integer" else 0
-    )  # the next integer is the same bound; for other numbers, the bound itself
+    )  # for integers, > 5 is the same as >= 6; for other numbers, >= 5 is sent, and the model checks > 5
     if (above := field.get("exclusiveMinimum")) is not None:
         field.setdefault("minimum", above + step)
     if (below := field.get("exclusiveMaximum")) is not None:
         field.setdefault("maximum", below - step)
     if is_object(items := field.get("items")):
         field["items"] = items = _several(_choice(_resolved(items, definitions)))
-        if is_array(default := field.get("default")):  # of a set: in the same order in every process
+        if is_array(default := field.get("default")):  # a set has another order in each process
             order = _options(items)
             field["default"] = sorted(default, key=lambda option: order.index(option) if option in order else -1)
     left_out = [*_UNSAID, "default"] if field.get("default") is None else _UNSAID
@@ -321,7 +319,7 @@ def _field(described: dict[str, Any], definitions: dict[str, Any]) -> tuple[dict
 
 
 def _resolved(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema with its `$ref` replaced by the target, without the target's title, which is a class name."""
+    """Return a schema with its `$ref` replaced by the target. The target's title is a class name, and is left out."""
     reference = schema.get("$ref")
     if reference is None:
         return schema
@@ -330,27 +328,27 @@ def _resolved(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, 
 
 
 def _choice(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema with `const` as an `enum` of one option."""
+    """Return a schema in which a `const` is written as an `enum` with one option."""
     if isinstance(schema.get("const"), str):
         return {**{key: value for key, value in schema.items() if key != "const"}, "enum": [schema["const"]]}
     return dict(schema)
 
 
 def _several(items: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a list: titled ones under `anyOf`, without a type; without title and description."""
+    """Return the `items` schema of a list of options. Options with titles are under `anyOf`."""
     if "oneOf" in items:
         return {"anyOf": items["oneOf"]}
     return {key: value for key, value in items.items() if key not in {"title", "description"}}
 
 
 class _Generator(GenerateJsonSchema):
-    """pydantic's generator without titles made from names, and without warnings."""
+    """The JSON Schema generator of pydantic, without automatic titles and without warnings."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 
     def emit_warning(self, kind: Any, detail: str) -> None:
-        """Ignore warnings: a default that JSON cannot express is left out of the schema, and still used."""
+        """Ignore warnings about defaults that JSON cannot express. They are not sent, but the model uses them."""
 
 
 def _refusal(model: Any, name: str, wrong: str) -> str:
@@ -373,38 +371,38 @@ def _type_name(annotation: Any) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Return why there is no schema, and what to do."""
+    """Return why a model has no schema, and what to do."""
     if isinstance(error, ImportError):
         return "it needs the package email-validator; install it, or write Annotated[str, EMAIL]"
     code = error.code if isinstance(error, PydanticUserError) else None
     if code == "typed-dict-version":
         return "on this Python, import TypedDict from typing_extensions instead of typing"
     if code == "class-not-fully-defined" or isinstance(error, NameError):
-        return "a type that it names cannot be found; define it at the top of the module"
+        return "one of its types cannot be found; define that type at the top of the module"
     if isinstance(error, ValueError):
         return str(error).rstrip(".")
-    return "it has a type that has no form in JSON"
+    return "it has a type that cannot be written as JSON"
 
 
-# --- what a form may have
+# --- rules for the fields of a form
 
 
 def _wrong(field: Any) -> str | None:
-    """Return why this is not a field of a form, or None if it is one."""
+    """Return why a schema cannot be a field of a form, or None if it can."""
     kind = field.get("type") if is_object(field) else None
     if not is_object(field) or not isinstance(kind, str):
         return "it is not of one plain type"
     if kind not in _KEYWORDS:
         return f'it is of the type "{kind[:40]}"'
     if unknown := sorted(set(field) - _EVERYWHERE - _KEYWORDS[kind]):
-        return f"{unknown[0][:60]!r} is not for a field of the type {kind!r}"
+        return f"a field of the type {kind!r} cannot have {unknown[0][:60]!r}"
     if kind == "array":
         return _wrong_items(field.get("items"))
     format = field.get("format")
     if format == "password":
-        return "secrets are never asked by form; send the user to a page with `elicit_url`"
+        return "a form must not ask for secrets; send the user to a page with `elicit_url`"
     if format is not None and format not in _FORMATS:
-        return f"its format is {str(format)[:40]!r}, and a form has {_listed(_FORMATS)}"
+        return f"its format is {str(format)[:40]!r}, but a form can only have {_listed(_FORMATS)}"
     return _wrong_options(field) if _SELECT & set(field) else None
 
 
@@ -412,7 +410,7 @@ def _wrong_items(items: Any) -> str | None:
     if not is_object(items) or not ("enum" in items or "anyOf" in items):
         return "a list needs options to choose from, such as list[Literal['a', 'b']]"
     if set(items) - {"type", "enum", "anyOf"} or ("enum" in items and "anyOf" in items):
-        return "the items of a list are options, and nothing else can be said of them"
+        return "the items of a list can only have 'type' and either 'enum' or 'anyOf'"
     if items.get("type", "string") != "string" or ("enum" in items and "type" not in items):
         return 'options are text: its items need "type": "string"'
     return _wrong_options(items)
@@ -423,12 +421,12 @@ def _wrong_options(field: dict[str, Any]) -> str | None:
         return "its options are given either by 'enum' or, with titles, by 'oneOf'"
     titled = field.get("oneOf", field.get("anyOf", []))
     if not is_array(titled) or not all(_is_titled(option) for option in titled):
-        return 'each of its titled options is {"const": text, "title": text}'
+        return 'each option with a title must be {"const": text, "title": text}'
     options = _options(field)
     if not options or not all(isinstance(option, str) for option in options):
         return "its options are not all text"
     if len(set(options)) < len(options):
-        return "one of its options is there twice"
+        return "one of its options occurs twice"
     names = field.get("enumNames", options)
     if not is_array(names) or len(names) != len(options) or not all(isinstance(name, str) for name in names):
         return "'enumNames' needs a name for each option"
@@ -445,7 +443,7 @@ def _options(field: dict[str, Any]) -> list[Any]:
 
 
 def _wrong_default(field: dict[str, Any]) -> str | None:
-    """Return why the default of a field does not fit it; None if it fits, or there is none."""
+    """Return why the default of a field does not fit the field; None if it fits, or if there is no default."""
     if "default" not in field:
         return None
     issues = check_answer({"properties": {"": field}}, {"": field["default"]})
@@ -456,27 +454,29 @@ def _wrong_default(field: dict[str, Any]) -> str | None:
 
 
 def _plain(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of plain JSON types."""
+    """Return a copy of a schema that consists of JSON types only."""
     try:
         copy: dict[str, Any] = json.loads(json.dumps(dict(schema), allow_nan=False))
     except (TypeError, ValueError, RecursionError):
-        raise SchemaError("The schema of a form is made of dicts, lists, text and numbers only.") from None
+        raise SchemaError(
+            "The schema of a form can only contain dicts, lists, text, numbers, booleans and None."
+        ) from None
     return copy
 
 
-@lru_cache(maxsize=512)  # the same form is asked again and again
+@lru_cache(maxsize=512)  # the same form is sent many times
 def _check_json_schema(schema: bytes) -> None:
     compile_schema(msgspec.json.decode(schema))
 
 
 def _issue(problem: Mapping[str, Any]) -> tuple[str | None, str]:
-    """Return the field and the sentence about a problem that the model's check found."""
+    """Return the field name and a sentence for an error of pydantic."""
     location = problem["loc"]
     name = str(location[0]) if location else None
     if problem["type"] == "missing":
         return name, "it is missing."
     if problem["type"] == "extra_forbidden":
-        return name, "it was not asked for."
+        return name, "the form has no such field."
     message = str(problem["msg"])
     for prefix in ("Value error, ", "Assertion failed, "):
         message = message.removeprefix(prefix)
@@ -484,7 +484,7 @@ def _issue(problem: Mapping[str, Any]) -> tuple[str | None, str]:
 
 
 def _misfit(issues: Sequence[tuple[str | None, str]]) -> ValueError:
-    """Return an error with one sentence for each field, at most ten."""
+    """Return an error with one sentence for each wrong field, for at most ten fields."""
     first: dict[str | None, str] = {}
     for name, message in issues:
         first.setdefault(name, message)
@@ -499,7 +499,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 Issue = tuple[str, str]
-"""The name of a field, and a sentence about what it should be."""
+"""The name of a wrong field, and a sentence that says what is wrong."""
 
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
@@ -512,7 +512,7 @@ _DATE_TIME = re.compile(
 
 
 def check_answer(form: Mapping[str, Any], answer: Mapping[str, Any]) -> list[Issue]:
-    """Return what is wrong with an answer, at most one issue for each field. Values are never quoted.
+    """Return the errors in an answer, at most one for each field. The errors never show values.
 
     >>> form = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
     >>> check_answer(form, {"age": "5"}), check_answer(form, {"age": 5.0})
@@ -531,13 +531,13 @@ def check_answer(form: Mapping[str, Any], answer: Mapping[str, Any]) -> list[Iss
 
 
 def options_of(field: Mapping[str, Any]) -> Sequence[Any]:
-    """Return the options of a field, or of the items of a list; empty if it has none."""
+    """Return the options of a field, or of the items of a list; an empty sequence if there are none."""
     titled: Sequence[Any] = field.get("oneOf", field.get("anyOf", ()))
     options: Sequence[Any] = field.get("enum", [option["const"] for option in titled])
     return options
 
 
-# --- kinds of field: each check returns what is wrong, or None
+# --- one check for each type of field: it returns what is wrong, or None
 
 
 def _check_text(field: Mapping[str, Any], value: Any) -> str | None:
@@ -571,9 +571,9 @@ def _check_choices(field: Mapping[str, Any], value: Any) -> str | None:
         return _other_than("a list of options", value)
     options = options_of(field["items"])
     if not all(isinstance(item, str) and item in options for item in value):
-        return "it should have nothing but the options"
+        return "it should contain only options of the form"
     if len(set(value)) < len(value):
-        return "it should have no option twice"
+        return "it should not contain an option twice"
     return _bounds(len(value), field.get("minItems"), field.get("maxItems"), "options")
 
 

@@ -1,9 +1,9 @@
 """Decode and encode JSON-RPC messages, check the bounds of incoming JSON, and split a stream of bytes into lines.
 
-`decode` is the only parser of incoming messages, on every transport. It reads the frame and leaves `params` raw, for
-the method's own type to decode. A message that passes `decode` is within the documented bounds, also inside the raw
-parts: later code meets no lone surrogate, no number too long to print, and no nesting too deep to follow (msgspec
-checks all strings; nesting and digits are checked here).
+`decode` is the only parser of incoming messages, for all transports. It decodes the frame and leaves `params` as raw
+bytes, which are decoded later with the type of the method. `decode` also checks the raw parts: they contain no lone
+surrogate, no number that is too long to print, and no nesting that is too deep. (msgspec checks the strings; nesting
+and digits are checked here.)
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ class Frame(msgspec.Struct):
 
     @property
     def is_notification(self) -> bool:
-        """Return True for a message with a method and no id; it is never answered."""
+        """Return True for a message with a method and without an id, which is never answered."""
         return self.method is not UNSET and self.id is UNSET
 
     @property
     def is_response(self) -> bool:
-        """Return True for an answer to one of our requests."""
+        """Return True for an answer to a request: a message without a method."""
         return self.method is UNSET
 
     @property
     def reply_id(self) -> RequestId | None:
-        """Return the id for the answer; None if there is none."""
+        """Return the id for the answer, or None if the message has none."""
         return self.id if isinstance(self.id, int | str) else None
 
 
@@ -88,10 +88,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 def decode(data: bytes, limits: Limits = DEFAULT_LIMITS) -> Frame:
-    """Read one message.
+    """Decode one message.
 
-    Raises `ParseError` for bytes that are not JSON within the bounds, `InvalidRequest` for JSON that is not a message.
-    The exception's `request_id` is the id for the answer, or None if none could be read.
+    Raises `ParseError` if the bytes are not JSON or exceed a limit, and `InvalidRequest` if the JSON is not a message.
+    The exception's `request_id` is the id for the answer, or None if no id could be read.
 
     >>> decode(b'{"jsonrpc":"2.0","id":7,"method":"tools/list"}').method
     'tools/list'
@@ -124,13 +124,16 @@ def check_id(request_id: object, limits: Limits = DEFAULT_LIMITS) -> None:
 
 
 def fault_of_id(value: object, most_bytes: int, name: str = "id") -> str | None:
-    """Return what is wrong with an id or a progress token, which are repeated to the sender; None if it is valid."""
+    """Return what is wrong with an id or a progress token, or None if it is valid.
+
+    Ids and tokens are limited because each answer repeats them.
+    """
     if type(value) is int:
-        return None if -SAFE_INTEGER <= value <= SAFE_INTEGER else f"an integer `{name}` stays within 2**53."
+        return None if -SAFE_INTEGER <= value <= SAFE_INTEGER else f"an integer `{name}` must be within ±2**53."
     if type(value) is not str:
         return f"`{name}` must be a string or an integer."
     if len(value) > most_bytes or len(value.encode()) > most_bytes:
-        return f"a string `{name}` has at most {most_bytes} bytes."
+        return f"a string `{name}` may have at most {most_bytes} bytes."
     return None
 
 
@@ -141,7 +144,7 @@ def _fault(reason: str, request_id: RequestId | None) -> InvalidRequest:
 
 
 def _invalid(data: bytes, limits: Limits) -> ProtocolError:
-    """Return the error for JSON that is not a message. This is slow, and only for messages that are refused."""
+    """Return the error for JSON that is not a message. This decodes the JSON again, to say exactly what is wrong."""
     check_bounds(data, limits)
     try:
         value: Any = msgspec.json.decode(data)
@@ -158,15 +161,16 @@ def _invalid(data: bytes, limits: Limits) -> ProtocolError:
     return _fault("`jsonrpc` and `method` must be strings.", request_id)
 
 
-# Bounds that msgspec does not check. Each has a quick test that may report too much, but never too little. Only a
-# message that fails it is checked exactly, without its strings, whose brackets, commas and digits do not count.
+# These bounds are not checked by msgspec. Each has a quick test, which also counts brackets, commas and digits inside
+# of strings, so it may count too many but never too few. Only if it finds too many, the message is checked again
+# without its strings.
 
 _NOT_MARKS = bytes(set(range(256)) - set(b"[]{}:,"))
 _NOT_BRACKETS = _NOT_MARKS + b":,"
 _ZEROS = bytes.maketrans(b"123456789", b"000000000")
 _STEPS = [(1 if byte in b"[{" else -1) for byte in range(256)]
-_CHUNK = 16 * 1024  # between two of these another thread may run
-_DEAR = 9  # additional cost of decoding an array, an object or a named value, relative to a plain value
+_CHUNK = 16 * 1024  # bytes that are counted at once; another thread may run between two chunks
+_DEAR = 9  # extra cost of decoding an array, an object or a named value, compared with a plain value
 
 
 def check_bounds(data: bytes, limits: Limits = DEFAULT_LIMITS) -> None:
@@ -187,7 +191,10 @@ def check_bounds(data: bytes, limits: Limits = DEFAULT_LIMITS) -> None:
 
 
 def values_in(data: bytes) -> int:
-    """Return how many values there are, costly ones counted ten times; more if strings have brackets or commas."""
+    """Return the number of values in JSON. Arrays, objects and named values count ten times.
+
+    The result is too high if strings contain brackets or commas.
+    """
     marks = data.translate(None, _NOT_MARKS)
     brackets = len(marks.translate(None, b":,"))
     return len(marks) - brackets // 2 + _DEAR * (brackets // 2 + marks.count(b":"))
@@ -196,7 +203,8 @@ def values_in(data: bytes) -> int:
 def _without_strings(data: bytes, limits: Limits) -> bytes:
     if b"\\" in data:
         data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    # A comma, a colon or a bracket follows each string. (A regular expression would take a second for a million.)
+    # Each string is one value, so a message with more strings than values is refused without splitting it. (Removing a
+    # million strings with a regular expression would take a second.)
     if data.count(b'"') > 2 * limits.json_values:
         raise _too_many(limits)
     return b"".join(data.split(b'"')[::2])
@@ -210,7 +218,7 @@ def _too_many(limits: Limits) -> ParseError:
 
 
 def _depth(data: bytes) -> int:
-    """Return how deep brackets nest, those in strings included."""
+    """Return how deep brackets are nested, including brackets in strings."""
     brackets = data.translate(None, _NOT_BRACKETS)
     depth = deepest = 0
     for start in range(0, len(brackets), _CHUNK):
@@ -225,12 +233,12 @@ def _has_number(data: bytes, digits: int) -> bool:
 
 
 def encode_result(request_id: RequestId, result: Any) -> bytes:
-    """Return an encoded answer. `result` is a struct, a plain value, or encoded already (`msgspec.Raw`)."""
+    """Return an encoded response. `result` is a struct, a plain value, or already encoded (`msgspec.Raw`)."""
     return _encode(_Response("2.0", request_id, result))
 
 
 def encode_error(request_id: RequestId | None, code: int, message: str, data: Any = None) -> bytes:
-    """Return an encoded error. Without an id the member is left out, not null."""
+    """Return an encoded error response. If the id is None, the response has no `id` at all (instead of null)."""
     return _encode(_ErrorResponse("2.0", UNSET if request_id is None else request_id, _Error(code, message, data)))
 
 
@@ -244,11 +252,11 @@ def encode_request(request_id: RequestId, method: str, params: Any = UNSET) -> b
     return _encode(_Request("2.0", request_id, method, params))
 
 
-Line: TypeAlias = bytes | None  # None stands for a line that was longer than the limit
+Line: TypeAlias = bytes | None  # None is a line that was longer than the limit
 
 
 class LineSplitter:
-    r"""Splits chunks of bytes into lines, and keeps at most `limit` bytes of an unfinished one.
+    r"""Splits chunks of bytes into lines, and stores at most `limit` bytes of an unfinished line.
 
     >>> splitter = LineSplitter(limit=4)
     >>> splitter.feed(b"one\ntwo"), splitter.feed(b"\nthree\n")
@@ -260,12 +268,12 @@ class LineSplitter:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._rest = bytearray()  # the beginning of the unfinished line
-        self.is_overlong = False  # the unfinished line is longer than the limit: nothing of it is kept
+        self.is_overlong = False  # whether the unfinished line is longer than the limit; then it is not stored
 
     def feed(self, chunk: bytes) -> list[Line]:
         """Return the lines that this chunk completes."""
         if not self._rest and not self.is_overlong and chunk.find(b"\n") == len(chunk) - 1 <= self._limit:
-            return [chunk[:-1]]  # as nearly all are: one line, from its beginning to its end
+            return [chunk[:-1]]  # fast path for the common case: the chunk is exactly one line
         *ends, rest = chunk.split(b"\n")
         lines = [self._complete(end) for end in ends]
         self._keep(rest)
@@ -289,6 +297,6 @@ class LineSplitter:
             return
         if len(self._rest) + len(part) > self._limit:
             self.is_overlong = True
-            self._rest = bytearray()  # a new one: `clear` may keep the memory
+            self._rest = bytearray()  # a new object, because `clear` may keep the memory
         else:
             self._rest += part

@@ -33,11 +33,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     # Time, in seconds.
     head_seconds: float = 10.0  # to receive the head of a request (with Weft's own runner)
     body_seconds: float = 30.0  # to receive the whole body of a request
-    write_seconds: float = 10.0  # for one write to a peer that does not read
+    write_seconds: float = 10.0  # to write to a peer that does not read
     drain_seconds: float = 5.0  # for requests in flight at shutdown
     ask_seconds: float = 600.0  # for the answer to a question to the user
     keep_alive_seconds: float = 15.0  # between two keep-alive messages on an open stream
-    stdio_linger_seconds: float = 50e-6  # that stdio polls for the next line before it sleeps; 0: no polling
+    stdio_linger_seconds: float = 50e-6  # how long stdio polls for the next line before it sleeps; 0: no polling
 
     # Number at the same time.
     in_flight: int = 1000  # requests in the process
@@ -59,17 +59,17 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     log_messages_per_second: int = 1000
 
     # Sessions of clients that begin with a handshake.
-    sessions: int = 10_000  # beyond that, the session that was idle longest ends
+    sessions: int = 10_000  # if there are more, the session that was idle longest ends
     sessions_per_peer: int = 100  # of one principal or address
     introduction_bytes: int = 64 * 1024  # name and capabilities of a client, kept with its session
-    session_unused_seconds: float = 60.0  # until a session ends that has had no request after its handshake
-    session_idle_seconds: float = 1800.0  # until a session ends that has no request in flight and no open stream
-    replay_seconds: float = 300.0  # that events of a stream are kept for resumption
+    session_unused_seconds: float = 60.0  # after which a session ends if no request has followed its handshake
+    session_idle_seconds: float = 1800.0  # after which a session ends if it has no request in flight and no open stream
+    replay_seconds: float = 300.0  # how long events of a stream are kept for resumption
     replay_events: int = 256  # kept events of one stream
     replay_bytes: int = 64 * MIB  # kept events of all streams together
 
     # State of a call between its rounds.
-    state_bytes: int = 16 * 1024  # the sealed journal
+    state_bytes: int = 16 * 1024  # the encrypted journal (`requestState`)
     input_responses: int = 64  # answers in one request
 
     # Errors that are sent to a peer.
@@ -91,10 +91,10 @@ class ClientLimits(msgspec.Struct, frozen=True, kw_only=True):
     connect_seconds: float = 10.0  # to connect, with TLS
     probe_seconds: float = 5.0  # for the answer of a child process to the first request of an era it may not know
     request_seconds: float = 60.0  # for one request; each progress message restarts it
-    total_seconds: float = 600.0  # for one request in all
+    total_seconds: float = 600.0  # for one request in total, with all progress messages
     ask_seconds: float = 600.0  # for your function to answer a question of the server
-    silence_seconds: float = 60.0  # without a message until a stream that sends keep-alives is considered lost
-    idle_seconds: float = 4.0  # that an unused HTTP connection is kept; Node's servers close theirs after 5
+    silence_seconds: float = 60.0  # without a message, after which a stream that sends keep-alives counts as lost
+    idle_seconds: float = 4.0  # how long an unused HTTP connection is kept; Node.js servers close theirs after 5 s
     close_seconds: float = 2.0  # to end a session; also for each step of ending a child process
 
     # Size of one message.
@@ -113,7 +113,7 @@ class ClientLimits(msgspec.Struct, frozen=True, kw_only=True):
     completions_per_second: int = 20  # completion requests to a server; more wait
     redirects: int = 3  # redirects, all on the same origin
     resumptions: int = 5  # consecutive reconnections of a broken stream without a new event
-    changes_kept: int = 1024  # changes received and not read yet; beyond that, the oldest are dropped
+    changes_kept: int = 1024  # changes that the program has not read yet; if there are more, the oldest are dropped
     cache_entries: int = 1024
     cache_bytes: int = 16 * MIB
 

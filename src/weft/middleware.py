@@ -1,4 +1,4 @@
-"""Name the types of middleware: `Middleware` is the function, `Next` is what it calls to go on."""
+"""The public types of middleware: `Middleware` is the function; `Next` is the function it calls to continue."""
 
 from weft.server.api.context import Middleware
 from weft.server.runtime.dispatch import Next

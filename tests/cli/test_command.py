@@ -378,7 +378,7 @@ def test_options_that_do_not_go_together(folder: Path, options: list[str], sente
 def test_a_number_of_workers_that_is_none(folder: Path, workers: str) -> None:
     done = run_weft("run", "server.py", "--http", f"--workers={workers}", cwd=folder)
     assert done.returncode == 2
-    assert f"argument --workers: '{workers}' is no number of processes; it is 1 or more" in done.stderr
+    assert f"argument --workers: '{workers}' is not a number of processes; use 1 or more" in done.stderr
 
 
 @pytest.mark.mistake("wrong file")
@@ -585,7 +585,7 @@ def test_a_server_that_does_not_answer(tmp_path: Path) -> None:
         done = run_weft("list", url, "--timeout", "0.3", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (
         1,
-        f"weft: {url} did not answer within 0.3 s. Is it busy? --timeout waits longer.\n",
+        f"weft: {url} did not answer within 0.3 s. If it needs longer, raise --timeout.\n",
     )
 
 
@@ -777,7 +777,10 @@ def test_a_command_that_starts_no_server(tmp_path: Path, command: str, code: int
 def test_a_tool_that_asks_back_is_named(folder: Path) -> None:
     with other_server("application/json", lambda request: result_of(request, ASKS), 200) as url:
         done = run_weft("call", url, "any", cwd=folder)
-    said = f"tools/call of {url} asks back (input_required). `weft call` answers no questions; use Client(elicit=...)."
+    said = (
+        f"{url} asked a question in tools/call (input_required). `weft call` cannot answer questions; use "
+        "Client(elicit=...)."
+    )
     assert (done.returncode, done.stderr) == (1, f"weft: {said}\n")
 
 
@@ -813,7 +816,7 @@ def test_who_cannot_be_asked_is_told_what_can_answer(tmp_path: Path, command: st
     (tmp_path / "asking.py").write_text(ASKING + "server.run()\n")
     done = run_weft(command, "--stdio", f"{sys.executable} asking.py", what, cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stderr.endswith(f"(-32021) `weft {command}` answers no questions; use Client({option}=...).\n")
+    assert done.stderr.endswith(f"(-32021) `weft {command}` cannot answer questions; use Client({option}=...).\n")
 
 
 def test_the_package_is_the_command(tmp_path: Path) -> None:

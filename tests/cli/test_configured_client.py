@@ -180,14 +180,12 @@ def test_what_to_do_about_a_login_is_what_is_done_for_servers_out_of_a_file(
         configured.path.write_text(json.dumps({"mcpServers": {"here": entry}}))
         assert configured.call() == 1
         said = capsys.readouterr().err
-        assert "Give a token by --token TOKEN, or what it wants in the 'headers' of its entry in the file." in said
+        assert "Give a token with --token TOKEN, or a header in the 'headers' of its entry in the file." in said
         assert "WEFT_TOKEN" not in said
         entry["headers"] = {"authorization": "Bearer s3cret"}
         configured.path.write_text(json.dumps({"mcpServers": {"here": entry}}))
         assert configured.call() == 1
-        assert capsys.readouterr().err == (
-            f"weft: {url} refused the Authorization that the file gives (HTTP 401); check it.\n"
-        )
+        assert capsys.readouterr().err == (f"weft: {url} refused the Authorization in the file (HTTP 401); check it.\n")
 
 
 @pytest.mark.spec("AUTH-32")
@@ -208,14 +206,15 @@ def test_variables_are_sent_to_a_url_out_of_a_file_when_somebody_says_yes(
         monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
         assert configured.call() == 1
         assert capsys.readouterr().err == (
-            f"{configured.path} wants variables of your environment to be sent:\n  variables:    TOK\n"
+            f"{configured.path} wants to send variables of your environment:\n  variables:    TOK\n"
             f"  to:           {origin}\nSend it? [y/N] weft: Nothing was sent.\n"
         )
         monkeypatch.setattr(sys, "stdin", io.StringIO())
         assert configured.call() == 1
-        assert "Nothing was sent: stdin is no terminal to ask at. Read the above, and add --yes to send it." in (
-            capsys.readouterr().err
-        )
+        assert (
+            "Nothing was sent: stdin is not a terminal, so you cannot be asked. Read the text above, and add --yes to "
+            "send it."
+        ) in capsys.readouterr().err
         monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
         assert configured.call() == 0
         assert capsys.readouterr().out == "s3cret\n"
@@ -234,7 +233,7 @@ def test_variables_that_a_command_is_given_are_named_and_not_shown(
     assert configured.call() == 1
     said = capsys.readouterr().err
     assert "  command:      '${PROG}' --key '${TOK}'\n" in said
-    assert "  it is given:  TOK, PROG of your environment\n" in said
+    assert "  it receives:  TOK, PROG of your environment\n" in said
     assert "'bash' is a shell" in said  # what it is, not what it is called
     assert "s3cret" not in said
 
@@ -271,7 +270,7 @@ def test_without_any_input_nobody_can_be_asked(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     assert configured.call() == 1
-    assert "stdin is no terminal to ask at" in capsys.readouterr().err
+    assert "stdin is not a terminal" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -280,9 +279,9 @@ def test_without_any_input_nobody_can_be_asked(
         (["--config", "{path}", "her", "hello"], "did you mean 'here'?"),
         (["--config", "{path}", "zzz", "hello"], "choose one of 'here'"),
         (["--config", "{path}.none", "here", "hello"], "cannot be read"),
-        (["--config", "{path}", "--stdio", "here", "hello"], "SERVER is then a name"),
-        (["--yes", "here", "hello"], "--yes goes with --config"),
-        (["--config", "{path}", "--yes", "--token", "x", "here", "hello"], "a command takes neither"),
+        (["--config", "{path}", "--stdio", "here", "hello"], "--stdio only without it"),
+        (["--yes", "here", "hello"], "Use --yes only with --config"),
+        (["--config", "{path}", "--yes", "--token", "x", "here", "hello"], "leave them out for a command"),
     ],
 )
 def test_a_wrong_command_line(

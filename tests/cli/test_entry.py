@@ -111,7 +111,7 @@ def test_where_it_belongs_is_said_beside_it(folder: Path) -> None:
     [
         (
             ["http://127.0.0.1:8000/mcp", "--client", "claude-desktop"],
-            "weft: Claude Desktop takes no URLs in its configuration file; add http://127.0.0.1:8000/mcp under ",
+            "weft: Claude Desktop accepts no URLs in its configuration file. Add http://127.0.0.1:8000/mcp under ",
         ),
         (["servr.py", "--client", "cursor"], "weft: There is no file 'servr.py' in "),
         (["--client", "cursor"], "weft: Name one file or module to serve, "),

@@ -81,9 +81,9 @@ def test_a_token_of_the_environment_is_sent_unless_another_is_given(url, capsys,
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ([], "wants authorization (HTTP 401)"),
+        ([], "requires authorization (HTTP 401)"),
         (["--token", "s3cret"], "refused the token that was given (HTTP 401): The token is not valid."),
-        (["--header", "Authorization: Bearer s3cret"], "refused the Authorization that --header gave (HTTP 401)"),
+        (["--header", "Authorization: Bearer s3cret"], "refused the Authorization in --header (HTTP 401)"),
         (
             ["--header", "Authorization: Bearer ${s3cret}"],
             "answered with the HTTP status 400 (The Authorization header has no well-formed token.): it cannot read",
@@ -276,4 +276,6 @@ def test_a_time_that_nobody_can_wait(capsys, timeout) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["list", f"--timeout={timeout}", "http://127.0.0.1:9/mcp"])
     assert caught.value.code == 2
-    assert f"argument --timeout: {timeout!r} is no time to wait; give seconds, such as 5" in capsys.readouterr().err
+    assert (
+        f"argument --timeout: {timeout!r} is not a number of seconds; use a number such as 5" in capsys.readouterr().err
+    )

@@ -16,7 +16,7 @@ from weft.auth import TokenInfo
 
 WORD = {"type": "object", "properties": {"word": {"type": "string"}}}
 META = {CLIENT_CAPABILITIES_KEY: {"elicitation": {}}}
-REFUSAL = "`requestState` is not one that this server gave out for this request, or is too old. Call again without it."
+REFUSAL = "`requestState` was not issued by this server for this request, or is too old. Call again without it."
 SECRET = "the first secret of these tests"
 
 

@@ -99,8 +99,8 @@ def test_nobody_is_sent_unasked_to_a_client_that_nobody_vouches_for(
         page = place.browser.get("/authorize", **request)
     assert (page.status, "location" in page.headers) == (400, False)
     text = page.body.decode()
-    assert "The client asks for what cannot be: " in text
-    assert "Nobody here knows this client. Go on only if you do: " in text
+    assert "The request of the client is not valid: " in text
+    assert "This client is not verified. Continue only if you know it: " in text
     assert ">back to evil.example</a>" in text
     link = re.search(r'<a href="(https://evil.example/phish[?]a=1&amp;error=[^"]*)" rel="noreferrer">', text)
     assert link is not None
@@ -250,4 +250,4 @@ async def test_the_page_is_used_from_itself_however_its_port_is_written(issuer: 
     headers = [(b"host", host), (b"origin", origin.encode()), (b"content-type", form)]
     await app({"type": "http", "method": "POST", "path": "/authorize", "headers": headers}, receive, send)
     assert sent[0]["status"] == 403
-    assert (b"can only be used from itself" not in sent[1]["body"]) is is_own
+    assert (b"was sent from another page" not in sent[1]["body"]) is is_own

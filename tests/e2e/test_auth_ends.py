@@ -39,7 +39,7 @@ def test_a_replayed_code_ends_the_access_token_too(place: Authorization, era: st
         assert error_of(place.token(**request)) == (400, "invalid_grant")
         refused = peer.tool("who")
         assert (refused.status, challenge_of(refused)[1]["error"]) == (401, "invalid_token")
-        assert "has ended: log in again" in challenge_of(refused)[1]["error_description"]
+        assert "has ended; log in again" in challenge_of(refused)[1]["error_description"]
         assert Peer(live, "stateless", tokens["access_token"]).tool("who").status == 401
         assert other.tool("who").status == 200  # another login of the same user
     assert error_of(place.refresh(tokens["refresh_token"])) == (400, "invalid_grant")

@@ -133,7 +133,7 @@ def test_the_metadata_names_the_endpoint_where_there_is_one(place: Authorization
 @pytest.mark.parametrize(
     ("client", "words"),
     [
-        (RegisteredClient(client_id="a", grant_types=(), introspects=(RESOURCE,)), "let it prove who it is"),
+        (RegisteredClient(client_id="a", grant_types=(), introspects=(RESOURCE,)), "it must authenticate"),
         (
             RegisteredClient(client_id="a", grant_types=(), introspects=("https://evil.example",)).with_secret("s"),
             "name that resource in resources=",

@@ -252,9 +252,8 @@ async def test_a_function_that_says_no_subject_says_nobody(said: Any, caplog: py
         assert await users.check("ann", "x") is None
     with pytest.raises(TooManyTries):  # it has counted
         await users.check("ann", "x")
-    text = (
-        f"checks passwords returned something of type {type(said).__name__}, which lets nobody in: return the subject"
-    )
+    kind = type(said).__name__
+    text = f"checks passwords returned something of type {kind}, so the login was refused. Return the subject"
     assert (text in caplog.text) is bool(said)
 
 

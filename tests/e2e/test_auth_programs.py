@@ -410,11 +410,14 @@ BAD_ID_JAGS: dict[str, tuple[Any, str]] = {
     "audience": (lambda place: place.id_jag(aud="https://evil.example"), "another resource"),
     "endpoint as audience": (lambda place: place.id_jag(aud=f"{place.base}/token"), "another resource"),
     "slash": (lambda place: place.id_jag(aud=f"{place.base}/"), "another resource"),
-    "several audiences": (lambda place: place.id_jag(aud=[place.base, "https://evil.example"]), "others as well"),
+    "several audiences": (
+        lambda place: place.id_jag(aud=[place.base, "https://evil.example"]),
+        "more than one audience",
+    ),
     "no audience": (lambda place: place.id_jag(aud=None), "`aud`"),
-    "issuer": (lambda place: place.id_jag(iss="https://evil.example"), "nobody who is trusted"),
-    "the server itself": (lambda place: place.id_jag(iss=place.base), "nobody who is trusted"),
-    "no issuer": (lambda place: place.id_jag(iss=None), "nobody who is trusted"),
+    "issuer": (lambda place: place.id_jag(iss="https://evil.example"), "is not trusted here"),
+    "the server itself": (lambda place: place.id_jag(iss=place.base), "is not trusted here"),
+    "no issuer": (lambda place: place.id_jag(iss=None), "is not trusted here"),
     "expired": (lambda place: place.id_jag(exp=int(time.time()) - 31), "expired"),
     "no expiry": (lambda place: place.id_jag(exp=None), "`exp`"),
     "good for long": (lambda place: place.id_jag(exp=int(time.time()) + 86_400), "expire within"),
@@ -437,8 +440,8 @@ BAD_ID_JAGS: dict[str, tuple[Any, str]] = {
     "half a character": (lambda place: place.id_jag(jti="\ud800"), "`jti`"),
     "half a character as subject": (lambda place: place.id_jag(sub="\udfff"), "`sub`"),
     "bound to a key": (lambda place: place.id_jag(cnf={"jkt": "x"}), "bound to a key"),
-    "text": (lambda place: "x", "nobody who is trusted"),
-    "long": (lambda place: place.id_jag(more="x" * 20_000), "nobody who is trusted"),
+    "text": (lambda place: "x", "is not trusted here"),
+    "long": (lambda place: place.id_jag(more="x" * 20_000), "is not trusted here"),
 }
 
 

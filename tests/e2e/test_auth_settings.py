@@ -45,17 +45,20 @@ def private_pem(key: Any) -> str:
 @pytest.mark.parametrize(
     ("client", "words"),
     [
-        (PROGRAM, "let it prove who it is"),
+        (PROGRAM, "it must authenticate"),
         (RegisteredClient(client_id="a"), "needs redirect_uris"),
         (RegisteredClient(client_id="", redirect_uris=(REDIRECT,)), "empty client_id"),
         (RegisteredClient(client_id="a", redirect_uris=(REDIRECT,), grant_types=(JWT_BEARER,)), "and none without"),
-        (RegisteredClient(client_id="a", redirect_uris=(REDIRECT,), grant_types=("password",)), "not served here"),
+        (RegisteredClient(client_id="a", redirect_uris=(REDIRECT,), grant_types=("password",)), "does not support"),
         (PROGRAM.with_secret("s").with_keys([ec_jwk()]), "one of the two"),
         (
             RegisteredClient(client_id="a", grant_types=(CLIENT_CREDENTIALS, JWT_BEARER)).with_secret("s"),
-            "id of its own",
+            "a separate client id",
         ),
-        (RegisteredClient(client_id="ann", grant_types=(CLIENT_CREDENTIALS,)).with_secret("s"), "a program and a user"),
+        (
+            RegisteredClient(client_id="ann", grant_types=(CLIENT_CREDENTIALS,)).with_secret("s"),
+            "a program and of a user",
+        ),
         (RegisteredClient(client_id="a", redirect_uris=(REDIRECT,), scopes=("admin",)), "name it in scopes="),
     ],
 )
@@ -78,7 +81,9 @@ def test_a_client_that_could_not_work_is_told_at_once(client: RegisteredClient, 
 )
 def test_no_code_is_sent_where_it_is_not_safe(uri: str) -> None:
     """Whoever says so: what holds for clients that register themselves holds for those that are known."""
-    with pytest.raises(UsageError, match=r"to which no code may be sent\. Give a full https:// URL without") as told:
+    with pytest.raises(
+        UsageError, match=r"which is not safe for sending codes\. Give a full https:// URL without"
+    ) as told:
         make(clients=[RegisteredClient(client_id="a", redirect_uris=(REDIRECT, uri))])
     assert f"The client 'a' has the redirect URI {uri!r}" in str(told.value)
 
@@ -91,7 +96,7 @@ def test_no_code_is_sent_where_it_is_not_safe(uri: str) -> None:
             {"trusted_issuers": [PROVIDER, TrustedIssuer(PROVIDER.issuer, keys=[ec_jwk()], workloads={"a": "b"})]},
             "twice",
         ),
-        ({"trusted_issuers": [PLATFORM]}, "names 'nightly': let clients= have it"),
+        ({"trusted_issuers": [PLATFORM]}, "names 'nightly': add it to clients="),
         (
             {
                 "clients": [RegisteredClient(client_id="nightly", grant_types=(CLIENT_CREDENTIALS,)).with_secret("s")],
@@ -101,15 +106,15 @@ def test_no_code_is_sent_where_it_is_not_safe(uri: str) -> None:
         ),
         (
             {"clients": [NIGHTLY], "trusted_issuers": [PLATFORM], "users": {"nightly": "x"}},
-            "'nightly' is a program and a user",
+            "'nightly' is the name of a program and of a user",
         ),
-        ({"clients": [NIGHTLY.with_secret("s")]}, "nobody vouches for it"),
-        ({"clients": [NIGHTLY], "trusted_issuers": [PROVIDER]}, "nobody vouches for it"),  # it proves nothing
-        *(({"grace_seconds": seconds}, "grace_seconds= is 0 to 60") for seconds in (-1, 61)),
-        *(({"access_seconds": seconds}, "access_seconds= is 1 to 3600") for seconds in (0, 3601)),
+        ({"clients": [NIGHTLY.with_secret("s")]}, "but no trusted issuer"),
+        ({"clients": [NIGHTLY], "trusted_issuers": [PROVIDER]}, "but no trusted issuer"),  # it proves nothing
+        *(({"grace_seconds": seconds}, "grace_seconds= must be 0 to 60") for seconds in (-1, 61)),
+        *(({"access_seconds": seconds}, "access_seconds= must be 1 to 3600") for seconds in (0, 3601)),
         ({"users": None}, "users= is missing"),
         *(
-            ({"users": {"ann": word}}, "has for 'ann' a text that begins with .* nothing that hash_password made")
+            ({"users": {"ann": word}}, "has a text for 'ann' that begins with .* not made by hash_password")
             for word in (
                 "scrypt$",
                 "scrypt$x",
@@ -119,7 +124,10 @@ def test_no_code_is_sent_where_it_is_not_safe(uri: str) -> None:
             )
         ),
         ({"users": None, "clients": [PROGRAM.with_secret("s")], "registration": True}, "users= is missing"),
-        ({"users": None, "clients": [RegisteredClient(client_id="a", redirect_uris=(REDIRECT,))]}, "who can log in"),
+        (
+            {"users": None, "clients": [RegisteredClient(client_id="a", redirect_uris=(REDIRECT,))]},
+            "nobody can log in: give users=",
+        ),
     ],
 )
 def test_a_server_that_could_not_work_is_told_at_once(options: dict[str, Any], words: str) -> None:
@@ -138,7 +146,7 @@ def test_a_server_for_programs_alone_says_so_to_people() -> None:
     with serve(server.asgi()) as live:
         browser = Browser(f"http://127.0.0.1:{live.port}")
         page = browser.get("/authorize", client_id="reporter", response_type="code")
-        assert (page.status, b"Nobody logs in here" in page.body) == (403, True)
+        assert (page.status, b"Users cannot log in here" in page.body) == (403, True)
         fields = {"grant_type": CLIENT_CREDENTIALS, "client_id": "reporter", "client_secret": "s"}
         assert browser.post("/token", fields).status == 200
         assert browser.post("/token", {**fields, "grant_type": "authorization_code"}).status == 400
@@ -183,7 +191,7 @@ def test_a_public_key_in_pem(key: Any) -> None:
 
 def test_a_key_set_may_have_keys_of_another_use() -> None:
     TrustedIssuer("https://idp.example", keys={"keys": [rsa_jwk(), rsa_jwk("second", use="enc"), P521]})
-    with pytest.raises(UsageError, match="a key that signs with none of"):  # those of a program are chosen by hand
+    with pytest.raises(UsageError, match="a key that fits none of"):  # those of a program are chosen by hand
         PROGRAM.with_keys([rsa_jwk(), P521])
 
 
@@ -192,7 +200,7 @@ def test_a_key_set_may_have_keys_of_another_use() -> None:
     [
         ({}, "exactly one"),
         ({"jwks_uri": "https://a.example", "keys": [rsa_jwk()]}, "exactly one"),
-        ({"jwks_uri": "http://a.example/jwks"}, "no token may travel"),
+        ({"jwks_uri": "http://a.example/jwks"}, "not safe for sending tokens"),
         ({"keys": [rsa_jwk()], "algorithms": ["HS256"]}, "'HS256'"),
         ({"keys": [rsa_jwk()], "workloads": {}}, "from the `sub` of each"),
         ({"keys": [rsa_jwk()], "subject": lambda claims: "ann"}, "async function"),

@@ -57,6 +57,6 @@ async def test_who_writes_waits_for_another_program_but_not_for_ever(
     assert module._LOCK_SECONDS <= 30
     monkeypatch.setattr(module, "_LOCK_SECONDS", 0.2)
     storage = FileStorage(path)
-    with pytest.raises(AuthorizationFailed, match=r"another program has held .*tokens\.json\.lock for 0\.2 s"):
+    with pytest.raises(AuthorizationFailed, match=r"another program has locked .*tokens\.json\.lock for 0\.2 s"):
         await asyncio.wait_for(storage.put("b", b"2"), 30)
     assert await storage.get("a") == b"1"

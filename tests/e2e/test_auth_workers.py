@@ -203,7 +203,7 @@ def test_a_function_that_fails_is_logged_without_what_it_was_asked(
     with caplog.at_level(logging.DEBUG):
         status, told = workers.show(workers.id_jag(email="ann@example.com"))
     assert (status, told["error"]) == (500, "server_error")
-    assert f"who a vouched user is raised {failure.__name__} [error" in caplog.text
+    assert f"returns the subject of an ID-JAG raised {failure.__name__} [error" in caplog.text
     assert "ann@example.com" not in caplog.text + json.dumps(told)
     workers.said = "ann"
     assert workers.show(workers.id_jag())[0] == 200  # and goes on

@@ -172,11 +172,11 @@ def test_lists_do_not_depend_on_what_a_connection_did() -> None:
 @pytest.mark.parametrize(
     ("message", "said"),
     [
-        (SamplingMessage("robot", TextContent("Hi")), "a message has the role `user` or `assistant`."),
-        (SamplingMessage("system", TextContent("Hi")), "a message has the role `user` or `assistant`."),
-        (SamplingMessage("user", "Hi"), "the content of a message is a block"),
-        (SamplingMessage("user", [TextContent("Hi"), "there"]), "the content of a message is a block"),
-        (SamplingMessage("assistant", {"type": "text", "text": "Hi"}), "the content of a message is a block"),
+        (SamplingMessage("robot", TextContent("Hi")), "a message must have the role `user` or `assistant`."),
+        (SamplingMessage("system", TextContent("Hi")), "a message must have the role `user` or `assistant`."),
+        (SamplingMessage("user", "Hi"), "the content of a message must be a block"),
+        (SamplingMessage("user", [TextContent("Hi"), "there"]), "the content of a message must be a block"),
+        (SamplingMessage("assistant", {"type": "text", "text": "Hi"}), "the content of a message must be a block"),
     ],
 )
 @pytest.mark.parametrize("kind", ["message", "wire"])

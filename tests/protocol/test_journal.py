@@ -136,14 +136,14 @@ def test_more_responses_than_the_limit_are_refused():
     journal = Journal.empty()
     journal.pending = {"0": "q"}
     responses = {str(number): Raw(b"1") for number in range(65)}
-    with pytest.raises(ValueError, match="`inputResponses` has 65 entries, and at most 64 are read"):
+    with pytest.raises(ValueError, match="`inputResponses` has 65 entries, but at most 64 are allowed"):
         journal.accept(responses)
     assert journal.pending == {"0": "q"}
     assert journal.answers == {}
     del responses["64"]
     journal.accept(responses)
     assert journal.answer("0", "q") == Raw(b"1")
-    with pytest.raises(ValueError, match="at most 1 are read"):
+    with pytest.raises(ValueError, match="at most 1 are allowed"):
         journal.accept({"a": Raw(b"1"), "b": Raw(b"2")}, limit=1)
 
 

@@ -19,7 +19,7 @@ from weft.protocol.request_state import KeyRing, StateRefused, binding
 NEW, OLD, OTHER = "the newer secret, long enough", "the older secret, long enough", b"a secret of somebody else"
 RING = KeyRing([NEW])
 REQUEST = binding("ann", "tools/call", "book", b'{"flight":"LX38"}')
-REFUSAL = "`requestState` is not one that this server gave out for this request, or is too old. Call again without it."
+REFUSAL = "`requestState` was not issued by this server for this request, or is too old. Call again without it."
 TOKEN = RING.seal(b"journal", binding=REQUEST, expires=1000)
 
 
@@ -121,7 +121,7 @@ def test_state_is_bounded_both_ways():
     token = RING.seal(b"x" * room, binding=REQUEST, expires=1000)
     assert len(token) == 16_384
     assert RING.open(token, binding=REQUEST, now=0) == b"x" * room
-    with pytest.raises(UsageError, match=r"more than the 16384 allowed: .*Limits\(state_bytes=") as caught:
+    with pytest.raises(UsageError, match=r"more than the 16384 allowed. .*Limits\(state_bytes=") as caught:
         RING.seal(b"x" * (room + 1), binding=REQUEST, expires=1000)
     assert "once" in str(caught.value)
     larger = RING.seal(b"x" * (room + 1), binding=REQUEST, expires=1000, max_bytes=20_000)
@@ -173,7 +173,7 @@ def test_a_ring_from_the_environment():
     ("secrets", "said"),
     [
         ([], "needs at least one secret"),
-        (["swordfish"], "Secret 1 of 1 has 9 bytes, and 16 are the least"),
+        (["swordfish"], "Secret 1 of 1 has 9 bytes, but a safe one has at least 16"),
         ([NEW, b"123456789012345"], "Secret 2 of 2 has 15 bytes"),
         ([32], "text or bytes"),  # which Python would make 32 zeros of
     ],

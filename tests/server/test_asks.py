@@ -163,7 +163,7 @@ async def test_what_was_not_declared_is_not_asked(declared: dict, question: Any,
                 "messages": [{"role": "user", "content": {"type": "tool_result", "toolUseId": "1", "content": []}}],
                 "maxTokens": 5,
             },
-            "each tool use needs its one result in the very next message.",
+            "each tool use needs exactly one result, in the next message.",
         ),
         (
             {
@@ -172,7 +172,7 @@ async def test_what_was_not_declared_is_not_asked(declared: dict, question: Any,
                 ],
                 "maxTokens": 5,
             },
-            "the last message uses tools, and none with their results follows.",
+            "the last message uses tools, but no message with their results follows.",
         ),
     ],
 )

@@ -122,7 +122,7 @@ async def test_answers_that_are_refused_do_not_use_a_state_up() -> None:
     for _ in range(2):
         assert "`requestState`" not in (await retry(server, state, WRONG)).error["message"]
     assert text((await retry(server, state, RIGHT)).result) == "yes"
-    assert "`requestState` is not one" in (await retry(server, state, RIGHT)).error["message"]
+    assert "`requestState` was not issued" in (await retry(server, state, RIGHT)).error["message"]
 
 
 @pytest.mark.spec("MRTR-14")
@@ -143,7 +143,7 @@ async def test_what_happened_before_the_refusal_uses_a_state_up(fails: bool) -> 
     server = asking(run)
     state = (await call(server)).result["requestState"]
     assert (await retry(server, state, WRONG)).error["code"] == -32602
-    assert "`requestState` is not one" in (await retry(server, state, RIGHT)).error["message"]
+    assert "`requestState` was not issued" in (await retry(server, state, RIGHT)).error["message"]
     assert charged == [1]
 
 
@@ -163,11 +163,11 @@ async def test_of_retries_at_the_same_time_one_is_served_whatever_becomes_of_the
         first = asyncio.create_task(retry(server, state, answers))
         await asyncio.sleep(0.01)
         for others in (RIGHT, WRONG, RIGHT):  # being refused gives nothing back that another one spent
-            assert "`requestState` is not one" in (await retry(server, state, others)).error["message"]
+            assert "`requestState` was not issued" in (await retry(server, state, others)).error["message"]
         go.set()
         outcome = (await first).json
         assert ("error" in outcome) is (answers is WRONG)
-    assert "`requestState` is not one" in (await retry(server, state, RIGHT)).error["message"]
+    assert "`requestState` was not issued" in (await retry(server, state, RIGHT)).error["message"]
 
 
 async def test_what_still_runs_when_the_answers_are_refused_begins_nothing_more() -> None:

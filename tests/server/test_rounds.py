@@ -139,7 +139,7 @@ async def test_a_journal_that_outgrows_its_bound_is_an_error_that_names_the_reme
     assert refused.error["code"] == -32603
     assert "x" * 50 not in refused.body.decode()
     assert "more than the 1000 allowed" in caplog.text
-    assert "Keep large values in your own store" in caplog.text
+    assert "Store large values elsewhere" in caplog.text
 
 
 # --- handlers that do odd things

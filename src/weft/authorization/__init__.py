@@ -1,14 +1,14 @@
 """An authorization server for development and small deployments: people log in, consent, and clients get tokens.
 
-It speaks OAuth 2.1 as MCP clients expect it: the code flow with PKCE, rotated refresh tokens, client metadata documents
-and dynamic registration; client credentials for programs, and assertions of trusted issuers. Its state is in a Backend.
-(Authlib, the library for this, has servers only for frameworks and stores that block: it cannot use a Backend.)
+It implements OAuth 2.1 as MCP clients expect it: the code flow with PKCE, rotated refresh tokens, client metadata
+documents, dynamic registration, client credentials for programs, and assertions of trusted issuers. Its state is in a
+Backend. (Authlib is not used, because its servers need a web framework and a blocking store.)
 
 >>> from weft.authorization import AuthorizationServer
 >>> authorization = AuthorizationServer(
 ...     "http://localhost:9000", resources=["http://localhost:8000/mcp"], users={"ann": "correct horse"}
 ... )
->>> app = authorization.asgi()  # to run under any ASGI server, at the root of its host
+>>> app = authorization.asgi()  # run it with any ASGI server, at the root of its host
 """
 
 from __future__ import annotations

@@ -31,35 +31,35 @@ _Endpoint = Callable[[WebRequest], Awaitable[WebResponse]]
 
 _MOST_GRACE_SECONDS = 60.0
 _SHARED = (
-    f"{MOST_PER_ADDRESS} registrations an hour that get no token, {MOST_TRIES} wrong passwords a minute for one name: "
-    "beyond that, one client keeps the others out"
+    f"{MOST_PER_ADDRESS} registrations an hour that get no token, {MOST_TRIES} wrong passwords a minute for one name. "
+    "If one client reaches such a limit, all other clients behind the proxy are refused too"
 )
 
 
 class AuthorizationServer:
-    """Issues tokens for the resources it knows, to the clients of the users it knows.
+    """An authorization server: users log in and consent, and their clients get tokens for MCP servers.
 
     Args:
-        issuer: The URL of this server, without a slash at its end. It is served at the root of its host, or below the
-            path of the URL.
-        resources: The URLs of the servers that it issues tokens for, as their `ResourceServer` has them.
-        users: Who can log in: a dictionary from names to passwords (or `hash_password(...)` of them), or an async
-            function of a name and a password that returns the subject, or None. Default: only programs, and users that
-            trusted issuers vouch for.
-        scopes: What can be granted. A client that asks for no scopes gets all of them.
-        clients: The clients that are configured here; programs among them.
-        trusted_issuers: Identity providers that vouch for users, and platforms that vouch for programs.
-        registration: Whether clients may register themselves (RFC 7591): deprecated by the protocol, but the only way
-            for some clients.
-        documents: Whether clients may be described by a document at their id (CIMD).
-        key: The private key that signs tokens, in PEM (P-256). Default: a new one for this process.
-        backend: Where codes, refresh tokens and registrations are stored. Default: the memory of this process.
+        issuer: The URL of this server, without a slash at the end. Serve the app at the root of its host; the endpoints
+            are below the path of this URL.
+        resources: The URLs of the MCP servers to issue tokens for, written as in their `ResourceServer`.
+        users: The users who can log in: a dictionary from names to passwords (or `hash_password(...)` of them), or an
+            async function that takes a name and a password and returns the subject, or None. Without `users`, only
+            programs and the users of trusted issuers get tokens.
+        scopes: The scopes that can be granted. A client that requests no scopes gets all of them.
+        clients: The configured clients, which can be applications of users or programs.
+        trusted_issuers: The identity providers whose users, and the platforms whose programs, get tokens.
+        registration: Whether clients may register themselves (RFC 7591). MCP has deprecated this, but some clients
+            support nothing else.
+        documents: Whether a client id may be the URL of a metadata document that describes the client (CIMD).
+        key: The private key that signs tokens, in PEM (P-256). Default: a new key for this process.
+        backend: The backend that stores codes, refresh tokens and registrations. Default: the memory of this process.
         access_seconds: Lifetime of an access token.
-        refresh_seconds: Lifetime of a refresh token that is not used.
-        grace_seconds: How long a used refresh token gives the same answer again, because the first may have been lost.
-            After that a second use ends all tokens of the login.
-        dpop: How tokens are bound to a client's key; they are if the client sends a proof. With `required`, no other
-            tokens are issued.
+        refresh_seconds: How long a refresh token is valid if it is not used.
+        grace_seconds: How long the same request with a used refresh token gets the same response again, because the
+            first response may have been lost. Later, a second use ends all tokens of the login.
+        dpop: How tokens are bound to a client's key (DPoP). A token is bound if the client sends a proof. With
+            `Dpop(required=True)`, only bound tokens are issued.
     """
 
     def __init__(
@@ -82,19 +82,21 @@ class AuthorizationServer:
     ) -> None:
         parts = check_url(issuer, "issuer")
         if parts.query or issuer.endswith("/"):
-            raise UsageError(f"issuer={issuer!r} is not possible: give it without a query and a slash at its end.")
+            raise UsageError(
+                f"issuer={issuer!r} is not possible: give it without a query and without a slash at the end."
+            )
         if isinstance(resources, str) or not resources:
             raise UsageError("resources= is a list of the URLs that tokens are issued for; give at least one.")
         for resource in resources:
             check_url(resource, "An entry of resources")
         if not 1 <= access_seconds <= 3600:
             raise UsageError(
-                "access_seconds= is 1 to 3600: other servers cannot be told that a token was taken back, so it is "
-                "short-lived."
+                "access_seconds= must be 1 to 3600. Other servers cannot see that a token was revoked, so tokens must "
+                "be short-lived."
             )
         if not 0 <= grace_seconds <= _MOST_GRACE_SECONDS:
             raise UsageError(
-                f"grace_seconds= is 0 to {_MOST_GRACE_SECONDS:g}: as long as a client may take to ask again."
+                f"grace_seconds= must be 0 to {_MOST_GRACE_SECONDS:g}: the time in which a client repeats a request."
             )
         _check_unique("clients", [client.client_id for client in clients])
         _check_unique("trusted_issuers", [trusted.issuer for trusted in trusted_issuers])
@@ -102,7 +104,7 @@ class AuthorizationServer:
         store = self.backend.store
         self.issuer = issuer
         self.origin = origin_of(issuer)
-        self.resources = tuple(map(spell, resources))  # as a `ResourceServer` spells the audience of its tokens
+        self.resources = tuple(map(spell, resources))  # normalised, as `ResourceServer` does with its audience
         self.scopes = check_scopes(scopes, "AuthorizationServer")
         self.access_seconds = access_seconds
         self.dpop = dpop or Dpop()
@@ -122,21 +124,21 @@ class AuthorizationServer:
         self.registration = registration
         self._documents = documents
         if users is None and (registration or not self.grant_types):
-            raise UsageError("users= is missing: without it there are only clients= that nobody logs in to.")
+            raise UsageError("users= is missing. Without it, give clients= or trusted_issuers= that need no login.")
 
     def __repr__(self) -> str:
         return f"<AuthorizationServer {self.issuer!r}>"
 
     def verifier(self, *, leeway: float = LEEWAY) -> IssuedTokens:
-        """Return a verifier of the tokens that are issued here, for a `ResourceServer` in the same process.
+        """Return a verifier of the tokens of this server, for a `ResourceServer` in the same process.
 
-        It refuses tokens of a login that was ended, on all workers that share the `backend`.
+        It refuses the tokens of a login that was ended, on all workers that share the `backend`.
         """
         return IssuedTokens(self.signer, self.grants, self.issuer, leeway)
 
     @property
     def grant_types(self) -> tuple[str, ...]:
-        """The grants that are served: those that a user or a client can use."""
+        """The grant types that at least one user or client can use."""
         programs = any(CLIENT_CREDENTIALS in client.grant_types for client in self.clients.known)
         platforms = any(trusted.workloads is not None for trusted in self.trusted_issuers.values())
         served = {
@@ -149,13 +151,13 @@ class AuthorizationServer:
 
     @property
     def _takes_id_jags(self) -> bool:
-        """Whether there is an identity provider, and a client that may send its ID-JAGs."""
+        """Whether ID-JAGs are accepted: there is an identity provider, and a client that may send its ID-JAGs."""
         clients = any(JWT_BEARER in client.grant_types and client.is_confidential for client in self.clients.known)
         return clients and any(trusted.workloads is None for trusted in self.trusted_issuers.values())
 
     @property
     def _auth_methods(self) -> list[str]:
-        """How clients can authenticate: the ways that a client uses, or could register for."""
+        """The authentication methods of the configured clients, and those that a client can register for."""
         known, others = self.clients.known, self.has_users and (self.registration or self._documents)
         secrets = self.registration or any(client.secret_digest is not None for client in known)
         return [
@@ -166,7 +168,7 @@ class AuthorizationServer:
 
     @property
     def introspects(self) -> bool:
-        """Whether there is a resource server that may ask about tokens."""
+        """Whether a client may use the introspection endpoint."""
         return any(client.introspects for client in self.clients.known)
 
     def metadata(self) -> dict[str, Any]:
@@ -203,30 +205,30 @@ class AuthorizationServer:
         return document
 
     def possible_scopes(self, client: RegisteredClient) -> tuple[str, ...]:
-        """Return the scopes that a client may have at most."""
+        """Return all scopes that a client may have."""
         return self.scopes if client.scopes is None else client.scopes
 
     def choose_scopes(self, client: RegisteredClient, *asked: str | None) -> tuple[str, ...]:
-        """Return the scopes that a client gets: those that it may have, and that each of the `asked` texts contains."""
+        """Return the scopes to grant: those that the client may have, and that are in every given `asked` text."""
         granted = possible = self.possible_scopes(client)
         for text in asked:
             if text:
                 granted = tuple(scope for scope in dict.fromkeys(text.split()) if scope in granted)
         if possible and not granted:
-            raise OAuthError("invalid_scope", f"The scopes that can be had are {', '.join(possible)}.")
+            raise OAuthError("invalid_scope", f"The possible scopes are {', '.join(possible)}.")
         return granted
 
     def choose_resource(self, asked: str | None) -> str:
-        """Return the resource of a token: the one that is asked for (RFC 8707), or the only one."""
+        """Return the resource of a token: the requested one (RFC 8707), or the only one there is."""
         if asked is None and len(self.resources) == 1:
             return self.resources[0]
         found = self.find_resource(asked)
         if found is None:
-            raise OAuthError("invalid_target", "resource names the server that the token is for, by its URL.")
+            raise OAuthError("invalid_target", "resource must be the URL of a server that tokens are issued for.")
         return found
 
     def find_resource(self, named: object) -> str | None:
-        """Return the resource of a URL in any spelling; None if there is none."""
+        """Return the resource that a URL means, in any spelling, or None."""
         if not isinstance(named, str):
             return None
         return next((resource for resource in self.resources if same_url(resource, named)), None)
@@ -238,11 +240,13 @@ class AuthorizationServer:
         trusted_proxies: Sequence[str] = (),
         cors: Sequence[str] = (),
     ) -> _App:
-        """Return an ASGI app. It serves the issuer's host and this machine, or `allowed_hosts`.
+        """Return the ASGI app of this server.
 
-        Registrations and wrong passwords are counted by address. For requests from one of `trusted_proxies` (addresses
-        or networks), that is the address that the proxy names. Web pages of the origins in `cors` may be clients; the
-        login page itself is never shared.
+        Args:
+            allowed_hosts: The accepted Host headers. Default: the issuer's host, and loopback addresses.
+            trusted_proxies: Addresses or networks of reverse proxies. For their requests, limits are counted for the
+                client address that the proxy names in a header.
+            cors: The origins of web pages that may be clients. They can call all endpoints except the login page.
         """
         policy = HostPolicy(allowed_hosts, None, urlsplit(self.issuer).hostname, cors=cors)
         proxies = TrustedProxies(trusted_proxies) if trusted_proxies else None
@@ -250,7 +254,7 @@ class AuthorizationServer:
 
 
 def _check_clients(server: AuthorizationServer, users: Mapping[str, str] | Login | None) -> None:
-    """Raise UsageError if a client can never get what it is configured for, or is also a user."""
+    """Raise UsageError if a client could never use its configuration, or has the name of a user."""
     clients, trusted_issuers = server.clients.known, server.trusted_issuers.values()
     workloads = {client_id for trusted in trusted_issuers for client_id in (trusted.workloads or {}).values()}
     _check_vouching(clients, workloads, has_providers=any(trusted.workloads is None for trusted in trusted_issuers))
@@ -262,32 +266,35 @@ def _check_clients(server: AuthorizationServer, users: Mapping[str, str] | Login
         if unknown := set(client.scopes or ()) - set(server.scopes):
             raise UsageError(f"{what} has the scope {min(unknown)!r}: name it in scopes= too.")
         if users is None and "authorization_code" in client.grant_types:
-            raise UsageError(f"{what} is one that people log in with: say in users= who can log in.")
+            raise UsageError(f"{what} has the grant authorization_code, but nobody can log in: give users=.")
         is_program = CLIENT_CREDENTIALS in client.grant_types or client.client_id in workloads
         if is_program and isinstance(users, Mapping) and client.client_id in users:
-            raise UsageError(f"{client.client_id!r} is a program and a user: tokens could not tell them apart.")
+            raise UsageError(
+                f"{client.client_id!r} is the name of a program and of a user, so their tokens would look the same; "
+                "rename one of them."
+            )
 
 
 def _check_vouching(clients: Sequence[RegisteredClient], workloads: set[str], *, has_providers: bool) -> None:
-    """Raise UsageError if no issuer vouches for a client that needs it, or one does for a client without the grant."""
+    """Raise UsageError if a client with the grant JWT_BEARER has no trusted issuer, or a workload lacks the grant."""
     able = {client.client_id for client in clients if JWT_BEARER in client.grant_types}
     if unable := workloads - able:
-        raise UsageError(f"workloads= names {min(unable)!r}: let clients= have it, with the grant JWT_BEARER.")
+        raise UsageError(f"workloads= names {min(unable)!r}: add it to clients=, with the grant JWT_BEARER.")
     for client in clients:
         if client.client_id in able - workloads and not (has_providers and client.is_confidential):
             raise UsageError(
-                f"The client {client.client_id!r} has the grant JWT_BEARER, and nobody vouches for it: name it in the "
-                "workloads= of a trusted issuer; or trust an identity provider, and let it prove who it is."
+                f"The client {client.client_id!r} has the grant JWT_BEARER, but no trusted issuer. Name it in the "
+                "workloads= of a trusted issuer; or add an identity provider, and give the client a secret or keys."
             )
 
 
 def _check_unique(option: str, names: list[str]) -> None:
     if twice := [name for name in names if names.count(name) > 1]:
-        raise UsageError(f"{option}= has {twice[0]!r} twice: which of them holds? Give each once.")
+        raise UsageError(f"{option}= has {twice[0]!r} twice; give it once.")
 
 
 class _App:
-    """The ASGI app: checks where a request comes from, and calls its endpoint."""
+    """The ASGI app: checks the host and the origin of a request, and calls its endpoint."""
 
     def __init__(
         self, server: AuthorizationServer, policy: HostPolicy, cors: Cors | None, proxies: TrustedProxies | None
@@ -317,7 +324,7 @@ class _App:
             self._routes[f"{base}/register"] = {"POST": register}
         if server.introspects:
             self._routes[f"{base}/introspect"] = {"POST": IntrospectionEndpoint(server, authentication).answer}
-        self._own_page = f"{base}/authorize"  # never shared with other pages
+        self._own_page = f"{base}/authorize"  # the path of the login page, which has no CORS headers
         self._policy, self._cors, self._proxies = policy, cors, proxies
         self._untrusted = UntrustedProxies(_SHARED)
 
@@ -337,7 +344,7 @@ class _App:
                 await answer.send(send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> WebResponse | None:
-        """Return the response to one request; None if it is already sent."""
+        """Return the response to one request, or None if it has been sent already."""
         try:
             headers = read(scope["headers"])
             host = headers.known.get(b"host")
@@ -357,7 +364,7 @@ class _App:
             if endpoint is None:
                 allow = ", ".join(endpoints).encode()
                 raise OAuthError(
-                    "invalid_request", "Another verb is served here.", status=405, headers=[(b"allow", allow)]
+                    "invalid_request", "This HTTP method is not allowed here.", status=405, headers=[(b"allow", allow)]
                 )
             return await endpoint(WebRequest(scope, headers, receive))
         except OAuthError as error:
@@ -369,7 +376,7 @@ class _App:
             return error_answer("server_error", text, 500)
 
     async def _answer_preflight(self, scope: Scope, headers: Headers, verbs: Iterable[str], send: Send) -> None:
-        """Answer whether a page of another origin may call an endpoint; never the login page."""
+        """Answer a CORS preflight request. Pages of other origins may never call the login page."""
         origin = headers.known.get(b"origin")
         if self._cors is None or scope["path"] == self._own_page or not self._policy.shares_with(origin):
             raise OAuthError("invalid_request", preflight_refusal(origin), status=403)

@@ -1,8 +1,8 @@
-"""Find the clients of the authorization server: configured, described by a document, or registered by themselves.
+"""Find the clients of the authorization server: configured, described by a metadata document, or self-registered.
 
-Anybody can register a client (RFC 7591), as often as they like, and must not crowd out others: an address may register
-so many clients that never get a token; where there are too many in all, one of the address that has most of them is
-deleted. A client that was given a token is not counted, and not deleted for others.
+Registration (RFC 7591) is open to everyone, so it is limited. Each address may register a limited number of clients
+that never get a token. If there are too many such clients in total, the address with the most of them loses its oldest
+one. A client that was given a token is not counted, and is never deleted to make room.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from weft.net.hosts import is_loopback
 from weft.net.urls import is_safe_url
 from weft.server.auth.keys import DEFAULT_ALGORITHMS, KeysGiven, check_keys, fits, read_keys
 
-CLIENT_CREDENTIALS = "client_credentials"  # the grant of programs that act for themselves
-JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"  # the grant of clients that a trusted issuer vouches for
+CLIENT_CREDENTIALS = "client_credentials"  # the grant type of programs that act for themselves
+JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"  # the grant type for assertions of a trusted issuer
 
-_GRANTS = ("authorization_code", "refresh_token")  # that a client can register for
+_GRANTS = ("authorization_code", "refresh_token")  # the grant types that a client can register for
 _METHODS = ("none", "client_secret_basic", "client_secret_post")
-_DOCUMENT_SECONDS = 300.0  # how long a document is used if its headers do not say …
-_MOST_DOCUMENT_SECONDS = 86_400.0  # … and at most
+_DOCUMENT_SECONDS = 300.0  # how long a document is cached if its headers do not say
+_MOST_DOCUMENT_SECONDS = 86_400.0  # how long a document is cached at most
 _MOST_DOCUMENTS = 1000
 _FETCHED_AT_ONCE = 8
-_MOST_WAITING = 64  # requests that wait for a document: anybody can name a slow one
+_MOST_WAITING = 64  # requests that may wait for a document; anyone can name a slow one
 _MOST_URIS = 16
 _MOST_TEXT = 200
 
 
 class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A client.
+    """A client of the authorization server.
 
-    Without a secret or a key it is public, and only PKCE proves that it began the login that it ends. `scopes` is what
-    it may have at most (default: all). A program, which acts for no user, has the grant `CLIENT_CREDENTIALS`:
+    Without a secret or a key it is a public client, which is protected only by PKCE. `scopes` are all scopes that it
+    may have (default: all of the server). A program that acts for itself has the grant type `CLIENT_CREDENTIALS`:
 
     >>> program = RegisteredClient(client_id="reporter", grant_types=(CLIENT_CREDENTIALS,)).with_secret("…")
 
-    A resource server that asks about the tokens it is shown has no grant at all:
+    A resource server that only introspects the tokens it receives has no grant types:
 
     >>> url = "https://mcp.example.com/mcp"
     >>> server = RegisteredClient(client_id="notes", grant_types=(), introspects=(url,)).with_secret("…")
@@ -61,35 +61,35 @@ class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     keys: tuple[dict[str, Any], ...] = ()  # made by `with_keys`
     grant_types: tuple[str, ...] = _GRANTS
     scopes: tuple[str, ...] | None = None
-    dpop_bound_access_tokens: bool = False  # its tokens are always bound to a key (RFC 9449, 5.2)
-    introspects: tuple[str, ...] = ()  # the resources that it is, whose tokens it may ask about (RFC 7662)
+    dpop_bound_access_tokens: bool = False  # whether its tokens must be bound to a key (RFC 9449, 5.2)
+    introspects: tuple[str, ...] = ()  # the resources whose tokens it may introspect (RFC 7662)
 
     def with_secret(self, secret: str) -> RegisteredClient:
-        """Return the same client with a secret: a confidential one."""
+        """Return a copy of the client with a secret."""
         if not secret:
-            raise UsageError(f"The client {self.client_id!r} has an empty secret, which everybody knows: give it one.")
+            raise UsageError(f"The client {self.client_id!r} has an empty secret; give it a long random one.")
         return msgspec.structs.replace(self, secret_digest=digest(secret))
 
     def with_keys(self, keys: KeysGiven) -> RegisteredClient:
-        """Return the same client with public keys, as JWKs or in PEM: it proves with its private key who it is."""
+        """Return a copy of the client with public keys (JWKs or PEM), so that it authenticates with its private key."""
         found = tuple(dict(key) for key in read_keys(keys))
         check_keys(found, DEFAULT_ALGORITHMS)
         if not all(any(fits(key, algorithm) for algorithm in DEFAULT_ALGORITHMS) for key in found):
-            raise UsageError(f"with_keys() was given a key that signs with none of {', '.join(DEFAULT_ALGORITHMS)}.")
+            raise UsageError(f"with_keys() was given a key that fits none of {', '.join(DEFAULT_ALGORITHMS)}.")
         return msgspec.structs.replace(self, keys=found)
 
     @property
     def is_confidential(self) -> bool:
-        """Whether the client can prove who it is."""
+        """Whether the client has a secret or a key to authenticate with."""
         return self.secret_digest is not None or bool(self.keys)
 
     def check(self) -> None:
-        """Raise UsageError if a configured client cannot do what it is for."""
+        """Raise UsageError if the configuration of the client is wrong."""
         grants, what = set(self.grant_types), f"The client {self.client_id!r}"
         if not self.client_id:
-            raise UsageError("A client has the empty client_id: give each an id, by which it is known.")
+            raise UsageError("A client has an empty client_id; give each client an id.")
         if unknown := grants - {*_GRANTS, CLIENT_CREDENTIALS, JWT_BEARER}:
-            raise UsageError(f"{what} has the grant {min(unknown)!r}, which is not served here.")
+            raise UsageError(f"{what} has the grant {min(unknown)!r}, which this server does not support.")
         if self.secret_digest is not None and self.keys:
             raise UsageError(f"{what} has a secret and keys; give it one of the two.")
         if ("authorization_code" in grants) != bool(self.redirect_uris):
@@ -97,32 +97,36 @@ class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
         for uri in self.redirect_uris:
             if not is_safe_url(uri):
                 raise UsageError(
-                    f"{what} has the redirect URI {uri[:200]!r}, to which no code may be sent. Give a full https:// "
-                    "URL without user and fragment; http:// is for the user's own machine, such as "
+                    f"{what} has the redirect URI {uri[:200]!r}, which is not safe for sending codes. Give a full "
+                    "https:// URL without user and fragment; http:// is only for the user's own machine, such as "
                     "http://127.0.0.1/callback."
                 )
         if self.introspects and not self.is_confidential:
-            raise UsageError(f"{what} asks about tokens: let it prove who it is, .with_secret(...) or .with_keys(...).")
+            raise UsageError(
+                f"{what} introspects tokens, so it must authenticate: add .with_secret(...) or .with_keys(...)."
+            )
         if CLIENT_CREDENTIALS not in grants:
             return
         if not self.is_confidential:
-            raise UsageError(f"{what} acts for itself: let it prove who it is, .with_secret(...) or .with_keys(...).")
-        if len(grants) > 1:  # so that what a program does is never taken for what a user did
-            raise UsageError(f"{what} acts for itself and for others; give a program a client id of its own.")
+            raise UsageError(
+                f"{what} acts for itself, so it must authenticate: add .with_secret(...) or .with_keys(...)."
+            )
+        if len(grants) > 1:  # so that an action of a program is never taken for one of a user
+            raise UsageError(f"{what} acts for itself and for users; give the program a separate client id.")
 
     def takes(self, redirect_uri: str) -> bool:
-        """Return whether a redirect URI is one of this client: exactly, except for the port on this machine."""
+        """Return whether the client has registered a redirect URI. The port of a loopback URI may differ."""
         return any(uri == redirect_uri or _same_but_port(uri, redirect_uri) for uri in self.redirect_uris)
 
     def has_secret(self, secret: str | None) -> bool:
-        """Return whether a secret is that of the client; a public client must not send one."""
+        """Return whether a secret is the client's secret; for a public client, whether it sent none."""
         if self.secret_digest is None or secret is None:
             return not self.is_confidential and secret is None
         return hmac.compare_digest(self.secret_digest, digest(secret))
 
 
 def _same_but_port(registered: str, given: str) -> bool:
-    """Return whether two loopback URIs differ in their port only: a native app takes any free one (RFC 8252, 7.3)."""
+    """Return whether two loopback URIs differ only in their port: native apps use any free port (RFC 8252, 7.3)."""
     if not is_safe_url(given):
         return False
     one, other = urlsplit(registered), urlsplit(given)
@@ -131,7 +135,7 @@ def _same_but_port(registered: str, given: str) -> bool:
 
 
 class Clients:
-    """All clients. Registered ones are in the store; documents are fetched, and cached as their headers say."""
+    """All clients of the server. Registrations are in the store; documents are fetched, and cached in memory."""
 
     def __init__(self, store: Store, known: Sequence[RegisteredClient], *, documents: bool, local: bool) -> None:
         for client in known:
@@ -139,14 +143,14 @@ class Clients:
         self.known = tuple(known)
         self._by_id = {client.client_id: client for client in known}
         self._reads_documents = documents
-        self._local = local  # the server is on this machine: documents may be, too
+        self._local = local  # whether the server runs on loopback; then documents may be there, too
         self._at_once = asyncio.Semaphore(_FETCHED_AT_ONCE)
         self._waiting = 0
         self._documents: dict[str, tuple[RegisteredClient, float]] = {}
         self._registrations = Registrations(store)
 
     def is_known(self, client: RegisteredClient) -> bool:
-        """Return whether a client is configured here; others are known only by what they say of themselves."""
+        """Return whether a client is configured here; all others have described themselves."""
         return client.client_id in self._by_id
 
     async def find(self, client_id: str) -> RegisteredClient | None:
@@ -159,12 +163,12 @@ class Clients:
         return await self._registrations.find(client_id)
 
     async def keep(self, client: RegisteredClient) -> None:
-        """Extend the life of the registration of a client that was given a token."""
+        """Extend the lifetime of a self-registered client, because it was given a token."""
         if not self.is_known(client) and "://" not in client.client_id:
             await self._registrations.keep(client.client_id)
 
     async def _read_document(self, url: str) -> RegisteredClient | None:
-        """Return the client whose id is the URL of the document that describes it; None if that cannot be used."""
+        """Return the client that a metadata document describes, or None if the document cannot be used."""
         kept = self._documents.get(url)
         if kept is not None and kept[1] > time.monotonic():
             return kept[0]
@@ -185,9 +189,11 @@ class Clients:
         return client
 
     async def _fetch(self, url: str) -> tuple[dict[str, Any], Mapping[str, str]]:
-        """Return a document and its headers. A few are fetched at once, and a bounded number waits."""
+        """Fetch a document; return it with its headers. The number of requests at once is limited."""
         if self._waiting >= _MOST_WAITING:
-            raise OAuthError("temporarily_unavailable", "Too many clients are looked up. Try again soon.", status=503)
+            raise OAuthError(
+                "temporarily_unavailable", "Too many clients are being looked up. Try again soon.", status=503
+            )
         self._waiting += 1
         try:
             async with self._at_once:
@@ -196,7 +202,7 @@ class Clients:
             self._waiting -= 1
 
     def _keep_document(self, url: str, client: RegisteredClient, headers: Mapping[str, str]) -> None:
-        """Cache a client for as long as the headers of its document say."""
+        """Cache a client for the time that the headers of its document allow."""
         self._documents.pop(url, None)
         seconds = fresh_seconds(headers, default=_DOCUMENT_SECONDS, most=_MOST_DOCUMENT_SECONDS)
         if seconds <= 0:
@@ -209,7 +215,9 @@ class Clients:
         """Register a client (RFC 7591) from this address, and return the response."""
         method = metadata.get("token_endpoint_auth_method", "client_secret_basic")
         if method not in _METHODS:
-            raise OAuthError("invalid_client_metadata", f"token_endpoint_auth_method is one of {', '.join(_METHODS)}.")
+            raise OAuthError(
+                "invalid_client_metadata", f"token_endpoint_auth_method must be one of {', '.join(_METHODS)}."
+            )
         client = _describe(metadata, secrets.token_urlsafe(16))
         response: dict[str, Any] = {
             "client_id": client.client_id,
@@ -233,21 +241,23 @@ class Clients:
 
 
 def _describe(metadata: Mapping[str, Any], client_id: str) -> RegisteredClient:
-    """Return a client by its own metadata; OAuthError if that is not acceptable."""
+    """Return the client that some metadata describes; raise OAuthError if the metadata is not acceptable."""
     uris, name = _texts(metadata.get("redirect_uris")), metadata.get("client_name", "")
     if not uris or len(uris) > _MOST_URIS or not all(map(is_safe_url, uris)):
         raise OAuthError(
-            "invalid_redirect_uri", "redirect_uris are https URLs, or http ones of the user's own machine."
+            "invalid_redirect_uri", "redirect_uris must be https URLs, or http URLs of the user's own machine."
         )
     if not isinstance(name, str) or len(name) > _MOST_TEXT or not name.isprintable():
-        raise OAuthError("invalid_client_metadata", f"client_name is a text of at most {_MOST_TEXT} characters.")
+        raise OAuthError("invalid_client_metadata", f"client_name must be text of at most {_MOST_TEXT} characters.")
     grants = _texts(metadata.get("grant_types", ["authorization_code"]))
     if not grants or "authorization_code" not in grants:
-        raise OAuthError("invalid_client_metadata", f"grant_types are of {', '.join(_GRANTS)}.")
+        raise OAuthError(
+            "invalid_client_metadata", "grant_types must contain authorization_code, and may contain refresh_token."
+        )
     served = tuple(grant for grant in _GRANTS if grant in grants)
     bound = metadata.get("dpop_bound_access_tokens", False)
     if not isinstance(bound, bool):
-        raise OAuthError("invalid_client_metadata", "dpop_bound_access_tokens is true or false.")
+        raise OAuthError("invalid_client_metadata", "dpop_bound_access_tokens must be true or false.")
     return RegisteredClient(
         client_id=client_id,
         redirect_uris=tuple(uris),
@@ -258,16 +268,16 @@ def _describe(metadata: Mapping[str, Any], client_id: str) -> RegisteredClient:
 
 
 def _texts(value: object) -> list[str] | None:
-    """Return a list of texts; None for anything else."""
+    """Return the value if it is a list of strings, or None."""
     if not isinstance(value, list) or not all(isinstance(item, str) for item in cast("list[object]", value)):
         return None
     return cast("list[str]", value)
 
 
 UNUSED_SECONDS = 86_400.0  # lifetime of a registration without a token
-KEEP_SECONDS = 90 * 86_400.0  # lifetime of a registration since its last token
-MOST_UNUSED = 10_000  # registrations without a token, made at one process
-MOST_PER_ADDRESS = 100  # of one address within an hour
+KEEP_SECONDS = 90 * 86_400.0  # lifetime of a registration after its last token
+MOST_UNUSED = 10_000  # number of registrations without a token, per process
+MOST_PER_ADDRESS = 100  # number of registrations without a token, per address and hour
 _HOUR = 3600.0
 
 
@@ -277,9 +287,9 @@ class _Unused(NamedTuple):
 
 
 class Registrations:
-    """The clients that have registered themselves, in a store that workers share.
+    """The self-registered clients, in a store that workers share.
 
-    Clients without a token have keys of another prefix: deleting one can never hit a client in use.
+    Clients without a token have another key prefix, so that deleting one cannot delete a client in use.
     """
 
     def __init__(self, store: Store) -> None:
@@ -293,14 +303,14 @@ class Registrations:
         return None if record is None else msgspec.json.decode(record, type=RegisteredClient)
 
     async def add(self, client: RegisteredClient, address: str) -> None:
-        """Store a new client; OAuthError if its address has registered too many."""
+        """Store a new client; raise OAuthError if its address has registered too many."""
         now, key = time.monotonic(), digest(client.client_id)
         for old in [old for old, one in self._unused.items() if one.when <= now - UNUSED_SECONDS]:
             del self._unused[old]  # it has expired in the store
         recent = [one.when for one in self._unused.values() if one.address == address and one.when > now - _HOUR]
         if len(recent) >= MOST_PER_ADDRESS:
             wait = b"%d" % max(1, int(recent[0] + _HOUR - now))
-            text = "Too many clients have registered from your address, and not been used. Try again later."
+            text = "Too many clients were registered from your address and not used. Try again later."
             raise OAuthError("temporarily_unavailable", text, status=429, headers=[(b"retry-after", wait)])
         if len(self._unused) >= MOST_UNUSED:
             await self._forget_one()
@@ -308,7 +318,7 @@ class Registrations:
         await self._store.put(f"new-client:{key}", msgspec.json.encode(client), ttl=UNUSED_SECONDS)
 
     async def keep(self, client_id: str) -> None:
-        """Extend the life of a client that was given a token."""
+        """Extend the lifetime of a client that was given a token."""
         key = digest(client_id)
         if await self._store.touch(f"client:{key}", ttl=KEEP_SECONDS):
             return
@@ -319,7 +329,7 @@ class Registrations:
             self._unused.pop(key, None)
 
     async def _forget_one(self) -> None:
-        """Delete the oldest unused client of the address that has most of them."""
+        """Delete the oldest unused client of the address that has the most of them."""
         ((address, _),) = Counter(one.address for one in self._unused.values()).most_common(1)
         oldest = next(key for key, one in self._unused.items() if one.address == address)
         del self._unused[oldest]

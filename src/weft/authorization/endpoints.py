@@ -1,8 +1,8 @@
 """Serve the endpoints of the authorization server: authorization (with its login page), token and introspection.
 
-What a user consents to is bound to the browser that showed the page: the request is sealed into the page for the cookie
-of that browser. No other site can have that browser consent, or show the page in a frame. Only an authenticated client
-may ask about tokens, and only about those of its resources.
+The login page contains the authorization request, encrypted and bound to a cookie of the browser. So another site
+cannot make the browser consent, and the page cannot be shown in a frame. Only an authenticated client may ask about
+tokens, and only about tokens for its own resources.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from weft.server.auth.tokens import TokenRefused
 if TYPE_CHECKING:
     from weft.authorization.app import AuthorizationServer
 
-_32_BYTES = re.compile(r"[A-Za-z0-9_-]{43}")  # in base64: a cookie, a challenge of S256, a thumbprint
+_32_BYTES = re.compile(r"[A-Za-z0-9_-]{43}")  # 32 bytes in base64: a cookie, an S256 challenge or a thumbprint
 _VERIFIER = re.compile(r"[A-Za-z0-9._~-]{43,128}")  # RFC 7636, 4.1
 _MOST_STATE = 2048
 _ASSERTION_TYPE = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
@@ -45,7 +45,7 @@ _SHOWN_CLAIMS = ("scope", "client_id", "sub", "aud", "iss", "exp", "iat", "jti",
 
 
 class AuthorizeEndpoint:
-    """The authorization endpoint: the user logs in, consents, and is sent back to the client with a code."""
+    """The authorization endpoint: the user logs in, consents, and is redirected to the client with a code."""
 
     def __init__(self, server: AuthorizationServer, path: str) -> None:
         self._server = server
@@ -55,19 +55,22 @@ class AuthorizeEndpoint:
         self._cookie = "__Host-weft-consent" if self._is_secure else "weft-consent"
 
     async def ask(self, request: WebRequest) -> WebResponse:
-        """Show the login page, or send the user back with an error; only ever to a URI of a known client."""
+        """Show the login page, or redirect to the client with an error.
+
+        Redirects go only to registered redirect URIs. If the client or the URI is unknown, an error page is shown.
+        """
         if not self._server.has_users:
-            return error_page("Nobody logs in here: this authorization server is for programs alone.", 403)
+            return error_page("Users cannot log in here: this authorization server is for programs only.", 403)
         try:
             fields = request.query
         except OAuthError as error:
             return error_page(error.description)
         client = await self._server.clients.find(fields.get("client_id", ""))
         if client is None:
-            return error_page("The client is not known here.")
+            return error_page("This authorization server does not know the client.")
         uri = fields.get("redirect_uri", client.redirect_uris[0] if len(client.redirect_uris) == 1 else "")
         if not client.takes(uri):
-            return error_page("The client asks to send you to a place that is not its own.")
+            return error_page("The client wants to redirect you to an address that is not registered for it.")
         cookie = request.cookie(self._cookie)
         browser = cookie if cookie is not None and _32_BYTES.fullmatch(cookie) else secrets.token_urlsafe(32)
         try:
@@ -105,10 +108,13 @@ class AuthorizeEndpoint:
         )
 
     async def decide(self, request: WebRequest) -> WebResponse:
-        """Carry out the user's decision, if it comes from the browser and the page that showed the request."""
+        """Handle the submitted login page: check the password, and redirect to the client with a code or an error.
+
+        The form is accepted only from this page, in the browser that opened it.
+        """
         origin = request.headers.get(b"origin")
         if origin is not None and origin.lower() != self._origin:
-            return error_page("This page can only be used from itself.", 403)
+            return error_page("This form was sent from another page. Go back to the client, and log in again.", 403)
         try:
             fields = await request.form()
         except OAuthError as error:
@@ -116,10 +122,10 @@ class AuthorizeEndpoint:
         sealed = fields.get("request", "")
         pending = self._server.grants.open(sealed, request.cookie(self._cookie) or "")
         if pending is None:
-            return error_page("This request is over, or began in another browser. Go back to the client.", 403)
+            return error_page("This login has expired, or began in another browser. Go back to the client.", 403)
         uri, state = pending.redirect_uri, pending.state
         if fields.get("action") != "allow":
-            text = "The user did not allow it."
+            text = "The user did not allow the access."
             return redirect(self._way_back(uri, state, error="access_denied", error_description=text))
         try:
             name, password = fields.get("username", ""), fields.get("password", "")
@@ -129,19 +135,19 @@ class AuthorizeEndpoint:
         if subject is None:
             return consent_page(pending, sealed, self._path, "Name or password is wrong.", 403)
         if not await self._server.grants.decide(sealed):
-            return error_page("This request is over. Go back to the client.", 403)
+            return error_page("This login is already finished. Go back to the client.", 403)
         return redirect(self._way_back(uri, state, code=await self._server.grants.begin(pending, subject)))
 
     def _send_back_error(self, client: RegisteredClient, uri: str, state: str | None, error: OAuthError) -> WebResponse:
-        """Report an error of the request to its client, before the user has seen anything.
+        """Report an error in an authorization request to the client, before the user has logged in.
 
-        A client that describes itself could use this server to send anybody anywhere, so its user has to click. The
-        user's own machine is no such place.
+        A configured client, or one on the user's own machine, gets a redirect. For any other client the user has to
+        click on a link: otherwise a client that describes itself could misuse this server as an open redirector.
         """
         place = self._way_back(uri, state, error=error.error, error_description=error.description)
         if self._server.clients.is_known(client) or is_loopback(urlsplit(uri).hostname or ""):
             return redirect(place)
-        return error_page(f"The client asks for what cannot be: {error.description}", way_back=place)
+        return error_page(f"The request of the client is not valid: {error.description}", way_back=place)
 
     def _way_back(self, uri: str, state: str | None, **fields: str) -> str:
         fields["iss"] = self._server.issuer
@@ -159,12 +165,12 @@ _STYLE = (
 
 
 def consent_page(pending: Pending, sealed: str, path: str, note: str | None = None, status: int = 200) -> WebResponse:
-    """Return the page of a pending request: who asks, for what, and where the answer goes."""
+    """Return the login page for a pending request. It shows the client, the scopes and the redirect URI."""
     target = urlsplit(pending.redirect_uri)
     name = pending.client_name or pending.client_id
     notes = [note] if note else []
     if is_loopback(target.hostname or ""):
-        notes.append("The answer goes to a program on your own machine. Allow it only if you have just started it.")
+        notes.append("Access is given to a program on your own machine. Allow it only if you have just started it.")
     shown = {
         "Client": pending.client_id,
         "The answer goes to": pending.redirect_uri,
@@ -185,11 +191,11 @@ def consent_page(pending: Pending, sealed: str, path: str, note: str | None = No
 
 
 def error_page(text: str, status: int = 400, *, way_back: str | None = None) -> WebResponse:
-    """Return a page for the user about an error that is not sent to a client; `way_back` is a link to one."""
+    """Return an error page for the user, with a link to the client if `way_back` is given."""
     body = f"<h1>This is not possible</h1><p>{escape(text)}</p>"
     if way_back is not None:
         body += (
-            "<p>Nobody here knows this client. Go on only if you do: "
+            "<p>This client is not verified. Continue only if you know it: "
             f'<a href="{escape(way_back)}" rel="noreferrer">back to {escape(urlsplit(way_back).netloc)}</a></p>'
         )
     return _page(status, "Not possible", body, "'none'", text)
@@ -202,14 +208,14 @@ def _page(status: int, title: str, body: str, form_action: str, reason: str) -> 
     )
     policy = (
         "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'; "
-        f"form-action {form_action}"  # browsers apply it to the redirect after the form as well
+        f"form-action {form_action}"  # browsers check the redirect after the form against it, too
     )
     headers = [
         (b"content-type", b"text/html; charset=utf-8"),
         (b"content-security-policy", policy.encode()),
         (b"x-frame-options", b"DENY"),
         (b"x-content-type-options", b"nosniff"),
-        (b"referrer-policy", b"same-origin"),  # with less, browsers do not say where the form comes from
+        (b"referrer-policy", b"same-origin"),  # with "no-referrer", browsers send "Origin: null" with the form
         (b"cache-control", b"no-store"),
     ]
     return WebResponse(status, page.encode(), headers, reason=reason)
@@ -219,7 +225,7 @@ def _page(status: int, title: str, body: str, form_action: str, reason: str) -> 
 
 
 class ClientAuthentication:
-    """Finds the client of a request, and authenticates it by its secret or its key; public clients have neither."""
+    """Finds the client of a request, and checks its secret or its key. Public clients have neither."""
 
     def __init__(self, server: AuthorizationServer) -> None:
         self._clients = server.clients
@@ -227,16 +233,16 @@ class ClientAuthentication:
         self._keys = {client.client_id: KeySet(None, client.keys) for client in server.clients.known if client.keys}
 
     async def find(self, request: WebRequest, fields: Mapping[str, str]) -> RegisteredClient:
-        """Return the client of a request. It authenticates in one way, and not in two."""
+        """Return the client of a request; raise OAuthError if it is unknown or not authenticated."""
         client_id, secret, assertion = (fields.get(name) for name in ("client_id", "client_secret", "client_assertion"))
         basic = _read_basic(request.headers.get(b"authorization"))
         if [basic, secret, assertion].count(None) < 2 or (basic is not None and client_id not in (None, basic[0])):
-            raise OAuthError("invalid_request", "The client authenticates in one way, not in two.")
+            raise OAuthError("invalid_request", "The client must authenticate in one way only.")
         if assertion is not None:
             if "client_assertion_type" not in fields:
-                raise OAuthError("invalid_request", f"client_assertion_type is {_ASSERTION_TYPE}.")
+                raise OAuthError("invalid_request", f"client_assertion_type must be {_ASSERTION_TYPE}.")
             if fields["client_assertion_type"] != _ASSERTION_TYPE:  # not supported (RFC 6749, 5.2)
-                raise _not_authenticated(f"client_assertion_type is {_ASSERTION_TYPE}.")
+                raise _not_authenticated(f"client_assertion_type must be {_ASSERTION_TYPE}.")
             return await self._find_by_assertion(client_id, assertion)
         if basic is not None:
             client_id, secret = basic
@@ -285,19 +291,19 @@ def _read_basic(value: str | None) -> tuple[str, str] | None:
 
 
 class _TokenForm(msgspec.Struct, frozen=True):
-    """One request of an authenticated client for a token."""
+    """One token request of an authenticated client."""
 
     client: RegisteredClient
     fields: Mapping[str, str]
-    proof: Proof | None  # of the possession of a key (RFC 9449)
+    proof: Proof | None  # the DPoP proof (RFC 9449), if any
 
     @property
     def key(self) -> str:
-        """The thumbprint of the key that tokens are bound to; empty for none."""
+        """The thumbprint of the key to bind tokens to, or "" for tokens that are not bound."""
         return "" if self.proof is None else self.proof.key
 
     def need(self, name: str) -> str:
-        """Return a parameter that a grant requires; OAuthError if it is missing."""
+        """Return a required parameter; raise OAuthError if it is missing."""
         value = self.fields.get(name, "")
         if not value:
             raise OAuthError("invalid_request", f"The parameter {name} is missing.")
@@ -308,7 +314,7 @@ _Redeem = Callable[[_TokenForm], Awaitable[TokenAnswer]]
 
 
 class TokenEndpoint:
-    """The token endpoint: codes, refresh tokens, credentials and assertions are exchanged for access tokens."""
+    """The token endpoint: issues access tokens for codes, refresh tokens, client credentials and assertions."""
 
     def __init__(self, server: AuthorizationServer, authentication: ClientAuthentication) -> None:
         self._server = server
@@ -323,14 +329,14 @@ class TokenEndpoint:
         self._ways = {grant: ways[grant] for grant in server.grant_types}
 
     async def answer(self, request: WebRequest) -> WebResponse:
-        """Exchange what a client has for tokens."""
+        """Answer a token request."""
         fields = await request.form()
         client = await self._authentication.find(request, fields)
         kind = fields.get("grant_type")
         if not kind:
             raise OAuthError("invalid_request", "The parameter grant_type is missing.")
         if kind not in self._ways:
-            raise OAuthError("unsupported_grant_type", f"grant_type is {' or '.join(self._ways)}.")
+            raise OAuthError("unsupported_grant_type", f"grant_type must be {' or '.join(self._ways)}.")
         if kind not in client.grant_types:
             raise OAuthError("unauthorized_client", "The client is not registered for this grant_type.")
         try:
@@ -342,7 +348,7 @@ class TokenEndpoint:
         return json_answer(answer, headers=[(b"pragma", b"no-cache")])
 
     def _read_proof(self, request: WebRequest, client: RegisteredClient) -> Proof | None:
-        """Return the DPoP proof of a request; None if there is none, and none is required."""
+        """Return the DPoP proof of a request, or None if there is none and none is required."""
         proofs = [value for name, value in request.headers.raw if name == b"dpop"]
         if proofs or self._server.dpop.required or client.dpop_bound_access_tokens:
             return self._proofs.read(proofs, method="POST", urls=[f"{self._server.issuer}/token"])
@@ -351,8 +357,8 @@ class TokenEndpoint:
     async def _use_proof(self, form: _TokenForm) -> None:
         """Mark the proof of a request as used.
 
-        The rest of the request was checked before, so requests that get no token cannot fill the record of proofs. The
-        code or refresh token is not used up yet: the client may ask again with another proof.
+        Call this after all other checks, so that requests that get no token cannot fill the store with used proofs.
+        Call it before the code or refresh token is used up: if the proof is refused, the client can try again.
         """
         if form.proof is not None:
             await self._proofs.use(form.proof)
@@ -369,21 +375,21 @@ class TokenEndpoint:
             or (grant.jkt and grant.jkt != form.key)
         ):
             await self._server.grants.end(grant.family)
-            raise OAuthError("invalid_grant", "The code was given to another request.")
+            raise OAuthError("invalid_grant", "The code was issued for another request.")
         scopes = self._narrow_scopes(form, grant)
         await self._use_proof(form)
         return await self._issue(form, await self._server.grants.redeem_code(code), scopes)
 
     async def _redeem_refresh(self, form: _TokenForm) -> TokenAnswer:
-        """Check a refresh token before it is used up: a client that asks for too much may ask again."""
+        """Redeem a refresh token. It is used up after all checks, so that a refused client can try again."""
         token, grants = form.need("refresh_token"), self._server.grants
         grant = await grants.read_refresh(token)
         if grant.client_id != form.client.client_id:
             await grants.end(grant.family)
-            raise OAuthError("invalid_grant", "The refresh token was given to another client.")
+            raise OAuthError("invalid_grant", "The refresh token was issued to another client.")
         if grant.jkt and form.proof is None:
             raise ProofRefused("The refresh token is bound to a key: send a proof of it in the DPoP header.")
-        if grant.jkt and grant.jkt != form.key:  # the token without the key can do no harm
+        if grant.jkt and grant.jkt != form.key:  # the family is not ended: without the key the token is useless
             raise OAuthError("invalid_grant", "The refresh token is bound to another key.")
         scopes = self._narrow_scopes(form, grant)
         said = [form.key, form.fields.get("scope"), form.fields.get("resource")]
@@ -392,12 +398,12 @@ class TokenEndpoint:
         return await grants.redeem_refresh(token, asked, lambda: self._issue(form, grant, scopes))
 
     async def _redeem_assertion(self, form: _TokenForm) -> TokenAnswer:
-        """Accept the assertion of a platform for the client itself, or of an identity provider for its user."""
+        """Redeem an assertion: of a platform for the client itself, or of an identity provider for a user."""
         assertion = form.need("assertion")
         issuer = self._server.trusted_issuers.get(read_issuer(assertion) or "")
         try:
             if issuer is None:
-                raise TokenRefused("The token is of nobody who is trusted here.")
+                raise TokenRefused("The issuer of the token is not trusted here.")
             kind = ID_JAG if issuer.workloads is None else WORKLOAD_TOKEN
             claims = await self._server.assertions.read(
                 assertion, kind, issuer=issuer.issuer, keys=issuer.keys, algorithms=issuer.algorithms
@@ -411,40 +417,40 @@ class TokenEndpoint:
             raise OAuthError("invalid_grant", str(error)) from None
 
     async def _grant_user(self, form: _TokenForm, issuer: TrustedIssuer, claims: Mapping[str, Any]) -> TokenAnswer:
-        """Answer an ID-JAG.
+        """Issue a token for an ID-JAG.
 
-        It is used up only if it is right in all, and its user is looked up only then: that may take long, and must not
-        be done again for the same one.
+        The ID-JAG is used up after all checks. The user is looked up after that, because the lookup may be slow and
+        should not be repeated for the same ID-JAG.
         """
         resource, scopes = self._check_id_jag(form, claims)
         await self._use_proof(form)
         await self._server.assertions.use(claims, ID_JAG)
         subject = await issuer.subject_of(claims)
         if subject is None:
-            raise TokenRefused("The token is about somebody who is not known here.")
+            raise TokenRefused("The user of the token is not known here.")
         grant = IssuedGrant(client_id=form.client.client_id, subject=subject, scopes=scopes, resource=resource)
         return await self._issue(form, grant, scopes)
 
     def _check_id_jag(self, form: _TokenForm, claims: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-        """Return the resource and the scopes of an ID-JAG: it is for its client, at its resource, within its scopes.
+        """Check an ID-JAG against the request, and return the resource and the scopes to grant.
 
-        A fault of the ID-JAG itself is `invalid_grant`; a resource or scopes that cannot be had here, or are not those
-        of the request, have the same codes as without an ID-JAG.
+        If the ID-JAG itself is wrong, the error is `invalid_grant`. If the resource or the scopes are unknown here, or
+        differ from those of the request, the error is the same as for other grants.
         """
         client = form.client
         if not client.is_confidential:
-            raise OAuthError("unauthorized_client", "Who acts for a user without asking must prove who it is.")
+            raise OAuthError("unauthorized_client", "A client must authenticate to act for a user with an ID-JAG.")
         if claims.get("client_id") != client.client_id:
-            raise TokenRefused("The token was given to another client.")
+            raise TokenRefused("The token was issued to another client.")
         if "cnf" in claims and (not form.key or bound_key(claims) != form.key):
             raise TokenRefused("The token is bound to a key, and the request has no proof of that key.")
         if "scope" in claims and not (isinstance(claims["scope"], str) and claims["scope"].strip()):
             raise TokenRefused("The scopes of the token cannot be read.")
         if "resource" in claims and not isinstance(claims["resource"], str):
-            raise TokenRefused("The resource of the token cannot be read: it is one URL.")
+            raise TokenRefused("The resource of the token cannot be read: it must be one URL.")
         asked, named = form.fields.get("resource"), claims.get("resource")
         if named is not None and asked is not None and not same_url(named, asked):
-            raise OAuthError("invalid_target", "The token is for another resource than the request asks for.")
+            raise OAuthError("invalid_target", "The token and the request name different resources.")
         resource = self._server.choose_resource(asked if named is None else named)
         return resource, self._server.choose_scopes(client, claims.get("scope"), form.fields.get("scope"))
 
@@ -457,7 +463,7 @@ class TokenEndpoint:
         return await self._issue(form, IssuedGrant(client_id=id, subject=id, scopes=scopes, resource=resource), scopes)
 
     async def _issue(self, form: _TokenForm, grant: IssuedGrant, scopes: tuple[str, ...]) -> TokenAnswer:
-        """Issue an access token with these scopes; the refresh token stays good for all that was granted."""
+        """Issue an access token with these scopes. The refresh token keeps all scopes of the grant."""
         server, client = self._server, form.client
         narrowed = msgspec.structs.replace(grant, scopes=scopes)
         answer: TokenAnswer = {
@@ -467,38 +473,38 @@ class TokenEndpoint:
             "scope": " ".join(scopes),
         }
         if grant.family and "refresh_token" in client.grant_types:
-            # A client that proves who it is needs no key besides (RFC 9449, 5).
+            # A confidential client authenticates, so its refresh tokens are not bound to a key (RFC 9449, 5).
             bound = msgspec.structs.replace(grant, jkt="" if client.is_confidential else form.key)
-            answer["refresh_token"] = await server.grants.refresh(bound)  # a new one each time
+            answer["refresh_token"] = await server.grants.refresh(bound)
         return answer
 
     def _narrow_scopes(self, form: _TokenForm, grant: IssuedGrant) -> tuple[str, ...]:
-        """Return the scopes of a grant that are asked for and still exist; OAuthError if more is asked for.
+        """Return the requested scopes of a grant, or all of them; raise OAuthError if others are requested.
 
-        A grant may be older than the configuration.
+        The configuration may have changed since the grant was given, so scopes that no longer exist are left out.
         """
         if not same_url(form.fields.get("resource", grant.resource), grant.resource):
             raise OAuthError("invalid_target", "The grant is for another resource.")
         possible = self._server.possible_scopes(form.client)
         left = tuple(scope for scope in grant.scopes if scope in possible)
         if self._server.find_resource(grant.resource) is None or (grant.scopes and not left):
-            raise OAuthError("invalid_grant", "What was granted cannot be had any more.")
+            raise OAuthError("invalid_grant", "The granted resource or scopes do not exist any more.")
         asked = tuple(dict.fromkeys(form.fields.get("scope", "").split()))
         if not set(asked) <= set(left):
-            raise OAuthError("invalid_scope", "Less was granted than is asked for.")
+            raise OAuthError("invalid_scope", "The request has scopes that were not granted.")
         return asked or left
 
 
 class IntrospectionEndpoint:
-    """The introspection endpoint (RFC 7662): a resource server asks whether a token is good."""
+    """The introspection endpoint (RFC 7662): tells a resource server whether a token is valid."""
 
     def __init__(self, server: AuthorizationServer, authentication: ClientAuthentication) -> None:
         self._server = server
         self._authentication = authentication
-        self._verifier = server.verifier(leeway=0.0)  # the resource server adds its own
+        self._verifier = server.verifier(leeway=0.0)  # the resource server adds its own leeway
 
     async def answer(self, request: WebRequest) -> WebResponse:
-        """Answer whether a token is good, with its claims."""
+        """Answer whether a token is valid, and with which claims."""
         fields = await request.form()
         client = await self._authentication.find(request, fields)
         if not client.introspects:

@@ -1,10 +1,13 @@
-"""Store grants: codes and refresh tokens, each good once, and the families they belong to; and sign access tokens.
+"""Issue and redeem codes and refresh tokens, and sign access tokens.
 
-A request that its user has not decided yet is sealed into its page, for the one browser that shows it: requests cannot
-fill the store, and no other browser can decide. Codes and tokens are stored by their digest: a reader of the store
-cannot use them. One that comes a second time was stolen, or its successor was: its whole family ends, with its access
-tokens. A refresh token has a grace period of seconds, because an answer can be lost: the same request gets the same
-answer again. Access tokens are JWTs (RFC 9068) for one resource and some minutes, with the id of their family.
+- While a user has not decided, the authorization request is stored, encrypted, in the login page. So requests cannot
+  fill the store, and only the browser that opened the page can decide.
+- All codes and tokens of one login are a family. A code or refresh token can be used once. If it is used again, it may
+  have been stolen, and the whole family ends, with its access tokens.
+- Within a grace period of some seconds, the same request with a used refresh token gets the same response again,
+  because the first response may have been lost.
+- Only digests of codes and tokens are stored, so that nobody who reads the store can use them.
+- Access tokens are JWTs (RFC 9068), valid for one resource and some minutes. They contain the id of their family.
 """
 
 from __future__ import annotations
@@ -29,16 +32,16 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 
-CODE_SECONDS = 60.0
-_WAIT_SECONDS = 600.0
-_SEAL_SECONDS = 3600  # longer than any grace period
+CODE_SECONDS = 60.0  # lifetime of a code
+_WAIT_SECONDS = 600.0  # how long a user may take to decide
+_SEAL_SECONDS = 3600  # how long a sealed response can be opened; longer than any grace period
 _SEAL_BYTES = 64 * 1024
 
 TokenAnswer: TypeAlias = dict[str, object]
 
 
 class Pending(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for authorization whose user has not decided yet."""
+    """An authorization request that the user has not decided yet."""
 
     client_id: str
     client_name: str
@@ -51,7 +54,7 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IssuedGrant(msgspec.Struct, frozen=True, kw_only=True):
-    """What a user has granted to a client; or what a program may have, which has no family."""
+    """The rights that a user has granted to a client, or those of a program, which has no family."""
 
     client_id: str
     subject: str
@@ -59,7 +62,7 @@ class IssuedGrant(msgspec.Struct, frozen=True, kw_only=True):
     resource: str
     family: str = ""
     redirect_uri: str = ""
-    challenge: str = ""  # of the code; refresh tokens have none
+    challenge: str = ""  # the PKCE challenge of a code; empty for refresh tokens
     jkt: str = ""  # thumbprint of the key that the code, or the refresh token of a public client, is bound to
 
 
@@ -67,13 +70,13 @@ class _StoredGrant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """A code or a refresh token in the store."""
 
     grant: IssuedGrant
-    used_at: float = 0.0  # in Unix seconds; 0: not yet
+    used_at: float = 0.0  # when it was used, in Unix seconds; 0 if it was not used yet
     asked: str = ""  # digest of the request that used it
-    answer: str = ""  # the answer to that request, sealed with the token itself
+    answer: str = ""  # the response to that request, encrypted with the token itself
 
 
 class Grants:
-    """The grants in a store."""
+    """The codes and refresh tokens in a store."""
 
     def __init__(
         self,
@@ -88,17 +91,19 @@ class Grants:
         self._ring = ring
         self._refresh_seconds = refresh_seconds
         self._grace_seconds = grace_seconds
-        self._ended_seconds = access_seconds + 2 * LEEWAY  # then all access tokens of a family have expired
+        self._ended_seconds = (
+            access_seconds + 2 * LEEWAY
+        )  # after this time all access tokens of an ended family have expired
 
     # Requests that wait for the decision of their user.
 
     def seal(self, pending: Pending, browser: str) -> str:
-        """Return a request, sealed for the browser that has this cookie."""
+        """Return a request as encrypted text, bound to the browser that has this cookie."""
         expires = int(time.time() + _WAIT_SECONDS)
         return self._ring.seal(msgspec.json.encode(pending), binding=digest(browser).encode(), expires=expires)
 
     def open(self, sealed: str, browser: str) -> Pending | None:
-        """Return the request that a page contains; None if it is for another browser, or too old."""
+        """Return the request in a login page, or None if it is bound to another browser or too old."""
         try:
             payload = self._ring.open(sealed, binding=digest(browser).encode(), now=int(time.time()))
         except StateRefused:
@@ -106,13 +111,13 @@ class Grants:
         return msgspec.json.decode(payload, type=Pending)
 
     async def decide(self, sealed: str) -> bool:
-        """Record that the user has allowed a request; return False if that was done before."""
+        """Record that the user has allowed a request; return False if the user had allowed it before."""
         return await self._store.swap(f"decided:{digest(sealed)}", None, b"1", ttl=_WAIT_SECONDS)
 
     # Codes and refresh tokens.
 
     async def begin(self, pending: Pending, subject: str) -> str:
-        """Return a code for what a user has granted."""
+        """Start a family for a request that a user has allowed, and return its code."""
         family = secrets.token_urlsafe(16)
         await self._store.put(f"family:{family}", b"1", ttl=self._refresh_seconds)
         grant = IssuedGrant(
@@ -128,7 +133,7 @@ class Grants:
         return await self._issue("code", grant, CODE_SECONDS)
 
     async def read_code(self, code: str) -> IssuedGrant:
-        """Return the grant of a code without using it up. A used code ends the family."""
+        """Return the grant of a code without using the code up. If it was used before, end its family."""
         kept = (await self._find("code", code))[2]
         if kept.used_at:
             await self.end(kept.grant.family)
@@ -136,13 +141,13 @@ class Grants:
         return kept.grant
 
     async def redeem_code(self, code: str) -> IssuedGrant:
-        """Return the grant of a code, and use it up. A second use ends the family."""
+        """Use a code up, and return its grant. If it was used before, end its family."""
         key, record, kept = await self._find("code", code)
         used = msgspec.json.encode(msgspec.structs.replace(kept, used_at=time.time()))
         if kept.used_at or not await self._store.swap(key, record, used, ttl=self._refresh_seconds):
             await self.end(kept.grant.family)
             raise _refusal("code")
-        await self._check_family("code", kept.grant)  # it may have ended meanwhile
+        await self._check_family("code", kept.grant)  # the family may have ended in the meantime
         return kept.grant
 
     async def refresh(self, grant: IssuedGrant) -> str:
@@ -154,10 +159,10 @@ class Grants:
         return (await self._find("refresh", token))[2].grant
 
     async def redeem_refresh(self, token: str, asked: str, make: Callable[[], Awaitable[TokenAnswer]]) -> TokenAnswer:
-        """Use a refresh token up, and return the answer that `make` returns for it.
+        """Use a refresh token up, and return the response that `make` makes.
 
-        `asked` is a digest of the request: the same request within the grace period gets the same answer. The answer
-        is made before the token is used up, so that several requests at once all get that of the first.
+        `asked` is a digest of the request. The same request within the grace period gets the same response. The
+        response is made and stored in the step that uses the token up, so that parallel requests get the same one.
         """
         key, record, kept = await self._find("refresh", token)
         if not kept.used_at:
@@ -165,7 +170,7 @@ class Grants:
             used = _StoredGrant(grant=kept.grant, used_at=time.time(), asked=asked, answer=_seal(token, asked, answer))
             if await self._store.swap(key, record, msgspec.json.encode(used), ttl=self._refresh_seconds):
                 await self._store.touch(f"family:{kept.grant.family}", ttl=self._refresh_seconds)
-                await self._check_family("refresh", kept.grant)  # it may have ended meanwhile
+                await self._check_family("refresh", kept.grant)  # the family may have ended in the meantime
                 return answer
             await self._forget(answer)
             _, _, kept = await self._find("refresh", token)
@@ -173,7 +178,7 @@ class Grants:
             await self.end(kept.grant.family)
             raise _refusal("refresh")
         told = _unseal(token, asked, kept.answer) if kept.asked == asked else None
-        if told is None:  # two different requests at once: the second is too late
+        if told is None:  # a different request has used the token
             raise _refusal("refresh")
         return told
 
@@ -183,7 +188,7 @@ class Grants:
         await self._store.delete(f"family:{family}")
 
     async def has_ended(self, family: str) -> bool:
-        """Return whether a family was ended while an access token of it may be valid."""
+        """Return whether a family has ended, as long as one of its access tokens could still be valid."""
         return await self._store.get(f"ended:{family}") is not None
 
     async def _issue(self, kind: str, grant: IssuedGrant, seconds: float) -> str:
@@ -192,7 +197,7 @@ class Grants:
         return secret
 
     async def _forget(self, answer: TokenAnswer) -> None:
-        """Delete the refresh token of an answer that is not sent."""
+        """Delete the refresh token in a response that is not sent."""
         token = answer.get("refresh_token")
         if isinstance(token, str):
             await self._store.delete(f"refresh:{digest(token)}")
@@ -213,7 +218,7 @@ class Grants:
 
 
 def _seal(token: str, asked: str, answer: TokenAnswer) -> str:
-    """Seal an answer with the token that it was given for, of which the store has only the digest."""
+    """Encrypt a response with its refresh token as the key. The store has only the token's digest, not the key."""
     ring = KeyRing([token])
     expires = int(time.time()) + _SEAL_SECONDS
     return ring.seal(msgspec.json.encode(answer), binding=asked.encode(), expires=expires, max_bytes=_SEAL_BYTES)
@@ -228,10 +233,10 @@ def _unseal(token: str, asked: str, sealed: str) -> TokenAnswer | None:
 
 
 def _refusal(kind: str) -> OAuthError:
-    return OAuthError("invalid_grant", f"The {kind} is not valid, or not any more.")
+    return OAuthError("invalid_grant", f"The {kind} is not valid, or is no longer valid.")
 
 
-_GRANT_ID = "grant_id"  # claim with the family of a token
+_GRANT_ID = "grant_id"  # the claim that has the family of a token
 
 
 class Signer:
@@ -249,7 +254,7 @@ class Signer:
         return f"<Signer {self.kid}>"  # never the key
 
     def sign(self, issuer: str, grant: IssuedGrant, seconds: float, *, key: str = "") -> str:
-        """Return a signed token for a grant; bound to a client's key if its thumbprint is given."""
+        """Return a signed access token for a grant. If `key` is a key's thumbprint, the token is bound to that key."""
         import jwt
 
         now = int(time.time())
@@ -271,24 +276,24 @@ class Signer:
 
 
 class IssuedTokens(JwtVerifier):
-    """Verifies the tokens of an authorization server in this process, and refuses those of a family that has ended."""
+    """Verifies tokens of an authorization server in the same process, and refuses tokens of an ended family."""
 
     def __init__(self, signer: Signer, grants: Grants, issuer: str, leeway: float = LEEWAY) -> None:
         super().__init__(keys=signer.jwks, issuer=issuer, algorithms=["ES256"], leeway=leeway)
         self._grants = grants
 
     async def __call__(self, token: str) -> TokenInfo | None:
-        """Return the facts about a token; `TokenRefused` if it is not valid."""
+        """Return the facts about a token; raise TokenRefused if it is not valid."""
         info = await super().__call__(token)
         if info is not None:
             await self.recheck(info)
         return info
 
     async def recheck(self, info: TokenInfo) -> None:
-        """Refuse a token whose family has ended since it was signed."""
+        """Raise TokenRefused if the family of a token has ended."""
         family = info.claims.get(_GRANT_ID)
         if isinstance(family, str) and await self._grants.has_ended(family):
-            raise TokenRefused("What the token was granted by has ended: log in again.")
+            raise TokenRefused("The login that the token belongs to has ended; log in again.")
 
 
 def _read(pem: str | None) -> EllipticCurvePrivateKey:
@@ -303,7 +308,7 @@ def _read(pem: str | None) -> EllipticCurvePrivateKey:
         key = None
     if not isinstance(key, EllipticCurvePrivateKey) or not isinstance(key.curve, SECP256R1):
         raise UsageError(
-            "key= is no private key that tokens can be signed with. Make one with: "
+            "key= is not a private key on P-256 in PEM, which is needed to sign tokens. Make one with: "
             "openssl ecparam -name prime256v1 -genkey -noout"
         )
     return key

@@ -1,10 +1,10 @@
-"""Check who logs in: users by their passwords, users and programs by the assertions of issuers that are trusted.
+"""Check the passwords of users, and the assertions of trusted issuers about users and programs.
 
 An assertion is a JWT made for this authorization server:
 
-    client assertion   a program proves who it is (`private_key_jwt`, RFC 7523)
-    ID-JAG             a company's identity provider says who the user of a client is
-    workload token     the platform that a program runs on says which program it is
+    client assertion   a client authenticates with its key (`private_key_jwt`, RFC 7523)
+    ID-JAG             a company's identity provider names the user of a client
+    workload token     the platform that a program runs on names the program
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ from weft.server.auth.keys import DEFAULT_ALGORITHMS, KeySet, KeysGiven, check_a
 from weft.server.auth.tokens import LEEWAY, TokenRefused, VerifierFailed, is_async
 from weft.server.diagnostics import MOST_FRAMES, record, user_frames
 
-_seldom = Seldom(logging.getLogger("weft.auth"))  # anybody who tries to log in can cause these
+_seldom = Seldom(logging.getLogger("weft.auth"))  # limits log lines that anyone can cause with a login
 
-Login: TypeAlias = Callable[[str, str], Awaitable[str | None]]  # from name and password to the subject of tokens
+Login: TypeAlias = Callable[[str, str], Awaitable[str | None]]  # takes name and password, returns the subject of tokens
 
 _PREFIX = "scrypt$"
 _COST = {"n": 2**14, "r": 8, "p": 1, "dklen": 32, "maxmem": 64 * 1024 * 1024}
-_NO_PASSWORD = bytes(16), bytes(32)  # salt and hash that no password has
-_MOST = 1024  # characters of a name or a password
+_NO_PASSWORD = bytes(16), bytes(32)  # salt and hash for an unknown name; no password has this hash
+_MOST = 1024  # longest name or password, in characters
 MOST_TRIES = 10  # wrong passwords for one name from one address within a minute
 _TRIES_SECONDS = 60.0
-_FREE_TRIES = 10  # for one name from all addresses within a minute; then one at a time, this far apart …
-_SLOW_SECONDS = 2.0
-_MOST_SLOW_SECONDS = 10.0  # … and no longer than this
-_FAMILIAR_SECONDS = 30 * 86_400.0  # for which an address is known where a name has logged in
-_AT_ONCE = 4  # passwords checked at the same time: each takes work on purpose
+_FREE_TRIES = 10  # tries for one name from all addresses within a minute, before they are slowed down
+_SLOW_SECONDS = 2.0  # time between two tries that are slowed down
+_MOST_SLOW_SECONDS = 10.0  # a try that would have to wait longer is refused
+_FAMILIAR_SECONDS = 30 * 86_400.0  # how long a name is not slowed down at an address where it has logged in
+_AT_ONCE = 4  # passwords checked at the same time, because each check needs much CPU time and memory
 _MOST_WAITING = 64
 _MOST_WAITING_PER_ADDRESS = 16
-_TOO_MANY = "Too many tries. Wait a minute."
-_TOO_MANY_OF_NAME = "Somebody tries many passwords for this name. Wait a few seconds, and try again."
+_TOO_MANY = "Too many attempts. Wait a minute."
+_TOO_MANY_OF_NAME = "There are too many login attempts for this name. Wait a few seconds, and try again."
 
 
 class TooManyTries(WeftError):
-    """There were too many wrong passwords, or too many log in at once."""
+    """The error for too many wrong passwords, or too many logins at the same time."""
 
 
 def hash_password(password: str) -> str:
-    """Return a password in a form that may be written down.
+    """Return the salted hash of a password, as text for a configuration file.
 
     >>> hash_password("correct horse")[:7]
     'scrypt$'
@@ -67,7 +67,7 @@ def hash_password(password: str) -> str:
 
 
 def _read_password(name: str, word: str) -> tuple[bytes, bytes]:
-    """Return the salt and the hash of a password, written as itself or by `hash_password`."""
+    """Return the salt and the hash of a password, which is given as plain text or as made by `hash_password`."""
     if not word.startswith(_PREFIX):
         salt = os.urandom(16)
         return salt, _derive(word, salt)
@@ -77,8 +77,8 @@ def _read_password(name: str, word: str) -> tuple[bytes, bytes]:
         salt, known = b"", b""
     if not salt or len(known) != _COST["dklen"]:
         raise UsageError(
-            f"users= has for {name!r} a text that begins with {_PREFIX} and is nothing that hash_password made; "
-            "was it cut off?"
+            f"users= has a text for {name!r} that begins with {_PREFIX}, but was not made by hash_password. Was it cut "
+            "off?"
         )
     return salt, known
 
@@ -88,9 +88,9 @@ def _derive(password: str, salt: bytes) -> bytes:
 
 
 async def ask_function(what: str, function: Callable[..., Awaitable[str | None]], *given: object) -> str | None:
-    """Return the subject that a function of the user returns; None for None, and for anything that is no text.
+    """Call a function of the developer, and return the subject that it returns; None if it returns no text.
 
-    What it raises may contain a password or the claims of a token: only the type is logged.
+    If the function raises an exception, only its type is logged, because its text may contain a password or a token.
     """
     try:
         said: object = await function(*given)
@@ -104,8 +104,8 @@ async def ask_function(what: str, function: Callable[..., Awaitable[str | None]]
         return said or None
     if said:  # such as True
         _seldom.warning(
-            "The function that %s returned something of type %s, which lets nobody in: return the subject of the "
-            "tokens as a text, or None.",
+            "The function that %s returned something of type %s, so the login was refused. Return the subject of the "
+            "tokens as text, or None.",
             what,
             type(said).__name__,
             about=f"{what} {type(said).__name__}",
@@ -114,39 +114,40 @@ async def ask_function(what: str, function: Callable[..., Awaitable[str | None]]
 
 
 class Users:
-    """The users who can log in, and the checks of their passwords."""
+    """Checks the passwords of users, and limits how often someone can try."""
 
     def __init__(self, users: Mapping[str, str] | Login | None, store: Store) -> None:
         self._store = store
         self._at_once = asyncio.Semaphore(_AT_ONCE)
-        self._waiting: Counter[str] = Counter()  # by address
+        self._waiting: Counter[str] = Counter()  # number of waiting checks, by address
         self._login: Login | None = None
-        self._hashes: dict[str, tuple[bytes, bytes]] = {}  # salt and hash of each name
+        self._hashes: dict[str, tuple[bytes, bytes]] = {}  # salt and hash of the password, by name
         if users is None:
             return
         if isinstance(users, Mapping):
             passwords = cast("Mapping[str, str]", users)
             if not passwords or not all(passwords.values()):
                 raise UsageError(
-                    "users= is a dictionary from names to passwords (or hash_password(...) of them). Leave it out "
-                    "where nobody logs in."
+                    "users= must be a dictionary from names to passwords (or hash_password(...) of them), and none may "
+                    "be empty. Leave users= out if no users log in."
                 )
             self._hashes = {name: _read_password(name, word) for name, word in passwords.items()}
         elif is_async(users):
             self._login = users
         else:
-            raise UsageError("users= is a dictionary of passwords, or an async function of a name and a password.")
+            raise UsageError("users= must be a dictionary of passwords, or an async function of a name and a password.")
 
     async def check(self, name: str, password: str, address: str = "") -> str | None:
-        """Return the subject of a user who logs in from this address; None if name or password is wrong.
+        """Check a password; return the subject of the user, or None if the name or the password is wrong.
 
-        An address that guesses is locked out for that name only. Where many addresses guess at one name, their tries
-        are slowed down, except from an address where that name has logged in before.
+        After too many wrong passwords from one address, that address is locked out for that name. If many addresses
+        try passwords for one name, all are slowed down, except addresses where that name has logged in before. Raises
+        TooManyTries.
         """
         if not name or len(name) > _MOST or len(password) > _MOST:
             return None
         pair = digest(f"{name}\0{address}")
-        await self._count_try(f"tries:{pair}")  # before the check: many may come at once
+        await self._count_try(f"tries:{pair}")  # counted before the check, because many tries may arrive at once
         if await self._store.get(f"familiar:{pair}") is None:
             await self._slow_down(digest(name))
         async with self._waiting_at(address), self._at_once:
@@ -161,7 +162,7 @@ class Users:
 
     @asynccontextmanager
     async def _waiting_at(self, address: str) -> AsyncGenerator[None]:
-        """Count the checks that wait, in all and of one address, which must not crowd out others."""
+        """Count a waiting check; raise TooManyTries if too many wait, in total or from this address."""
         if self._waiting.total() >= _MOST_WAITING or self._waiting[address] >= _MOST_WAITING_PER_ADDRESS:
             raise TooManyTries(_TOO_MANY)
         self._waiting[address] += 1
@@ -173,7 +174,7 @@ class Users:
                 del self._waiting[address]
 
     async def _count_try(self, key: str) -> None:
-        """Count one more try, on all workers together."""
+        """Count one more try, across all workers."""
         while True:
             found = await self._store.get(key)
             tries = int(found or 0)
@@ -183,7 +184,7 @@ class Users:
                 return
 
     async def _slow_down(self, name: str) -> None:
-        """Wait if there were many tries for one name, from all addresses and on all workers."""
+        """Wait if there were many tries for one name, counted for all addresses and workers."""
         while True:
             found = await self._store.get(f"turns:{name}")
             tries, turn = msgspec.json.decode(found, type=tuple[int, float]) if found else (0, 0.0)
@@ -197,7 +198,7 @@ class Users:
         await asyncio.sleep(mine - now)
 
     async def _compare(self, name: str, password: str) -> str | None:
-        salt, known = self._hashes.get(name, _NO_PASSWORD)  # as much work for an unknown name
+        salt, known = self._hashes.get(name, _NO_PASSWORD)  # an unknown name takes the same time
         derived = await asyncio.to_thread(_derive, password, salt)
         return name if hmac.compare_digest(derived, known) and name in self._hashes else None
 
@@ -205,25 +206,25 @@ class Users:
 # --- assertions
 
 
-_MOST_TEXT = 512  # characters of a `jti` or a `sub`
+_MOST_TEXT = 512  # longest `jti` or `sub`, in characters
 
 
 class AssertionKind(msgspec.Struct, frozen=True):
-    """A kind of assertion, and what makes one valid."""
+    """One kind of assertion, and the rules for it."""
 
     name: str
-    types: frozenset[str]  # the accepted `typ`: no other kind of JWT is taken for it
-    most_seconds: float  # it may be used at most this long before its end
-    required: tuple[str, ...] = ()  # claims besides those of every assertion
-    is_for_endpoint: bool = False  # its `aud` may be the URL that it is sent to
+    types: frozenset[str]  # the accepted values of `typ`, so that no other kind of JWT is accepted
+    most_seconds: float  # its `exp` may be at most this many seconds in the future
+    required: tuple[str, ...] = ()  # required claims, in addition to those of every assertion
+    is_for_endpoint: bool = False  # whether its `aud` may be the URL of the token endpoint
 
 
 CLIENT_ASSERTION = AssertionKind(
     "client assertion", frozenset({"jwt", "client-authentication+jwt"}), 300.0, required=("jti",), is_for_endpoint=True
 )
 ID_JAG = AssertionKind("ID-JAG", frozenset({"oauth-id-jag+jwt"}), 3600.0, required=("iat", "jti"))
-# A platform writes it into a file, and the program sends it again and again until there is a newer one: it needs no
-# `jti`, and is never used up.
+# A platform writes the token into a file, and the program sends it many times until there is a newer one. So it needs
+# no `jti`, and can be used more than once.
 WORKLOAD_TOKEN = AssertionKind("workload token", frozenset({"jwt"}), 86_400.0, is_for_endpoint=True)
 
 
@@ -231,13 +232,13 @@ class TrustedIssuer:
     """An issuer whose assertions about users or programs are accepted.
 
     Args:
-        issuer: What its assertions have as `iss`, exactly.
-        jwks_uri: Where its keys are fetched from; or `keys`, the keys themselves, as a `JwtVerifier` takes them.
-        algorithms: What it may sign with.
-        workloads: Makes it a platform, which vouches for programs: from the `sub` of each to its client id. Without
-            it, it is a company's identity provider, which vouches for users by ID-JAGs.
-        subject: An async function from the claims of an ID-JAG to the subject of the tokens, or None. By default that
-            is `issuer#sub`, which is never a user of another issuer, or of this server.
+        issuer: The exact `iss` of its assertions.
+        jwks_uri: The URL of its keys. Or give `keys`, the keys themselves, as for a `JwtVerifier`.
+        algorithms: The algorithms that it may sign with.
+        workloads: For a platform: a dictionary from the `sub` of each program to its client id. Without it, the issuer
+            is a company's identity provider, which sends ID-JAGs for users.
+        subject: An async function that takes the claims of an ID-JAG and returns the subject of the tokens, or None to
+            refuse it. Default: `issuer#sub`, which is different for each issuer, and never a user of this server.
 
     >>> TrustedIssuer("https://idp.example.com", "https://idp.example.com/jwks")
     <TrustedIssuer 'https://idp.example.com'>
@@ -254,9 +255,11 @@ class TrustedIssuer:
         subject: Callable[[Mapping[str, Any]], Awaitable[str | None]] | None = None,
     ) -> None:
         if workloads is not None and (not workloads or subject is not None):
-            raise UsageError("workloads= is a dictionary from the `sub` of each program to its client id; no subject=.")
+            raise UsageError(
+                "workloads= must be a dictionary from the `sub` of each program to its client id, without subject=."
+            )
         if subject is not None and not is_async(subject):
-            raise UsageError("subject= is an async function from the claims of an ID-JAG to a subject, or None.")
+            raise UsageError("subject= must be an async function that takes claims and returns a subject, or None.")
         self.issuer = issuer
         self.algorithms = check_algorithms(algorithms)
         self.keys = make_key_set("A TrustedIssuer needs either the URL of its keys", jwks_uri, keys, self.algorithms)
@@ -267,10 +270,10 @@ class TrustedIssuer:
         return f"<TrustedIssuer {self.issuer!r}>"
 
     async def subject_of(self, claims: Mapping[str, Any]) -> str | None:
-        """Return the subject of a user that the issuer vouches for, or None."""
+        """Return the subject of the user in an ID-JAG, or None if the user is not accepted."""
         if self._subject is None:
             return f"{self.issuer}#{claims['sub']}"
-        return await ask_function("says who a vouched user is", self._subject, claims)
+        return await ask_function("returns the subject of an ID-JAG", self._subject, claims)
 
 
 class Assertions:
@@ -278,12 +281,15 @@ class Assertions:
 
     def __init__(self, store: Store, audience: str) -> None:
         self._store = store
-        self._audience = audience  # the server's own issuer
+        self._audience = audience  # the issuer URL of this server
 
     async def read(
         self, text: str, kind: AssertionKind, *, issuer: str, keys: KeySet, algorithms: Sequence[str]
     ) -> dict[str, Any]:
-        """Return the claims of an assertion of this issuer; `TokenRefused` if it is not valid. Does not use it up."""
+        """Return the claims of an assertion of this issuer; raise TokenRefused if it is not valid.
+
+        Call `use` afterwards if the assertion may be used only once.
+        """
         try:
             claims = await read_signed(
                 text,
@@ -298,24 +304,24 @@ class Assertions:
         except VerifierFailed as error:
             raise OAuthError("temporarily_unavailable", str(error), status=503) from None
         if isinstance(claims["aud"], list) and len(cast("list[Any]", claims["aud"])) != 1:
-            raise TokenRefused(f"The {kind.name} is for others as well, who could show it here.")
+            raise TokenRefused(f"The {kind.name} has more than one audience, and another one could have sent it.")
         if int(claims["exp"]) - time.time() > kind.most_seconds + LEEWAY:
             raise TokenRefused(f"The {kind.name} does not expire within {kind.most_seconds:g} s, as it should.")
         if not all(map(_is_text, (claims["sub"], claims.get("jti", "x")))):
-            raise TokenRefused(f"The `sub` and `jti` of a {kind.name} are texts of 1 to {_MOST_TEXT} whole characters.")
+            raise TokenRefused(f"The `sub` and `jti` of a {kind.name} must be text of 1 to {_MOST_TEXT} characters.")
         return claims
 
     async def use(self, claims: Mapping[str, Any], kind: AssertionKind) -> None:
-        """Use an assertion up, on all workers together; `TokenRefused` if it was used before."""
-        # Longer than its life: by the clock of another worker it may end later.
+        """Mark an assertion as used, on all workers; raise TokenRefused if it was used before."""
+        # Stored longer than the assertion is valid, because the clock of another worker may be slow.
         seconds = max(int(claims["exp"]) - time.time(), 0.0) + 2 * LEEWAY
         mark = digest(msgspec.json.encode([kind.name, claims["iss"], claims["jti"]]).decode())
         if not await self._store.swap(f"assertion:{mark}", None, b"1", ttl=seconds):
-            raise TokenRefused(f"The {kind.name} was used before: each is good once.")
+            raise TokenRefused(f"The {kind.name} was used before; each can be used only once.")
 
 
 def _is_text(value: object) -> bool:
-    """Return whether a claim is a text that can be stored: a lone surrogate is valid JSON, but not UTF-8."""
+    """Return whether a claim is text that can be stored. Lone surrogates are valid in JSON, but not in UTF-8."""
     if not isinstance(value, str) or not 0 < len(value) <= _MOST_TEXT:
         return False
     return not any("\ud800" <= character <= "\udfff" for character in value)

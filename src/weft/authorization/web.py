@@ -1,4 +1,4 @@
-"""HTTP requests and responses of the authorization server: forms and JSON in; pages, JSON and redirects out."""
+"""Read HTTP requests (forms, JSON) and make HTTP responses (pages, JSON, redirects) for the authorization server."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _NO_STORE = (b"cache-control", b"no-store")
 
 
 def digest(secret: str) -> str:
-    """Return the digest by which a secret is stored."""
+    """Return the SHA-256 digest of a secret, which is stored instead of the secret."""
     return hashlib.sha256(secret.encode(errors="surrogatepass")).hexdigest()
 
 
 class OAuthError(WeftError):
-    """A fault of a client's request, with its OAuth error code."""
+    """An error in a client's request, with its OAuth error code."""
 
     def __init__(self, error: str, description: str, *, status: int = 400, headers: RawHeaders = ()) -> None:
         super().__init__(description)
@@ -37,7 +37,7 @@ class OAuthError(WeftError):
 
 
 class WebResponse:
-    """A whole response; `reason` is why a request was refused, for the log, without secrets."""
+    """A complete HTTP response. `reason` says why a request was refused, for the log; it contains no secrets."""
 
     def __init__(self, status: int, body: bytes = b"", headers: RawHeaders = (), *, reason: str = "") -> None:
         self.status = status
@@ -67,12 +67,12 @@ def error_answer(error: str, description: str, status: int, headers: RawHeaders 
 
 
 def redirect(url: str) -> WebResponse:
-    """Return a redirect of the browser, which becomes a GET."""
+    """Return a redirect (303): the browser sends a GET request to the URL."""
     return WebResponse(303, b"", [(b"location", url.encode("ascii")), _NO_STORE])
 
 
 def read_fields(data: bytes) -> dict[str, str]:
-    """Return the fields of a query or a form; a field may occur once (OAuth 2.1, 3.1)."""
+    """Return the fields of a query or a form; raise OAuthError if a field occurs twice (OAuth 2.1, 3.1)."""
     try:
         pairs = parse_qsl(data.decode("ascii"), keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="strict")
     except ValueError:
@@ -81,17 +81,17 @@ def read_fields(data: bytes) -> dict[str, str]:
     if len(fields) != len(pairs):
         names = [name for name, _ in pairs]
         if {name for name in names if names.count(name) > 1} == {"resource"}:  # RFC 8707 allows several
-            raise OAuthError("invalid_target", "A token is for one resource: name one at a time.")
-        raise OAuthError("invalid_request", "A parameter is there more than once.")
+            raise OAuthError("invalid_target", "A token is for one resource: send `resource` only once.")
+        raise OAuthError("invalid_request", "A parameter occurs more than once.")
     return fields
 
 
 class WebRequest:
-    """One request; its body is read on demand."""
+    """One HTTP request. Its body is read by `form` or `json`."""
 
     def __init__(self, scope: Scope, headers: Headers, receive: Receive) -> None:
         self.headers = headers
-        self.address = network_of((scope.get("client") or ("",))[0])  # that limits are counted for
+        self.address = network_of((scope.get("client") or ("",))[0])  # the address that limits are counted for
         self._query: bytes = scope.get("query_string", b"")
         self._receive = receive
 
@@ -101,23 +101,23 @@ class WebRequest:
         return read_fields(self._query)
 
     def cookie(self, name: str) -> str | None:
-        """Return a cookie of the browser; None if there is none, or two."""
+        """Return a cookie of the browser, or None if there is no such cookie or more than one."""
         cookies = (part.strip().partition("=") for part in (self.headers.get(b"cookie") or "").split(";"))
         found = [value for key, _, value in cookies if key == name]
         return found[0] if len(found) == 1 else None
 
     async def form(self) -> dict[str, str]:
-        """Return the fields of the body."""
+        """Return the fields of the form in the body."""
         self._expect(b"application/x-www-form-urlencoded")
         return read_fields(await self._body())
 
     async def json(self) -> dict[str, object]:
-        """Return the JSON object of the body."""
+        """Return the JSON object in the body."""
         self._expect(b"application/json")
         try:
             return msgspec.json.decode(await self._body(), type=dict[str, object])
         except (msgspec.DecodeError, RecursionError):
-            raise OAuthError("invalid_client_metadata", "The body is no JSON object.") from None
+            raise OAuthError("invalid_client_metadata", "The body is not a JSON object.") from None
 
     def _expect(self, kind: bytes) -> None:
         if self.headers.known.get(b"content-type", b"").partition(b";")[0].strip().lower() != kind:
@@ -138,7 +138,7 @@ class WebRequest:
             body += message.get("body", b"")
             if len(body) > _MOST_BYTES:
                 raise OAuthError("invalid_request", f"A body has at most {_MOST_BYTES} bytes.", status=413)
-            if message["type"] == "http.disconnect":  # a part may look whole
+            if message["type"] == "http.disconnect":  # the first part of a form may look like a complete form
                 raise OAuthError("invalid_request", "The body ended before it was complete.")
             if not message.get("more_body", False):
                 return body

@@ -1,6 +1,6 @@
-"""Define the interface of a Backend: a store, a log and a bus, through which workers share everything.
+"""Define the interface of a Backend: a store, a log and a bus, which the workers of a deployment share.
 
-Values are bytes, whose meaning only the caller knows. Every entry expires, so nothing forgotten is kept for ever.
+A backend stores bytes and does not interpret them. Every entry expires, so that nothing is kept forever.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ from typing import Protocol, TypeAlias
 
 __all__ = ["Backend", "Bus", "Hear", "Log", "Store", "Unsubscribe"]
 
-Hear: TypeAlias = Callable[[bytes], None]  # called with each message on the subscriber's loop; must not block
-Unsubscribe: TypeAlias = Callable[[], Awaitable[None]]
+Hear: TypeAlias = Callable[[bytes], None]  # is called with each message, on the subscriber's event loop; must not block
+Unsubscribe: TypeAlias = Callable[[], Awaitable[None]]  # ends a subscription
 
 
 class Store(Protocol):
-    """Values by key, each with a time to live."""
+    """A key-value store. Each value has a time to live."""
 
     async def get(self, key: str) -> bytes | None:
         """Return the value of `key`, or None."""
         ...
 
     async def put(self, key: str, value: bytes, *, ttl: float) -> None:
-        """Set a value for `ttl` seconds, and replace the old one."""
+        """Store a value for `ttl` seconds; replace the old value, if there is one."""
         ...
 
     async def swap(self, key: str, expected: bytes | None, value: bytes, *, ttl: float) -> bool:
-        """Set a value if the present one is `expected` (None: no value); return False if it is another."""
+        """Store a value only if the current value is `expected` (None: there is no value); return whether it was."""
         ...
 
     async def touch(self, key: str, *, ttl: float) -> bool:
-        """Keep the present value for `ttl` seconds from now; return False if there is none."""
+        """Keep the current value for `ttl` seconds from now; return False if there is none."""
         ...
 
     async def delete(self, key: str) -> bool:
@@ -39,44 +39,47 @@ class Store(Protocol):
 
 
 class Log(Protocol):
-    """Numbered entries by key. Numbers are above 1 and always grow, also after all earlier entries have expired."""
+    """A numbered list of entries for each key.
+
+    Numbers are greater than 1 and always increase, even after all earlier entries have expired.
+    """
 
     async def append(self, key: str, entry: bytes, *, ttl: float, most: int) -> int:
-        """Add an entry, keep the last `most` entries for `ttl` seconds from now, and return the entry's number."""
+        """Add an entry and return its number. Keep the last `most` entries, all for `ttl` seconds from now."""
         ...
 
     async def read(self, key: str, after: int) -> Sequence[tuple[int, bytes]] | None:
-        """Return the entries after number `after` (0: all); None if some of them were dropped for newer ones."""
+        """Return the entries after number `after` (0: all), or None if newer entries have pushed some of them out."""
         ...
 
     async def last(self, key: str) -> int:
-        """Return the number of the newest entry; 0 if there is none."""
+        """Return the number of the newest entry, or 0 if there is none."""
         ...
 
     async def delete(self, key: str) -> None:
-        """Delete a log."""
+        """Delete all entries of a key."""
         ...
 
 
 class Bus(Protocol):
-    """Messages to the present subscribers of a topic. Nothing is kept."""
+    """Sends messages to the current subscribers of a topic. Messages are not stored."""
 
     async def publish(self, topic: str, message: bytes) -> None:
         """Send a message to all subscribers of `topic`."""
         ...
 
     async def subscribe(self, topic: str, hear: Hear) -> Unsubscribe:
-        """Call `hear` with every message from now on; return the function that ends this."""
+        """Call `hear` with every message from now on; return a function that ends the subscription."""
         ...
 
 
 class Backend(Protocol):
-    """What the workers of one deployment share."""
+    """The state that the workers of one deployment share."""
 
     store: Store
     log: Log
     bus: Bus
 
     async def close(self) -> None:
-        """Close connections, if there are any."""
+        """Close the connections of the backend, if it has any."""
         ...

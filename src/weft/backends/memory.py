@@ -1,6 +1,6 @@
-"""Keep a Backend in the memory of one process: the default, for one worker and one event loop.
+"""Implement a Backend in the memory of one process: the default, for one worker and one event loop.
 
-Expired entries are not found any more, and a timer deletes them within a second.
+An expired entry is no longer returned, and a timer deletes it within a second.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ Clock = Callable[[], float]
 
 
 class _Expiring:
-    """The expiry of keys; calls `forget` with each key that has expired."""
+    """Tracks when keys expire, and calls `forget` with each expired key."""
 
     def __init__(self, clock: Clock, forget: Callable[[str], object]) -> None:
         self._clock = clock
         self._forget = forget
-        self._until: dict[str, float] = {}
+        self._until: dict[str, float] = {}  # expiry time of each key
         self._due: dict[float, set[str]] = {}  # keys by the second in which they expire
-        self._seconds: list[float] = []  # heap of those seconds
+        self._seconds: list[float] = []  # heap of the keys of `_due`
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_second = math.inf  # when the timer runs, by the clock
-        self._loop: asyncio.AbstractEventLoop | None = None  # loop of the timer
+        self._timer_second = math.inf  # the time at which the timer runs, on `clock`
+        self._loop: asyncio.AbstractEventLoop | None = None  # event loop of the timer
 
     def keep(self, key: str, ttl: float) -> None:
         self._leave_second(key)
@@ -61,7 +61,7 @@ class _Expiring:
             due.discard(key)
 
     def _sweep(self) -> None:
-        """Forget the keys of past seconds."""
+        """Call `forget` with all keys that have expired."""
         now = self._clock()
         while self._seconds and (self._seconds[0] <= now or not self._due[self._seconds[0]]):
             for key in self._due.pop(heapq.heappop(self._seconds)):
@@ -122,8 +122,8 @@ class _Entries:
     __slots__ = ("dropped", "kept")
 
     def __init__(self) -> None:
-        self.kept: list[tuple[int, bytes]] = []  # a deque takes 600 bytes, and most logs are short
-        self.dropped = 0  # newest number that was dropped
+        self.kept: list[tuple[int, bytes]] = []  # not a deque, which takes 600 bytes; most logs are short
+        self.dropped = 0  # number of the newest entry that was dropped
 
 
 class _MemoryLog:
@@ -133,7 +133,7 @@ class _MemoryLog:
         self._expiring = _Expiring(clock, lambda key: self._logs.pop(key, None))
 
     async def append(self, key: str, entry: bytes, *, ttl: float, most: int) -> int:
-        # Numbers come from the clock, so that they grow also after all entries have expired.
+        # Numbers come from the clock, so that they increase even after all entries have expired.
         number = max(await self.last(key) + 1, int(self._clock() * 1000), 2)
         entries = self._logs.setdefault(key, _Entries())
         entries.kept.append((number, entry))
@@ -164,7 +164,7 @@ class _MemoryBus:
             hear(message)
 
     async def subscribe(self, topic: str, hear: Hear) -> Unsubscribe:
-        mark = object()  # one function may subscribe twice
+        mark = object()  # a unique key, because one function may subscribe twice
         self._topics.setdefault(topic, {})[mark] = hear
 
         async def unsubscribe() -> None:
@@ -177,7 +177,7 @@ class _MemoryBus:
 
 
 class MemoryBackend:
-    """Keeps everything in this process.
+    """A backend in the memory of this process.
 
     >>> backend = MemoryBackend()
     >>> import asyncio
@@ -191,4 +191,4 @@ class MemoryBackend:
         self.bus: Bus = _MemoryBus()
 
     async def close(self) -> None:
-        """Do nothing: there are no connections."""
+        """Do nothing, because there are no connections."""

@@ -1,8 +1,9 @@
 """Run the commands that talk to a server: `weft call`, `list`, `read` and `prompt`.
 
-A server is given by URL, command or configuration; `weft.Client` does the work. A configuration file may name any
-program, and ask for variables of the environment: so a command from a file is shown in full and started only after the
-user has agreed, and variables are sent only then, too."""
+The server is given by a URL, a command or a configuration file. The calls are made by `weft.Client`. A configuration
+file can name any program and any environment variable. So a command from a file is shown in full, and is started only
+after the user has agreed. In the same way, variables are sent only after the user has agreed.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +53,9 @@ class CallFailed(WeftError):
 
 
 class RemoteServer:
-    """A server at a URL, at the other end of a command (`is_command`), or of a configuration.
+    """A server that is given by a URL, a command (`is_command`) or a configuration entry.
 
-    Every method opens a connection and closes it.
+    Every method opens a new connection and closes it.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class RemoteServer:
         self._target = server
         self.where = server if isinstance(server, str) else server.where  # the server's name in messages
         self._timeout = timeout
-        self._asking = "the first request"  # the pending request, for messages
+        self._asking = "the first request"  # the pending request, for error messages
         self._limits = ClientLimits(request_seconds=timeout, total_seconds=timeout)
         try:
             self._client()
@@ -96,12 +97,12 @@ class RemoteServer:
         )
 
     def call_tool(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Call a tool."""
+        """Call a tool and return its result."""
         result: dict[str, Any] = self._run("tools/call", lambda client: client.call_tool(tool, arguments))
         return result
 
     def get_prompt(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Get a prompt."""
+        """Return a prompt."""
         result: dict[str, Any] = self._run("prompts/get", lambda client: client.get_prompt(name, arguments))
         return result
 
@@ -111,9 +112,10 @@ class RemoteServer:
         return result
 
     def lists(self, wanted: Sequence[tuple[str, str, str]]) -> list[list[dict[str, Any]] | CallFailed]:
-        """Return the items of lists, each given by its capability, its method, and the key of its items.
+        """Fetch several lists, each given by its capability, its method and the key of its items; return their items.
 
-        For a list that the server refused, the error is returned; after a lost connection no further lists follow.
+        If the server refuses a list, the error is returned in place of its items. If the connection is lost, the error
+        is the last element.
         """
         found: list[list[dict[str, Any]] | CallFailed] = []
 
@@ -165,13 +167,15 @@ class RemoteServer:
         """Return the error to print for a failure."""
         if isinstance(error, RequestTimeout | TimeoutError):
             return CallFailed(
-                f"{self.where} did not answer within {self._timeout:g} s. Is it busy? --timeout waits longer."
+                f"{self.where} did not answer within {self._timeout:g} s. If it needs longer, raise --timeout."
             )
         if isinstance(error, RemoteError):
             hint = _unanswered(self._asking, error.data) if error.code == MissingCapability.code else ""
             return CallFailed(f"{self.where} refused {self._asking}: {error}{hint}")
         if isinstance(error, PendingQuestions):
-            return CallFailed(f"{self._asking} of {self.where} asks back (input_required).{_unanswered(self._asking)}")
+            return CallFailed(
+                f"{self.where} asked a question in {self._asking} (input_required).{_unanswered(self._asking)}"
+            )
         if isinstance(error, AuthorizationFailed | ConnectionFailed):
             return CallFailed(self._why(error))
         return CallFailed(str(error))
@@ -202,17 +206,17 @@ class RemoteServer:
     def _unauthorized(self, refused: Refused) -> str:
         said = f" ({refused.reason.rstrip('.')})" if refused.reason else ""
         if _has_authorization(self._headers):
-            return f"{self.where} refused the Authorization that --header gave (HTTP 401){said}; check it."
+            return f"{self.where} refused the Authorization in --header (HTTP 401){said}; check it."
         if isinstance(self._target, Http):  # WEFT_TOKEN is not sent to servers from a file
             if _has_authorization(self._target.headers):
-                return f"{self.where} refused the Authorization that the file gives (HTTP 401){said}; check it."
-            remedy = "Give a token by --token TOKEN, or what it wants in the 'headers' of its entry in the file."
+                return f"{self.where} refused the Authorization in the file (HTTP 401){said}; check it."
+            remedy = "Give a token with --token TOKEN, or a header in the 'headers' of its entry in the file."
         else:
             remedy = (
-                "Give a token by --token TOKEN or in the variable WEFT_TOKEN, or what else it wants by --header "
+                "Give a token with --token TOKEN or in the variable WEFT_TOKEN, or another header with --header "
                 "'NAME: VALUE'."
             )
-        return f"{self.where} wants authorization (HTTP 401){said}. {remedy}"
+        return f"{self.where} requires authorization (HTTP 401){said}. {remedy}"
 
 
 def _has_authorization(headers: Mapping[str, str]) -> bool:
@@ -220,10 +224,10 @@ def _has_authorization(headers: Mapping[str, str]) -> bool:
 
 
 def _unanswered(asking: str, data: Any = None) -> str:
-    """Return what to do about a server that asks back; `data` of the error may name the capability it needs."""
+    """Return what to do about a server that asks a question; `data` of its error may name the capability it needs."""
     wanted: Any = data.get("requiredCapabilities") if is_object(data) else None
     option = next((_ANSWERING[name] for name in _ANSWERING if is_object(wanted) and name in wanted), "elicit")
-    return f" `weft {_COMMANDS.get(asking, 'call')}` answers no questions; use Client({option}=...)."
+    return f" `weft {_COMMANDS.get(asking, 'call')}` cannot answer questions; use Client({option}=...)."
 
 
 def _show_notification(method: str, params: Any) -> None:
@@ -235,7 +239,7 @@ def _show_stderr(line: str) -> None:
 
 
 def _check_command(command: str) -> None:
-    """Raise WrongCommand for a Python file that is not executable."""
+    """Raise WrongCommand if a command is a Python file that cannot be executed."""
     path = Path(command.strip())
     if path.suffix == ".py" and path.is_file() and not (os.sep in command and os.access(path, os.X_OK)):
         raise WrongCommand(
@@ -244,7 +248,7 @@ def _check_command(command: str) -> None:
 
 
 def _check(url: str) -> None:
-    """Raise WrongCommand unless a URL is https, or http to this machine: others could read anything else."""
+    """Raise WrongCommand unless a URL is https, or http to this machine. Other connections are not encrypted."""
     try:
         parts = urlsplit(url)
         _ = parts.port
@@ -272,13 +276,13 @@ def find(path: str, name: str) -> Target:
 
 
 def approve(target: Target, path: str) -> None:
-    """Ask the user to start a command or to send variables. Raises `NotApproved` unless the user agrees."""
+    """Ask the user before a command is started or variables are sent; raise NotApproved unless the user agrees."""
     if isinstance(target, Command):
         _ask(_describe(target, path), "start", "started")
     elif target.taken:
         parts = urlsplit(target.url)
         _ask(
-            f"{visible(path)} wants variables of your environment to be sent:\n  variables:    "
+            f"{visible(path)} wants to send variables of your environment:\n  variables:    "
             f"{', '.join(target.taken)}\n  to:           {visible(f'{parts.scheme}://{parts.netloc}')}",
             "send",
             "sent",
@@ -287,9 +291,10 @@ def approve(target: Target, path: str) -> None:
 
 def _ask(shown: str, do: str, done: str) -> None:
     print(shown, file=sys.stderr)
-    if sys.stdin is None or not sys.stdin.isatty():  # pyright: ignore[reportUnnecessaryComparison] - closed, it is None
+    if sys.stdin is None or not sys.stdin.isatty():  # pyright: ignore[reportUnnecessaryComparison] - None if closed
         raise NotApproved(
-            f"Nothing was {done}: stdin is no terminal to ask at. Read the above, and add --yes to {do} it."
+            f"Nothing was {done}: stdin is not a terminal, so you cannot be asked. Read the text above, and add --yes "
+            f"to {do} it."
         )
     print(f"{do.capitalize()} it? [y/N] ", end="", file=sys.stderr, flush=True)
     try:
@@ -301,7 +306,7 @@ def _ask(shown: str, do: str, done: str) -> None:
 
 
 def _describe(target: Command, path: str) -> str:
-    """Return the whole command as it will be started, with nothing in it that a terminal would hide."""
+    """Return a description of the whole command, with control characters escaped so that a terminal hides nothing."""
     question = command_question(target)
     lines = [f"{visible(path)} wants to start a program:", f"  command:      {question.command}"]
     if target.cwd is not None:
@@ -312,15 +317,15 @@ def _describe(target: Command, path: str) -> str:
         f"  environment:  {visible(f'{name}={value}')}" for name, value in target.env.items() if changes_code(name)
     ]
     if target.taken:
-        lines.append(f"  it is given:  {', '.join(target.taken)} of your environment")
+        lines.append(f"  it receives:  {', '.join(target.taken)} of your environment")
     return "\n".join([*lines, *question.warnings])
 
 
-NESTING = 4  # levels of a type that are written out
+NESTING = 4  # how many levels of a nested type are printed
 
 
 def call(peer: RemoteServer, tool: str, arguments: str) -> int:
-    """Call a tool and print its result; return 1 if that is an error."""
+    """Call a tool and print its result; return 1 if the result is an error."""
     result = peer.call_tool(tool, _read_arguments(arguments))
     failed = bool(result.get("isError"))
     stream = sys.stderr if failed else sys.stdout
@@ -333,13 +338,13 @@ def call(peer: RemoteServer, tool: str, arguments: str) -> int:
 
 
 def read(peer: RemoteServer, uri: str) -> int:
-    """Read a resource and print it: text as text, anything else as bytes."""
+    """Read a resource and print it as text, or write it as bytes."""
     result = peer.request("resources/read", {"uri": uri})
     for part in _objects(result.get("contents")):
         if "blob" not in part:
             show(str(part.get("text", "")))
         elif sys.stdout.isatty():  # a terminal cannot show bytes
-            show_line(f"[{part.get('mimeType', 'bytes')}, {len(_bytes(peer, part['blob']))} bytes; > FILE keeps them]")
+            show_line(f"[{part.get('mimeType', 'bytes')}, {len(_bytes(peer, part['blob']))} bytes; use > FILE]")
         else:
             sys.stdout.flush()
             sys.stdout.buffer.write(_bytes(peer, part["blob"]))
@@ -347,7 +352,7 @@ def read(peer: RemoteServer, uri: str) -> int:
 
 
 def prompt(peer: RemoteServer, name: str, arguments: str) -> int:
-    """Get a prompt and print its messages, each with its role; further lines of a message are indented."""
+    """Get a prompt and print its messages, each with its role. Further lines of a message are indented."""
     result = peer.get_prompt(name, _as_text(_read_arguments(arguments)))
     for message in _objects(result.get("messages")):
         content = to_text(_show(_object(message.get("content")))).splitlines() or [""]
@@ -358,7 +363,7 @@ def prompt(peer: RemoteServer, name: str, arguments: str) -> int:
 
 
 def list_all(peer: RemoteServer) -> int:
-    """Print what a server offers; return 1 if it refused one of the lists. The others are printed nevertheless."""
+    """Print the tools, resources and prompts of a server; return 1 if it refused one of the lists."""
     found = peer.lists([(capability, method, key) for _, capability, method, key, _ in _LISTS])
     for (title, _, _, _, describe), items in zip(_LISTS, found, strict=False):
         if isinstance(items, CallFailed):
@@ -403,7 +408,7 @@ def _prompt_arguments(item: Mapping[str, Any]) -> str:
     )
 
 
-# Title, capability, method, key of the items, and what describes the arguments of an item.
+# Title, capability, method, key of the items, and the function that describes the arguments of an item.
 _LISTS: tuple[tuple[str, str, str, str, Callable[[Mapping[str, Any]], str] | None], ...] = (
     ("tools", "tools", "tools/list", "tools", _tool_arguments),
     ("resources", "resources", "resources/list", "resources", None),
@@ -413,7 +418,7 @@ _LISTS: tuple[tuple[str, str, str, str, Callable[[Mapping[str, Any]], str] | Non
 
 
 def _type(about: Any, root: Mapping[str, Any], depth: int = 0) -> str:
-    """Return the type that a schema describes in a few words, down to a depth: a schema may refer to itself."""
+    """Return a short description of a schema's type. The depth is limited, because a schema may refer to itself."""
     facts = _object(about) if depth < NESTING else {}
     if "$ref" in facts:
         return _type(_object(root.get("$defs")).get(str(facts["$ref"]).rpartition("/")[2]), root, depth + 1)
@@ -430,7 +435,7 @@ def _type(about: Any, root: Mapping[str, Any], depth: int = 0) -> str:
 
 
 def _object(value: Any) -> dict[str, Any]:
-    """Return what a server sent if it is an object, else an empty one."""
+    """Return a value of a server if it is a JSON object, or an empty object."""
     return value if is_object(value) else {}
 
 
@@ -450,7 +455,7 @@ def _read_arguments(text: str) -> dict[str, Any]:
 
 
 def _as_text(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a prompt as text: other values as JSON, and none for null."""
+    """Return the arguments of a prompt as text. Other values are written as JSON; null is left out."""
     return {
         name: value if isinstance(value, str) else _json(value)
         for name, value in arguments.items()

@@ -1,7 +1,7 @@
 """Read the command line of `weft`, run the subcommand, and return the exit code.
 
-0: success, also when a server was stopped by Ctrl-C. 1: the server failed, could not be reached, or answered the call
-with an error. 2: the command line is wrong.
+The exit code is 0 for success, also when a server was stopped by Ctrl-C. It is 1 if the server failed, could not be
+reached, or answered the call with an error. It is 2 if the command line is wrong.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed.given, parsed.its = own, its
     try:
         code: int = parsed.command(parsed)
-        print(end="", flush=True)  # here, so that a closed stdout is noticed below
+        print(end="", flush=True)  # flush here, so that a closed stdout raises BrokenPipeError here
     except WeftError as error:
-        if isinstance(error, StartError):  # its lines are the user's, not a peer's
+        if isinstance(error, StartError):  # its text comes from the user's own code, not from a peer
             print(f"weft: {to_text(str(error))}", file=sys.stderr)
         else:
             show_failure(str(error))
         return 2 if isinstance(error, WrongCommand) else 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # `weft list URL | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout once more at exit
+    except BrokenPipeError:  # such as `weft list URL | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # because Python flushes stdout again at exit
         return 1
     return code
 
 
 def _split(given: list[str]) -> tuple[list[str], list[str]]:
-    """Split the words at `--`: those for `weft`, and those for the file that `weft run` serves."""
+    """Split the arguments at `--` into those for `weft` and those for the file that it loads."""
     if given[0] not in ("run", "entry") or "--" not in given:
         return given, []
     end = given.index("--")
@@ -68,7 +68,7 @@ def _split(given: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _unknown(own: list[str], rest: list[str]) -> str:
-    """Return the message about a word that the subcommand does not take."""
+    """Return the error message for an unknown option or argument of a subcommand."""
     command, word = f"weft {own[0]}", rest[0].partition("=")[0]
     kind = "option" if word.startswith("-") else "argument"
     if own[0] not in ("run", "entry"):
@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="subcommand", required=True, metavar="COMMAND")
     for name, help, add_arguments, command in (
         ("run", "serve a server on stdio, or over HTTP", _add_run, _run),
-        ("entry", "print what Claude, VS Code or Cursor need for a server", _add_entry, _entry),
+        ("entry", "print the configuration of a server for Claude, VS Code or Cursor", _add_entry, _entry),
         ("call", "call a tool of a running server", _add_call, _request),
         ("list", "list what a running server offers", _add_server, _request),
         ("read", "read a resource of a running server", _add_read, _request),
@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     _add_target(parser)
-    parser.add_argument("--http", action="store_true", help="over HTTP instead of stdio")
+    parser.add_argument("--http", action="store_true", help="serve over HTTP instead of stdio")
     add = partial(parser.add_argument, default=None)
     add_list = partial(add, action="append")
     http_options = [  # each is an option of `HttpOptions`
@@ -111,17 +111,17 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         add(
             "--sse", dest="sse_path", nargs="?", const="/sse", metavar="PATH", help="also serve HTTP+SSE clients (/sse)"
         ),
-        add("--workers", type=_workers, metavar="N", help="how many processes serve (1)"),
+        add("--workers", type=_workers, metavar="N", help="the number of processes (1)"),
         add("--no-sessions", dest="sessions", action="store_const", const=False, help="keep no sessions"),
-        add_list("--allow-host", dest="allowed_hosts", metavar="NAME", help="a Host that is served; repeatable"),
+        add_list("--allow-host", dest="allowed_hosts", metavar="NAME", help="a Host header to accept; repeatable"),
         add_list(
-            "--allow-origin", dest="allowed_origins", metavar="ORIGIN", help="an Origin that is served; repeatable"
+            "--allow-origin", dest="allowed_origins", metavar="ORIGIN", help="an Origin header to accept; repeatable"
         ),
         add_list("--trust-proxy", dest="trusted_proxies", metavar="ADDRESS", help="a proxy to trust; repeatable"),
-        add_list("--cors", metavar="ORIGIN", help="web pages that may call; repeatable"),
+        add_list("--cors", metavar="ORIGIN", help="an origin whose web pages may call the server; repeatable"),
     ]
     parser.set_defaults(http_options=http_options)
-    parser.add_argument("--reload", action="store_true", help="start again when a Python file changes")
+    parser.add_argument("--reload", action="store_true", help="restart when a Python file changes")
     parser.add_argument("--listener", type=int, help=argparse.SUPPRESS)  # file descriptor of a socket
     parser.add_argument("--debug", action="store_true", help="send error details to clients, warn of blocking calls")
     parser.add_argument(
@@ -138,8 +138,8 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         "target",
         metavar="(FILE | MODULE)[:OBJECT]",
         nargs="?",
-        help="a file or a module, such as server.py or shop.server, and the Server in it, or a function that makes "
-        "one; what comes after -- is in its sys.argv",
+        help="a file or a module, such as server.py or shop.server; OBJECT is the Server in it, or a function that "
+        "returns one; arguments after -- are in its sys.argv",
     )
     parser.add_argument("-m", dest="module", metavar="MODULE[:OBJECT]", help="a module, as with `python -m`")
 
@@ -147,19 +147,19 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
 def _add_entry(parser: argparse.ArgumentParser) -> None:
     _add_target(parser)
     parser.add_argument("--client", required=True, choices=CLIENTS, metavar="CLIENT", help=", ".join(CLIENTS))
-    parser.add_argument("--name", help="what the client calls the server (the server's own name)")
+    parser.add_argument("--name", help="the name of the server in the client's configuration (the server's own name)")
 
 
 def _port(text: str) -> int:
     if text.isascii() and text.isdigit() and int(text) <= MOST_PORT:
         return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no port; they go from 1 to {MOST_PORT}, and 0 takes a free one")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a port; use 1 to {MOST_PORT}, or 0 for a free one")
 
 
 def _workers(text: str) -> int:
     if text.isascii() and text.isdigit() and int(text) > 0:
         return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no number of processes; it is 1 or more")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes; use 1 or more")
 
 
 def _seconds(text: str) -> float:
@@ -169,7 +169,7 @@ def _seconds(text: str) -> float:
         seconds = 0.0
     if 0 < seconds < math.inf:
         return seconds
-    raise argparse.ArgumentTypeError(f"{text!r} is no time to wait; give seconds, such as 5")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds; use a number such as 5")
 
 
 def _add_call(parser: argparse.ArgumentParser) -> None:
@@ -180,7 +180,7 @@ def _add_call(parser: argparse.ArgumentParser) -> None:
 
 def _add_read(parser: argparse.ArgumentParser) -> None:
     _add_server(parser)
-    parser.add_argument("uri", metavar="URI", help="of the resource, as `weft list` has it; templates filled in")
+    parser.add_argument("uri", metavar="URI", help="of the resource, as `weft list` shows it, with templates filled in")
 
 
 def _add_prompt(parser: argparse.ArgumentParser) -> None:
@@ -194,10 +194,12 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stdio", action="store_true", help="SERVER is a command to start, such as 'python server.py'")
     parser.add_argument("--config", metavar="FILE", help="SERVER is the name of a server in this mcpServers file")
     parser.add_argument(
-        "--yes", action="store_true", help="start what --config names, or send it variables, without asking"
+        "--yes", action="store_true", help="start the command from --config, or send variables to it, without asking"
     )
-    parser.add_argument("--token", help="a bearer token that the server wants; better in the variable WEFT_TOKEN")
-    parser.add_argument("--header", action="append", default=[], metavar="'NAME: VALUE'", help="to send; repeatable")
+    parser.add_argument("--token", help="a bearer token for the server; safer in the variable WEFT_TOKEN")
+    parser.add_argument(
+        "--header", action="append", default=[], metavar="'NAME: VALUE'", help="a header to send; repeatable"
+    )
     parser.add_argument("--timeout", type=_seconds, default=60.0, metavar="SECONDS", help="how long to wait (60)")
 
 
@@ -266,21 +268,21 @@ def _peer(parsed: argparse.Namespace) -> RemoteServer:
     given = target.headers if isinstance(target, Http) else ()
     has_authorization = "authorization" in {name.lower() for name in (*headers, *given)}
     if is_command and (headers or parsed.token is not None):
-        raise WrongCommand("--token and --header are for servers at a URL; a command takes neither.")
+        raise WrongCommand("--token and --header are for servers at a URL; leave them out for a command.")
     if has_authorization and parsed.token is not None:
         raise WrongCommand("--token and --header 'Authorization: …' are two ways to give a token; use one of them.")
-    # The variable is for a URL that the user typed: the author of a configuration file must not get the token.
+    # WEFT_TOKEN is sent only to a URL that the user typed, so that a configuration file cannot steal the token.
     stored = os.environ.get("WEFT_TOKEN") if target is None else None
     token = None if is_command or has_authorization else parsed.token or stored or None
     return RemoteServer(target or parsed.server, parsed.timeout, is_command=is_command, token=token, headers=headers)
 
 
 def _target(parsed: argparse.Namespace) -> Target | None:
-    """Return the server that --config names, approved by the user; None without --config."""
+    """Return the server that --config names, after the user has approved it; None without --config."""
     if parsed.config is None and not parsed.yes:
         return None
     if parsed.config is None or parsed.stdio:
-        raise WrongCommand("--yes goes with --config FILE, and --stdio does not: SERVER is then a name in that file.")
+        raise WrongCommand("Use --yes only with --config FILE, and --stdio only without it.")
     from weft.cli import calling as peer
 
     target = peer.find(parsed.config, parsed.server)
@@ -290,7 +292,7 @@ def _target(parsed: argparse.Namespace) -> Target | None:
 
 
 def _header(text: str) -> tuple[str, str]:
-    """Return the name and value of a typed header. An error does not show the header: it may be a secret."""
+    """Return the name and value of a --header option. Error messages do not show it, because it may be a secret."""
     from weft.client.config import check_headers
 
     name, colon, value = (part.strip() for part in text.partition(":"))

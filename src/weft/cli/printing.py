@@ -1,8 +1,8 @@
-"""Print what a server sent, with everything escaped that a terminal would act on.
+"""Print texts of a server, with all characters escaped that could deceive the user.
 
-A terminal acts on control characters, a line break in a name starts a line that looks like one of ours, and marks of
-text direction make a text look like another. So all of them are written as escapes, also to a file. They are the
-escapes of JSON: what was valid JSON stays valid.
+Control characters change the terminal. A line break in a name starts a line that looks like a line of `weft`. Marks of
+text direction make a text look like another one. All of these are printed as JSON escapes, also into a file, so that
+valid JSON stays valid.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 from weft.errors import UsageError
 
-# Control characters, line separators, marks of direction, and invisible characters: tags, the byte order mark.
+# Control characters, line separators, marks of direction, and invisible characters such as tags and byte order marks.
 _ACTED_ON = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff"
     "\U000e0000-\U000e007f]"
@@ -25,11 +25,11 @@ _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 class WrongCommand(UsageError):
-    """The command line asks for something that cannot be done."""
+    """The error for a wrong command line. The exit code is 2."""
 
 
 def to_line(text: str) -> str:
-    r"""Return a text as one line, with nothing in it that a terminal would act on.
+    r"""Return a text as one line. Line breaks and all characters that affect a terminal are escaped.
 
     >>> print(to_line("tea\nmilk\x1b[2J"))
     tea\nmilk\u001b[2J
@@ -38,7 +38,7 @@ def to_line(text: str) -> str:
 
 
 def to_text(text: str) -> str:
-    r"""Return a text with its lines and tabs, and with nothing else in it that a terminal would act on.
+    r"""Return a text that keeps its line breaks and tabs. All other characters that affect a terminal are escaped.
 
     >>> print(to_text("tea\n\x1b[2Jmilk"))
     tea
@@ -50,7 +50,7 @@ def to_text(text: str) -> str:
 
 
 def show_failure(text: str) -> None:
-    """Print an error on stderr. Further lines, which may be the server's, are marked, so that none looks like ours."""
+    """Print an error on stderr. Its second and further lines begin with `|`, because a server may have written them."""
     print("\n  | ".join(f"weft: {to_text(text)}".splitlines()), file=sys.stderr)
 
 
@@ -63,15 +63,15 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def show(text: str, stream: TextIO | None = None) -> None:
-    """Print a text from the server that may have several lines."""
+    """Print a text of a server, which may have several lines."""
     print(to_text(text), file=stream or sys.stdout)
 
 
 def show_line(text: str, stream: TextIO | None = None) -> None:
-    """Print one line that contains text from the server."""
+    """Print a text of a server as one line."""
     print(to_line(text), file=stream or sys.stdout)
 
 
 def show_json(value: Any, stream: TextIO | None = None) -> None:
-    """Print a value from the server as JSON."""
+    """Print a value of a server as JSON."""
     show(msgspec.json.format(msgspec.json.encode(value)).decode(), stream)

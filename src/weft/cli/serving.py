@@ -1,8 +1,7 @@
-"""Run `weft run` and `weft entry`: both load a file and use the server in it.
+"""Run `weft run` and `weft entry`, which load a server from a file.
 
-`weft run` serves it, and with --reload serves it again when the code changes. `weft entry` prints the configuration
-that a host such as Claude Desktop, VS Code or Cursor needs to start it, in the format that the host documents; it
-changes no file.
+`weft run` serves it, and with --reload restarts it when the code changes. `weft entry` prints the configuration that a
+host such as Claude Desktop, VS Code or Cursor needs to start it. It changes no file.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from weft.server.run.loading import Target, folder_of, load, movable
 from weft.server.run.running import print_notice, start
 
 _Changes = set[tuple[Any, str]]  # the kind of a change, and the file that changed
-STOP_SECONDS = 7.0  # deadline of a child process that was asked to end; a little more than its own
+STOP_SECONDS = 7.0  # how long a child process may take to end; more than the deadline that the child has for itself
 
 
 def run(
@@ -41,8 +40,8 @@ def run(
     options: Mapping[str, Any],
     listener: int | None = None,
 ) -> int:
-    """Serve until stopped. `listener` is the file descriptor of a socket that the parent process keeps open."""
-    with contextlib.redirect_stdout(sys.stderr):  # what the file prints must not get into the protocol
+    """Serve until stopped. `listener` is the file descriptor of a socket that the parent process has opened."""
+    with contextlib.redirect_stdout(sys.stderr):  # stdout carries the protocol, so the file must not print there
         server = find(target)
     server.engine.debug = server.engine.debug or debug
     given = HttpOptions(log_level=log_level, **options)
@@ -56,7 +55,8 @@ def run(
 def run_with_reload(target: Target, arguments: Sequence[str], options: Mapping[str, Any]) -> int:
     """Run the same command without `--reload` in a child process, and restart it whenever a Python file changes.
 
-    Where the system can pass a socket on, it stays open during a restart: requests wait instead of being refused.
+    On POSIX the child inherits the socket from this process. It stays open during a restart, so requests wait instead
+    of being refused.
     """
     watch = _watcher()
     folder = folder_of(target)
@@ -72,7 +72,7 @@ def run_with_reload(target: Target, arguments: Sequence[str], options: Mapping[s
 
 @contextlib.contextmanager
 def _kept_open(options: HttpOptions) -> Generator[list[int]]:
-    """Open a socket that child processes inherit; yield its file descriptor, or nothing where that is impossible."""
+    """Open a socket that child processes inherit; yield a list with its file descriptor, which is empty on Windows."""
     if os.name != "posix":
         yield []
         return
@@ -82,7 +82,7 @@ def _kept_open(options: HttpOptions) -> Generator[list[int]]:
 
 
 def _watcher() -> Callable[[Path], Iterable[_Changes]]:
-    """Return a function that watches a folder: it yields the changes, and an empty set five times a second."""
+    """Return a function that watches a folder. It yields the changes five times a second, or an empty set."""
     try:
         from watchfiles import PythonFilter, watch
     except ImportError:
@@ -96,9 +96,9 @@ def _keep_running(command: Sequence[str], passed: Sequence[int], folder: Path, w
     """Run a command until interrupted, and restart it whenever a Python file changes."""
 
     def begin() -> subprocess.Popen[bytes]:
-        # Python finds outdated bytecode by size and time in seconds, so it could miss a quick change.
+        # No bytecode files: Python compares only size and seconds, so it could run old code after a quick change.
         environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
-        return subprocess.Popen(command, pass_fds=passed, env=environment)  # noqa: S603 - our own command, no shell
+        return subprocess.Popen(command, pass_fds=passed, env=environment)  # noqa: S603 - a command of Weft, without a shell
 
     interrupted = False
 
@@ -123,11 +123,11 @@ def _keep_running(command: Sequence[str], passed: Sequence[int], folder: Path, w
 
 
 def find(target: Target) -> Servable:
-    """Return the server that was named. Raises WrongCommand for a wrong name, StartError for a file that fails."""
+    """Load a server. Raises WrongCommand if there is no such server, and StartError if its file fails."""
     try:
         return load(target)
     except StartError as error:
-        if error.__context__ is None:  # no exception in the file caused it
+        if error.__context__ is None:  # the file raised no exception
             raise WrongCommand(str(error)) from None
         raise
 
@@ -153,14 +153,14 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 class Host(msgspec.Struct, frozen=True):
-    """The format of one host's configuration."""
+    """The configuration format of one host."""
 
     title: str
-    file: str  # place of the configuration file
-    key: str = "mcpServers"  # key of the object that has the servers
+    file: str  # where the configuration file is
+    key: str = "mcpServers"  # key of the object that contains the servers
     command_type: str | None = "stdio"  # `type` of an entry with a command
     url_type: str | None = "http"  # `type` of an entry with a URL
-    takes_url: bool = True
+    takes_url: bool = True  # whether an entry may have a URL
 
 
 HOSTS = {
@@ -177,7 +177,7 @@ HOSTS = {
 
 
 def print_entry(target: Target, client: str, name: str | None) -> int:
-    """Print the entry of a server for a host as JSON, and on stderr in which file it belongs."""
+    """Print the configuration entry of a server for a host as JSON, and on stderr which file it belongs in."""
     host = HOSTS[client]
     if target.text.startswith(("http://", "https://")):
         entry, default_name = _of_url(target.text, host), urlsplit(target.text).hostname or "server"
@@ -192,15 +192,15 @@ def print_entry(target: Target, client: str, name: str | None) -> int:
 def _of_url(url: str, host: Host) -> dict[str, Any]:
     if not host.takes_url:
         raise WrongCommand(
-            f"{host.title} takes no URLs in its configuration file; add {url} under Settings, Connectors, or name the "
-            "file of the server, to have it started."
+            f"{host.title} accepts no URLs in its configuration file. Add {url} under Settings, Connectors; or name "
+            f"the file of the server, so that {host.title} starts it."
         )
     return {**({"type": host.url_type} if host.url_type else {}), "url": url}
 
 
 def _of_command(target: Target, host: Host) -> tuple[dict[str, Any], str]:
     """Return the entry that starts a server from any directory, and the server's name."""
-    with contextlib.redirect_stdout(sys.stderr):  # stdout is for the entry alone
+    with contextlib.redirect_stdout(sys.stderr):  # only the entry is printed on stdout
         server = find(target)
     moved, is_found = movable(target)
     words = ["-m", "weft", "run", *(["-m"] if moved.is_module else []), moved.text]

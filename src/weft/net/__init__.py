@@ -1,1 +1,1 @@
-"""Share what both sides need of the network: URL and host rules, fetching, rates, log lines."""
+"""Network code that client and server share: rules for URLs and hosts, HTTP requests, rate limits, log lines."""

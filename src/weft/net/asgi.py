@@ -1,4 +1,4 @@
-"""Name the types of ASGI, and the refusal of a request by HTTP itself."""
+"""Define the types of ASGI, and the exception for requests that are refused with an HTTP status."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Receive = Callable[[], Coroutine[Any, Any, Message]]
 Send = Callable[[Message], Coroutine[Any, Any, None]]
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
-TOKEN_INFO = "weft.token_info"  # noqa: S105 - a key of the ASGI scope, where an app around ours says who is calling
+TOKEN_INFO = "weft.token_info"  # noqa: S105 - key of the ASGI scope in which an outer app can put the caller's TokenInfo
 
 
 class Refusal(WeftError):
-    """A request refused by HTTP itself, before it is a message."""
+    """The refusal of an HTTP request with a status, before its body is read as a message."""
 
     def __init__(self, status: int, message: str, *, code: int = InvalidRequest.code, headers: RawHeaders = ()) -> None:
         super().__init__(message)

@@ -1,7 +1,8 @@
-"""Do single HTTP exchanges, bounded in time and size, without cookies and redirects; and fetch JSON documents.
+"""Send single HTTP requests, limited in time and size, without cookies and redirects; and fetch JSON documents.
 
-A URL that somebody else chose may name a machine that only this one can reach (SSRF). So addresses can be barred: they
-are checked where the connection is made, so that a name cannot lead elsewhere in between (DNS rebinding).
+A URL that another party chose may point to a machine in a private network (SSRF). So addresses can be barred. They are
+checked when the connection is made, so that a name cannot resolve to another address between check and use (DNS
+rebinding).
 """
 
 from __future__ import annotations
@@ -27,26 +28,26 @@ if TYPE_CHECKING:
 _MOST = 512 * 1024
 _SECONDS = 5.0
 _NO_REUSE = ("no-store", "no-cache", "private")
-_SHORT_ADDRESS = re.compile(r"[0-9]+(\.[0-9]+){0,2}")  # such as 127.1, which resolvers read as an address
+_SHORT_ADDRESS = re.compile(r"[0-9]+(\.[0-9]+){0,2}")  # such as 127.1, which resolvers read as 127.0.0.1
 
 Barred: TypeAlias = Callable[[str], bool]
-"""Returns whether an IP address must not be connected to; ValueError if it is none."""
+"""Returns whether connections to an IP address are forbidden; raises ValueError if it is no IP address."""
 
 
 class FetchFailed(WeftError):
-    """There is no usable response. The message says why, never what was sent."""
+    """There is no usable response. The message says why, and never contains what was sent."""
 
 
 class AddressBarred(FetchFailed):
-    """The URL leads to an address that must not be connected to."""
+    """The URL points to an address to which connections are forbidden."""
 
     def __init__(self) -> None:
-        super().__init__("it leads to a private address")
+        super().__init__("it has a private address")
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """One HTTP request; its repr shows no secret."""
+    """One HTTP request. The repr shows only method and URL, because the rest may be secret."""
 
     method: str
     url: str
@@ -56,14 +57,14 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """The response to a request, with its headers by name in any case."""
+    """The response to an HTTP request. The names of its headers are not case-sensitive."""
 
     status: int
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     body: bytes = field(default=b"", repr=False)
 
     def json(self) -> dict[str, Any] | None:
-        """Return the JSON object in the body, or None if there is none."""
+        """Return the JSON object in the body, or None if the body is something else."""
         try:
             found = msgspec.json.decode(self.body)
         except (msgspec.DecodeError, RecursionError):
@@ -72,7 +73,7 @@ class HttpAnswer:
 
 
 def get(url: str) -> HttpRequest:
-    """Return a request for a JSON document."""
+    """Return a GET request for a JSON document."""
     return HttpRequest("GET", url, {"Accept": "application/json"})
 
 
@@ -89,7 +90,7 @@ def post_json(url: str, document: Mapping[str, Any]) -> HttpRequest:
 
 
 def is_private(address: str) -> bool:
-    """Return whether the public internet does not lead to an IP address; ValueError if it is none.
+    """Return whether an IP address is not public; raise ValueError if it is no IP address.
 
     >>> is_private("10.0.0.8"), is_private("169.254.169.254"), is_private("::ffff:127.0.0.1"), is_private("8.8.8.8")
     (True, True, True, False)
@@ -98,7 +99,7 @@ def is_private(address: str) -> bool:
 
 
 def is_barred_host(host: str, barred: Barred) -> bool:
-    """Return whether a host is barred by how it is written. Names are checked when they are resolved."""
+    """Return whether a host is a barred IP address or localhost. Other names are checked when they are resolved."""
     if is_loopback(host) or host.lower().endswith(".localhost"):
         return True
     try:
@@ -114,7 +115,7 @@ def open_session(
     exempt: frozenset[str] = frozenset(),
     tls: ssl.SSLContext | None = None,
 ) -> aiohttp.ClientSession:
-    """Return an HTTP session without cookies that connects to no barred address, except those of the `exempt` hosts."""
+    """Return an HTTP session without cookies. It does not connect to barred addresses, except for `exempt` hosts."""
     import aiohttp
 
     resolver = None if barred is None else _guarded_resolver(barred, exempt)
@@ -133,12 +134,12 @@ async def exchange(
     barred: Barred | None = None,
     **options: Any,
 ) -> HttpAnswer:
-    """Send a request and return the response, which may be a redirect; FetchFailed if there is none."""
+    """Send a request and return the response, which may be a redirect; raise FetchFailed if there is none."""
     import aiohttp
     from yarl import URL
 
     try:
-        host = URL(request.url).raw_host or ""  # as it is connected to: digits of other scripts are digits there
+        host = URL(request.url).raw_host or ""  # as aiohttp reads it, which converts digits of other scripts
         if barred is not None and (is_barred_host(host, barred) or _SHORT_ADDRESS.fullmatch(host)):
             raise AddressBarred
         async with session.request(
@@ -161,7 +162,7 @@ async def exchange(
 async def fetch_json(
     url: str, *, form: Mapping[str, str] | None = None, headers: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Return the JSON object at a URL; with `form`, the answer to that form."""
+    """Fetch a URL, or post `form` to it, and return the JSON object in the response."""
     document, _ = await fetch_document(url, form=form, headers=headers)
     return document
 
@@ -173,9 +174,10 @@ async def fetch_document(
     headers: Mapping[str, str] | None = None,
     public_only: bool = False,
 ) -> tuple[dict[str, Any], Mapping[str, str]]:
-    """Return the JSON object at a URL, and the headers of the response; FetchFailed for anything else.
+    """Fetch a URL, or post `form` to it; return the JSON object in the response, and the headers.
 
-    `public_only` is for URLs that somebody else chose: no address of this machine or a private network is connected to.
+    `public_only` is for URLs that another party chose: it forbids addresses of this machine and of private networks.
+    Raises FetchFailed if there is no JSON object.
     """
     request = HttpRequest("GET", url, {"Accept": "application/json", **(headers or {})})
     if form is not None:
@@ -190,12 +192,12 @@ async def fetch_document(
         raise FetchFailed(f"{url} answered with status {answer.status}.")
     document = answer.json()
     if document is None:
-        raise FetchFailed(f"{url} answered with something that is no JSON object.")
+        raise FetchFailed(f"{url} answered with something that is not a JSON object.")
     return document, answer.headers
 
 
 def fresh_seconds(headers: Mapping[str, str], *, default: float, most: float) -> float:
-    """Return how long a response may be used again (RFC 9111); `default` where its headers do not say.
+    """Return how long a response may be cached (RFC 9111); `default` if its headers do not say.
 
     >>> fresh_seconds({"Cache-Control": "public, max-age=60", "Age": "20"}, default=300, most=3600)
     40.0
@@ -212,13 +214,13 @@ def fresh_seconds(headers: Mapping[str, str], *, default: float, most: float) ->
             fresh = (expires - date).total_seconds()
         else:
             fresh = default
-    except (KeyError, TypeError, ValueError):  # what cannot be read is stale (RFC 9111, 4.2.1)
+    except (KeyError, TypeError, ValueError):  # invalid values count as stale (RFC 9111, 4.2.1)
         return 0.0
     return float(max(0, min(fresh, most)))
 
 
 class _BarredAddress(OSError):
-    """A name leads to a barred address."""
+    """A name resolves to a barred address."""
 
 
 def _guarded_resolver(barred: Barred, exempt: frozenset[str]) -> AbstractResolver:
@@ -226,7 +228,7 @@ def _guarded_resolver(barred: Barred, exempt: frozenset[str]) -> AbstractResolve
     from aiohttp.resolver import DefaultResolver
 
     class GuardedResolver(AbstractResolver):
-        """Resolves names, and refuses those that lead to a barred address."""
+        """Resolves names, and refuses those that resolve to a barred address."""
 
         def __init__(self) -> None:
             self._inner = DefaultResolver()

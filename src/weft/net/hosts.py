@@ -1,7 +1,7 @@
-"""Decide which `Host` and `Origin` headers a server accepts, against DNS rebinding; and which addresses are public.
+"""Check `Host` and `Origin` headers against DNS rebinding, and find out which IP addresses are public.
 
-Both headers are parsed and compared exactly, never by prefix. No name is resolved: a host is allowed by how it is
-written, not by where it leads.
+Both headers are parsed and compared exactly, never by prefix. Names are not resolved: only the text of a header decides
+if it is accepted.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]+)(?::([0-9]{1,5}))?
 _ORIGIN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#@]+)")
 _TARGET = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-_MAX_BYTES = 512  # a DNS name has at most 253 characters; nothing longer is worth parsing
+_MAX_BYTES = 512  # longest header that is parsed; a DNS name has at most 253 characters
 _MAX_REMEMBERED = 1024
-_SITE_BITS = 64  # of an IPv6 address: one machine has all addresses with the same first bits
-# IPv6 networks whose last 32 bits are the IPv4 address that they lead to: NAT64 (RFC 6052), SIIT, and obsolete ones.
+_SITE_BITS = 64  # length of an IPv6 prefix; one machine may have all addresses with the same prefix
+# IPv6 networks in which the last 32 bits are an IPv4 address: NAT64 (RFC 6052), SIIT, and obsolete ones.
 _TRANSLATED = tuple(IPv6Network(net) for net in ("64:ff9b::/96", "::ffff:0:0:0/96", "::/96"))
-# IPv6 networks of one site, which some releases of Python take for public: local NAT64, and site-local addresses.
+# IPv6 networks that are private, but that some Python releases count as public: local NAT64, site-local addresses.
 _OF_A_SITE = tuple(IPv6Network(net) for net in ("64:ff9b:1::/48", "fec0::/10"))
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine, by how it is written.
+    """Return whether a host is `localhost` or a loopback address. Names are not resolved.
 
     >>> is_loopback("localhost"), is_loopback("[::1]"), is_loopback("127.0.0.1.example.com")
     (True, True, False)
@@ -41,12 +41,12 @@ def is_loopback(host: str) -> bool:
         found = ip_address(host.strip("[]"))
     except ValueError:
         return False
-    # Python 3.13 takes `::ffff:127.0.0.1` for loopback, 3.11 does not.
+    # `::ffff:127.0.0.1` is loopback in Python 3.13, but not in 3.11. Weft does not accept it.
     return found.is_loopback and getattr(found, "ipv4_mapped", None) is None
 
 
 def is_public_address(address: str) -> bool:
-    """Return whether an IP address, or the IPv4 address in it, is public; ValueError if it is none.
+    """Return whether an IP address, or the IPv4 address inside it, is public; raise ValueError if it is no address.
 
     >>> [is_public_address(one) for one in ("8.8.8.8", "10.0.0.1", "::ffff:127.0.0.1", "64:ff9b::10.0.0.1")]
     [True, False, False, False]
@@ -72,10 +72,10 @@ def target_host(target: bytes) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class _Authority:
-    """A host in its canonical spelling (lower case, IPv6 compressed), and its port if written.
+    """A host in its canonical form (lower case, IPv6 compressed), and its port if there is one.
 
-    A name with a final dot is another name. Browsers take `localhost.` for another origin than `localhost`,
-    certificates have no such names, and some resolvers ask the network for it: it has to be listed with its dot.
+    A name with a final dot is a different name: for browsers, `localhost.` and `localhost` are different origins, and
+    some resolvers ask the network for `localhost.`. To accept such a name, list it with its dot.
     """
 
     host: str
@@ -84,12 +84,12 @@ class _Authority:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """One entry of a setting: a host or its subdomains, on one port or any, in an origin of one scheme or in a Host."""
+    """One entry of a setting: a host, or all subdomains of it."""
 
     host: str
-    port: int | None = None
+    port: int | None = None  # None: any port
     subdomains: bool = False
-    scheme: str | None = None
+    scheme: str | None = None  # only for origins
 
     def allows(self, authority: _Authority, ports: tuple[int | None, ...]) -> bool:
         if self.port is not None and self.port not in ports:
@@ -117,7 +117,7 @@ def _parse_authority(text: str) -> _Authority | None:
 
 
 def _parse_origin(text: str) -> tuple[str, _Authority, int | None] | None:
-    """Return the scheme, the authority and the effective port of an origin; None if it is none."""
+    """Return the scheme, the authority and the effective port of an origin, or None if it cannot be parsed."""
     found = _ORIGIN.fullmatch(text)
     authority = _parse_authority(found[2]) if found else None
     if found is None or authority is None:
@@ -130,15 +130,15 @@ class HostPolicy:
     """The `Host` and `Origin` headers that a server accepts.
 
     `allowed_hosts`: names such as `"api.example.com"` (any port), `"api.example.com:8443"` (that port), `"[::1]:80"`,
-    `"*.example.com"` (its subdomains) or `"*"` (any). None means this machine alone (localhost, 127.0.0.0/8, [::1])
-    and `own`, the host of the server.
+    `"*.example.com"` (its subdomains) or `"*"` (any). None means only this machine (localhost, 127.0.0.0/8, [::1]) and
+    `own`, the host of the server.
 
-    `allowed_origins`: origins such as `"https://app.example.com"` (scheme, host and port exactly; the scheme's default
-    port when none is written), `"https://*.example.com"`, `"null"`, or `"*"` (any). None means any http(s) origin
+    `allowed_origins`: origins such as `"https://app.example.com"` (exactly this scheme, host and port; without a port,
+    the default port of the scheme), `"https://*.example.com"`, `"null"`, or `"*"` (any). None means any http(s) origin
     whose host is allowed. A request without an Origin does not come from a web page, and is accepted.
 
-    `cors`: origins, written in the same way, whose pages may also read the answers. They are accepted besides those of
-    `allowed_origins`.
+    `cors`: origins, written in the same way, whose pages may also read the answers. They are accepted in addition to
+    those in `allowed_origins`.
 
     >>> policy = HostPolicy(None, None)
     >>> policy.host_ok(b"localhost:8000"), policy.host_ok(b"localhost.evil.example")
@@ -161,12 +161,12 @@ class HostPolicy:
         self._host_rules = [_host_rule(entry) for entry in named if entry != "*"]
         self._origins = None if origins is None else _Origins("allowed_origins", origins)
         self._cors = _Origins("cors", _entries("cors", cors) or [])
-        # Only accepted values are remembered, so that refused ones cannot crowd them out.
+        # A cache of accepted values. Refused values are not stored, so that they cannot fill the cache.
         self._served_hosts: set[bytes] = set()
         self._served_origins: set[bytes] = set()
 
     def host_ok(self, value: bytes | None) -> bool:
-        """Return whether a Host header is accepted; a missing one only if any host is."""
+        """Return whether a Host header is accepted. A missing header is accepted only if all hosts are."""
         if value is None:
             return self._any_host
         if value in self._served_hosts:
@@ -175,7 +175,7 @@ class HostPolicy:
         return authority is not None and self._allows(authority) and _remember(self._served_hosts, value)
 
     def origin_ok(self, value: bytes | None) -> bool:
-        """Return whether an Origin header is accepted; a missing one is."""
+        """Return whether an Origin header is accepted. A missing header is accepted."""
         if value is None or value in self._served_origins:
             return True
         if self.shares_with(value):
@@ -197,7 +197,7 @@ class HostPolicy:
         if self._is_local and is_loopback(authority.host):
             return True
         port = port if authority.port is None else authority.port
-        # A Host without a port means the default port of a scheme that is not known here.
+        # A Host without a port means the default port, but the scheme is not known here.
         ports = tuple(_DEFAULT_PORTS.values()) if port is None else (port,)
         return any(rule.allows(authority, ports) for rule in self._host_rules)
 
@@ -237,7 +237,7 @@ class _Origins:
         self._rules = [_origin_rule(entry, setting) for entry in entries if entry not in ("*", "null")]
 
     def have(self, value: bytes) -> bool:
-        """Return whether an Origin header is one of them."""
+        """Return whether the value of an Origin header is one of these origins."""
         if value == b"null":
             return self._any or self._null
         origin = _parse_origin(value.decode("latin-1")) if len(value) <= _MAX_BYTES else None
@@ -275,15 +275,15 @@ def refusal(kind: Literal["host", "origin"], value: bytes | None) -> str:
 
 
 def shown(value: bytes) -> str:
-    """Return the value of a header for a message: ASCII, and not long."""
+    """Return the value of a header for an error message: shortened, and in ASCII."""
     return printable(value[:100].decode("ascii", "replace").replace("\ufffd", "?"), "?")
 
 
 @lru_cache(_MAX_REMEMBERED)
 def network_of(address: str) -> str:
-    """Return the address that limits are counted by; for IPv6 its network, because one machine may use all of it.
+    """Return the address that limits are counted for; for IPv6 the /64 network, because one machine may have all of it.
 
-    Anything else, such as the name of a pipe, is returned unchanged.
+    Other values, such as the name of a pipe, are returned unchanged.
 
     >>> network_of("10.0.0.1"), network_of("2001:db8::5:1"), network_of("::ffff:10.0.0.1")
     ('10.0.0.1', '2001:db8::', '10.0.0.1')

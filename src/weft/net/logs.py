@@ -1,10 +1,10 @@
 """Format log lines: one for each call, messages with their secrets masked, and warnings that do not flood the log.
 
-Callers check `isEnabledFor` first: nothing here is cheap enough for a log that is off. Nothing here raises.
+These functions are slow, so callers check `isEnabledFor` first. They never raise an exception.
 
-Masking works by names. A header is shown if it is known to be harmless; every other header is masked. In a body, the
-value of a name that contains "password", "token" and the like is masked, and so is the text after `Bearer`. A URI is
-shown without its query and its credentials.
+Secrets are recognised by their names. Only headers that are known to be harmless are shown; the values of all others
+are masked. In a body, values are masked if their name contains "password", "token" or the like, and so is the text
+after `Bearer`. A URI is shown without its query and its credentials.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from weft.protocol.names import printable
 
 MASK = "***"
 
-_MOST_SHOWN = 4000  # characters of one body
-_MOST_READ = 64 * 1024  # bytes of a body that is read as JSON; a longer one is masked as text
-_DEEPEST = 64  # levels of a body that are looked through
-_MOST_NAME = 128  # characters of a name
+_MOST_SHOWN = 4000  # characters of a body that are shown
+_MOST_READ = 64 * 1024  # longest body, in bytes, that is parsed as JSON; a longer one is masked as text
+_DEEPEST = 64  # levels of a body that are searched; deeper values are masked
+_MOST_NAME = 128  # characters of a name that are shown
 
 _PLAIN_HEADERS = frozenset(
     [
@@ -62,15 +62,15 @@ _SECRET_NAME = re.compile(
     r"|requeststate|session_?-?id|(?<!progress)(?<!progress_)token$|^dpop$|^jwt$)"
 )
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S*")
-_ASKED = ("elicitation/create", "sampling/createMessage")  # methods that are about what people and models say
+_ASKED = ("elicitation/create", "sampling/createMessage")  # methods whose params contain texts of users and models
 _ANSWERED = "inputResponses"
 _BEARER = re.compile(r"(?i)\b(bearer|basic|dpop)(\s+)[A-Za-z0-9._~+/=-]{8,}")
-# The same for a text that cannot be read as JSON: `"token": "…"`, cut off or not.
+# A member such as `"token": "…"` in a text that is not valid JSON, for example because it was cut off.
 _SECRET_MEMBER = re.compile(r'"([^"\\]{1,64})"(\s*:\s*)("(?:[^"\\]|\\.)*(?:"|\Z)|[^\s,}\]"]+)')
 
 
 def marked_lines(text: str) -> str:
-    r"""Return a foreign text of several lines so that none of them can be taken for a line of the log.
+    r"""Return a text of a peer with its second and further lines marked, so that they do not look like log lines.
 
     >>> marked_lines("no seat x\n10:00 INFO all is well")
     'no seat x\n  | 10:00 INFO all is well'
@@ -81,8 +81,8 @@ def marked_lines(text: str) -> str:
 def call_line(method: str, name: object, era: str, status: object, seconds: float, principal: str = "") -> str:
     """Return the log line of one call, without its arguments, which may be secrets.
 
-    `status` is the HTTP status, or "ok" where there is none; of a JSON-RPC error its code; of a call that was not
-    answered a word such as "timeout".
+    `status` is the HTTP status, or "ok" without HTTP. For a JSON-RPC error it is the error's code, and for a call
+    without an answer a word such as "timeout".
 
     >>> call_line("tools/call", "add", "stateless", 200, 0.0012)
     'tools/call add stateless 200 1.2 ms'
@@ -94,14 +94,14 @@ def call_line(method: str, name: object, era: str, status: object, seconds: floa
 
 
 def _word(text: str) -> str:
-    """Return a name as one word, so that a peer cannot fake other fields of the line."""
+    """Return a name as one word, so that a peer cannot fake further fields of the log line."""
     if not text:
         return "-"
     return printable(text[:_MOST_NAME], "?").replace(" ", "_")
 
 
 def masked_headers(headers: Mapping[str, str] | Iterable[tuple[bytes | str, bytes | str]]) -> str:
-    """Return headers as one line, with the values masked that may be secrets.
+    """Return headers as one line. Values that may be secrets are masked.
 
     >>> masked_headers({"Content-Type": "application/json", "Authorization": "Bearer abc", "X-Api-Key": "123"})
     'Content-Type: application/json, Authorization: ***, X-Api-Key: ***'
@@ -133,9 +133,9 @@ def masked_url(url: str) -> str:
 
 
 def masked_name(name: object) -> str:
-    """Return the name of a tool or a prompt for the log, or a URI without its secrets.
+    """Return the name of a tool or prompt for the log; a URI is returned without its secrets.
 
-    The name in a request of an extension may be any JSON value.
+    `name` may be any JSON value, because an extension may send anything.
 
     >>> masked_name("add"), masked_name("db://users?token=1"), masked_name(7), masked_name(None)
     ('add', 'db://users?***', '7', '')
@@ -153,10 +153,10 @@ def _masked_name_header(value: str) -> str:
 
 
 def masked_body(body: bytes | str, *, from_client: bool = False) -> str:
-    """Return a body as one line, bounded, with the values of secret names masked.
+    """Return a body as one shortened line. Values of secret names are masked.
 
-    Questions to a user or a model and their answers are masked as a whole. A result that a client sends is such an
-    answer: `from_client` says that the body comes from a client.
+    Questions to a user or a model, and their answers, are masked completely. In a body of a client (`from_client`), a
+    result is such an answer.
 
     >>> masked_body(b'{"a": 1, "refresh_token": "r", "b": [{"password": 7}]}')
     '{"a":1,"refresh_token":"***","b":[{"password":"***"}]}'
@@ -174,7 +174,7 @@ def masked_body(body: bytes | str, *, from_client: bool = False) -> str:
 
 
 def _read(data: bytes, *, from_client: bool) -> str | None:
-    """Return a JSON body or a form, masked; None where it is neither."""
+    """Return a JSON body or a form with its secrets masked, or None if it is neither."""
     try:
         message = msgspec.json.decode(data)
         if from_client:
@@ -204,13 +204,15 @@ def _masked(name: str, value: Any, depth: int) -> Any:
         return [_masked("", part, depth - 1) for part in cast("list[Any]", value)]
     if isinstance(value, str) and name != "uriTemplate" and (name == "uri" or _URI.fullmatch(value)):
         return masked_url(value)
-    if depth and isinstance(value, str) and value.lstrip()[:1] in ("{", "["):  # JSON in a text, as tools return it
+    if (
+        depth and isinstance(value, str) and value.lstrip()[:1] in ("{", "[")
+    ):  # a text that contains JSON, as many tools return it
         return _masked_json(value, depth - 1)
     return value if depth or not isinstance(value, dict | list) else MASK
 
 
 def _unanswered(message: Any) -> Any:
-    """Return a message without the answer in it."""
+    """Return a message with its result masked."""
     if not isinstance(message, dict) or "result" not in message:
         return cast("Any", message)
     return {**cast("dict[str, Any]", message), "result": MASK}
@@ -224,7 +226,7 @@ def _masked_json(text: str, depth: int) -> str:
 
 
 def _is_secret(name: str, value: object) -> bool:
-    """Return whether a member is masked. `code` is one of OAuth where it is text; JSON-RPC has numbers there."""
+    """Return whether a value is masked. A `code` is a secret of OAuth if it is text; in JSON-RPC it is a number."""
     if name == "code":
         return isinstance(value, str)
     if name == _ANSWERED:
@@ -243,32 +245,33 @@ def _masked_text(text: str) -> str:
 
 
 class Seldom:
-    """A log for events that a peer can cause: the first is written, then the 10th, the 100th, and so on.
+    """A logger for events that a peer can cause: it writes the first one, then the 10th, the 100th, and so on.
 
-    After a minute the count begins again. `about` tells peers apart, so that one does not hide another.
+    The count starts again after a minute. Events with a different `about`, such as another peer, are counted
+    separately.
 
         seldom = Seldom(logging.getLogger("weft.client"))
         seldom.warning("%s sent a request, which is ignored.", where, about=where)
     """
 
-    _SECONDS = 60.0  # in which occurrences are counted together
-    _MOST_KINDS = 1000  # then the oldest count is forgotten
+    _SECONDS = 60.0  # how long events are counted together
+    _MOST_KINDS = 1000  # how many counts are stored; if there are more, the oldest is dropped
 
     def __init__(self, log: logging.Logger, now: Callable[[], float] = time.monotonic) -> None:
         self._log = log
         self._now = now
-        self._counts: dict[tuple[str, str], tuple[float, int]] = {}  # since when, and how often since then
+        self._counts: dict[tuple[str, str], tuple[float, int]] = {}  # by text and `about`: start time and number
 
     def warning(self, text: str, *args: object, about: str = "") -> None:
-        """Log a warning, or count it."""
+        """Log a warning, or only count it."""
         self._write(logging.WARNING, text, args, about, exc_info=False)
 
     def error(self, text: str, *args: object, about: str = "") -> None:
-        """Log an error, or count it."""
+        """Log an error, or only count it."""
         self._write(logging.ERROR, text, args, about, exc_info=False)
 
     def exception(self, text: str, *args: object, about: str = "") -> None:
-        """Log the exception that is being handled, or count it."""
+        """Log the exception that is being handled, or only count it."""
         self._write(logging.ERROR, text, args, about, exc_info=True)
 
     def _write(self, level: int, text: str, args: tuple[object, ...], about: str, *, exc_info: bool) -> None:

@@ -1,4 +1,4 @@
-"""Count how often something happens, and limit it: `Pace` drops what is too much, `Allowance` says how long to wait."""
+"""Limit how often something happens: `Pace` says what to drop, `Allowance` says how long to wait."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from time import monotonic
 
 
 class Pace:
-    """At most `rate` messages in a second; 0 is no limit.
+    """A limit of `rate` messages per second; 0 means no limit.
 
     >>> pace = Pace(2)
     >>> [pace.allows() for _ in range(3)], pace.dropped
@@ -19,13 +19,13 @@ class Pace:
 
     def __init__(self, rate: int) -> None:
         self._rate = rate
-        self._said = 0  # messages since …
-        self._since = monotonic()  # … the beginning of this second
-        self.dropped = 0  # messages beyond the rate
-        self.untold = 0  # those of them that were not reported yet; reset by the caller that reports them
+        self._said = 0  # messages since `_since`
+        self._since = monotonic()  # the beginning of the current second
+        self.dropped = 0  # number of messages that were not allowed
+        self.untold = 0  # dropped messages that were not reported yet; the caller sets it to 0 after a report
 
     def allows(self, *, urgent: bool = False) -> bool:
-        """Return whether one more message may be sent now. Urgent messages may be twice as many."""
+        """Return whether one more message may be sent now. For urgent messages the limit is twice as high."""
         if not self._rate:
             return True
         now = monotonic()
@@ -41,7 +41,7 @@ class Pace:
 
 
 class Allowance:
-    """At most `count` at once, and on average `count` in so many seconds; 0 is no limit.
+    """A limit of `count` events at once, and on average `count` events per `seconds`; 0 means no limit.
 
     >>> now = 0.0
     >>> allowance = Allowance(2, 1.0, clock=lambda: now)
@@ -51,12 +51,12 @@ class Allowance:
 
     def __init__(self, count: int, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._step = seconds / count if count else 0.0
-        self._slack = seconds - self._step / 2  # half a step less, against rounding errors
+        self._slack = seconds - self._step / 2  # half a step less, because of rounding errors
         self._clock = clock
-        self._busy_until = clock()  # end of what has happened, if it were evenly spread
+        self._busy_until = clock()  # when the events so far would end if they were evenly spread
 
     def wait(self) -> float:
-        """Return the seconds until one more may happen; 0 if it may now, which counts it."""
+        """Return 0 and count an event if it may happen now; otherwise return the seconds to wait."""
         if not self._step:
             return 0.0
         now = self._clock()

@@ -1,4 +1,7 @@
-"""Decide which URLs may be followed: https, or http on this machine; and compare and show URLs. Resolves no name."""
+"""Check, compare and print URLs. Only https URLs, and http URLs of this machine, may be used.
+
+Host names are not resolved here.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ from weft.protocol.names import printable
 _LONGEST = 8 * 1024
 _LONGEST_SAFE = 2048
 _NOT_IN_URLS = re.compile(r"[\x00-\x20\x7f\\]")
-_HOST = re.compile(r"[0-9a-z._-]+|[0-9a-f:.]+")  # a name or an address; other characters mean something elsewhere
-_UNSAFE = frozenset('"\\<>^`{|} ')  # not allowed in a URI, or the end of a quoted string
+_HOST = re.compile(r"[0-9a-z._-]+|[0-9a-f:.]+")  # a name or an address; programs read other characters differently
+_UNSAFE = frozenset('"\\<>^`{|} ')  # characters that a URI may not have, or that end a quoted string
 
 UrlFault: TypeAlias = Literal["malformed", "credentials", "scheme", "host", "insecure"]
 
 
 class UrlRefused(WeftError):
-    """A URL that must not be followed: `fault` is the rule that it breaks, the message explains it."""
+    """The error for a URL that must not be used. `fault` names the rule that the URL breaks."""
 
     def __init__(self, fault: UrlFault, message: str, parts: SplitResult | None = None) -> None:
         super().__init__(message)
@@ -30,9 +33,9 @@ class UrlRefused(WeftError):
 
 
 def read_url(url: str, *, allow_insecure: bool = False) -> SplitResult:
-    """Return the parts of a URL that may be followed: https, or http on this machine, and without a password.
+    """Return the parts of a URL; raise UrlRefused unless it is https, or http on this machine, without a password.
 
-    `allow_insecure` allows http everywhere.
+    `allow_insecure` permits http to other machines.
 
     >>> read_url("javascript:alert(1)")
     Traceback (most recent call last):
@@ -40,14 +43,14 @@ def read_url(url: str, *, allow_insecure: bool = False) -> SplitResult:
     weft.net.urls.UrlRefused: javascript:alert(1) is neither https nor http on this machine
     """
     if len(url) > _LONGEST or _NOT_IN_URLS.search(url):
-        raise UrlRefused("malformed", f"{shown_url(url)!r} has characters that no URL has, or is too long")
+        raise UrlRefused("malformed", f"{shown_url(url)!r} has characters that a URL cannot have, or is too long")
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise UrlRefused("malformed", f"{shown_url(url)!r} is no URL") from None
+        raise UrlRefused("malformed", f"{shown_url(url)!r} is not a URL") from None
     if "@" in parts.netloc:
-        raise UrlRefused("credentials", "a URL with a name or password inside is not followed", parts)
+        raise UrlRefused("credentials", "a URL with a user name or password in it is not accepted", parts)
     if parts.scheme not in ("http", "https"):
         raise UrlRefused("scheme", f"{shown_url(url)} is neither https nor http on this machine", parts)
     if not parts.hostname or port == 0:
@@ -58,7 +61,7 @@ def read_url(url: str, *, allow_insecure: bool = False) -> SplitResult:
 
 
 def is_safe_url(url: str) -> bool:
-    """Return whether a URL may be followed, and has no fragment and only characters that are read in one way.
+    """Return whether a URL may be used, has no fragment, and has only characters that all programs read alike.
 
     >>> is_safe_url("https://auth.example.com/t"), is_safe_url("http://auth.example.com"), is_safe_url("http://[::1]:9/")
     (True, False, True)
@@ -72,11 +75,11 @@ def is_safe_url(url: str) -> bool:
 
 
 def check_url(url: str, what: str) -> SplitResult:
-    """Return the parts of a URL that tokens may be sent to; UsageError for any other."""
+    """Return the parts of a URL that tokens may be sent to; raise UsageError for any other URL."""
     if not isinstance(url, str) or not is_safe_url(url):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
         raise UsageError(
-            f"{what} is {str(url)[:200]!r}, over which no token may travel. Give a full https:// URL without user and "
-            "fragment; http:// is for this machine alone, such as http://localhost:8000/mcp."
+            f"{what} is {str(url)[:200]!r}, which is not safe for sending tokens. Give a full https:// URL without "
+            "user and fragment; http:// is only for this machine, such as http://localhost:8000/mcp."
         )
     return urlsplit(url)
 
@@ -97,7 +100,7 @@ def origin_of(url: str) -> str:
 
 
 def spell(url: str) -> str:
-    """Return a URL with its origin in lower case; the rest of it stays.
+    """Return a URL with its scheme and host in lower case, and the rest unchanged.
 
     >>> spell("HTTPS://Mcp.Example.com/Mcp"), spell("https://mcp.example.com")
     ('https://mcp.example.com/Mcp', 'https://mcp.example.com')
@@ -107,7 +110,9 @@ def spell(url: str) -> str:
 
 
 def same_url(one: str, other: str) -> bool:
-    """Return whether two URLs are equal, with any spelling of the host, and an empty path or a slash (RFC 3986, 6.2.3).
+    """Return whether two URLs are equal. Upper case in the host, and a slash as the only path, make no difference.
+
+    These are the rules of RFC 3986, 6.2.3.
 
     >>> same_url("https://a.example", "https://A.example/"), same_url("https://a.example/x", "https://a.example/x/")
     (True, False)

@@ -1,1 +1,1 @@
-"""The protocol as pure functions and values: no sockets, no asyncio, no clock."""
+"""Parts of the protocol that are pure functions and values: no sockets, no asyncio, no clock."""

@@ -1,7 +1,8 @@
-"""Read HTTP headers, encode values in them, and compare those that repeat a request with its body.
+"""Read HTTP headers, encode and decode their values, and compare headers that repeat a part of the body.
 
-`read` turns a header list into `Headers`; `encode_value` and `decode_value` write and read values, in base64 if needed;
-`find_mirrors` finds the tool arguments that headers repeat; `check_mirrors` and `check_name` compare header and body.
+`read` turns a header list into `Headers`. `encode_value` and `decode_value` convert values, with base64 if needed.
+`find_mirrors` finds the tool arguments that headers repeat. `check_mirrors` and `check_name` compare them with the
+body.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import msgspec
 from weft.errors import HeaderMismatch, InvalidRequest, WeftError
 from weft.protocol.names import printable
 
-_UNIQUE = frozenset({b"authorization", b"content-length", b"content-type", b"host", b"origin"})  # and all of mcp-*
+# Fields that may occur only once. The same holds for all names that begin with mcp-.
+_UNIQUE = frozenset({b"authorization", b"content-length", b"content-type", b"host", b"origin"})
 _LISTS = frozenset({b"accept", b"content-encoding", b"tracestate"})
 _SECRET = frozenset({b"authorization", b"cookie", b"proxy-authorization"})
 _MIRRORING = re.compile(rb"mcp-(?:protocol-version|method|name)\Z|mcp-param-")  # headers that repeat parts of the body
@@ -27,7 +29,7 @@ _OWS = b" \t"  # RFC 9110 optional whitespace
 
 
 class HeaderFault(WeftError):
-    """The header section cannot be accepted; `status` is the HTTP status of the refusal, `code` that of JSON-RPC."""
+    """The error for headers that are not accepted. `status` is the HTTP status, `code` the JSON-RPC error code."""
 
     def __init__(self, message: str, *, status: int, code: int = InvalidRequest.code) -> None:
         super().__init__(message)
@@ -39,7 +41,7 @@ class HeaderFault(WeftError):
 class Headers:
     """The headers of one request.
 
-    `known` has the fields by lower-case name, each with its value as it arrived; `raw` is the list itself.
+    `known` maps lower-case names to values. `raw` is the original list.
     """
 
     __slots__ = ("known", "raw")
@@ -49,7 +51,7 @@ class Headers:
         self.raw = raw
 
     def get(self, name: bytes) -> str | None:
-        """Return the value of a field without surrounding blanks, or None.
+        """Return the value of a field without spaces and tabs around it, or None.
 
         >>> read([(b"mcp-method", b" tools/list ")]).get(b"mcp-method")
         'tools/list'
@@ -58,9 +60,9 @@ class Headers:
         return None if value is None else value.strip(_OWS).decode("latin-1")
 
     def mapping(self) -> Mapping[str, str]:
-        """Return all fields as a read-only mapping, repeated ones joined, without credentials.
+        """Return all fields except credentials as a read-only mapping. Values of repeated fields are joined.
 
-        Authorization and cookies are left out so that no secret reaches a handler, and then a log, by accident.
+        Authorization and cookies are left out, so that a handler cannot write a secret into a log by accident.
         """
         fields: dict[str, str] = {}
         for name, value in self.raw:
@@ -74,7 +76,7 @@ class Headers:
 def read(raw: Iterable[tuple[bytes, bytes]], *, max_fields: int = 128, max_bytes: int = 65536) -> Headers:
     """Read an ASGI header list, whose names are in lower case.
 
-    Raises HeaderFault if it is too large, or repeats a field that must be unique.
+    Raises HeaderFault if the list is too large, or repeats a field that must be unique.
 
     >>> read([(b"host", b"localhost"), (b"mcp-param-region", b"eu")]).known[b"mcp-param-region"]
     b'eu'
@@ -84,7 +86,7 @@ def read(raw: Iterable[tuple[bytes, bytes]], *, max_fields: int = 128, max_bytes
         raise HeaderFault(f"The request has more than {max_fields} header fields; send fewer.", status=431)
     known = dict(fields)
     if len(known) == len(fields):
-        size = len(b"".join(known)) + len(b"".join(known.values()))  # faster than adding up the lengths
+        size = len(b"".join(known)) + len(b"".join(known.values()))  # faster than a sum of lengths
     else:
         size = sum(len(name) + len(value) for name, value in fields)
         known = _joined(fields)
@@ -94,7 +96,10 @@ def read(raw: Iterable[tuple[bytes, bytes]], *, max_fields: int = 128, max_bytes
 
 
 def _joined(fields: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Return the fields of a list that repeats a name: joined if that is allowed, refused if it must be unique."""
+    """Return the fields of a list with repeated names; raise HeaderFault if such a name must be unique.
+
+    Values of list fields are joined; of other fields the last value is used.
+    """
     known: dict[bytes, bytes] = {}
     for name, value in fields:
         if name not in known:
@@ -107,7 +112,7 @@ def _joined(fields: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
 
 
 def _repeated(name: bytes) -> HeaderFault:
-    # Two parties that read different copies would decide about different requests.
+    # Refused, because a proxy and the server could read different copies, and see different requests.
     shown = printable(name[:100].decode("ascii", "replace"), "?")
     code = HeaderMismatch.code if _MIRRORING.match(name) else InvalidRequest.code
     return HeaderFault(f"The header {shown!r} appears more than once; send it exactly once.", status=400, code=code)
@@ -117,17 +122,17 @@ def _repeated(name: bytes) -> HeaderFault:
 
 _PREFIX, _SUFFIX = "=?base64?", "?="
 _SAFE_INTEGER = 2**53 - 1
-# A JSON number of bounded length: its comparison is exact and cheap whatever a peer sends.
+# A JSON number of limited length, so that an exact comparison is never slow.
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,39})(?:\.[0-9]{1,40})?(?:[eE][+-]?[0-9]{1,3})?")
 
 
 def encode_value(text: str) -> str:
-    """Return text as a header value: as it is if that is safe, else in the base64 form.
+    """Return text as a header value: unchanged if that is safe, otherwise in base64.
 
     >>> encode_value("us-west1"), encode_value(" padded ")
     ('us-west1', '=?base64?IHBhZGRlZCA=?=')
     """
-    # A tab is legal inside a value, but some peers refuse it, so it is encoded.
+    # A tab is allowed in a value, but some peers refuse it, so it is encoded.
     plain = text.isascii() and text.isprintable() and text[:1] != " " and text[-1:] != " "
     if plain and not (text.startswith(_PREFIX) and text.endswith(_SUFFIX)):
         return text
@@ -135,13 +140,13 @@ def encode_value(text: str) -> str:
 
 
 def decode_value(value: str) -> str:
-    """Read a header value, plain or in the base64 form. Raises ValueError if it is malformed.
+    """Decode a header value, which is plain or in base64; raise ValueError if it is malformed.
 
     >>> decode_value("=?base64?SGVsbG8=?="), decode_value("=?BASE64?SGVsbG8=?=")
     ('Hello', '=?BASE64?SGVsbG8=?=')
     """
     if not value.isascii() or not value.replace("\t", " ").isprintable():
-        raise ValueError("It has characters that no header value may have; use the base64 form for such text.")
+        raise ValueError("It has characters that a header value cannot have; use the base64 form for such text.")
     marked = value.startswith(_PREFIX) and value.endswith(_SUFFIX) and len(value) >= len(_PREFIX) + len(_SUFFIX)
     if not marked:
         return value
@@ -152,24 +157,24 @@ def decode_value(value: str) -> str:
 
 
 def render(value: object) -> str:
-    """Return the text for a string, integer or boolean in a header, not yet encoded.
+    """Return the text of a string, integer or boolean for a header, before `encode_value`.
 
     >>> render(42), render(True), render("eu")
     ('42', 'true', 'eu')
     """
-    # An argument of a type that the schema does not allow is rendered as JSON: header and body then agree, and the
-    # tool's own validation reports what is wrong with it.
+    # A value of a wrong type is written as JSON. Header and body then agree, and the validation of the tool's arguments
+    # reports the wrong type.
     if isinstance(value, str):
         return value
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, int) and abs(value) > _SAFE_INTEGER:
-        raise ValueError("An integer in a header must lie within ±(2^53 - 1); send larger ones as text.")
+        raise ValueError("An integer in a header must be within ±(2^53 - 1); send larger ones as text.")
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def matches(header: str, value: object) -> bool:
-    """Return True if a header value equals an argument; numbers are compared as numbers.
+    """Return whether a header value equals an argument. Numbers are compared as numbers.
 
     Raises ValueError if the header is malformed or the argument cannot be put into a header.
 
@@ -190,7 +195,7 @@ _ANNOTATION = "x-mcp-header"
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # RFC 9110 `1*tchar`
 _MIRRORED_TYPES = ("boolean", "integer", "string")
 _DATA = frozenset({"const", "default", "enum", "example", "examples", _ANNOTATION})  # values, not schemas
-# The keys under these keywords are names, not keywords.
+# Keywords whose value is an object with names as keys, not keywords.
 _NAMED = frozenset(
     {"$defs", "definitions", "dependencies", "dependentRequired", "dependentSchemas"}
     | {"patternProperties", "properties"}
@@ -200,8 +205,8 @@ _NAMED = frozenset(
 class Mirror(msgspec.Struct, frozen=True):
     """One tool argument that is repeated in a header.
 
-    `header` is the full name (`Mcp-Param-Region`), `field` the same as ASGI spells it
-    (`b"mcp-param-region"`), `path` the property names that lead to the argument.
+    `header` is the full name (`Mcp-Param-Region`), `field` the same name in ASGI (`b"mcp-param-region"`), `path` the
+    property names that lead to the argument.
     """
 
     header: str
@@ -210,10 +215,10 @@ class Mirror(msgspec.Struct, frozen=True):
 
 
 def find_mirrors(schema: Mapping[str, Any]) -> tuple[Mirror, ...]:
-    """Return the arguments that an inputSchema annotates with `x-mcp-header`. Raises ValueError for a wrong annotation.
+    """Return the arguments that an inputSchema annotates with `x-mcp-header`; raise ValueError for a wrong annotation.
 
-    The property itself must have one primitive type as its `type`, not a list of types, an `anyOf` or a `$ref`: clients
-    ignore tools that have these.
+    The `type` of an annotated property must be one primitive type. Clients ignore tools that have a list of types, an
+    `anyOf` or a `$ref` there.
 
     >>> find_mirrors({"properties": {"region": {"type": "string", "x-mcp-header": "Region"}}})[0].field
     b'mcp-param-region'
@@ -223,16 +228,16 @@ def find_mirrors(schema: Mapping[str, Any]) -> tuple[Mirror, ...]:
         where = f"The {_ANNOTATION} at {place!r}"
         if not path:
             raise ValueError(
-                f"{where} is not on a property that is reached from the root through 'properties' alone; "
-                "annotate a parameter itself, or a property of a nested object written in place."
+                f"{where} is not on a property that is reached from the root only through 'properties'; "
+                "annotate a parameter itself, or a property of a nested object that is written inline."
             )
         name = node[_ANNOTATION]
         if not isinstance(name, str) or not _TOKEN.fullmatch(name):
             raise ValueError(f"{where} must be a non-empty HTTP token, such as 'Region'; it is {str(name)[:100]!r}.")
         if node.get("type") not in _MIRRORED_TYPES:
             raise ValueError(
-                f"{where} is on a property whose type is not integer, string or boolean; give it one of "
-                "these as its 'type', alone (an optional argument is left out, not null), or remove the annotation."
+                f"{where} is on a property whose type is not integer, string or boolean; give it exactly one of these "
+                "as its 'type' (an optional argument is left out, not null), or remove the annotation."
             )
         mirror = Mirror(f"Mcp-Param-{name}", b"mcp-param-" + name.lower().encode("ascii"), path)
         if mirror.field in found:
@@ -243,9 +248,9 @@ def find_mirrors(schema: Mapping[str, Any]) -> tuple[Mirror, ...]:
 
 
 def _annotated(schema: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str, tuple[str, ...] | None]]:
-    """Yield every annotated subschema, its place and, if reached by `properties` alone, its property path."""
+    """Yield every annotated subschema, its place, and its property path; None if not only `properties` lead to it."""
     pending: list[tuple[object, str, tuple[str, ...] | None]] = [(schema, "#", ())]
-    while pending:  # a loop, not recursion: a foreign schema may be deep
+    while pending:  # a loop instead of recursion, because a peer's schema may be deep
         node, place, path = pending.pop()
         children: list[tuple[object, str, tuple[str, ...] | None]] = []
         if _is_object(node):
@@ -274,7 +279,7 @@ def _is_array(value: object) -> TypeGuard[Sequence[Any]]:
 
 
 def _value_at(arguments: Mapping[str, Any], path: tuple[str, ...]) -> object:
-    """Return the value at exactly this path; None if it is null or missing."""
+    """Return the value at this path, or None if it is null or missing."""
     value: object = arguments
     for name in path:
         if not _is_object(value):
@@ -284,7 +289,7 @@ def _value_at(arguments: Mapping[str, Any], path: tuple[str, ...]) -> object:
 
 
 def check_mirrors(mirrors: Iterable[Mirror], headers: Headers, arguments: Mapping[str, Any]) -> None:
-    """Compare each mirrored argument with its header. Raises HeaderMismatch if they differ."""
+    """Raise HeaderMismatch if a mirrored argument and its header differ."""
     for mirror in mirrors:
         value = _value_at(arguments, mirror.path)
         header = headers.get(mirror.field)
@@ -311,10 +316,10 @@ def check_mirrors(mirrors: Iterable[Mirror], headers: Headers, arguments: Mappin
 
 
 def check_name(header: str | None, expected: str) -> None:
-    """Compare `Mcp-Name` with the name or URI in the body. Raises HeaderMismatch unless they are the same."""
+    """Raise HeaderMismatch unless the header `Mcp-Name` is the name or URI in the body."""
     if header is None:
         raise HeaderMismatch("Header mismatch: Mcp-Name is missing; repeat the name or URI of the body in it.")
-    # The fast path is for plain values only: a value in the base64 form stands for another one.
+    # The fast path is only for plain values. A value in base64 has to be decoded first.
     if header == expected and header.isascii() and header.isprintable() and header[:2] != "=?":
         return
     try:
@@ -328,9 +333,9 @@ def check_name(header: str | None, expected: str) -> None:
 
 
 def mirror_values(mirrors: Iterable[Mirror], arguments: Mapping[str, Any]) -> dict[str, str]:
-    """Return the headers to send with a call: each mirrored argument, encoded, unless it is null or missing.
+    """Return the headers to send with a call, one for each mirrored argument that is not null or missing.
 
-    An empty string yields an empty header, which is not the same as none.
+    An empty string becomes an empty header, which is different from a missing one.
 
     >>> mirror_values(find_mirrors({"properties": {"n": {"type": "integer", "x-mcp-header": "N"}}}), {"n": 7})
     {'Mcp-Param-N': '7'}

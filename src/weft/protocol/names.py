@@ -1,4 +1,4 @@
-"""Check the syntax of names (tools, `_meta` keys, extensions, URIs), find the closest name, make text printable."""
+"""Check the syntax of tool names, `_meta` keys, extension ids and URIs; find similar names; make text printable."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _LABEL = re.compile(r"[A-Za-z](?:[A-Za-z0-9-]*[A-Za-z0-9])?")
 _KEY_NAME = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?)?")
 _RESERVED_LABELS = frozenset({"modelcontextprotocol", "mcp"})
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
-# RFC 3986: unreserved, reserved and percent-encoded, nothing else; `#` separates the fragment, `[]` only an IP.
+# Characters that a URI cannot have (RFC 3986). `_check_delimiters` checks the places of `#` and `[]`.
 _NOT_URI = re.compile(r"[^A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=%]|%(?![0-9A-Fa-f]{2})")
 _IP_LITERAL = re.compile(r"\[[0-9A-Za-z:.\-_~!$&'()*+,;=]+\]")
 _MAX_CANDIDATES = 1000
 _MAX_COMPARED = 30
-_MAX_WORK = 20_000  # characters of the name, times those of all names it is compared with
+_MAX_WORK = 20_000  # length of the name, times the total length of the names it is compared with
 _MAX_NAME = 128
 
 
 def printable(text: str, instead: str = " ") -> str:
-    r"""Return a foreign text as one line, without anything that a terminal would act on.
+    r"""Return a text with all control characters and line breaks replaced, so that it is safe for logs and terminals.
 
     >>> printable("a\nb\x1b[2J", "?")
     'a?b?[2J'
@@ -30,7 +30,7 @@ def printable(text: str, instead: str = " ") -> str:
 
 
 def check_tool_name(name: str) -> None:
-    """Raise ValueError unless this is a tool name.
+    """Raise ValueError unless a name is a valid tool name.
 
     >>> check_tool_name("get weather")
     Traceback (most recent call last):
@@ -50,7 +50,7 @@ def check_tool_name(name: str) -> None:
 
 
 def check_meta_key(key: str) -> None:
-    """Raise ValueError unless this is a `_meta` key: an optional prefix of labels, and a name.
+    """Raise ValueError unless a key is a valid `_meta` key: an optional prefix of labels, and a name.
 
     >>> check_meta_key("com.example/trace-id")
     """
@@ -68,7 +68,7 @@ def check_meta_key(key: str) -> None:
 
 
 def is_reserved_meta_key(key: str) -> bool:
-    """Return True if the second label of the key's prefix reserves it for MCP.
+    """Return whether a key is reserved for MCP, which the second label of its prefix shows.
 
     >>> is_reserved_meta_key("dev.mcp/x"), is_reserved_meta_key("com.example.mcp/x")
     (True, False)
@@ -78,7 +78,7 @@ def is_reserved_meta_key(key: str) -> bool:
 
 
 def check_extension_id(id: str) -> None:
-    """Raise ValueError unless this is an extension identifier: a `_meta` key with a prefix.
+    """Raise ValueError unless an id is a valid extension identifier: a `_meta` key with a prefix.
 
     >>> check_extension_id("com.example/search")
     """
@@ -91,7 +91,7 @@ def check_extension_id(id: str) -> None:
 
 
 def check_uri(uri: str, max_bytes: int = 8192) -> None:
-    """Raise ValueError unless this is a URI with a scheme, as RFC 3986 defines it.
+    """Raise ValueError unless a text is a URI with a scheme, as defined in RFC 3986.
 
     >>> check_uri("notes/1")
     Traceback (most recent call last):
@@ -116,7 +116,7 @@ def check_uri(uri: str, max_bytes: int = 8192) -> None:
 
 
 def _check_delimiters(shown: str, rest: str) -> None:
-    """Raise ValueError for `#` that does not start the fragment, and `[]` that are not around an IP address."""
+    """Raise ValueError for a `#` that does not start the fragment, or `[]` that do not enclose an IP address."""
     if rest.count("#") > 1:
         raise ValueError(f"The URI {shown} has more than one '#'; percent-encode those inside the fragment as %23.")
     path = rest
@@ -130,10 +130,10 @@ def _check_delimiters(shown: str, rest: str) -> None:
 
 
 def closest(name: str, candidates: Iterable[str]) -> str | None:
-    """Return the candidate that was probably meant, or None.
+    """Return the candidate that is most similar to a misspelled name, or None if none is similar.
 
-    The name may come from a peer, so the work is bounded: at most 1,000 candidates of at most 128 characters are looked
-    at, and at most 30 of them, fewer if they are long, are compared in full.
+    The name may come from a peer, so the work is limited. At most 1,000 candidates of at most 128 characters are
+    considered, and at most 30 of these are compared in full; fewer if they are long.
 
     >>> closest("serach", ["search", "fetch"])
     'search'
@@ -144,26 +144,26 @@ def closest(name: str, candidates: Iterable[str]) -> str | None:
     if len(pool) * len(name) ** 2 > _MAX_WORK or len(pool) > _MAX_COMPARED:
         kept = max(1, min(_MAX_COMPARED, _MAX_WORK // len(name) ** 2))
         pool = sorted(pool, key=lambda candidate: _shared_ends(name, candidate), reverse=True)[:kept]
-    import difflib  # only needed for a mistake
+    import difflib  # imported here, because it is needed only after a mistake
 
     found = difflib.get_close_matches(name, pool, n=1)
     return found[0] if found else None
 
 
 def _is_as_long(name: str, candidate: str) -> bool:
-    """Return True if two names are close enough in length to be 60 % alike, as `difflib` counts."""
+    """Return whether the lengths of two names allow a similarity of 60 %, the minimum of `difflib`."""
     both = len(name) + len(candidate)
     return len(candidate) <= _MAX_NAME and 2 * min(len(name), len(candidate)) >= 0.6 * both
 
 
 def _shared_ends(name: str, candidate: str) -> int:
-    """Return how many characters two names have in common at their beginnings and ends."""
+    """Return how many characters two names share at the beginning and at the end."""
     return _shared_beginning(name, candidate) + _shared_beginning(name[::-1], candidate[::-1])
 
 
 def _shared_beginning(one: str, other: str) -> int:
     least, most = 0, min(len(one), len(other))
-    while least < most:  # by halves, since up to 1,000 names of 128 characters are compared
+    while least < most:  # a binary search, because up to 1,000 names of 128 characters are compared
         middle = (least + most + 1) // 2
         if one.startswith(other[least:middle], least):
             least = middle

@@ -1,17 +1,19 @@
-"""Write and read `requestState`: the journal of a call whose handler runs again in each round, sealed.
+"""Encode and decode `requestState`: the encrypted journal of a call whose handler runs again in each round.
 
-A handler asks; the call ends with the questions and its journal. The retry runs the handler again from the top, on any
-worker, and finds the earlier answers and once-results in the journal. A question is found by its key *and* its digest:
-a changed question is asked again, never answered by an old answer. A journal is not compressed: a client chooses part
-of its content and sees its length, which would then reveal the rest.
+When a handler asks a question, the call ends, and its result contains the question and the journal. The client calls
+again with the answer and the journal. The handler then runs again from the top, on any worker, and finds the earlier
+answers and once-results in the journal. An answer is found by the key *and* the digest of its question, so a changed
+question is asked again. A journal is not compressed: a client that chooses a part of the content could learn the rest
+from the compressed length.
 
-The state travels through the client, which can neither read nor change it, nor use it for another request. It is
-encrypted and authenticated with AES-256-GCM; the seal also covers the expiry, and the principal and request it was made
-for. Every state that is refused is refused with the same sentence. A token is base64url without padding of
+The client stores the state between rounds, but can neither read nor change it, nor use it for another request. The
+state is encrypted and authenticated with AES-256-GCM, together with its expiry and with the principal and the request
+it was made for. The error for a refused state is always the same. A token is base64url without padding of
 
     version (1 byte) | key id (4) | expiry in Unix seconds (8) | nonce (12) | ciphertext and tag
 
-`cryptography` is imported at the first seal, not before."""
+The package `cryptography` is imported when it is first needed.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ _NOTHING = Raw(b"null")
 
 
 def digest(method: str, params: Any) -> str:
-    """Return a digest of a question: the same for the same method and params, in any order of keys.
+    """Return a digest of the method and params of a question. The order of keys makes no difference.
 
     >>> digest("elicitation/create", {"a": 1, "b": 2}) == digest("elicitation/create", {"b": 2, "a": 1})
     True
@@ -58,7 +60,7 @@ class RecordedAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Record(msgspec.Struct, frozen=True, array_like=True):
-    """The wire format of a journal. The state is a list of none or one, since JSON's null is a state too."""
+    """The format of an encoded journal. `state` is a list with zero or one element, because null is a valid state."""
 
     answers: dict[str, RecordedAnswer]
     once: dict[str, Raw]
@@ -79,7 +81,7 @@ class Journal:
     >>> question = digest("roots/list", None)
     >>> journal = Journal.empty()
     >>> journal.pending["where"] = question
-    >>> journal = Journal.decode(journal.encode())  # there, and back with the answer
+    >>> journal = Journal.decode(journal.encode())  # to the client and back
     >>> journal.accept({"where": Raw(b'{"roots":[]}')})
     >>> bytes(journal.answer("where", question))
     b'{"roots":[]}'
@@ -92,11 +94,11 @@ class Journal:
     ) -> None:
         self.answers = answers
         self.once = once  # results of `ctx.once`, by key
-        self.pending = pending  # questions of the last round: digest by key
-        self.state = state  # state of the explicit form (`InputRequired`), or None
-        self.by_hand: set[str] = set()  # keys of questions of the explicit form, which a run does not ask again
-        self.id = ""  # id of the logical call, from its second round on
-        self.before: dict[str, str] = {}  # questions of the last round without an answer
+        self.pending = pending  # digests of the questions of the last round, by key
+        self.state = state  # the state that the handler gave with `InputRequired`, or None
+        self.by_hand: set[str] = set()  # keys of questions asked with `InputRequired`, which are not asked again
+        self.id = ""  # id of the logical call; empty in the first round
+        self.before: dict[str, str] = {}  # questions of the last round that were not answered
 
     @classmethod
     def empty(cls) -> Journal:
@@ -105,13 +107,13 @@ class Journal:
 
     @classmethod
     def decode(cls, data: bytes) -> Journal:
-        """Return the journal that `encode` wrote. Raises ValueError for other bytes."""
+        """Return the journal that `encode` returned as bytes; raise ValueError for other bytes."""
         try:
             record = _read(data)
         except (msgspec.DecodeError, RecursionError):
-            raise ValueError("These bytes are not a journal; decode only what `Journal.encode` wrote.") from None
+            raise ValueError("These bytes are not a journal; decode only bytes of `Journal.encode`.") from None
         if len(record.state) > 1:
-            raise ValueError("These bytes are not a journal: it has one state at most.")
+            raise ValueError("These bytes are not a journal: they have more than one state.")
         journal = cls(record.answers, record.once, record.pending, record.state[0] if record.state else None)
         journal.by_hand.update(record.by_hand)
         journal.id = record.id
@@ -129,18 +131,18 @@ class Journal:
         fields = (answers, self.once, self.pending, [] if self.state is None else [self.state], self.id)
         return _write(
             (*fields, sorted(self.by_hand)) if self.by_hand else fields
-        )  # a `_Record`, without an empty last field
+        )  # the fields of `_Record`; an empty last field is left out
 
     def accept(self, responses: Mapping[str, Raw], *, limit: int = _MAX_RESPONSES) -> None:
-        """Record the answers to the questions of the last round; nothing is pending afterwards.
+        """Record the answers to the pending questions; afterwards no question is pending.
 
-        Answers without a question are ignored; a question without an answer is asked again by the run. Raises
-        ValueError for more than `limit` responses.
+        Answers without a pending question are ignored. A question without an answer is asked again when the handler
+        runs again. Raises ValueError for more than `limit` responses.
         """
         if len(responses) > limit:
             raise ValueError(
-                f"`inputResponses` has {len(responses)} entries, and at most {limit} are read; "
-                "send those that were asked for."
+                f"`inputResponses` has {len(responses)} entries, but at most {limit} are allowed; "
+                "send only answers to questions of this call."
             )
         for key, question in self.pending.items():
             if key in responses:
@@ -149,24 +151,25 @@ class Journal:
         self.pending = {}
 
     def answer(self, key: str, question: str) -> Raw | None:
-        """Return the recorded answer to the question with this key and digest; None if it must be asked."""
+        """Return the recorded answer to the question with this key and digest, or None if there is none."""
         recorded = self.answers.get(key)
         return recorded.value if recorded is not None and recorded.question == question else None
 
     def unasked(self, asked: Mapping[str, str]) -> list[str]:
-        """Return the keys of questions of earlier rounds that this run should have asked, and did not.
+        """Return the keys of questions that were asked in earlier rounds, but not in this one, as they should be.
 
-        `asked` are digests by key. Questions of the explicit form are asked once by design.
+        `asked` has the digests of this round's questions, by key. Questions asked with `InputRequired` are not
+        expected again.
         """
         earlier = self.before | {key: answer.question for key, answer in self.answers.items()}
         return [key for key, question in earlier.items() if key not in self.by_hand and asked.get(key) != question]
 
 
 class Keys:
-    """Keys of the questions of one run; the next run gives the same questions the same keys.
+    """Gives keys to the questions of one run of a handler. In the next run the same questions get the same keys.
 
-    An explicit key is used as it is. Other keys are made from the question, not from its position, so that concurrent
-    questions may come in any order. A repeated key gets a number.
+    A key that the handler gave is not changed. Other keys are made from the content of the question, not from its
+    position, because questions asked at the same time can come in any order. A repeated key gets a number.
 
     >>> keys = Keys()
     >>> keys.name("seat", "d1"), keys.name("seat", "d2"), keys.name(None, "0123456789abcdef"), keys.name(None, "d4")
@@ -180,12 +183,12 @@ class Keys:
         self._uses: Counter[str] = Counter()
 
     def name(self, explicit: str | None, question_digest: str) -> str:
-        """Return the key of the next question; no key is used twice in a run."""
+        """Return a key for the next question, which is unique in this run."""
         base = explicit if explicit is not None else f"ask-{question_digest[:10]}"
         while True:
             self._uses[base] += 1
             name = base if self._uses[base] == 1 else f"{base}#{self._uses[base]}"
-            if name not in self._given:  # an explicit key may look like a numbered one
+            if name not in self._given:  # a key that the handler gave may look like a numbered one
                 self._given.add(name)
                 return name
 
@@ -196,7 +199,7 @@ _LEAST_SECRET = 16
 
 _VERSION = 1
 
-_HEAD = struct.Struct(">B4sQ12s")  # its bytes are authenticated together with the binding
+_HEAD = struct.Struct(">B4sQ12s")  # version, key id, expiry, nonce; authenticated together with the binding
 
 _TAG_BYTES = 16
 
@@ -204,20 +207,20 @@ _REMEDY = 'Make one with: python -c "import secrets; print(secrets.token_urlsafe
 
 
 class StateRefused(InvalidParams):
-    """A `requestState` is refused. The text is the same for every reason: a client learns nothing by trying."""
+    """The error for a refused `requestState`. Its text is always the same, so that it reveals nothing to a client."""
 
     def __init__(self) -> None:
         super().__init__(
-            "`requestState` is not one that this server gave out for this request, or is too old. "
-            "Call again without it."
+            "`requestState` was not issued by this server for this request, or is too old. Call again without it."
         )
 
 
 class KeyRing:
-    """The secrets that seal state: the first one seals, all of them open. Servers that share one share their calls.
+    """The secrets that encrypt state. The first one encrypts; all of them can decrypt.
 
-    To rotate, put the new secret first everywhere, and remove the old one when all states that it sealed have expired.
-    Nonces are random, so a secret is good for some 2**32 states.
+    Workers with the same secrets can continue each other's calls. To rotate secrets, put the new one first on all
+    workers, and remove the old one when all states that it encrypted have expired. Nonces are random, so one secret is
+    safe for about 2**32 states.
 
     >>> ring = KeyRing(["a secret of at least 16 bytes"])
     >>> token = ring.seal(b"journal", binding=b"request", expires=1000)
@@ -227,17 +230,17 @@ class KeyRing:
 
     def __init__(self, secrets: Sequence[str | bytes]) -> None:
         if isinstance(secrets, str | bytes):
-            raise UsageError("The secrets of a KeyRing come as a list, also when there is one: KeyRing([secret]).")
+            raise UsageError("The secrets of a KeyRing must be a list, even if there is only one: KeyRing([secret]).")
         if not all(isinstance(secret, str | bytes) for secret in cast("Sequence[object]", secrets)):
-            raise UsageError(f"The secrets of a KeyRing are text or bytes. {_REMEDY}")
+            raise UsageError(f"The secrets of a KeyRing must be text or bytes. {_REMEDY}")
         self._secrets = [secret.encode() if isinstance(secret, str) else secret for secret in secrets]
         if not self._secrets:
-            raise UsageError(f"A KeyRing needs at least one secret, and there is none. {_REMEDY}")
+            raise UsageError(f"A KeyRing needs at least one secret. {_REMEDY}")
         for number, secret in enumerate(self._secrets, 1):
             if len(secret) < _LEAST_SECRET:
                 raise UsageError(
-                    f"Secret {number} of {len(self._secrets)} has {len(secret)} bytes, and {_LEAST_SECRET} are the "
-                    f"least that is safe. {_REMEDY}"
+                    f"Secret {number} of {len(self._secrets)} has {len(secret)} bytes, but a safe one has at least "
+                    f"{_LEAST_SECRET}. {_REMEDY}"
                 )
 
     def __repr__(self) -> str:
@@ -245,12 +248,12 @@ class KeyRing:
 
     @classmethod
     def ephemeral(cls) -> KeyRing:
-        """Return a ring of one random secret: only this process can open what it seals."""
+        """Return a key ring with one random secret, which only this process has."""
         return cls([os.urandom(32)])
 
     @classmethod
     def from_environment(cls, value: str) -> KeyRing:
-        """Return a ring from the text of an environment variable: secrets separated by commas, the sealing one first.
+        """Return a key ring from an environment variable: secrets separated by commas, the one that encrypts first.
 
         >>> KeyRing.from_environment("the newer secret of two, the older secret of two")
         <KeyRing of 2>
@@ -262,9 +265,9 @@ class KeyRing:
         return [_derive(secret) for secret in self._secrets]
 
     def seal(self, payload: bytes, *, binding: bytes, expires: int, max_bytes: int = _MAX_BYTES) -> str:
-        """Return a token for the payload that opens only with the same binding, and before `expires` (Unix seconds).
+        """Return an encrypted token, which opens only with the same binding and before `expires` (in Unix seconds).
 
-        Raises UsageError if the token would be longer than `max_bytes`, since it would be refused when it comes back.
+        Raises UsageError if the token would be longer than `max_bytes`, because `open` would refuse it.
         """
         key_id, cipher = self._keys[0]
         nonce = os.urandom(12)
@@ -272,14 +275,14 @@ class KeyRing:
         token = _encode(head + cipher.encrypt(nonce, payload, head + binding))
         if len(token) > max_bytes:
             raise UsageError(
-                f"The sealed state of this call has {len(token)} bytes, more than the {max_bytes} allowed: it has "
-                "every answer, every result of `once` and the explicit state so far. Keep large values in your own "
-                "store and only their keys here, ask for less at a time, or raise `Limits(state_bytes=...)`."
+                f"The encrypted state of this call has {len(token)} bytes, more than the {max_bytes} allowed. It "
+                "contains all answers, all results of `once` and the explicit state so far. Store large values "
+                "elsewhere and keep only their keys here, ask for less at a time, or raise `Limits(state_bytes=...)`."
             )
         return token
 
     def open(self, token: str, *, binding: bytes, now: int, max_bytes: int = _MAX_BYTES) -> bytes:
-        """Return the payload of a token. Raises StateRefused unless a secret of the ring sealed it for this binding."""
+        """Return the payload of a token; raise StateRefused unless `seal` made it for this binding, and in time."""
         if len(token) > max_bytes:
             raise StateRefused
         data = _decode(token)
@@ -288,15 +291,15 @@ class KeyRing:
         head, sealed = data[: _HEAD.size], data[_HEAD.size :]
         version, key_id, expires, nonce = _HEAD.unpack(head)
         payload = self._decrypt(key_id, nonce, sealed, head + binding)
-        # Checked last: version and expiry cannot be trusted before the token is authenticated.
+        # Version and expiry are checked last, because they cannot be trusted before the token is authenticated.
         if payload is None or version != _VERSION or now >= expires:
             raise StateRefused
         return payload
 
     def is_foreign(self, token: str) -> bool:
-        """Return True if a token looks as if it was sealed with a key that is not in this ring.
+        """Return True if a token seems to be encrypted with a key that is not in this ring.
 
-        Any client can make up such a token, so this is only for the log.
+        Any client can invent such a token, so this is only good for a log message.
         """
         try:
             data = _decode(token)
@@ -320,7 +323,9 @@ class KeyRing:
 
 
 def binding(principal: str | None, method: str, name: str, arguments: bytes | None, *, server: str = "") -> bytes:
-    """Return a digest of the caller (None: unknown), the request and the server. Arguments are compared as JSON.
+    """Return a digest of the principal (None: unknown), the request and the server.
+
+    Arguments that are the same JSON give the same digest, even if their bytes differ.
 
     >>> first = binding("ann", "tools/call", "book", b'{"seat":1,"row":2}')
     >>> first == binding("ann", "tools/call", "book", b'{"row": 2, "seat": 1}')
@@ -329,7 +334,7 @@ def binding(principal: str | None, method: str, name: str, arguments: bytes | No
     whole = hashlib.sha256()
     for piece in (server, principal, method, name, None if arguments is None else _canonical(arguments)):
         data = piece.encode(errors="surrogatepass") if isinstance(piece, str) else piece
-        # None differs from empty, and lengths come first: no two lists of pieces give the same bytes.
+        # Each piece has its length before it, and None differs from empty, so different pieces give different bytes.
         whole.update(b"\0" if data is None else b"\1" + len(data).to_bytes(8, "big") + data)
     return whole.digest()
 
@@ -338,11 +343,11 @@ def _canonical(arguments: bytes) -> bytes:
     try:
         return msgspec.json.encode(msgspec.json.decode(arguments), order="sorted")
     except (msgspec.DecodeError, RecursionError):
-        return arguments  # such as a number out of range: only the same bytes are equal
+        return arguments  # they cannot be decoded, for example because a number is out of range; compare the bytes
 
 
 def _derive(secret: bytes) -> tuple[bytes, AESGCM]:
-    """Return the id and the cipher of a secret; both are derived from it, so the id reveals nothing of the key."""
+    """Return the key id and the cipher for a secret. Both are derived from it, so the id reveals nothing about it."""
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -356,7 +361,7 @@ def _encode(data: bytes) -> str:
 
 
 def _decode(token: str) -> bytes:
-    """Return the bytes of a token. Raises StateRefused for other spellings of the same bytes (spare bits, padding)."""
+    """Return the bytes of a token; raise StateRefused unless it is spelled exactly as `_encode` does it."""
     try:
         data = base64.urlsafe_b64decode(token.encode("ascii") + b"=" * (-len(token) % 4))
     except (UnicodeEncodeError, binascii.Error):

@@ -1,7 +1,7 @@
-"""List the revisions of the protocol as values, and the methods of each.
+"""Define the revisions of the protocol as values, with the methods of each.
 
-Two peers agree on a `Revision`; a `Method` says how its requests are read. What follows from a revision is decided in
-`weft.eras`.
+Two peers agree on a `Revision`. A `Method` says how its requests are decoded. All other differences between revisions
+are in `weft.eras`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from weft.types.lifecycle import InitializeParams, PaginatedParams, RequestParam
 
 
 class Revision(msgspec.Struct, frozen=True):
-    """A protocol version as a value."""
+    """One version of the protocol."""
 
     version: str
-    methods: frozenset[str]  # requests that a client may send, without extensions
-    batches: bool = False  # messages may come in arrays
-    polling: bool = False  # the server may close a stream early, and the client resumes it
+    methods: frozenset[str]  # methods of the requests that a client may send, without extensions
+    batches: bool = False  # whether several messages may be sent in one array
+    polling: bool = False  # whether the server may close a stream early, for the client to resume
 
     def __str__(self) -> str:
         return self.version
@@ -34,8 +34,8 @@ class Revision(msgspec.Struct, frozen=True):
 class Method:
     """One method: the type of its params, and when it is offered.
 
-    `mirrored` names the param that `Mcp-Name` repeats. `capability` names the server capability that has to be declared
-    for the method to be offered; None if every server offers it.
+    `mirrored` is the param that the header `Mcp-Name` repeats. `capability` is the server capability that the method
+    belongs to; None if every server offers the method.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Method:
 
     @cached_property
     def decode(self) -> Any:
-        """Return the decoder from bytes to params."""
+        """Return a function that decodes bytes into params."""
         return msgspec.json.Decoder(self.params).decode
 
 

@@ -1,6 +1,6 @@
-"""Check the messages of a conversation with a model that may use tools; both sides use these rules.
+"""Check the messages of a conversation with a model that may use tools. Client and server use these rules.
 
-Each function returns a sentence about the first fault, or None; the caller chooses the error.
+Each function returns a sentence about the first error, or None. The caller chooses the exception.
 """
 
 from __future__ import annotations
@@ -22,35 +22,41 @@ _BLOCKS = get_args(SamplingContent)
 
 
 def fault_of_messages(messages: Sequence[SamplingMessage]) -> str | None:
-    """Return the fault of a conversation: each tool use needs its result in the next message, with nothing else."""
+    """Return what is wrong with a conversation, or None.
+
+    The message after a tool use must consist of the results of all its tool uses, and nothing else.
+    """
     open_uses: set[str] = set()
     for message in messages:
-        if message.role not in ROLES:  # a struct does not check its arguments
-            return "a message has the role `user` or `assistant`."
+        if message.role not in ROLES:  # a program can set any role, because a struct does not check its arguments
+            return "a message must have the role `user` or `assistant`."
         blocks = message.content if isinstance(message.content, list) else [message.content]
         if not all(isinstance(block, _BLOCKS) for block in blocks):
-            return "the content of a message is a block, such as TextContent(...), or a list of blocks."
+            return "the content of a message must be a block, such as TextContent(...), or a list of blocks."
         results = [block.tool_use_id for block in blocks if isinstance(block, ToolResultContent)]
         uses = [block.id for block in blocks if isinstance(block, ToolUseContent)]
         if results and len(results) != len(blocks):
-            return "a message with tool results holds nothing but tool results."
+            return "a message with tool results must not contain anything else."
         if set(results) != open_uses or len(set(results)) != len(results):
-            return "each tool use needs its one result in the very next message."
+            return "each tool use needs exactly one result, in the next message."
         if (uses and message.role != "assistant") or (results and message.role != "user"):
-            return "an assistant uses tools, and a user has their results."
+            return "tool uses must have the role `assistant`, and tool results the role `user`."
         open_uses = set(uses)
-    return "the last message uses tools, and none with their results follows." if open_uses else None
+    return "the last message uses tools, but no message with their results follows." if open_uses else None
 
 
 def fault_of_answer(asked: CreateMessageParams, answer: CreateMessageResult) -> str | None:
-    """Return the fault of an answer: it is the assistant's, uses only offered tools, and has no tool results."""
+    """Return what is wrong with an answer, or None.
+
+    An answer must have the role `assistant`, use only tools of the request, and contain no tool results.
+    """
     if answer.role != "assistant":
-        return "an answer has the role `assistant`."
+        return "an answer must have the role `assistant`."
     is_forbidden = asked.tool_choice is not None and asked.tool_choice.mode == "none"
     offered = set[str]() if is_forbidden else {tool.name for tool in asked.tools or ()}
     for block in answer.content if isinstance(answer.content, list) else [answer.content]:
         if isinstance(block, ToolResultContent):
-            return "an answer uses tools and has no results of them: the server runs its tools itself."
+            return "an answer must not contain tool results, because the server runs its tools itself."
         if isinstance(block, ToolUseContent) and block.name not in offered:
-            return "an answer uses no tools but those that the request allows."
+            return "an answer may use only the tools that the request allows."
     return None

@@ -1,14 +1,14 @@
-"""Compile JSON Schemas that others wrote, and check values against them.
+"""Compile JSON Schemas of users and peers, and check values against them.
 
-Supported dialects: 2020-12 (the default when `$schema` is absent, and the one to use), 2019-09, draft-07, draft-06 and
-draft-04. Nothing is ever fetched: a `$ref` must lead to something within the schema itself.
+Supported dialects: 2020-12 (the default without `$schema`, and the recommended one), 2019-09, draft-07, draft-06 and
+draft-04. Nothing is fetched from the network: the target of a `$ref` must be in the schema itself.
 
-The engine cannot be interrupted, so its work is bounded beforehand, to some 250 ms: size and depth of a schema are
-limited, its regular expressions run in linear time, and how much work each value inside of an instance can be is found
-from the schema. That, times the size of the instance, has a limit: references that lead back to themselves could
-otherwise multiply without end, and so could many options with many values.
+The engine (jsonschema-rs) cannot be interrupted, so its work is limited in advance, to about 250 ms. Size and depth of
+a schema are limited, and its regular expressions run in linear time. An upper bound of the work for one value is
+computed from the schema. This bound times the number of values has a limit, because recursive references, or many
+options for many values, could otherwise take very long.
 
-Schemas that Weft makes from signatures need none of this.
+Schemas that Weft makes from signatures are not checked in this way.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ _MAX_BYTES = 262_144
 _MAX_DEPTH = 64
 _REGEX_BYTES = 1 << 20
 
-# Work is counted in parts of the schema that look at one value, each at most 0.1 µs for the engine.
+# A unit of work is one part of the schema that checks one value. It takes the engine at most 0.1 µs.
 _MAX_WORK = 2_000_000
-_MAX_LISTED_WORK = 20_000  # listing the problems takes a hundred times as long
-_MAX_PARTS = 100_000  # parts of a schema that are looked at to find out how much work it is, references followed
-_MAX_RESOURCES = 32  # parts of a schema with an `$id` of their own
-_SMALL = 500  # parts of a schema that need not be measured if none of them looks at every part of a value
-_NUMBER_WORK = 100  # of a float, which the engine compares digit by digit
+_MAX_LISTED_WORK = 20_000  # lower, because listing the problems takes a hundred times as long
+_MAX_PARTS = 100_000  # parts of a schema, with references followed, that may be visited to compute the work
+_MAX_RESOURCES = 32  # parts of a schema that have an `$id`
+_SMALL = 500  # a schema with fewer parts is not measured, if no part checks all members of a value
+_NUMBER_WORK = 100  # work for a float, which the engine compares digit by digit
 _CHARACTERS_PER_VALUE = 64
 _ONE_AT_SAME_VALUE = ("not", "if", "then", "else")
 _SEVERAL_AT_SAME_VALUE = ("allOf", "anyOf", "oneOf", "dependentSchemas", "dependencies")
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _UNEVALUATED = frozenset({"unevaluatedItems", "unevaluatedProperties"})
-_UNEVALUATED_TIMES = 3  # how often the engine then looks at the parts that look at the same value
+_UNEVALUATED_TIMES = 3  # with these keywords, the engine evaluates the other parts for the same value three times
 _IN_ARRAY = frozenset({"additionalItems", "contains", "items", "prefixItems", "unevaluatedItems", "uniqueItems"})
 _IN_OBJECT = frozenset({
     "additionalProperties", "patternProperties", "properties", "propertyNames", "unevaluatedProperties",
@@ -73,11 +73,11 @@ _LISTED = (
 
 
 class SchemaError(ValueError):
-    """A schema cannot be used; the text says why, and what to do."""
+    """The error for a schema that cannot be used. The text says why, and what to do."""
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One way in which a value does not fit its schema: the path to the wrong part, and a sentence about it."""
+    """One problem of a value that does not fit its schema: the path to the wrong part, and a sentence about it."""
 
     path: tuple[str | int, ...]
     message: str
@@ -88,7 +88,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Validator:
-    """A compiled schema; make one with `compile_schema`."""
+    """A compiled schema. Make one with `compile_schema`."""
 
     __slots__ = ("_cost", "_engine")
 
@@ -97,7 +97,7 @@ class Validator:
         self._cost = None if _is_small(schema) else _Cost(schema)
 
     def problems(self, value: Any, limit: int = 10) -> list[Problem]:
-        """Return what is wrong with a value of plain JSON types; the value itself is never quoted."""
+        """Return the problems of a value of plain JSON types, at most `limit`. The texts never show the value."""
         try:
             work = 0 if self._cost is None else self._cost.measure(value)
             if work > _MAX_WORK:
@@ -105,7 +105,7 @@ class Validator:
             if self._engine.is_valid(value):
                 return []
             if work > _MAX_LISTED_WORK:
-                return [Problem((), "It does not fit its schema, and is too large to say where.")]
+                return [Problem((), "It does not fit its schema, but is too large to find out where.")]
             found: list[Problem] = []
             for error in self._engine.iter_errors(value):
                 path = tuple(error.instance_path)
@@ -114,12 +114,12 @@ class Validator:
                 if len(found) == limit:
                     break
         except (ValueError, TypeError, OverflowError, RecursionError):
-            return [Problem((), "It is nested too deeply, or is not made of JSON values.")]
+            return [Problem((), "It is nested too deeply, or contains something that is not a JSON value.")]
         return found
 
 
 def compile_schema(schema: Mapping[str, Any]) -> Validator:
-    """Compile a foreign schema. Raises SchemaError if it is invalid, too large, or refers to something outside itself.
+    """Compile a schema; raise SchemaError if it is invalid, too large, or has a reference to another document.
 
     >>> compile_schema({"type": "object", "required": ["city"]}).problems({})
     [Problem(path=(), message='"city" is a required property.')]
@@ -173,7 +173,7 @@ def is_array(value: object) -> TypeGuard[list[Any]]:
 
 
 def referred(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a part of a schema that Weft made; if it is a `$ref`, its target under `$defs` of the root.
+    """Return a part of a schema that Weft made; for a `$ref`, return its target under `$defs` of the root.
 
     >>> referred({"$ref": "#/$defs/Color"}, {"$defs": {"Color": {"enum": ["red"]}}})
     {'enum': ['red']}
@@ -185,12 +185,12 @@ def referred(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str,
 
 
 def alternatives(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the members of a union in a schema that Weft made, or the part itself if it is no union.
+    """Yield the members of a union in a schema that Weft made, or the part itself if it is not a union.
 
     >>> list(alternatives({"anyOf": [{"type": "null"}, {"$ref": "#/$defs/A"}]}, {"$defs": {"A": {"type": "string"}}}))
     [{'type': 'null'}, {'type': 'string'}]
     """
-    pending, followed = [schema], set[str]()  # unions may be members of each other
+    pending, followed = [schema], set[str]()  # `followed` prevents an endless loop if unions contain each other
     while pending:
         one = pending.pop(0)
         reference = one.get("$ref")
@@ -204,17 +204,17 @@ def alternatives(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator
             yield one
 
 
-# --- before compiling
+# --- checks before compiling
 
 
 def _bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of plain JSON types; raise SchemaError if it is beyond the bounds."""
+    """Return a copy of a schema in plain JSON types; raise SchemaError if it is too large or too deep."""
     try:
         text = json.dumps(schema, allow_nan=False, default=_plain)
     except RecursionError:
         raise SchemaError(_TOO_DEEP) from None
     except (TypeError, ValueError) as error:
-        raise SchemaError(f"The schema is not made of JSON values: {error}. Use dicts, lists, text, numbers.") from None
+        raise SchemaError(f"The schema is not valid JSON: {error}. Use only dicts, lists, text and numbers.") from None
     if len(text) > _MAX_BYTES:
         raise SchemaError(f"The schema has {len(text)} bytes as JSON, more than the {_MAX_BYTES} allowed; shorten it.")
     plain = json.loads(text)
@@ -231,11 +231,11 @@ _TOO_DEEP = f"The schema is nested more than {_MAX_DEPTH} levels deep; use $defs
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(cast("Mapping[str, Any]", value))
-    raise TypeError(f"{type(value).__name__} has no form in JSON")
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 def _depth(value: Any) -> int:
-    """Return how many arrays and objects are inside of each other."""
+    """Return how deep arrays and objects are nested."""
     depth, level = 0, [value]
     while level := [node for node in level if isinstance(node, _CONTAINERS)]:
         depth += 1
@@ -250,7 +250,7 @@ def _members(node: Any) -> Iterable[Any]:
 
 
 def _walk(node: Any) -> Iterator[Any]:
-    """Yield a JSON value and everything inside."""
+    """Yield a JSON value and all values inside it."""
     pending = [node]
     while pending:
         node = pending.pop()
@@ -274,16 +274,16 @@ def _refusal(error: jsonschema_rs.ValidationError) -> SchemaError:
     if kind == "Referencing":
         return SchemaError(
             f"A reference cannot be resolved: {error.message[:300]}. References are never fetched; "
-            "put what it refers to under $defs in the schema itself."
+            "put the target of the reference under $defs in the schema itself."
         )
     if kind == "Format" and error.message.endswith('"regex"'):
         return SchemaError(
             f"The regular expression at {place!r} cannot be used: it is malformed, too large, or needs look-around or "
             "back-references, which do not run in linear time. Rewrite it without them."
         )
-    if kind == "AnyOf" and place.rpartition("/")[2] == "type":  # `type` alone takes one or several
+    if kind == "AnyOf" and place.rpartition("/")[2] == "type":  # only `type` may be one value or a list
         return SchemaError(
-            f"The schema is not valid JSON Schema at {place!r}: {_shown(error.instance)} is no type. The types are "
+            f"The schema is not valid JSON Schema at {place!r}: {_shown(error.instance)} is not a type. The types are "
             f"{', '.join(_TYPES)}. Correct it."
         )
     return SchemaError(
@@ -297,14 +297,15 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
 
 
-# --- how much work a value is
+# --- how much work it is to check a value
 
 
 class _Cost:
-    """An upper bound of the engine's work for each value in an instance.
+    """Computes an upper bound of the engine's work for one value in an instance.
 
-    It depends on the schema and on how deep the instance nests, not on what else is in it: parts that look at the same
-    value add up, and so do parts that look at every member; of parts for one member each, the most expensive counts.
+    The bound depends on the schema and on the depth of the instance. Parts of the schema that check the same value are
+    added up, and so are parts that check every member. Of parts that each check one certain member, only the most
+    expensive one counts.
     """
 
     __slots__ = ("_anchors", "_costs", "_left", "_own", "_resources", "_together", "schema")
@@ -313,10 +314,10 @@ class _Cost:
         self.schema = schema
         self._resources: list[Any] = [schema]
         self._anchors: dict[str, list[Any]] = {}
-        self._own: dict[int, int] = {}  # work of a part alone, by its identity
-        self._together: dict[int, list[dict[str, Any]]] = {}  # parts that look at one value, by the first one's
-        self._costs: dict[tuple[int, int], int] = {}  # by identity of a part, and depth of the instance
-        self._left = 0  # parts that may still be looked at
+        self._own: dict[int, int] = {}  # work of a part without its subschemas, by `id(part)`
+        self._together: dict[int, list[dict[str, Any]]] = {}  # parts that check the same value, by `id(first part)`
+        self._costs: dict[tuple[int, int], int] = {}  # results of `_cost_at`, by `id(part)` and depth
+        self._left = 0  # number of parts that may still be visited
         id_keyword = "id" if "draft-04" in str(schema.get("$schema")) else "$id"
         for node in _walk(schema):
             if is_object(node):
@@ -330,14 +331,14 @@ class _Cost:
             raise SchemaError(f"The schema has more than {_MAX_RESOURCES} parts with an {id_keyword!r}; use $defs.")
 
     def measure(self, value: Any) -> int:
-        """Return the work to check a value, at most; any number above `_MAX_WORK` means too much."""
+        """Return an upper bound of the work to check a value. A number above `_MAX_WORK` means too much."""
         self._left = _MAX_PARTS
         data = msgspec.json.encode(value)
         values = 1 + data.count(b",") + data.count(b"{") + data.count(b"[") + len(data) // _CHARACTERS_PER_VALUE
         return values * self._cost_at(self.schema, _depth(value))
 
     def _cost_at(self, part: Any, depth: int) -> int:
-        """Return the work of a part for each value in an instance that nests `depth` deep."""
+        """Return the work of a part of the schema for one value in an instance with this depth."""
         self._left -= 1
         if self._left < 0:
             return _MAX_WORK + 1
@@ -357,7 +358,7 @@ class _Cost:
         return cost
 
     def _cost_of_member(self, parts: list[dict[str, Any]], keywords: frozenset[str], depth: int) -> int:
-        """Return the work at one member of an array or an object."""
+        """Return the work for one member of an array or an object."""
         everywhere, by_place = 0, Counter[str | int]()
         for part in parts:
             for keyword in keywords & part.keys():
@@ -375,15 +376,15 @@ class _Cost:
         return everywhere + max(by_place.values(), default=0)
 
     def _parts_at_same_value(self, first: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return a part and all that look at the same value because of it, each as often as the engine does."""
+        """Return a part and all parts that check the same value with it, each as often as the engine evaluates it."""
         if (known := self._together.get(id(first))) is not None:
             self._left -= len(known)
             return known
         found: list[dict[str, Any]] = []
-        pending: list[tuple[Any, frozenset[int]]] = [(first, frozenset())]  # with the references followed on the way
+        pending: list[tuple[Any, frozenset[int]]] = [(first, frozenset())]  # each with the references that led to it
         while pending and self._left >= 0:
             part, trail = pending.pop()
-            self._left -= 1 + len(trail)  # the trail is copied
+            self._left -= 1 + len(trail)  # copying the trail is work, too
             if not is_object(part):
                 continue
             found.append(part)
@@ -391,7 +392,7 @@ class _Cost:
             inner += [child for keyword in _SEVERAL_AT_SAME_VALUE for child in _members(part.get(keyword))]
             children: list[tuple[Any, frozenset[int]]] = [(child, trail) for child in inner]
             for reference in (part[keyword] for keyword in _REFERENCES if isinstance(part.get(keyword), str)):
-                # A reference that leads back to itself without going deeper is not followed again by the engine either.
+                # The engine does not follow a reference again that leads back to itself at the same value.
                 targets = [target for target in self._resolve(reference) if id(target) not in trail]
                 children += [(target, trail | {id(target)}) for target in targets]
             pending += children * (1 if _UNEVALUATED.isdisjoint(part) else _UNEVALUATED_TIMES)
@@ -400,7 +401,7 @@ class _Cost:
         return found
 
     def _resolve(self, reference: str) -> list[Any]:
-        """Return all parts that a reference may lead to, whatever it is relative to."""
+        """Return all parts that a reference may mean, for every base URI that it could be relative to."""
         fragment = unquote(reference.partition("#")[2])
         if not fragment:
             return self._resources
@@ -421,19 +422,19 @@ def _find(node: Any, steps: list[str]) -> Any:
 
 
 def _own_work(part: dict[str, Any]) -> int:
-    """Return the work of what a part itself lists. Options that are all text are found by their hash."""
+    """Return the work of a part without its subschemas. Text options cost nothing, because the engine hashes them."""
     listed = [part[keyword] for keyword in _LISTED if keyword in part]
     listed += [option for option in _members(part.get("enum")) if not isinstance(option, str)]
     return sum(_NUMBER_WORK if isinstance(node, float) else 1 for node in _walk(listed))
 
 
 def _is_small(schema: dict[str, Any]) -> bool:
-    """Return True if checking any value is little work: there are few parts, and each looks at one value."""
+    """Return whether a schema is always cheap to check: it has few parts, and each checks only one value."""
     nodes = [*islice(_walk(schema), _SMALL)]
     return len(nodes) < _SMALL and all(_MULTIPLYING.isdisjoint(node) for node in nodes if is_object(node))
 
 
-# --- words for problems
+# --- texts of problems
 
 
 def _follow(path: tuple[str | int, ...], value: Any) -> Any:
@@ -443,7 +444,7 @@ def _follow(path: tuple[str | int, ...], value: Any) -> Any:
 
 
 def _sentence(message: str, value: Any) -> str:
-    """Return the engine's message as a bounded sentence that names the type of the value."""
+    """Return the engine's message as a short sentence that names the type of the value."""
     text = printable(message[:300], "?").rstrip(".")
     if not text.startswith("the value"):
         return f"{text}."

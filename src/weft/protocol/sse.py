@@ -1,4 +1,4 @@
-"""Encode server-sent events, and decode them incrementally, as the HTML standard defines text/event-stream."""
+"""Encode server-sent events, and decode a stream of them step by step (text/event-stream in the HTML standard)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 COMMENT = b":\n\n"
-"""The shortest comment, which readers ignore: it shows that the connection is alive."""
+"""The shortest comment. It is sent to keep the connection alive; readers ignore it."""
 
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _MAX_RETRY_DIGITS = 15
@@ -16,8 +16,8 @@ _MAX_RETRY_DIGITS = 15
 class Event:
     """One decoded event.
 
-    `id` is the last event id, which an earlier event may have set; `retry` is the wait in milliseconds that this event
-    asked for.
+    `id` is the last event id of the stream, which may come from an earlier event. `retry` is the reconnection time in
+    milliseconds, if this event has one.
     """
 
     data: str
@@ -37,11 +37,11 @@ def encode(data: bytes, *, event: str | None = None, id: str | None = None, retr
         head += b"event: " + _one_line("event", event) + b"\n"
     if id is not None:
         if "\0" in id:
-            raise ValueError("The id of a server-sent event cannot hold a NUL; leave it out.")
+            raise ValueError("The id of a server-sent event cannot contain a NUL; remove it.")
         head += b"id: " + _one_line("id", id) + b"\n"
     if retry is not None:
         if retry < 0:
-            raise ValueError("The retry of a server-sent event is in milliseconds; give zero or more.")
+            raise ValueError("The retry of a server-sent event must be zero or more milliseconds.")
         head += b"retry: %d\n" % retry
     if b"\n" in data or b"\r" in data:
         data = _LINE_END.sub(b"\ndata: ", data)
@@ -50,15 +50,16 @@ def encode(data: bytes, *, event: str | None = None, id: str | None = None, retr
 
 def _one_line(field: str, text: str) -> bytes:
     if "\n" in text or "\r" in text:
-        raise ValueError(f"The {field} of a server-sent event is one line; remove the line breaks from it.")
+        raise ValueError(f"The {field} of a server-sent event must be one line; remove the line breaks.")
     return text.encode()
 
 
 class Decoder:
     r"""An incremental decoder of an event stream.
 
-    `last_event_id` is the id to resume after, and `retry` the wait in milliseconds that the peer asked for last;
-    both may come without an event. `feed` raises ValueError if an event exceeds `max_event_bytes`: close the stream.
+    `last_event_id` is the id to resume after. `retry` is the reconnection time in milliseconds that the peer sent last.
+    Both can change without a complete event. `feed` raises ValueError if an event exceeds `max_event_bytes`; the caller
+    must then close the stream.
 
     >>> decoder = Decoder()
     >>> decoder.feed(b"data: on"), decoder.feed(b"e\n\n")
@@ -84,16 +85,16 @@ class Decoder:
         self.retry: int | None = None
         self._max = max_event_bytes
         self._line = bytearray()  # the incomplete line
-        self._size = 0  # bytes of the event so far, with the incomplete line
-        self._after_cr = False  # the last chunk ended in CR: an LF at the start of the next belongs to it
-        self._at_start = True  # no line was complete yet: the first may begin with a byte-order mark
-        self._data: bytes | bytearray | None = None  # joined at once: a list of lines would take more memory
+        self._size = 0  # bytes of the event so far, including the incomplete line
+        self._after_cr = False  # whether the last chunk ended with CR; then an LF at the start of the next is skipped
+        self._at_start = True  # whether no line is complete yet; the first line may begin with a byte-order mark
+        self._data: bytes | bytearray | None = None  # the data lines, joined; a list of lines would need more memory
         self._event = b""
-        self._id: bytes | None = None  # takes effect when its event is complete
+        self._id: bytes | None = None  # becomes `last_event_id` when the event is complete
         self._retry: int | None = None
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """Read a chunk and return the events that it completes."""
+        """Decode a chunk and return the events that it completes."""
         if not chunk:
             return []
         if self._after_cr:
@@ -145,7 +146,7 @@ class Decoder:
         elif name == b"retry":
             if value.isdigit() and len(value) <= _MAX_RETRY_DIGITS:
                 self._retry = self.retry = int(value)
-        else:  # a comment (its name is empty) or an unknown field: ignored
+        else:  # ignore comments, which have an empty name, and unknown fields
             self._size -= size
 
     def _dispatch(self) -> Event | None:

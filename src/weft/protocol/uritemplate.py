@@ -1,19 +1,21 @@
 """Expand URI templates (RFC 6570, all four levels), and match URIs against them.
 
-The RFC does not define matching; these are Weft's rules:
+The RFC does not define matching. These are the rules of Weft:
 
-- A variable takes at least one character, and from left to right the most that still lets the rest match.
-- `{var}` takes unreserved and percent-encoded characters only, so never `/`. `{+var}` takes reserved ones too; it
-  leaves alone `?`, `&`, `;` and `#` where a later expression of the template begins with them.
-- `{.var}` and `{/var}` are required, with all their variables. `{var*}` after them, or alone, gives a list.
-- `{?a,b}`, `{&a,b}` and `{;a,b}` match by name, in any order; each name is optional, other names do not match, and only
-  `{?a*}` may be repeated (a list). `{#var}` is optional too. The result leaves out variables without a value.
-- `{var:3}` takes at most three characters. A variable used twice must have the same value.
-- Values are percent-decoded exactly once, as UTF-8, then checked: see `UriTemplate.match`.
+- A variable matches at least one character. From left to right, each matches as much as possible, so that the rest of
+  the template still matches.
+- `{var}` matches only unreserved and percent-encoded characters, so never `/`. `{+var}` also matches reserved ones,
+  except those of `?`, `&`, `;` and `#` with which a later expression of the template begins.
+- `{.var}` and `{/var}` are required, with all their variables. `{.var*}`, `{/var*}` and `{var*}` give a list.
+- `{?a,b}`, `{&a,b}` and `{;a,b}` match by name, in any order. Each name is optional. A URI with another name does not
+  match. Only the name in `{?a*}` may be repeated (a list). `{#var}` is optional, too. The result has no entry for
+  variables without a value.
+- `{var:3}` matches at most three characters. A variable that is used twice must have the same value.
+- Values are percent-decoded exactly once, as UTF-8, and then checked (see `UriTemplate.match`).
 
-Matching takes time linear in the length of any URI: one backward pass per expression finds where each may end, one
-forward pass picks; nothing is tried twice. A regular expression without backtracking is tried first: it rejects most
-URIs of other templates in a fraction of that time.
+Matching takes time linear in the length of the URI: one backward pass for each expression finds where it can end, then
+one forward pass chooses. There is no backtracking. A regular expression without backtracking is tried first, because it
+rejects most URIs of other templates much faster.
 """
 
 from __future__ import annotations
@@ -33,14 +35,14 @@ _VARIABLE = re.compile(rf"({_NAME}+(?:\.{_NAME}+)*)(?:(\*)|:([1-9][0-9]{{0,3}}))
 _TRIPLET = re.compile(r"(%[0-9A-Fa-f]{2})")
 _STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _NOT_LITERAL = re.compile(r"[\x00-\x20\x7f\"<>\\^`{|}]|%(?![0-9A-Fa-f]{2})")
-_ELSEWHERE = re.compile(r"/|(?:[A-Za-z][A-Za-z0-9+.\-]*:)+(?:/|\Z)")  # an absolute path, a drive, a URL
+_ELSEWHERE = re.compile(r"/|(?:[A-Za-z][A-Za-z0-9+.\-]*:)+(?:/|\Z)")  # the start of an absolute path, a drive or a URL
 _MOST_DECODED = 8
 _STEERING = frozenset({"Cc", "Cf", "Zl", "Zp"})
-_JOINERS = "\u200c\u200d"  # part of words in Persian and Indian languages, and of emoji
+_JOINERS = "\u200c\u200d"  # invisible characters inside words of Persian and Indian languages, and in emoji
 
 
 class _Operator(NamedTuple):
-    """How one operator expands (RFC 6570, appendix A), and which characters it matches."""
+    """The rules for one operator: how it expands (RFC 6570, appendix A), and which characters it matches."""
 
     first: str
     separator: str
@@ -57,7 +59,7 @@ _OPERATORS = {
     ".": _Operator(".", ".", False, "", False, _UNRESERVED + "%"),
     "/": _Operator("/", "/", False, "", False, _UNRESERVED + "%"),
     ";": _Operator(";", ";", True, "", False, _UNRESERVED + "%;="),
-    # A query may be written by hand, so all characters of a query match, not only those that expansion writes.
+    # People write queries by hand, so all characters that a query can have are matched, not only those of an expansion.
     "?": _Operator("?", "&", True, "=", False, _UNRESERVED + _RESERVED.replace("#", "") + "%"),
     "&": _Operator("&", "&", True, "=", False, _UNRESERVED + _RESERVED.replace("#", "") + "%"),
 }
@@ -76,19 +78,19 @@ class _Expression(msgspec.Struct, frozen=True):
 
 
 class _Taker(msgspec.Struct, frozen=True):
-    """What one expression matches: `first` of its operator, then one or more characters of `chars`."""
+    """One expression in a form for matching: it matches `first` of its operator, then one or more of `chars`."""
 
     operator: str
     variables: tuple[_Variable, ...]
     chars: frozenset[str]
-    runs: Callable[[str], Iterable[re.Match[str]]]  # finds the runs of these characters
+    runs: Callable[[str], Iterable[re.Match[str]]]  # finds the longest runs of `chars` in a text
 
 
 class UriTemplate:
     """A URI template.
 
-    Raises ValueError if `text` is none, or if no match could tell where one of two adjacent expressions ends; with
-    `matching=False`, for a template that is only expanded, the latter is allowed.
+    Raises ValueError if `text` is not a template, or if two expressions stand side by side, so that a match cannot tell
+    where the first one ends. With `matching=False`, for a template that is only expanded, the latter is allowed.
 
     >>> template = UriTemplate("repo://{owner}/{+path}{?rev}")
     >>> template.expand({"owner": "ann", "path": "src/a b.py"})
@@ -113,7 +115,9 @@ class UriTemplate:
 
     @property
     def shape(self) -> str:
-        """Return the template without names that URIs do not show: templates of one shape match the same URIs.
+        """Return the template with numbers instead of variable names; templates of one shape match the same URIs.
+
+        Names that appear in URIs, as in `{?q}`, are kept.
 
         >>> UriTemplate("a://{x}/{y}{?q}").shape == UriTemplate("a://{k}/{v}{?q}").shape
         True
@@ -129,7 +133,7 @@ class UriTemplate:
         return frozenset(var.name for var in variables if var.explode)
 
     def expand(self, values: Mapping[str, object]) -> str:
-        """Return the URI for these values; a value is text, a number, a list or a mapping, and None is no value.
+        """Return the URI for these values. A value is text, a number, a list or a mapping; None means no value.
 
         >>> UriTemplate("search{?q,tags*}").expand({"q": "a&b", "tags": ["x", "y"]})
         'search?q=a%26b&tags=x&tags=y'
@@ -137,12 +141,12 @@ class UriTemplate:
         return "".join(part if isinstance(part, str) else _expand_expression(part, values) for part in self._parts)
 
     def match(self, uri: str, *, safe: bool = True) -> dict[str, str | list[str]] | None:
-        """Return the values in this URI, or None if it does not match.
+        """Return the values of the variables in a URI, or None if the URI does not match.
 
         With `safe`, a URI does not match if one of its values is not safe (`is_safe`).
         """
         if not self._matching:
-            raise ValueError(f"{self!r} was built with matching=False; build it without to match URIs.")
+            raise ValueError(f"{self!r} was made with matching=False; leave that out to match URIs.")
         if not self._may_match(uri) or _STRAY_PERCENT.search(uri):
             return None
         spans = _spans(self._takers, uri[len(self._head) :])
@@ -163,14 +167,18 @@ class UriTemplate:
         return _reconcile(found)
 
     def is_safe(self, name: str, value: str) -> bool:
-        """Return True if a decoded value cannot leave the place of this variable; also if there is no such variable.
+        """Return whether a decoded value is safe for a variable, for example no path traversal.
 
-        Another program may decode the value again, so it is checked percent-decoded until nothing is left to decode,
-        and with look-alikes such as full-width dots replaced. It must not have a NUL or a segment `..`, nor `..` before
-        a `;`, or with an invisible character in it. Outside query and fragment it must not have a backslash, nor a
-        character that ends a line, turns the text direction or is invisible (except joiners, which are part of words).
-        `{+var}` must not begin like an absolute path or a URL, unless it is the whole URI; other variables there must
-        not have a `/`, nor be `.`.
+        A program may decode the value again, so it is checked after percent-decoding it repeatedly, and after replacing
+        look-alikes such as full-width dots. These values are not safe:
+
+        - a NUL, or a segment `..`, also one before a `;` or with invisible characters in it
+        - outside of query and fragment: a backslash, or a character that ends a line, changes the text direction or is
+          invisible (except joiners, which are part of words)
+        - for `{+var}`: the beginning of an absolute path or a URL, unless the variable is the whole URI
+        - for other variables outside of query and fragment: a `/`, or the value `.`
+
+        If the template has no such variable, the result is True.
 
         >>> template = UriTemplate("docs://{+path}")
         >>> template.is_safe("path", "100%.txt"), template.is_safe("path", "a/%2e%2e")
@@ -245,7 +253,7 @@ def _shape(expression: _Expression, names: Mapping[str, str]) -> str:
 def _encode(text: str, *, reserved: bool) -> str:
     if not reserved:
         return quote(text, safe="~")
-    # Percent-encoded characters stay as they are.
+    # Percent-encoded characters are not encoded again.
     return "".join(
         piece if index % 2 else quote(piece, safe="~" + _RESERVED) for index, piece in enumerate(_TRIPLET.split(text))
     )
@@ -258,7 +266,7 @@ def _expand_expression(expression: _Expression, values: Mapping[str, object]) ->
 
 
 def _expand_variable(operator: _Operator, var: _Variable, value: object) -> list[str]:
-    """Return the pieces that a variable contributes; none if it has no value."""
+    """Return the pieces of text for a variable, or an empty list if it has no value."""
 
     def encode(text: str) -> str:
         return _encode(text, reserved=operator.reserved)
@@ -333,12 +341,12 @@ def _takers(text: str, parts: tuple[str | _Expression, ...]) -> tuple[str, list[
         if isinstance(part, str):
             takers.append(part)
         elif isinstance(previous, _Taker) and previous.operator + part.operator in ("?&", "&&", ";;"):
-            # Both are one list of parameters, whose names may come in any order.
+            # Both together are one list of parameters, which may come in any order.
             takers[-1] = _Taker(previous.operator, previous.variables + part.variables, previous.chars, previous.runs)
         elif isinstance(previous, _Taker) and part.operator in ("", "+"):
             raise ValueError(
-                f"The URI template {text!r} has two expressions side by side, so no match could tell where the "
-                f"first ends; put a literal before {part.variables[0].name!r}, or one of . / ; ? & #."
+                f"The URI template {text!r} has two expressions side by side, so that a match cannot tell where the "
+                f"first one ends; put a literal before {part.variables[0].name!r}, or one of . / ; ? & #."
             )
         else:
             chars = _chars(part, parts[index + 1 :])
@@ -358,10 +366,10 @@ def _chars(expression: _Expression, later: tuple[str | _Expression, ...]) -> fro
 
 
 def _outline(takers: list[str | _Taker]) -> str:
-    """Return a regular expression without backtracking that the rest of every URI of a template matches.
+    """Return a regular expression without backtracking that matches every URI of a template, after its head.
 
-    It is exact up to the first expression that may end before its characters do; from there on it only looks for the
-    literals in their order.
+    It is exact up to the first expression that may end in the middle of a run of its characters. After that it only
+    checks that the literals occur in their order.
     """
     pattern, exact = "", True
     for index, part in enumerate(takers):
@@ -401,7 +409,10 @@ class _Ends(NamedTuple):
 
 
 def _spans(takers: list[str | _Taker], uri: str) -> list[tuple[_Taker, str]] | None:
-    """Return what each expression matches in `uri`, without optional ones that match nothing; None without a match."""
+    """Return the text that each expression matches in `uri`, or None if the URI does not match.
+
+    Optional expressions that match nothing are left out.
+    """
     can_end = bytearray(len(uri) + 1)  # by position: 1 if the parts to the right can begin there
     can_end[-1] = 1
     ends_by_part: list[list[int]] = []
@@ -421,7 +432,7 @@ def _spans(takers: list[str | _Taker], uri: str) -> list[tuple[_Taker, str]] | N
 
 
 def _literal_ends(literal: str, uri: str, can_end: bytearray) -> _Ends:
-    """Return where the literal ends, by position where it begins, if the rest can match."""
+    """Return where a literal can begin and end, so that the parts to the right can match."""
     ends, begins = [-1] * len(can_end), bytearray(len(can_end))
     position = uri.find(literal)
     while position >= 0:
@@ -433,7 +444,7 @@ def _literal_ends(literal: str, uri: str, can_end: bytearray) -> _Ends:
 
 
 def _taker_ends(taker: _Taker, uri: str, can_end: bytearray) -> _Ends:
-    """Return the last position where the expression can end, by position where it begins."""
+    """Return where an expression can begin, and the last position where it can then end."""
     first = _OPERATORS[taker.operator].first
     if taker.operator in _OPTIONAL:
         ends = [place if can else -1 for place, can in enumerate(can_end)]
@@ -458,7 +469,7 @@ def _taker_ends(taker: _Taker, uri: str, can_end: bytearray) -> _Ends:
 
 
 def _last_end(uri: str, can_end: bytearray, start: int, stop: int) -> int:
-    """Return the last position in a run of characters where an expression can end, outside of percent-encoding."""
+    """Return the last position in a run where an expression can end, but not inside a percent-encoded character."""
     end = can_end.rfind(1, start + 1, stop + 1)
     while end >= 0 and "%" in uri[max(0, end - 2) : end]:
         end = can_end.rfind(1, start + 1, end)
@@ -469,7 +480,7 @@ _Pairs = list[tuple[_Variable, list[str]]]
 
 
 def _by_place(taker: _Taker, text: str) -> _Pairs | None:
-    """Return the values of an expression's variables by position; None if the count does not fit."""
+    """Return the values of an expression's variables by position, or None if there are too few or too many."""
     variables = taker.variables
     if len(variables) == 1 and not variables[0].explode:
         return [(variables[0], [text])]
@@ -483,7 +494,7 @@ def _by_place(taker: _Taker, text: str) -> _Pairs | None:
             if len(items) == len(variables)
             else None
         )
-    # The first exploded variable takes what the others leave over.
+    # The first exploded variable gets all items that the others do not need.
     at, spare = exploded[0], len(items) - len(variables) + 1
     if spare < 1:
         return None
@@ -492,7 +503,7 @@ def _by_place(taker: _Taker, text: str) -> _Pairs | None:
 
 
 def _by_name(taker: _Taker, text: str) -> _Pairs | None:
-    """Return the values of a parameter expression's variables by name; None for an unknown or repeated name."""
+    """Return the values of an expression's variables by name, or None if a name is unknown or repeated."""
     variables = {var.name: var for var in taker.variables}
     found: dict[str, list[str]] = {}
     for piece in text.split(_OPERATORS[taker.operator].separator):
@@ -523,26 +534,26 @@ def _is_safe(operator: str, value: str, *, is_whole: bool) -> bool:
 
 
 def _without_invisible(text: str) -> str:
-    """Return the text without invisible characters: some programs ignore them, and read `..` then."""
+    """Return a text without invisible characters. Some programs ignore them, and would then read `..`."""
     return text if text.isascii() else "".join(char for char in text if unicodedata.category(char) != "Cf")
 
 
 def _steers(char: str) -> bool:
-    """Return True if a character ends a line, turns the text direction, or controls in another way."""
+    """Return whether a character ends a line, changes the text direction, or is another control character."""
     return unicodedata.category(char) in _STEERING and char not in _JOINERS
 
 
 def _plain(value: str) -> str:
-    """Return a value as a program that decodes it again might read it."""
+    """Return a value as a program would read it that decodes it again, perhaps several times."""
     for _ in range(_MOST_DECODED):
         if not _TRIPLET.search(value):
             return value if value.isascii() else unicodedata.normalize("NFKC", value)
         value = unquote_to_bytes(value).decode("utf-8", "replace")
-    return ".."  # encoded so often only to deceive
+    return ".."  # a value that is encoded so many times is an attack, so make it unsafe
 
 
 def _reconcile(found: list[tuple[_Variable, str | list[str]]]) -> dict[str, str | list[str]] | None:
-    """Return one value per variable; None if two uses of one differ, or a value is longer than its prefix."""
+    """Return one value per variable; None if a variable has two values, or a value longer than its prefix allows."""
     values: dict[str, str | list[str]] = {}
     for var, value in found:
         if var.prefix is None and values.setdefault(var.name, value) != value:

@@ -1,6 +1,6 @@
 """Define the protocol's messages as structs, one set for all revisions.
 
-Names are the specification's, in snake_case; on the wire they are in camelCase. The era leaves out fields that a
+Names are those of the specification, in snake_case; on the wire they are in camelCase. The era leaves out fields that a
 revision does not have.
 """
 

@@ -1,4 +1,4 @@
-"""Define what all messages share: the base struct, metadata, icons, annotations, results, params."""
+"""Define the types that all messages share: the base struct, metadata, icons, annotations, results, params."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _WireMeta(msgspec.StructMeta):
 
 
 def _annotated(namespace: Mapping[str, Any]) -> set[str]:
-    """Return the names that a class body annotates; since Python 3.14 a function returns them."""
+    """Return the names that a class body annotates. Since Python 3.14 they come from a function."""
     if sys.version_info >= (3, 14):
         import annotationlib
 
@@ -49,7 +49,7 @@ def _annotated(namespace: Mapping[str, Any]) -> set[str]:
 
 
 def _written(default: Any) -> Any:
-    """Return the default as a factory: msgspec does not leave out what a factory returns."""
+    """Return a default as a factory, because msgspec does not leave out values that come from a factory."""
     spec: Any = default if type(default) is _Field else field(default=default)
     value, made_by = spec.default, spec.default_factory
     if value is None or value is UNSET or (value is NODEFAULT and made_by is NODEFAULT):
@@ -59,7 +59,7 @@ def _written(default: Any) -> Any:
         return value
 
     def make() -> Any:
-        return made_by() if value is NODEFAULT else copy(value)  # each object gets its own list
+        return made_by() if value is NODEFAULT else copy(value)  # each object needs its own list
 
     return field(default_factory=hand_out if isinstance(value, (str, int)) else make, name=spec.name)
 
@@ -68,11 +68,11 @@ _Field = cast("type[Any]", type(field()))
 
 
 class Struct(msgspec.Struct, metaclass=_WireMeta, rename="camel", omit_defaults=True):
-    """The base of all wire types: camelCase on the wire, fields that are None or UNSET left out."""
+    """The base of all wire types. Names are camelCase on the wire; fields that are None or UNSET are left out."""
 
 
 class Annotations(Struct):
-    """Hints for showing and ranking the annotated object."""
+    """Hints for a client about how to show and rank an object."""
 
     audience: list[Role] | None = None
     priority: float | None = None
@@ -105,7 +105,7 @@ class Implementation(Struct):
 
 
 class Result(Struct, kw_only=True):
-    """The base of all results. `result_type` is filled in by the era."""
+    """The base of all results. The era sets `result_type`."""
 
     result_type: str | None = None
     meta: Meta | None = field(name="_meta", default=None)

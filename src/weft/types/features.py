@@ -64,7 +64,7 @@ class ResourceContents(Struct):
 
 
 class EmbeddedResource(Struct, tag="resource", tag_field="type"):
-    """A resource carried inside a message."""
+    """A resource that is contained in a message."""
 
     resource: ResourceContents
     annotations: Annotations | None = None
@@ -112,14 +112,14 @@ class ListToolsResult(Result, kw_only=True):
 
 
 class CallToolParams(InputParams, kw_only=True, dict=True):
-    """A call of a tool. The tool's validator reads the raw arguments; `arguments` decodes them when first read."""
+    """The params of a tool call. The tool's validator decodes `raw_arguments`; `arguments` decodes them on demand."""
 
     name: str
     raw_arguments: msgspec.Raw | UnsetType = field(name="arguments", default=UNSET)
 
     @cached_property
     def arguments(self) -> dict[str, Any]:
-        """Return the decoded arguments. The tool gets them validated, with all changes made here."""
+        """Return the decoded arguments. Middleware may change them; the tool gets the changed arguments, validated."""
         if self.raw_arguments is UNSET:
             return {}
         try:
@@ -131,12 +131,12 @@ class CallToolParams(InputParams, kw_only=True, dict=True):
         return cast("dict[str, Any]", value)
 
     def forget_arguments(self) -> None:
-        """Discard changes: return to the arguments that the client sent."""
+        """Discard all changes, so that the arguments are again those that the client sent."""
         cast("dict[str, Any]", self.__dict__).pop("arguments", None)
 
 
 class CallToolResult(Result, kw_only=True, omit_defaults=True):
-    """The result of a tool. `structured_content` may be any JSON value, also null."""
+    """The result of a tool call. `structured_content` may be any JSON value, even null."""
 
     content: list[ContentBlock]
     structured_content: Any = UNSET
@@ -163,7 +163,7 @@ class Resource(Struct):
 
 
 class ResourceTemplate(Struct):
-    """A family of resources, named by an RFC 6570 template."""
+    """A family of resources whose URIs match a template (RFC 6570)."""
 
     uri_template: str
     name: str
@@ -266,14 +266,14 @@ class ListPromptsResult(Result, kw_only=True):
 
 
 class GetPromptParams(InputParams, kw_only=True):
-    """A request for a prompt filled in."""
+    """A request for a prompt with these arguments."""
 
     name: str
     arguments: dict[str, str] | None = None
 
 
 class GetPromptResult(Result, kw_only=True):
-    """A prompt filled in."""
+    """The messages of a prompt, with the arguments filled in."""
 
     messages: list[PromptMessage]
     description: str | None = None
@@ -293,20 +293,20 @@ class ResourceTemplateReference(Struct, tag="ref/resource", tag_field="type"):
 
 
 class CompleteArgument(Struct):
-    """The argument being typed, and its beginning."""
+    """The argument that the user is typing, and its text so far."""
 
     name: str
     value: str
 
 
 class CompleteContext(Struct):
-    """The arguments that are filled in already."""
+    """The arguments that the user has already filled in."""
 
     arguments: dict[str, str] | None = None
 
 
 class CompleteParams(RequestParams, kw_only=True):
-    """A request for suggestions."""
+    """A request for suggestions for the value of an argument."""
 
     ref: PromptReference | ResourceTemplateReference
     argument: CompleteArgument
@@ -314,7 +314,7 @@ class CompleteParams(RequestParams, kw_only=True):
 
 
 class Completion(Struct):
-    """Suggestions, the best first; at most 100."""
+    """At most 100 suggestions, the best first."""
 
     values: list[str]
     total: int | None = None

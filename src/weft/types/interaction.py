@@ -42,13 +42,13 @@ class SamplingMessage(Struct):
 
 
 class ModelHint(Struct):
-    """Part of the name of a preferred model."""
+    """The name of a preferred model, or a part of the name."""
 
     name: str | None = None
 
 
 class ModelPreferences(Struct):
-    """Preferences for the choice of a model; priorities are from 0 to 1."""
+    """Preferences for the choice of a model. Priorities are from 0 to 1."""
 
     hints: list[ModelHint] | None = None
     cost_priority: float | None = None
@@ -126,14 +126,14 @@ class InputRequest(Struct):
 
 
 class InputRequiredResult(Result, kw_only=True):
-    """A result that asks for answers, which the client sends with the next call."""
+    """A result that contains questions. The client sends the answers with its next call."""
 
     input_requests: dict[str, InputRequest] | None = None
     request_state: str | None = None
 
 
 class SubscriptionFilter(Struct):
-    """The changes to notify of: those of lists, and of single resources by their URIs."""
+    """The changes that a client wants to be notified of: changes of lists, and of single resources by URI."""
 
     tools_list_changed: bool | None = None
     prompts_list_changed: bool | None = None

@@ -45,14 +45,14 @@ class RequestParams(Struct, kw_only=True):
 
 
 class InputParams(RequestParams, kw_only=True):
-    """The params of a method whose result may ask for answers; it is then called again with them."""
+    """The params of a method whose result may contain questions. The client then calls again with the answers."""
 
     input_responses: dict[str, msgspec.Raw] | None = None
     request_state: str | None = None
 
 
 class PaginatedParams(RequestParams, kw_only=True):
-    """The params of a list method. Any string is a cursor, also the empty one."""
+    """The params of a list method. A cursor can be any string, even an empty one."""
 
     cursor: str | None = None
 
@@ -64,14 +64,14 @@ class RootsCapability(Struct):
 
 
 class SamplingCapability(Struct):
-    """The client can sample; with tools or context, if these are set."""
+    """The client can sample from a model; with `context` or `tools` set, it supports these, too."""
 
     context: JsonObject | None = None
     tools: JsonObject | None = None
 
 
 class ElicitationCapability(Struct):
-    """The client can ask its user; an empty object means by form only."""
+    """The client can ask its user, by form or by URL. If neither is set, it supports only forms."""
 
     form: JsonObject | None = None
     url: JsonObject | None = None
@@ -88,13 +88,17 @@ class ClientCapabilities(Struct):
 
 
 class ListChangedCapability(Struct):
-    """The server notifies of changes of a list, if set."""
+    """The server has a list of features. With `list_changed`, it notifies clients of changes of the list."""
 
     list_changed: bool | None = None
 
 
 class ResourcesCapability(Struct):
-    """The server has resources; clients can subscribe to one, and are notified of changes of the list, if set."""
+    """The server has resources.
+
+    With `subscribe`, clients can subscribe to a resource. With `list_changed`, the server notifies clients of changes
+    of the list.
+    """
 
     subscribe: bool | None = None
     list_changed: bool | None = None
@@ -123,7 +127,7 @@ class DiscoverResult(Result, kw_only=True):
 
 
 class InitializeParams(RequestParams, kw_only=True):
-    """The client's description of itself in the handshake."""
+    """The params of the handshake, with which a client introduces itself."""
 
     protocol_version: str
     capabilities: ClientCapabilities
@@ -131,7 +135,7 @@ class InitializeParams(RequestParams, kw_only=True):
 
 
 class InitializeResult(Result, kw_only=True):
-    """The server's description of itself in the handshake, with the version it chose."""
+    """The result of the handshake, with which a server introduces itself and chooses the protocol version."""
 
     protocol_version: str
     capabilities: ServerCapabilities
@@ -146,7 +150,7 @@ class SetLevelParams(RequestParams, kw_only=True):
 
 
 class CancelledParams(NotificationParams, kw_only=True):
-    """The request that is cancelled, and why."""
+    """The params of a cancellation: the id of the request, and the reason."""
 
     request_id: RequestId
     reason: str | None = None

@@ -308,7 +308,7 @@ async def test_what_the_authorization_server_does_not_grant_is_said_to_be_its_do
         await go(auth, 403, challenge)
     assert failure.value.message == (
         f"{SERVER} wants the scopes notes:read notes:write for this, but the authorization server granted only "
-        f"notes:read; have this client, or whoever logs in, allowed the rest at {ISSUER}."
+        f"notes:read; allow the other scopes for this client or this user at {ISSUER}."
     )
     asked = [entry for entry in failure.value.tried if entry.startswith("client_credentials")]
     more = f"client_credentials at {TOKEN}: granted only notes:read"
@@ -437,8 +437,8 @@ async def test_a_token_as_text():
 @pytest.mark.parametrize(
     ("challenge", "advice"),
     [
-        ('Bearer error="insufficient_scope"', "Give one that has more scopes."),
-        ('Bearer error="insufficient_scope", scope="a b"', "Give one that has the scopes it takes: a b."),
+        ('Bearer error="insufficient_scope"', "Give a token with more scopes."),
+        ('Bearer error="insufficient_scope", scope="a b"', "Give a token with the scopes: a b."),
     ],
 )
 async def test_a_token_that_was_given_and_lacks_scopes(challenge, advice):

@@ -205,7 +205,7 @@ async def test_a_login_that_cannot_be_kept_serves_this_program(guarded, tmp_path
             assert await client.list_tools()
         assert [form["grant_type"] for form in guarded.forms] == ["authorization_code", "refresh_token"]
         assert len(await browser.shown()) == 1
-    assert "The login cannot be kept, and is over when this program is: FileStorage failed" in caplog.text
+    assert "The login cannot be stored, and will be lost when this program ends: FileStorage failed" in caplog.text
 
 
 async def test_a_redirect_function_that_fails_is_one_clear_error(guarded):

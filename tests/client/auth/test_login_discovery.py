@@ -180,7 +180,7 @@ def test_the_places_of_an_issuer_in_order(issuer, expected):
 def test_a_document_of_another_issuer_is_not_used(other):
     world = World()
     world.documents[AS] = metadata(issuer=other)
-    with pytest.raises(AuthorizationFailed, match="answers for another"):
+    with pytest.raises(AuthorizationFailed, match="publishes the metadata of another issuer"):
         find(world)
     assert world.posted == []
 
@@ -196,7 +196,7 @@ def test_an_issuer_that_is_no_url_is_told_of():
     world.documents[PRM] = prm(authorization_servers=["https://["])
     with pytest.raises(AuthorizationFailed, match="publishes its metadata") as failure:
         find(world)
-    assert "https://[ is no URL" in failure.value.tried
+    assert "https://[ is not a URL" in failure.value.tried
 
 
 def test_no_issuer_at_all_is_one_clear_error():

@@ -36,7 +36,7 @@ async def test_a_storage_that_cannot_be_read_is_told_before_anybody_logs_in():
     with pytest.raises(AuthorizationFailed) as failure:
         await go(oauth(World(), person, Failing(reading=cause)))
     assert str(failure.value) == (
-        "What is kept of logins cannot be read: Failing failed (RuntimeError). Repair it, and try again."
+        "Stored logins cannot be read: Failing failed (RuntimeError). Repair it, and try again."
     )
     assert failure.value.__cause__ is cause
     assert person.asked == []
@@ -53,8 +53,8 @@ async def test_a_login_is_not_thrown_away_because_it_cannot_be_kept(caplog):
     (entry,) = caplog.records
     assert entry.levelno == logging.WARNING
     assert entry.getMessage() == (
-        "The login cannot be kept, and is over when this program is: Failing failed (RuntimeError). Repair it, or give "
-        "another `storage=`."
+        "The login cannot be stored, and will be lost when this program ends: Failing failed (RuntimeError). Repair "
+        "it, or give another `storage=`."
     )
     now[0] += 50
     storage.writing = None
@@ -70,7 +70,7 @@ async def test_a_login_is_not_thrown_away_because_it_cannot_be_kept(caplog):
 async def test_a_file_that_cannot_be_written_is_named(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     assert await go(oauth(World(), Person(), FileStorage(tmp_path / "file" / "tokens.json"))) is True
-    (entry,) = (entry.getMessage() for entry in caplog.records if "cannot be kept" in entry.getMessage())
+    (entry,) = (entry.getMessage() for entry in caplog.records if "cannot be stored" in entry.getMessage())
     assert "FileStorage failed (FileExistsError: " in entry
     assert os.fspath(tmp_path / "file") in entry
 
@@ -103,7 +103,7 @@ async def test_a_redirect_function_that_fails_is_one_clear_error_for_all_who_wai
     auth = OAuth(redirect=redirect, fetcher=World())
     failures = await asyncio.gather(*(go(auth) for _ in range(5)), return_exceptions=True)
     assert {str(failure) for failure in failures} == {
-        "The login was broken off: the redirect failed (ZeroDivisionError). Repair it, and try again."
+        "The login was cancelled: the redirect failed (ZeroDivisionError). Repair it, and try again."
     }
     assert {type(failure) for failure in failures} == {AuthorizationFailed}
     assert {type(failure.__cause__) for failure in failures} == {ZeroDivisionError}
@@ -138,6 +138,6 @@ async def test_a_storage_that_cannot_be_claimed_is_named(moment):
     with pytest.raises(AuthorizationFailed) as failure:
         await go(auth)
     assert str(failure.value) == (
-        "What is kept of logins cannot be claimed: Unclaimed failed (RuntimeError). Repair it, and try again."
+        "Stored logins cannot be locked: Unclaimed failed (RuntimeError). Repair it, and try again."
     )
     assert isinstance(failure.value.__cause__, RuntimeError)

@@ -231,7 +231,7 @@ async def test_a_name_that_leads_inside_for_a_moment_does_not_lead_to_services_o
     async with http_server(handler) as url:
         resolve(monkeypatch, flipping="10.0.0.1")
         for target in (url, url.replace("127.0.0.1", "localhost")):
-            with pytest.raises(FetchFailed, match="a server elsewhere has no business to name"):
+            with pytest.raises(FetchFailed, match="a server on another machine should not name"):
                 await fetch(Fetcher(), HttpRequest("POST", target, {}, b"{}"), "https://flipping.example/mcp")
         assert asked == []
 
@@ -324,7 +324,7 @@ async def test_a_redirect_does_not_lead_from_encryption_to_none(tmp_path):
 
         async with http_server(send_away, tls=serving) as url:
             assert (await fetch(Fetcher(), HttpRequest("GET", target), url)).status == 200
-            with pytest.raises(FetchFailed, match="redirects to a place without encryption"):
+            with pytest.raises(FetchFailed, match="redirects to a URL without TLS"):
                 await fetch(Fetcher(tls=authority.trusted()), HttpRequest("GET", url), url)
     assert asked == ["/mcp"], "asked for by ourselves, not by the redirect"
 

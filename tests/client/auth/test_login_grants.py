@@ -112,7 +112,7 @@ def test_credentials_stay_with_the_issuer_of_their_first_use(flow):
     world.run(flow.login, situation())
     world.documents[PRM] = prm(authorization_servers=[other])
     world.documents[f"{other}/.well-known/oauth-authorization-server"] = metadata(other)
-    with pytest.raises(AuthorizationFailed, match="nothing was sent there"):
+    with pytest.raises(AuthorizationFailed, match="Nothing was sent there"):
         world.run(flow.login, situation())
     assert world.posted == [TOKEN]
 
@@ -159,19 +159,19 @@ def test_an_algorithm_of_ones_own():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("reporter-s3cret.pem", "is no PEM of a private key"),
-        (b"\x00s3cret", "is no PEM of a private key"),
-        ("", "is no PEM of a private key"),
-        ("\udce9s3cret", "is no PEM of a private key"),
+        ("reporter-s3cret.pem", "is not the PEM of a private key"),
+        (b"\x00s3cret", "is not the PEM of a private key"),
+        ("", "is not the PEM of a private key"),
+        ("\udce9s3cret", "is not the PEM of a private key"),
         (Path("s3cret.pem"), "of the type 'PosixPath'"),
         (17, "of the type 'int'"),
         (KEYS["ES256"].public_key(), "of the type '.*PublicKey'"),
         (
             KEYS["ES256"].public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo),
-            "is no PEM of a private key",
+            "is not the PEM of a private key",
         ),
-        ("-----BEGIN PRIVATE KEY-----\ns3cret\n-----END PRIVATE KEY-----", "is no PEM of a private key"),
-        (pem_of(KEYS["ES256"], PASSWORD), "or it is encrypted"),
+        ("-----BEGIN PRIVATE KEY-----\ns3cret\n-----END PRIVATE KEY-----", "is not the PEM of a private key"),
+        (pem_of(KEYS["ES256"], PASSWORD), "or is encrypted"),
         (pem_of(x25519.X25519PrivateKey.generate()), "of the type '.*X25519PrivateKey'"),
         (ec.generate_private_key(ec.SECP224R1()), "of the type '.*PrivateKey'"),
     ],

@@ -103,7 +103,7 @@ async def test_a_browser_that_runs_until_it_is_closed_holds_up_nobody():
 async def test_a_browser_that_runs_is_not_waited_for_when_nobody_comes():
     browser = Foreground()
     async with LoopbackRedirect(open_browser=browser, seconds=0.05).listening([]) as listener:
-        with pytest.raises(AuthorizationFailed, match="Nobody logged in"):
+        with pytest.raises(AuthorizationFailed, match="The login was not finished"):
             await listener.visit(PAGE, "s1")
     assert not browser.has_ended.is_set()
     await browser.close()
@@ -117,7 +117,7 @@ async def test_what_a_browser_raises_ends_the_login():
 
 async def test_nobody_comes():
     async with LoopbackRedirect(open_browser=lambda _: True, seconds=0.05).listening([]) as listener:
-        with pytest.raises(AuthorizationFailed, match="Nobody logged in"):
+        with pytest.raises(AuthorizationFailed, match="The login was not finished"):
             await listener.visit(PAGE, "s1")
 
 
@@ -170,7 +170,7 @@ async def test_a_function_takes_the_persons_part():
             assert listener.uri == "http://localhost:3000/callback"
             assert await listener.visit(PAGE, "s1") == f"{PAGE}&came=back"
     async with FunctionRedirect(lambda _: None, "https://app.example/cb").listening([]) as listener:
-        with pytest.raises(UsageError, match="has to return"):
+        with pytest.raises(UsageError, match="must return"):
             await listener.visit(PAGE, "s1")
 
 

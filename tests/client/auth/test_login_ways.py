@@ -124,7 +124,7 @@ async def test_a_token_that_lacks_a_scope_is_told_which(guarded: str) -> None:
     server.add_tool(lambda: "", name="burn", scopes=["read", "write"])
     told = (
         r"refused the token that was given \(HTTP 403\): The token does not have the scopes that "
-        r"(this server|tools/call 'burn') needs\. Give one that has the scopes it takes: read write\.$"
+        r"(this server|tools/call 'burn') needs\. Give a token with the scopes: read write\.$"
     )
     with serve(server) as live, pytest.raises(AuthorizationFailed, match=told):
         async with Client(f"http://127.0.0.1:{live.port}/mcp", auth="token-of-ann") as client:

@@ -1,14 +1,14 @@
-"""Logging in with OAuth 2.1.
+"""Log in to servers with OAuth 2.1.
 
-    logins        what `Client(auth=...)` takes: OAuth, ClientCredentials …
-    authorizer    the hook of the transports: adds tokens to requests, and shares one login among them
-    grants        the ways to a token: a person logs in, or a program proves what it is
+    logins        the classes that a program passes as `Client(auth=...)`: OAuth, ClientCredentials …
+    authorizer    adds tokens to the requests of transports, and logs in once for all waiting requests
+    grants        the OAuth flows that obtain a token, for a person or for a program
     discovery     finds the authorization server, and registers the client there
-    tokens        the token endpoint, and the records of a login
-    ports         HTTP exchanges, the browser, functions of the user
-    storage       where tokens and registrations are kept
+    tokens        sends requests to the token endpoint; defines the records of a login
+    ports         makes HTTP requests, opens the browser, calls the user's functions
+    storage       stores tokens and registrations
 
-No secret is in a repr, a log line or an error message.
+A secret never appears in a repr, a log line or an error message.
 """
 
 from weft.client.auth.authorizer import Authorizer

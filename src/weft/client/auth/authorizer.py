@@ -1,7 +1,7 @@
 """Add tokens to the requests of a transport, replace them in time, and log in when a server refuses a request.
 
-Owns the tokens in use, one for each server. All requests that need a login share one; it ends when no request waits
-for it any more. How a token is obtained is up to the grant.
+This module owns the tokens in use, one for each server. Requests that need a login at the same time share one login.
+The login is cancelled when no request waits for it any more. The grant decides how a token is obtained.
 """
 
 from __future__ import annotations
@@ -29,31 +29,32 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weft.client.auth")
 
-_PAUSE_SECONDS = 10.0  # before a replacement that failed is tried again
-_MOST_STEP_UPS = 2  # for one operation …
-_STEP_UP_SECONDS = 600.0  # … in this time
-_CLOSING = "DELETE"  # ends a session: not worth a login
+_PAUSE_SECONDS = 10.0  # the wait after a failed renewal, before the next attempt
+_MOST_STEP_UPS = 2  # logins for more scopes that one operation may cause within _STEP_UP_SECONDS
+_STEP_UP_SECONDS = 600.0
+_CLOSING = "DELETE"  # the HTTP method that ends a session; it never starts a login
 
 
 @dataclass(slots=True)
 class _ServerState:
-    """One server, and the authorization for it."""
+    """The token and the login state for one server."""
 
     url: str
     token: Token | None = None
-    key: DpopKey | None = None  # that the token is bound to
-    challenge: Challenge = field(default_factory=Challenge)  # the last one: it says where the server's metadata is
+    key: DpopKey | None = None  # the key that the token is bound to
+    challenge: Challenge = field(default_factory=Challenge)  # the last challenge, which says where the metadata is
     nonces: Nonces = field(default_factory=Nonces)
     found: DiscoveryCache = field(default_factory=DiscoveryCache)
-    is_recalled: bool = False  # the storage has been read
-    login: asyncio.Task[Token] | None = None  # under way, shared by all requests
-    is_refresh: bool = False  # that login is a refresh
-    waiting: int = 0  # requests that wait for it
-    failures: int = 0
-    failure: AuthorizationFailed | None = None  # the last one
-    renew_after: float = 0
-    step_ups: dict[str, deque[float]] = field(default_factory=dict[str, deque[float]])
-    done: deque[list[str]] = field(default_factory=lambda: deque[list[str]](maxlen=1 + _MOST_STEP_UPS))  # last logins
+    is_recalled: bool = False  # whether the storage has been read
+    login: asyncio.Task[Token] | None = None  # the running login, shared by all requests
+    is_refresh: bool = False  # whether the running login uses a refresh token
+    waiting: int = 0  # number of requests that wait for the running login
+    failures: int = 0  # number of failed logins
+    failure: AuthorizationFailed | None = None  # the error of the last failed login
+    renew_after: float = 0  # the token is not renewed before this time
+    step_ups: dict[str, deque[float]] = field(default_factory=dict[str, deque[float]])  # times, by operation
+    # The steps of the last logins, for error messages.
+    done: deque[list[str]] = field(default_factory=lambda: deque[list[str]](maxlen=1 + _MOST_STEP_UPS))
 
     @property
     def nonce_key(self) -> str:
@@ -65,7 +66,10 @@ class _ServerState:
 
 
 class AuthHeaders(dict[str, str]):
-    """The authorization headers of one request, and what they were made of. The repr shows only their names."""
+    """The authorization headers of one request, and the state they were made from.
+
+    The repr shows only the names of the headers, because their values are secrets.
+    """
 
     def __init__(self, state: _ServerState, url: str, method: str) -> None:
         super().__init__()
@@ -90,26 +94,26 @@ class Authorizer:
     A token is sent only to the server that it was obtained for.
     """
 
-    extension: str | None = None  # that a client which uses it declares
+    extension: str | None = None  # the MCP extension that a client with this login declares
 
     def __init__(self, grant: Grant, ports: AuthPorts, clock: Callable[[], float] = time.time) -> None:
         self._grant = grant
         self._ports = ports
         self._clock = clock
         self._servers: dict[str, _ServerState] = {}
-        self._fetchers: dict[str, Fetcher] = {}  # by the origin of a server
+        self._fetchers: dict[str, Fetcher] = {}  # by origin of the server
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(map(shown_url, self._servers))})"
 
     def go_as(self, url: str, *, proxy: str | None, tls: ssl.SSLContext | None, trust_env: bool) -> None:
-        """Use the connection settings of a client for the logins at its server, unless a fetcher was given."""
+        """Use these connection settings of a client for logins to its server, unless a fetcher was given."""
         self._fetchers[origin_of(url)] = Fetcher(proxy=proxy, tls=tls, trust_env=trust_env)
 
     # --- what a transport calls
 
     async def headers(self, url: str, method: str) -> Mapping[str, str]:
-        """Return the headers of the next request, with a token that is replaced if it is about to expire."""
+        """Return the authorization headers for the next request; renew the token first if it is about to expire."""
         state = self._servers.get(url)
         if state is None:
             state = self._servers[url] = _ServerState(url)
@@ -121,10 +125,10 @@ class Authorizer:
         return AuthHeaders(state, url, method)
 
     async def refused(self, refusal: Refused, given: Mapping[str, str], request: Mapping[str, str]) -> bool:
-        """Handle a 401 or a 403; return True if the request is to be sent again, because there is another token now.
+        """Log in after a 401 or 403; return True if the caller should send the request again with the new token.
 
-        `given` is what `headers` returned for it, `request` the message's own headers, which tell one operation from
-        another.
+        `given` are the headers that `headers` returned for this request. `request` are the other headers of the
+        request; they identify the operation.
         """
         if not isinstance(given, AuthHeaders) or given.method == _CLOSING:
             return False
@@ -168,11 +172,11 @@ class Authorizer:
                 state.done.append([f"the token that was kept, for {readable(token.granted) or 'no scope'}"])
 
     async def _has_logged_in(self, state: _ServerState, given: AuthHeaders, lacking: set[str]) -> bool:
-        """Return whether another request has logged in since, or does now, with the scopes that are lacking here.
+        """Return whether another request has obtained a token with the missing scopes; wait for a running login.
 
-        Requested scopes count, not granted ones: the authorization server may name those differently, and whether they
-        are enough is for the server to say. A login that fails does so for all requests of that time; after a failed
-        replacement a login is still to be tried.
+        The requested scopes are compared, not the granted ones, because the authorization server may give these other
+        names; the server decides if they are enough. If a login failed since the request was sent, its error is raised
+        here too. If only a renewal failed, this returns False, and the caller logs in.
         """
         while True:
             current = state.token
@@ -186,7 +190,7 @@ class Authorizer:
                 await self._wait(state, state.login)
 
     async def _renew(self, state: _ServerState) -> None:
-        """Replace the token, once for all requests. If that fails, the old one is sent: the server decides then."""
+        """Renew the token, once for all requests. If that fails, keep the old token; the server may still accept it."""
         now = self._clock()
         login = state.login
         if login is None:
@@ -203,16 +207,17 @@ class Authorizer:
     def _begin(
         self, state: _ServerState, wanted: TokenRequest, tried: list[str], *, is_renewal: bool = False
     ) -> asyncio.Task[Token]:
-        """Start a login, for all requests that need one until it ends."""
+        """Start a login task, which all requests share until it ends."""
         state.is_refresh = is_renewal and state.token is not None and state.token.refresh_token is not None
         state.login = asyncio.create_task(self._log_in(state, wanted, tried, is_renewal=is_renewal))
         state.login.add_done_callback(_retrieve_exception)
         return state.login
 
     async def _wait(self, state: _ServerState, task: asyncio.Task[Token]) -> None:
-        """Wait for a login. It is cancelled when no request waits for it any more.
+        """Wait for a login, and cancel it when no other request waits for it.
 
-        Except for a refresh: its refresh token may be good once, and without the answer the login would be lost.
+        A refresh is not cancelled: a refresh token may be valid only once, and if the response were lost, the person
+        would have to log in again.
         """
         state.waiting += 1
         try:
@@ -224,7 +229,7 @@ class Authorizer:
                 task.cancel()
                 await asyncio.wait([task])
         if task.cancelled():
-            raise AuthorizationFailed("The login was broken off; try again.", state.done[-1] if state.done else ())
+            raise AuthorizationFailed("The login was cancelled; try again.", state.done[-1] if state.done else ())
         failure = task.exception()
         if isinstance(failure, AuthorizationFailed):
             raise _copy(failure)
@@ -249,7 +254,7 @@ class Authorizer:
         return token
 
     def _count_step_up(self, state: _ServerState, challenge: Challenge, request: Mapping[str, str]) -> None:
-        """Count a request for more scopes; AuthorizationFailed if there were too many for one operation."""
+        """Count a request for more scopes; raise AuthorizationFailed after too many for one operation."""
         demanded = challenge.scopes or ()
         given = {name.lower(): value for name, value in request.items()}
         operation = f"{given.get('mcp-method', '')} {given.get('mcp-name', '')} {' '.join(demanded)}"
@@ -263,9 +268,10 @@ class Authorizer:
 
 
 def _merge(offered: Sequence[Challenge]) -> Challenge:
-    """Return the preferred scheme with the parameters of all challenges; those that demand scopes take precedence.
+    """Return one challenge: the preferred scheme with the parameters of all challenges.
 
-    A server that offers two schemes may say in one of them only where its metadata is, and which scopes it wants.
+    A server that offers two schemes may name its metadata or the scopes in only one of them. If two challenges have the
+    same parameter, the one with `insufficient_scope` wins.
     """
     params: dict[str, str] = {}
     for one in sorted(offered, key=lambda one: one.error != "insufficient_scope"):
@@ -274,12 +280,12 @@ def _merge(offered: Sequence[Challenge]) -> Challenge:
 
 
 def _not_enough(state: _ServerState, demanded: Sequence[str]) -> AuthorizationFailed:
-    """Return the error for more scopes that did not help: they were not granted, or the server wants others."""
+    """Return the error for a step-up that did not help."""
     token, wanted = state.token, f"the scopes {readable(demanded)}" if demanded else "other scopes"
     if token is not None and token.lacks(demanded):
         why = (
-            f"but the authorization server granted only {readable(token.granted) or 'none'}; have this client, or "
-            f"whoever logs in, allowed the rest at {shown_url(token.issuer)}"
+            f"but the authorization server granted only {readable(token.granted) or 'none'}; allow the other scopes "
+            f"for this client or this user at {shown_url(token.issuer)}"
         )
     elif demanded:
         why = "and still does after they were granted; ask its operator who may do this"
@@ -290,13 +296,13 @@ def _not_enough(state: _ServerState, demanded: Sequence[str]) -> AuthorizationFa
 
 
 def _retrieve_exception(task: asyncio.Task[Token]) -> None:
-    """Mark the exception as retrieved: no request may be waiting for a refresh that fails."""
+    """Read the task's exception, so that asyncio does not log it when no request waits for the task."""
     if not task.cancelled():
         task.exception()
 
 
 def _copy(failure: AuthorizationFailed) -> AuthorizationFailed:
-    """Return the same failure for another request: an exception is raised by one task only."""
+    """Return a copy of an error, so that each waiting request raises its own exception object."""
     same = AuthorizationFailed(failure.message, failure.tried)
     same.__cause__ = failure.__cause__
     return same

@@ -1,9 +1,9 @@
-"""Find the authorization server of a server, read its challenges, and come by a client identity there.
+"""Read the challenges of a server, find its authorization server, and get a client id there.
 
-Discovery and registration yield HTTP requests and perform none. A document is refused if its resource is another
-server, or its issuer another issuer. A server that publishes nothing is protected by its own origin, as in the first
-revision with authorization. An identity stays with the issuer that it is from: another issuer gets a new one, or
-nothing.
+Discovery and registration yield HTTP requests; the caller sends them. A metadata document is refused if it names
+another server as its resource, or another issuer. If a server publishes no metadata, its own origin is taken as the
+authorization server, as in 2025-03-26, the first revision with authorization. A client identity is used only at the
+issuer that it was registered with.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _RESOURCE = "/.well-known/oauth-protected-resource"
 _OAUTH = "/.well-known/oauth-authorization-server"
 _OPENID = "/.well-known/openid-configuration"
 _MOST_ISSUERS = 5
-_LATEST = 10**12  # a secret that expires later never does
+_LATEST = 10**12  # an expiry time (Unix seconds) from here on counts as "never"
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 _MOST_BYTES = 16 * 1024
-_TOKEN = r"[A-Za-z0-9!#$%&'*+.^_`|~-]+"  # noqa: S105 - a token of the HTTP grammar, no secret
-# A parameter, else the name of a scheme (with a token68, which is ignored).
+_TOKEN = r"[A-Za-z0-9!#$%&'*+.^_`|~-]+"  # noqa: S105 - a "token" of the HTTP grammar, not a secret
+# A header is a list of parameters and scheme names. A token68 after a scheme name is ignored.
 _PARAM = re.compile(rf'({_TOKEN})[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"|({_TOKEN})(?=[ \t]*(?:,|$)))')
 _SCHEME = re.compile(rf"({_TOKEN})(?:[ \t]+(?=[^ \t,=])|[ \t]*(?=,|$))")
 _SEPARATOR = re.compile(r"[ \t,]+")
@@ -44,14 +44,14 @@ _SEPARATOR = re.compile(r"[ \t,]+")
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """One scheme of a `WWW-Authenticate` header with its parameters; their names are in lower case."""
+    """One scheme of a `WWW-Authenticate` header with its parameters. Parameter names are in lower case."""
 
     scheme: str = ""
     params: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def scopes(self) -> tuple[str, ...] | None:
-        """The demanded scopes; None when the challenge names no scopes."""
+        """The demanded scopes, or None if the challenge names none."""
         scope = self.params.get("scope")
         return tuple(dict.fromkeys(scope.split())) if scope and scope.strip() else None
 
@@ -67,7 +67,7 @@ class Challenge:
 
 
 def parse_challenges(header: str) -> list[Challenge]:
-    """Return all challenges in one header; unreadable parts are left out. Takes time linear in the header.
+    """Return all challenges in one header, without unreadable parts, in time linear in the header's length.
 
     >>> parse_challenges('Bearer error="invalid_token", scope="a b", DPoP algs="ES256"')[1]
     Challenge(scheme='dpop', params={'algs': 'ES256'})
@@ -88,14 +88,17 @@ def parse_challenges(header: str) -> list[Challenge]:
             params = {}
             found.append(Challenge(part[1].lower(), params))
             at = part.end()
-        else:  # skip what cannot be read, up to the next comma
+        else:  # skip unreadable text up to the next comma
             comma = header.find(",", at)
             at = comma if comma >= 0 else len(header)
     return found
 
 
 def read_challenges(headers: Mapping[str, str]) -> Sequence[Challenge]:
-    """Return the challenges of a response that are about tokens, DPoP first: a thief cannot use a bound token."""
+    """Return the Bearer and DPoP challenges of a response, DPoP first.
+
+    DPoP is preferred because a token that is bound to a key is useless to a thief.
+    """
     getall: Any = getattr(headers, "getall", None)
     if getall is not None:
         values = getall("WWW-Authenticate", [])
@@ -120,11 +123,11 @@ class ProtectedResource(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Discovery:
-    """What discovery found out about a server."""
+    """The authorization server that discovery found for an MCP server."""
 
-    resource: str  # exactly as published
-    issuer: Issuer  # its authorization server
-    published: ProtectedResource | None  # its metadata; None where it publishes none
+    resource: str  # the server's resource URI, exactly as published
+    issuer: Issuer  # the metadata of the authorization server
+    published: ProtectedResource | None  # the server's metadata, or None if it publishes none
 
 
 D = TypeVar("D", ProtectedResource, Issuer)
@@ -133,16 +136,16 @@ D = TypeVar("D", ProtectedResource, Issuer)
 def discover(
     server_url: str, challenge: Challenge, tried: list[str], only: str | None = None, client_id: str | None = None
 ) -> Steps[Discovery]:
-    """Find the first usable authorization server of a server.
+    """Find the first usable authorization server of an MCP server.
 
-    `only` is the issuer that the client `client_id` is registered with: no other is accepted.
+    If `only` is given, no other issuer is accepted: it is the one that the client `client_id` is registered with.
     """
     published = yield from _discover_resource(server_url, challenge, tried)
     root = origin_of(server_url)
     offered = [root] if published is None else published.authorization_servers
     if only is not None and only not in offered:
         raise AuthorizationFailed(
-            f"The client {client_id!r} is registered with {shown_url(only)}, but the server is guarded by "
+            f"The client {client_id!r} is registered with {shown_url(only)}, but the server accepts only tokens of "
             f"{', '.join(map(shown_url, offered[:5]))}; nothing was sent. Register the client there, and give the new "
             "`client_id` and `issuer`.",
             tried,
@@ -167,7 +170,7 @@ def discover(
 
 
 def _resource_urls(server_url: str, named: str | None) -> Iterator[str]:
-    """Yield where a server's metadata may be: where the challenge says, else at the well-known places."""
+    """Yield the URLs to try for a server's metadata: the one in the challenge, or else the well-known URLs."""
     if named is not None:
         yield named
         return
@@ -179,7 +182,7 @@ def _resource_urls(server_url: str, named: str | None) -> Iterator[str]:
 
 
 def issuer_urls(issuer: str) -> Iterator[str]:
-    """Yield where an authorization server's metadata may be, in the order of preference.
+    """Yield the URLs to try for an authorization server's metadata, in order of preference.
 
     >>> list(issuer_urls("https://auth.example"))[1]
     'https://auth.example/.well-known/openid-configuration'
@@ -192,7 +195,7 @@ def issuer_urls(issuer: str) -> Iterator[str]:
 
 
 def _discover_resource(server_url: str, challenge: Challenge, tried: list[str]) -> Steps[ProtectedResource | None]:
-    """Return the metadata of a server; None when it publishes none."""
+    """Return the metadata of an MCP server, or None if it publishes none."""
     has_broken = False
     named = challenge.params.get("resource_metadata")
     for url in _resource_urls(server_url, named):
@@ -203,13 +206,14 @@ def _discover_resource(server_url: str, challenge: Challenge, tried: list[str]) 
         if not resource_fits(found.resource, server_url):
             raise AuthorizationFailed(
                 f"{shown_url(server_url)} publishes the metadata of another server, {shown_url(found.resource)}, so "
-                "no login was begun. Use the URL that the server gives out itself, or have its operator correct "
+                "no login was started. Connect to the URL in the server's metadata, or ask its operator to correct "
                 "`resource`.",
                 tried,
             )
         if not found.authorization_servers:
             raise AuthorizationFailed(
-                f"{shown_url(server_url)} names no authorization server in its metadata; its operator has to.", tried
+                f"{shown_url(server_url)} names no authorization server in its metadata; ask its operator to add one.",
+                tried,
             )
         return found
     if has_broken or named is not None:
@@ -220,24 +224,26 @@ def _discover_resource(server_url: str, challenge: Challenge, tried: list[str]) 
 
 
 def discover_issuer(issuer: str, tried: list[str], also: str | None = None) -> Steps[Issuer | None]:
-    """Return the metadata of an authorization server; None when it publishes none.
+    """Return the metadata of an authorization server, or None if it publishes none.
 
-    `also` is another name that it may have, where the first was derived from the server's URL.
+    The document must name `issuer` or `also` as its issuer. `also` is for an issuer that was guessed from a server's
+    URL, which may or may not end with a slash.
     """
     try:
         places = list(issuer_urls(issuer))
     except ValueError:
-        tried.append(f"{shown_url(issuer)} is no URL")
+        tried.append(f"{shown_url(issuer)} is not a URL")
         return None
     for url in places:
         found, _ = yield from _document(url, Issuer, tried)
         if found is None:
             continue
-        if found.issuer not in (issuer, also):  # compared as written: nothing is normalised
+        if found.issuer not in (issuer, also):  # an exact comparison, as RFC 8414 requires
             tried.append(f"{shown_url(url)} is the document of another issuer")
             raise AuthorizationFailed(
-                f"The authorization server {shown_url(issuer)} answers for another, {shown_url(found.issuer)}; "
-                "nothing was sent to either. If the two are the same to you, have the server publish exact names.",
+                f"The authorization server {shown_url(issuer)} publishes the metadata of another issuer, "
+                f"{shown_url(found.issuer)}; nothing was sent to either. If both are the same server, ask its operator "
+                "to publish exactly the same name in both places.",
                 tried,
             )
         return found
@@ -245,7 +251,7 @@ def discover_issuer(issuer: str, tried: list[str], also: str | None = None) -> S
 
 
 def legacy_issuer(server_url: str) -> Issuer:
-    """Return the authorization server of a server that publishes nothing: itself, at fixed places."""
+    """Return an issuer with fixed paths at the server's origin, for a server that publishes no metadata at all."""
     root = origin_of(server_url)
     return Issuer(
         root,
@@ -257,7 +263,11 @@ def legacy_issuer(server_url: str) -> Issuer:
 
 
 def _document(url: str, kind: type[D], tried: list[str]) -> Steps[tuple[D | None, bool]]:
-    """Return a document, or None; and whether it exists, or may exist, and cannot be read."""
+    """Fetch and decode a document.
+
+    Returns the document, or None. The second value is True if there may be a document that cannot be read: on a broken
+    connection, a server error or invalid JSON.
+    """
     found, fault, is_broken = None, "found", False
     try:
         response = yield get(url)
@@ -274,7 +284,7 @@ def _document(url: str, kind: type[D], tried: list[str]) -> Steps[tuple[D | None
 
 
 def canonical(url: str) -> str:
-    """Return the URI of a server that does not publish one.
+    """Return the resource URI of a server that does not publish one, made from its URL.
 
     >>> canonical("HTTPS://Flights.example/mcp/#top")
     'https://flights.example/mcp'
@@ -285,7 +295,7 @@ def canonical(url: str) -> str:
 
 
 def resource_fits(resource: str, server_url: str) -> bool:
-    """Return whether a published resource is this server: its URL, or a part of the way to it.
+    """Return whether a published resource covers this server: it is the server's URL, or a parent path of it.
 
     >>> resource_fits("https://a.example", "https://a.example/mcp")
     True
@@ -307,13 +317,16 @@ def resource_fits(resource: str, server_url: str) -> bool:
 
 
 def application_type(redirect_uri: str) -> str:
-    """Return which kind of program a redirect URI belongs to: "web" or "native"."""
+    """Return the kind of application that a redirect URI belongs to: "web" or "native"."""
     parts = urlsplit(redirect_uri)
     return "web" if parts.scheme == "https" and not is_loopback(parts.hostname or "") else "native"
 
 
 def client_document(name: str, redirect_uris: list[str], *, client_id: str | None = None) -> dict[str, Any]:
-    """Return the metadata of a client: for its registration, or with its URL as `client_id` for a document."""
+    """Return the metadata of a client, for its registration.
+
+    With `client_id`, which is the URL of the document, return a client metadata document to publish.
+    """
     document: dict[str, Any] = {
         "client_name": name,
         "redirect_uris": redirect_uris,
@@ -327,47 +340,47 @@ def client_document(name: str, redirect_uris: list[str], *, client_id: str | Non
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """How a client comes by an identity.
+    """The ways in which a client can get a client id.
 
-    In the order of preference: registered beforehand, the URL of a document that the client publishes, registered
-    earlier by this program, or a new registration.
+    In order of preference: a client id that was registered in advance, the URL of a metadata document, an earlier
+    registration by this program, a new registration.
     """
 
     name: str = "Weft"
     client_id: str | None = None
     client_secret: str | None = field(default=None, repr=False)
     auth_method: str | None = None
-    issuer: str | None = None  # that the client id is registered with
-    document_url: str | None = None
+    issuer: str | None = None  # the issuer that `client_id` is registered with
+    document_url: str | None = None  # the URL of the client's metadata document
 
     def check(self) -> None:
-        """Raise UsageError when the options do not fit together."""
+        """Raise UsageError if the options do not fit together."""
         if self.client_secret is not None and self.client_id is None:
             raise UsageError("A client_secret was given without its client_id; give both.")
         if self.document_url is not None:
             _check_document_url(self.document_url)
 
     async def known(self, issuer: Issuer, context: LoginContext) -> Identity | None:
-        """Return the identity that was registered with an issuer earlier, if any."""
+        """Return the identity that this program registered with an issuer earlier, or None."""
         kept = await context.load_record(identity_key(issuer.issuer), Identity)
         return kept if kept is not None and kept.issuer == issuer.issuer else None
 
     async def named(self, client_id: str, issuer: Issuer, context: LoginContext) -> Identity | None:
-        """Return the identity of a client id at an issuer, if it is still used."""
+        """Return the identity of a client id at an issuer, or None if this program no longer uses that client id."""
         if client_id in (self.client_id, self.document_url):
             return self._given(client_id, issuer)
         kept = await self.known(issuer, context)
         return kept if kept is not None and kept.client_id == client_id else None
 
     async def forget(self, identity: Identity, context: LoginContext) -> None:
-        """Forget a registration that its issuer does not know any more; the next login registers again."""
+        """Delete a registration that its issuer no longer knows, so that the next login registers again."""
         key = identity_key(identity.issuer)
         kept = await context.load_record(key, Identity)
         if kept is not None and kept.client_id == identity.client_id:
             await context.keep(key, None)
 
     async def obtain(self, issuer: Issuer, redirect_uri: str, scopes: list[str], context: LoginContext) -> Identity:
-        """Return an identity for this issuer, by the first way that is open."""
+        """Return an identity for this issuer, in the first way that is possible; register the client if needed."""
         if self.client_id is not None:
             if self.issuer is None:
                 await bind_issuer(self.client_id, issuer, context)
@@ -379,7 +392,7 @@ class Registration:
             return kept
         if issuer.registration_endpoint is None:
             raise AuthorizationFailed(
-                f"{shown_url(issuer.issuer)} does not register clients by itself. Register one there, with the "
+                f"{shown_url(issuer.issuer)} has no automatic registration of clients. Register one there, with the "
                 f"redirect URI {redirect_uri}, and give OAuth(client_id=..., client_secret=..., issuer="
                 f"{issuer.issuer!r})"
                 + (", or a client_metadata_url." if issuer.client_id_metadata_document_supported else "."),
@@ -391,7 +404,7 @@ class Registration:
         return identity
 
     def _given(self, client_id: str, issuer: Issuer) -> Identity:
-        """Return the identity that is registered beforehand, or has the URL of the document."""
+        """Return the identity for the configured client id, or for the URL of the metadata document."""
         if client_id == self.client_id:
             return Identity(client_id, issuer.issuer, self.client_secret, self.auth_method)
         return Identity(client_id, issuer.issuer, auth_method="none")
@@ -400,7 +413,7 @@ class Registration:
         self, issuer: Issuer, endpoint: str, redirect_uri: str, scopes: list[str], tried: list[str]
     ) -> Steps[Identity]:
         document = client_document(self.name, [redirect_uri])
-        # A native client keeps no secret; where the issuer insists on one, it gets one.
+        # A native client should have no secret. If the issuer does not offer "none", one with a secret is registered.
         offered = issuer.token_endpoint_auth_methods_supported or ["none"]
         methods = ("none", "client_secret_basic", "client_secret_post")
         document["token_endpoint_auth_method"] = next((one for one in methods if one in offered), "none")
@@ -417,9 +430,9 @@ class Registration:
             reason = said(answer, response.status)
             tried.append(f"registration at {shown_url(endpoint)}: {reason}")
             raise AuthorizationFailed(
-                f"{shown_url(issuer.issuer)} did not register this client ({reason}). If it does not like the "
-                f"redirect URI {redirect_uri}, give another (`redirect=`); else register a client there and give "
-                "its `client_id`.",
+                f"{shown_url(issuer.issuer)} did not register this client ({reason}). If it does not accept the "
+                f"redirect URI {redirect_uri}, give another one (`redirect=`). Otherwise register a client there and "
+                "give its `client_id`.",
                 tried,
             )
         tried.append(f"registration at {shown_url(endpoint)}: registered")
@@ -432,21 +445,24 @@ def identity_key(issuer: str) -> str:
 
 
 async def bind_issuer(client_id: str, issuer: Issuer, context: LoginContext) -> None:
-    """Bind credentials to the issuer that a server first named for them; AuthorizationFailed at another."""
+    """Bind a client id to the first issuer that it is used with; raise AuthorizationFailed if it is used with another.
+
+    Otherwise a server that is taken over could name an issuer that steals the client's secret.
+    """
     key = f"bound {client_id} {context.server_url}"
     first = await context.load(key)
     if first is not None and first.decode() != issuer.issuer:
         raise AuthorizationFailed(
-            f"The client {client_id!r} was used with {shown_url(first.decode())}, and now the server is guarded by "
-            f"{shown_url(issuer.issuer)}: nothing was sent there. If that is as it should be, register the client "
-            f"there and give the new client_id=..., issuer={issuer.issuer!r}.",
+            f"The client {client_id!r} was used with {shown_url(first.decode())}, but the server now names another "
+            f"authorization server, {shown_url(issuer.issuer)}. Nothing was sent there. If this change is intended, "
+            f"register the client there and give the new client_id=..., issuer={issuer.issuer!r}.",
             context.tried,
         )
     await context.keep(key, issuer.issuer.encode())
 
 
 def _check_document_url(url: str) -> None:
-    """Raise UsageError unless a URL can be a client id: https, with a path, and read in one way only."""
+    """Raise UsageError unless a URL can be a client id: https, with a path, no fragment, user name or dot segments."""
     parts = urlsplit(url)
     dotted = any(segment in (".", "..") for segment in parts.path.split("/"))
     if parts.scheme != "https" or parts.path in ("", "/") or parts.fragment or parts.username or dotted:
@@ -474,7 +490,7 @@ def _identity(answer: dict[str, Any], client_id: str, issuer: Issuer, redirect_u
 
 
 def _still_fits(identity: Identity, redirect_uri: str, scopes: list[str]) -> bool:
-    """Return whether an earlier registration has the same redirect URI, a live secret, and the scopes."""
+    """Return whether a registration has this redirect URI, a secret that has not expired, and these scopes."""
     if redirect_uri not in identity.redirect_uris:
         return False
     if identity.secret_expires_at and time.time() >= identity.secret_expires_at:

@@ -1,12 +1,12 @@
-"""Obtain tokens: a person logs in, or a program proves what it is.
+"""Obtain tokens, for a person who logs in or for a program.
 
-    CodeFlow                   a person logs in: authorization code with PKCE, refreshing, asking for more scopes
-    ClientCredentialsFlow      the program's own secret or key
-    EnterpriseFlow             the company's identity provider vouches for the user (ID-JAG)
-    WorkloadFlow               the platform vouches for the program (JWT)
+    CodeFlow                   a person logs in: authorization code with PKCE, refresh tokens, step-up
+    ClientCredentialsFlow      the program has a secret or a private key
+    EnterpriseFlow             the company's identity provider identifies the user (ID-JAG)
+    WorkloadFlow               the platform identifies the program (JWT)
 
-A grant is async, and reaches the world only through its `LoginContext`. Nothing of an answer is used before it is
-certain whose answer it is.
+A grant does all its I/O through a `LoginContext`. It checks that a response belongs to this login, and comes from the
+right issuer, before it uses any part of the response.
 """
 
 from __future__ import annotations
@@ -45,49 +45,49 @@ from weft.errors import AuthorizationFailed
 from weft.net.urls import UrlRefused, origin_of, read_url, shown_url
 
 Secret = str | Callable[[], Any]
-"""A text, or a function (plain or async) that returns it each time it is needed."""
+"""A secret as text, or a function (sync or async) that is called for the text each time it is needed."""
 
 _JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"
-_TOKEN_EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"  # noqa: S105 - the name of a grant
-_ID_TOKEN = "urn:ietf:params:oauth:token-type:id_token"  # noqa: S105 - the name of a kind
+_TOKEN_EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"  # noqa: S105 - the name of a grant type
+_ID_TOKEN = "urn:ietf:params:oauth:token-type:id_token"  # noqa: S105 - the name of a token type
 _ID_JAG = "urn:ietf:params:oauth:token-type:id-jag"
 _ID_JAG_PROFILE = "urn:ietf:params:oauth:grant-profile:id-jag"
 _OFFLINE = "offline_access"
-_FOUND_SECONDS = 600.0  # how long metadata is used again when a token is replaced
-_FRESH_SECONDS = 10.0  # a token that is refused so soon is not refused for its age
+_FOUND_SECONDS = 600.0  # how long discovered metadata is used for renewing tokens
+_FRESH_SECONDS = 10.0  # a token younger than this is new: if the server refuses it, a refresh does not help
 
 
 @dataclass(slots=True)
 class DiscoveryCache:
-    """The last discovery of a server, so that replacing a short-lived token does not fetch the same documents again.
+    """The last discovery of a server, so that renewing a short-lived token does not fetch the metadata again.
 
-    A login does not read it: it begins because something has changed.
+    A login always fetches the metadata, because it may have changed.
     """
 
     discovery: Discovery | None = None
     since: float = 0
 
     def keep(self, discovery: Discovery | None, now: float = 0) -> None:
-        """Remember a discovery; None forgets it."""
+        """Store a discovery, or clear the cache with None."""
         self.discovery, self.since = discovery, now
 
     def recall(self, now: float) -> Discovery | None:
-        """Return a recent discovery, if any."""
+        """Return the discovery if it is recent, or None."""
         return self.discovery if now - self.since < _FOUND_SECONDS else None
 
 
 @dataclass(slots=True)
 class TokenRequest:
-    """What is known when a token is needed."""
+    """A request for a token: the server's challenge, the old token, and cached facts about the server."""
 
     challenge: Challenge = field(default_factory=Challenge)
-    token: Token | None = None  # the one that is not sufficient any more
-    is_step_up: bool = False  # that token is valid, but lacks scopes
+    token: Token | None = None  # the old token, which has expired or was refused
+    is_step_up: bool = False  # whether the old token is valid, but lacks scopes
     nonces: Nonces = field(default_factory=Nonces)
     found: DiscoveryCache = field(default_factory=DiscoveryCache)
 
     def previous(self, discovery: Discovery) -> Token | None:
-        """Return the old token if it is from the same issuer for the same resource."""
+        """Return the old token if it has the issuer and the resource of this discovery, or None."""
         token = self.token
         if token is None or (token.issuer, token.resource) != (discovery.issuer.issuer, discovery.resource):
             return None
@@ -95,18 +95,18 @@ class TokenRequest:
 
 
 class Grant(Protocol):
-    """A way to obtain tokens."""
+    """An OAuth flow that obtains tokens."""
 
     async def login(self, request: TokenRequest, context: LoginContext) -> Token:
-        """Return a token that satisfies the request; AuthorizationFailed when there is none."""
+        """Return a token that satisfies the request, or raise AuthorizationFailed."""
         ...
 
     def can_renew(self, request: TokenRequest) -> bool:
-        """Return whether the token can be replaced without a person."""
+        """Return whether the token can be renewed without asking a person."""
         ...
 
     async def renew(self, request: TokenRequest, context: LoginContext) -> Token:
-        """Return a token that replaces the old one before it expires."""
+        """Return a new token to use instead of the old one, which is about to expire."""
         ...
 
 
@@ -115,10 +115,10 @@ async def _discover(request: TokenRequest, context: LoginContext, only: str | No
 
 
 def select_scopes(request: TokenRequest, discovery: Discovery, wished: Sequence[str]) -> list[str]:
-    """Return the scopes to ask for: those that the challenge demands, else those that the server lists, else none.
+    """Return the scopes to request: those in the challenge, plus `wished`, plus those requested before.
 
-    Scopes that were asked for before are asked for again, so that none is lost. The user's own are added, and replace
-    the server's list, which is only a guess at what will be needed.
+    If the challenge names no scopes, those in the server's metadata are requested, unless the user gave `wished`.
+    Scopes that were requested before are requested again, so that the new token can do all that the old one could.
     """
     demanded = request.challenge.scopes
     if demanded is None:
@@ -129,40 +129,47 @@ def select_scopes(request: TokenRequest, discovery: Discovery, wished: Sequence[
     return list(dict.fromkeys([*demanded, *wished, *before]))
 
 
-def new_dpop_key(setting: bool | None, request: TokenRequest, discovery: Discovery) -> DpopKey | None:  # noqa: FBT001 - a tristate
-    """Return a key to bind the token to: if the user wants it, else if the server wants it and the issuer can."""
+def new_dpop_key(setting: bool | None, request: TokenRequest, discovery: Discovery) -> DpopKey | None:  # noqa: FBT001 - has three states
+    """Return a new key to bind the token to, or None for a token that is not bound.
+
+    If `setting` is None, a key is used if the server asks for it and the issuer supports it.
+    """
     demanded = discovery.published is not None and bool(discovery.published.dpop_bound_access_tokens_required)
     if setting is None:
         setting = (request.challenge.is_dpop or demanded) and discovery.issuer.can_bind_tokens()
     return DpopKey.new() if setting else None
 
 
-def _check_bound(token: Token, setting: bool | None, context: LoginContext) -> None:  # noqa: FBT001 - a tristate
+def _check_bound(token: Token, setting: bool | None, context: LoginContext) -> None:  # noqa: FBT001 - has three states
     if setting and token.kind != "DPoP":
-        raise AuthorizationFailed("The token is not bound to our key, which `dpop=True` demands.", context.tried)
+        raise AuthorizationFailed(
+            "The authorization server issued a token that is not bound to a key, but `dpop=True` requires one. Leave "
+            "`dpop` out to accept such tokens.",
+            context.tried,
+        )
 
 
 # --- stored tokens
 
 
 def token_key(issuer: str, resource: str) -> str:
-    """Return the storage key of a token. It has the issuer in it: no issuer sees what another has issued."""
+    """Return the storage key of a token. It contains the issuer, so that a token is never sent to another issuer."""
     return f"token {issuer} {resource}"
 
 
 def server_key(server_url: str) -> str:
-    """Return the storage key of the pair that names the token of a server."""
+    """Return the storage key under which the issuer and the resource of a server's token are stored."""
     return f"server {server_url}"
 
 
 async def _keep_token(token: Token, context: LoginContext) -> None:
-    """Store a token by its issuer and resource, and that the server takes it."""
+    """Store a token, and store for the server which token it uses."""
     await context.keep_record(token_key(token.issuer, token.resource), token)
     await context.keep_record(server_key(context.server_url), [token.issuer, token.resource])
 
 
 async def recall_token(context: LoginContext) -> Token | None:
-    """Return the token that is stored for the server."""
+    """Return the stored token of the server, or None."""
     pair = await context.load_record(server_key(context.server_url), tuple[str, str])
     if pair is None:
         return None
@@ -171,7 +178,7 @@ async def recall_token(context: LoginContext) -> Token | None:
 
 
 async def _forget_token(token: Token, context: LoginContext) -> None:
-    """Delete a stored token, unless another program has stored a newer one."""
+    """Delete a stored token, unless another program has replaced it."""
     key = token_key(token.issuer, token.resource)
     kept = await context.load_record(key, Token)
     if kept is not None and kept.refresh_token == token.refresh_token:
@@ -179,7 +186,7 @@ async def _forget_token(token: Token, context: LoginContext) -> None:
 
 
 async def _newer_token(token: Token, context: LoginContext) -> Token | None:
-    """Return the token that another program has stored since, if it is for the same client and does as much."""
+    """Return a newer token that another program has stored, if it has the same client and at least the same scopes."""
     kept = await context.load_record(token_key(token.issuer, token.resource), Token)
     if kept is None or kept.access_token == token.access_token or kept.obtained_at < token.obtained_at:
         return None
@@ -192,15 +199,15 @@ async def _newer_token(token: Token, context: LoginContext) -> Token | None:
 
 @dataclass(slots=True)
 class _MachineFlow:
-    """A grant without a person: it finds the issuer, asks its token endpoint once, and stores the token."""
+    """The common part of the flows without a person: find the issuer, request a token, store the token."""
 
     client_id: str
     client_secret: str | None = field(default=None, repr=False)
     auth_method: str | None = None
-    issuer: str | None = None  # the only one that these credentials are for
+    issuer: str | None = None  # if given, the credentials are sent to no other issuer
     scopes: Sequence[str] = ()
     dpop: bool | None = None
-    key: PrivateKey | None = None  # instead of a secret
+    key: PrivateKey | None = None  # used instead of a secret
     clock: Callable[[], float] = time.time
 
     async def login(self, request: TokenRequest, context: LoginContext) -> Token:
@@ -210,11 +217,11 @@ class _MachineFlow:
         return await self._obtain(request, discovery, context)
 
     def can_renew(self, request: TokenRequest) -> bool:
-        """Return whether the server has sent a challenge, which says where its metadata is."""
+        """Return whether the server has sent a challenge; without one its metadata cannot be found."""
         return bool(request.challenge.scheme)
 
     async def renew(self, request: TokenRequest, context: LoginContext) -> Token:
-        """Return a new token, with the metadata that is known."""
+        """Return a new token, with cached metadata if there is any."""
         known = request.found.recall(self.clock())
         if known is None:
             return await self.login(request, context)
@@ -246,7 +253,7 @@ class _MachineFlow:
 
 @dataclass(slots=True)
 class ClientCredentialsFlow(_MachineFlow):
-    """The program's own secret, or its own key."""
+    """The client credentials grant: the program authenticates with its secret or its key."""
 
     async def _form(self, discovery: Discovery, scopes: list[str], context: LoginContext) -> dict[str, str]:
         return {"grant_type": "client_credentials"}
@@ -254,7 +261,7 @@ class ClientCredentialsFlow(_MachineFlow):
 
 @dataclass(slots=True)
 class WorkloadFlow(_MachineFlow):
-    """A JWT of the platform that the program runs on."""
+    """The JWT bearer grant: the program presents a JWT of the platform that it runs on."""
 
     assertion: Secret = field(kw_only=True, repr=False)
 
@@ -265,7 +272,10 @@ class WorkloadFlow(_MachineFlow):
 
 @dataclass(frozen=True, slots=True)
 class IdentityProvider:
-    """The company's identity provider, and how this program is known there. Give its token endpoint, or its issuer."""
+    """The company's identity provider, and the client id of this program there.
+
+    Give `token_endpoint` or `issuer`. `id_token` is the id token of the user, or a function that returns it.
+    """
 
     client_id: str
     id_token: Secret = field(repr=False)
@@ -276,7 +286,7 @@ class IdentityProvider:
 
 @dataclass(slots=True)
 class EnterpriseFlow(_MachineFlow):
-    """The user's id token is exchanged for an ID-JAG for the server's issuer, and that for the access token."""
+    """The enterprise flow: exchange the user's id token for an ID-JAG, and the ID-JAG for an access token."""
 
     provider: IdentityProvider = field(kw_only=True)
 
@@ -285,7 +295,7 @@ class EnterpriseFlow(_MachineFlow):
         profiles = issuer.authorization_grant_profiles_supported
         if profiles is not None and _ID_JAG_PROFILE not in profiles:
             raise AuthorizationFailed(
-                f"{shown_url(issuer.issuer)} does not take what a company's identity provider says; log in "
+                f"{shown_url(issuer.issuer)} does not accept assertions of a company's identity provider; log in "
                 "with OAuth() instead.",
                 context.tried,
             )
@@ -307,7 +317,8 @@ class EnterpriseFlow(_MachineFlow):
         assertion, kind = document.get("access_token"), document.get("issued_token_type")
         if not isinstance(assertion, str) or not assertion or kind != _ID_JAG:
             raise AuthorizationFailed(
-                "The identity provider did not answer with an ID-JAG; have it set up for this server.", context.tried
+                "The identity provider did not answer with an ID-JAG; ask its operator to set it up for this server.",
+                context.tried,
             )
         return {"grant_type": _JWT_BEARER, "assertion": assertion}
 
@@ -329,7 +340,7 @@ async def _secret(given: Secret, name: str, context: LoginContext) -> str:
     value: Any = given if isinstance(given, str) else await context.call(given, name)
     if not isinstance(value, str) or not value:
         raise AuthorizationFailed(
-            f"The function given as `{name}` returned no text; let it return a JWT.", context.tried
+            f"The function given as `{name}` must return a JWT as text, and returned none.", context.tried
         )
     return value
 
@@ -344,11 +355,11 @@ class CodeFlow:
     registration: Registration
     scopes: Sequence[str] = ()
     dpop: bool | None = None
-    offline: bool = True  # ask for a refresh token where the issuer has a scope for that
+    offline: bool = True  # whether to request the scope `offline_access`, for a refresh token, if the issuer lists it
     clock: Callable[[], float] = time.time
 
     async def login(self, request: TokenRequest, context: LoginContext) -> Token:
-        """Return a token: by refreshing if that is enough, else by sending the person to the authorization server."""
+        """Return a token, with the refresh token if possible; otherwise the person logs in with the browser."""
         known = self.registration
         discovery = await _discover(request, context, known.issuer if known.client_id else None, known.client_id)
         request.found.keep(discovery, self.clock())
@@ -366,7 +377,7 @@ class CodeFlow:
         return request.token is not None and request.token.refresh_token is not None
 
     async def renew(self, request: TokenRequest, context: LoginContext) -> Token:
-        """Return a token for the refresh token, or one that another program has stored."""
+        """Return a token by refreshing, or a newer one that another program has stored."""
         token = request.token
         assert token is not None, "can_renew"
         renewed = None
@@ -397,28 +408,31 @@ class CodeFlow:
     async def _replace(
         self, request: TokenRequest, issuer: Issuer, token: Token, context: LoginContext, *, is_refused: bool
     ) -> Token | None:
-        """Return a token without a person: one that another program has stored, or by refreshing; None for neither.
+        """Return a newer token that another program has stored, or refresh the token; None if neither is possible.
 
-        Programs that share a storage take turns: a refresh token may be good once, and an issuer that sees one twice
-        ends the whole login.
+        Programs that share a storage do this one after another. A refresh token may be valid only once, and an issuer
+        that receives one twice revokes all tokens of the login.
         """
         async with context.claimed(token_key(token.issuer, token.resource)):
             newer = await _newer_token(token, context)
             now = self.clock()
             if newer is not None and not newer.is_due(now):
-                context.tried.append("the token that another program has kept")
+                context.tried.append("a newer token that another program has stored")
                 return newer
             is_fresh = now - token.obtained_at < _FRESH_SECONDS and not token.is_expired(now)
             if newer is None and is_refused and is_fresh:
-                self._check_lacking(request, token, context)  # refreshing would not give it more scopes
+                self._check_lacking(request, token, context)  # a refresh would not add scopes
                 return None
             return await self._refresh(request, issuer, newer or token, context)
 
     async def _refresh(
         self, request: TokenRequest, issuer: Issuer, token: Token, context: LoginContext
     ) -> Token | None:
-        """Return a new token for the refresh token, None if that is worthless; TokenRefusal if it may not be."""
-        if token.refresh_token is None or (self.dpop and token.dpop_key is None):  # it would not be bound either
+        """Return a new token by refreshing; None if there is no usable refresh token.
+
+        Raises TokenRefusal if the issuer refuses for a passing reason, so that the refresh token may still be valid.
+        """
+        if token.refresh_token is None or (self.dpop and token.dpop_key is None):  # the new token would not be bound
             return None
         identity = await self.registration.named(token.client_id, issuer, context)
         if identity is None:
@@ -430,22 +444,22 @@ class CodeFlow:
             renewed = await self._ask_refresh(client, form, token, context)
         except TokenRefusal as refusal:
             if not refusal.is_final:
-                raise  # the refresh token is as good as before: the issuer is in trouble, not the login
-            newer = await _newer_token(token, context)  # without turns, another program may have been faster
+                raise  # the issuer has a problem; the refresh token may still be valid
+            newer = await _newer_token(token, context)  # without a lock, another program may have been faster
             await _forget_token(token, context)
-            token.refresh_token = None  # not to be tried again
+            token.refresh_token = None  # it is not tried again
             return newer
         renewed.asked = token.asked
-        renewed.refresh_token = renewed.refresh_token or token.refresh_token  # some issuers send a new one each time
+        renewed.refresh_token = renewed.refresh_token or token.refresh_token  # not every issuer sends a new one
         await _keep_token(renewed, context)
         return renewed
 
     async def _ask_refresh(
         self, client: TokenClient, form: dict[str, str], token: Token, context: LoginContext
     ) -> Token:
-        """Ask for the granted scopes: some issuers refuse a refresh without them, and others their own names for them.
+        """Refresh with the granted scopes, and if the issuer refuses these, without scopes.
 
-        The latter are asked without scopes.
+        Some issuers require scopes in a refresh. Others refuse even the scopes that they granted.
         """
         if token.granted:
             try:
@@ -457,12 +471,12 @@ class CodeFlow:
         return await self._ask(client, form, token.granted, context)
 
     def _check_lacking(self, request: TokenRequest, token: Token, context: LoginContext) -> None:
-        """Raise AuthorizationFailed unless scopes are demanded that were never asked for."""
+        """Raise AuthorizationFailed unless the server demands scopes that were not requested for this token."""
         if set(request.challenge.scopes or ()) <= set(token.scopes):
             raise AuthorizationFailed(
-                f"{shown_url(context.server_url)} refuses the token that {shown_url(token.issuer)} has just given "
-                "for it. Logging in again would not help: tell the operator, the two do not agree on audience, issuer "
-                "or keys.",
+                f"{shown_url(context.server_url)} refuses the token that {shown_url(token.issuer)} has just issued "
+                "for it. Logging in again would not help. Tell the server's operator that the two do not agree on "
+                "audience, issuer or keys.",
                 context.tried,
             )
 
@@ -505,25 +519,30 @@ class CodeFlow:
         endpoint = issuer.authorization_endpoint
         if endpoint is None:
             raise AuthorizationFailed(
-                f"{shown_url(issuer.issuer)} publishes no authorization endpoint: nobody can log in there.", tried
+                f"{shown_url(issuer.issuer)} publishes no authorization endpoint, so that no person can log in there; "
+                "use ClientCredentials(...), or ask its operator.",
+                tried,
             )
         if "S256" not in (issuer.code_challenge_methods_supported or ()):
             raise AuthorizationFailed(
                 f"{shown_url(issuer.issuer)} does not say that it supports PKCE with S256, without which a login is "
-                "not safe; have its operator publish `code_challenge_methods_supported`.",
+                "not safe; ask its operator to publish `code_challenge_methods_supported`.",
                 tried,
             )
         _check_url(endpoint, "The login page is not opened", tried)
         return endpoint
 
     def _with_offline(self, scopes: list[str], issuer: Issuer) -> list[str]:
-        """Add the scope for a refresh token, if the issuer lists it; no scope at all means the issuer's defaults."""
+        """Add the scope for a refresh token, if the issuer lists it.
+
+        If no scopes are requested, none is added: the issuer then grants its default scopes.
+        """
         if not self.offline or not scopes or _OFFLINE in scopes or _OFFLINE not in (issuer.scopes_supported or ()):
             return scopes
         return [*scopes, _OFFLINE]
 
     async def _ask(self, client: TokenClient, form: dict[str, str], asked: list[str], context: LoginContext) -> Token:
-        """Ask for a token. If the issuer has forgotten this client, the next login registers it again."""
+        """Request a token. If the issuer does not know this client, delete the registration."""
         try:
             token = await context.run(client.ask(form, asked))
         except TokenRefusal as refusal:
@@ -535,10 +554,10 @@ class CodeFlow:
 
 
 def read_redirect(url: str, state: str, issuer: Issuer, tried: list[str]) -> str:
-    """Return the code that the browser came back with, once it is certain that it answers this login.
+    """Return the authorization code in the URL that the browser came back with, after checking the URL.
 
-    The state is checked first: an answer to another login is discarded. Then the issuer, compared as it is written; on
-    a mismatch nothing of the answer is acted on or shown. Only then the answer itself.
+    The state is checked first, because the response may belong to another login. The issuer is checked next, by exact
+    comparison (RFC 9207). If either is wrong, no other part of the response is read or shown.
     """
     try:
         query = parse_qs(urlsplit(url).query, keep_blank_values=True, max_num_fields=50)
@@ -546,18 +565,20 @@ def read_redirect(url: str, state: str, issuer: Issuer, tried: list[str]) -> str
         query = dict[str, list[str]]()
     answer = {name: values[0] for name, values in query.items() if len(values) == 1}
     if not hmac.compare_digest(answer.get("state", "").encode(), state.encode()):
-        raise AuthorizationFailed("The browser came back with an answer to another login; it was discarded.", tried)
+        raise AuthorizationFailed(
+            "The browser came back with a response to another login, which was ignored; try again.", tried
+        )
     must_say = issuer.authorization_response_iss_parameter_supported or "iss" in query
     if must_say and answer.get("iss") != issuer.issuer:
         raise AuthorizationFailed(
-            f"The answer to the login is not from {shown_url(issuer.issuer)}, or does not say so although it should: "
-            "it was discarded, and the code in it was not redeemed. Somebody may be trying to mix up two servers.",
+            f"The response to the login does not name {shown_url(issuer.issuer)} as its issuer, as it should. It was "
+            "ignored, and the code in it was not used. This may be an attack that mixes up two servers.",
             tried,
         )
     if "error" in query:
         reason = said(answer, 0)
-        tried.append(f"the answer: {reason}")
-        raise AuthorizationFailed(f"The login was refused ({reason}); log in again, or as somebody else.", tried)
+        tried.append(f"response: {reason}")
+        raise AuthorizationFailed(f"The login was refused ({reason}); log in again, or as another user.", tried)
     code = answer.get("code")
     if not code:
         raise AuthorizationFailed("The browser came back without a code; try again.", tried)
@@ -572,7 +593,7 @@ def _check_url(url: str, what: str, tried: list[str]) -> None:
 
 
 def _with_query(endpoint: str, params: dict[str, str]) -> str:
-    """Return a URL with more parameters in its query."""
+    """Return the URL with the parameters added to its query."""
     parts = urlsplit(endpoint)
     query = "&".join(part for part in (parts.query, urlencode(params)) if part)
     return urlunsplit((parts.scheme, parts.netloc, parts.path, query, ""))

@@ -1,12 +1,12 @@
-"""The ways to log in that `Client(url, auth=...)` takes, and their options.
+"""The classes that a program passes as `Client(url, auth=...)`, with their options.
 
-    "token", BearerToken           a token that the program already has
-    OAuth                          a person logs in, in the browser
-    ClientCredentials              the program itself, with a secret or a key
-    EnterpriseManaged              the company's identity provider vouches for the user
-    WorkloadIdentity               the platform vouches for the program
+    "token", BearerToken           the program already has a token
+    OAuth                          a person logs in with the browser
+    ClientCredentials              the program authenticates with a secret or a key
+    EnterpriseManaged              the company's identity provider identifies the user
+    WorkloadIdentity               the platform identifies the program
 
-Each but the first is an `Authorizer` with one grant.
+All classes except BearerToken are an `Authorizer` with one grant.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class BearerToken:
-    """A token that the program already has; `token` may be a function, plain or async, that returns it.
+    """Authentication with a token that the program already has. `token` is text, or a sync or async function.
 
     >>> BearerToken("s3cret")
     BearerToken(…)
@@ -55,7 +55,7 @@ class BearerToken:
         return "BearerToken(…)"
 
     async def headers(self, url: str, method: str) -> Mapping[str, str]:
-        """Return the Authorization header: a token is sent nowhere else."""
+        """Return the Authorization header with the token."""
         token: Any = self._token
         if not isinstance(token, str):
             given = token()
@@ -63,7 +63,7 @@ class BearerToken:
         return {"Authorization": f"Bearer {token}"}
 
     async def refused(self, refusal: Refused, given: Mapping[str, str], request: Mapping[str, str]) -> bool:
-        """Raise AuthorizationFailed, unless the refusal is not about the token: there is no other one to try."""
+        """Raise AuthorizationFailed if the server refused the token; return False if it refused something else."""
         challenges = read_challenges(refusal.headers)
         if refusal.status != 401 and not any(one.error for one in challenges):
             return False
@@ -74,21 +74,22 @@ class BearerToken:
         advice = "Check that it is complete, has not expired, and is meant for this server."
         if lacking := next((one for one in challenges if one.error == "insufficient_scope"), None):
             wanted = readable(lacking.scopes or ())
-            advice = f"Give one that has the scopes it takes: {wanted}." if wanted else "Give one that has more scopes."
+            advice = f"Give a token with the scopes: {wanted}." if wanted else "Give a token with more scopes."
         raise AuthorizationFailed(
             f"{refusal.where} refused the token that was given (HTTP {refusal.status}): {shown}. {advice}"
         )
 
 
 class OAuth(Authorizer):
-    """A person logs in, in the browser, when a server wants it; the token is refreshed for as long as it can be.
+    """A login by a person in the browser, when a server requires it. The token is refreshed as long as possible.
 
         client = Client("https://flights.example/mcp", auth=OAuth())
 
-    With nothing given, the client registers itself. Give `client_id` (and its secret, and the `issuer` it is registered
-    with) if it is registered already, or `client_metadata_url` if it publishes a document about itself. `scopes` are
-    asked for besides those that the server demands. `storage` keeps logins beyond the program's end: see `FileStorage`
-    and `KeyringStorage`. `dpop` binds tokens to a key: None does it where the server wants it.
+    By default the client registers itself at the authorization server. If it is already registered there, give
+    `client_id`, `client_secret` if there is one, and `issuer`. If it publishes a metadata document, give
+    `client_metadata_url`. `scopes` are requested in addition to those that the server demands. `storage` keeps logins
+    when the program ends (`FileStorage`, `KeyringStorage`). `dpop=True` requires tokens that are bound to a key; by
+    default they are bound if the server asks for it.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class OAuth(Authorizer):
         )
 
     def client_metadata(self, redirect_uris: Sequence[str]) -> dict[str, Any]:
-        """Return the document to be published at `client_metadata_url`."""
+        """Return the metadata document, for the program to publish at `client_metadata_url`."""
         url = self._registration.document_url
         if url is None or not redirect_uris:
             raise UsageError("Give OAuth(client_metadata_url=...), and at least one redirect URI.")
@@ -124,7 +125,9 @@ class OAuth(Authorizer):
 
 
 class ClientCredentials(Authorizer):
-    """The program itself is the client: with a secret, or with a private key (PEM or a key object), which is safer.
+    """A login of the program itself, without a person: with a secret, or with a private key (PEM or a key object).
+
+    A private key is safer, because it is never sent.
 
     >>> ClientCredentials("reporter", client_secret="s3cret")
     ClientCredentials()
@@ -156,10 +159,10 @@ class ClientCredentials(Authorizer):
 
 
 class EnterpriseManaged(Authorizer):
-    """The company's identity provider vouches for the user: the user sees no page of the server.
+    """A login through the company's identity provider: the user sees no login page of the MCP server.
 
-    `provider` says who that is, and where the user's id token comes from; `client_id` and its secret are those at the
-    authorization server of the MCP server.
+    `provider` describes the identity provider and the user's id token. `client_id` and `client_secret` are those of
+    this program at the authorization server of the MCP server.
     """
 
     extension = "io.modelcontextprotocol/enterprise-managed-authorization"
@@ -178,13 +181,16 @@ class EnterpriseManaged(Authorizer):
         fetcher: Fetching | None = None,
     ) -> None:
         if provider.token_endpoint is None and provider.issuer is None:
-            raise UsageError("IdentityProvider needs its token_endpoint, or its issuer, from which that is found out.")
+            raise UsageError("IdentityProvider needs token_endpoint=..., or issuer=... to find the endpoint.")
         flow = EnterpriseFlow(client_id, client_secret, auth_method, issuer, _scopes(scopes), dpop, provider=provider)
         super().__init__(flow, _ports(storage, fetcher))
 
 
 class WorkloadIdentity(Authorizer):
-    """The platform that the program runs on vouches for it, with a JWT; `assertion` may be a function that gets one."""
+    """A login with a JWT of the platform that the program runs on.
+
+    `assertion` is the JWT, or a function that returns it.
+    """
 
     def __init__(
         self,
@@ -204,13 +210,13 @@ class WorkloadIdentity(Authorizer):
 
 
 def as_auth(auth: Any) -> Auth | None:
-    """Return the hook of a transport for what a user gave as `auth=`; a text is a token."""
+    """Return the object that adds tokens to requests for a user's `auth=` option. Text is taken as a bearer token."""
     if isinstance(auth, str):
         return BearerToken(auth)
     if auth is not None and not (hasattr(auth, "headers") and hasattr(auth, "refused")):
         raise UsageError(
-            f"auth= was given something of the type {type(auth).__name__!r}; give a token as text, or OAuth(), "
-            "ClientCredentials(...) or the like."
+            f"auth= was given something of the type {type(auth).__name__!r}; give a token as text, or "
+            "an object such as OAuth() or ClientCredentials(...)."
         )
     return cast("Auth | None", auth)
 
@@ -227,5 +233,5 @@ def _scopes(scopes: Sequence[str]) -> Sequence[str]:
 
 def _check_token(token: Any) -> str:
     if not is_sendable(token):
-        raise UsageError("The token cannot be sent: it is empty, or has spaces or other characters that no token has.")
+        raise UsageError("The token cannot be sent: it is empty, or contains a space or another forbidden character.")
     return str(token)

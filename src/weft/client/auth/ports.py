@@ -1,8 +1,8 @@
-"""Connect a login to the world: HTTP exchanges, the browser, the storage, and functions of the user.
+"""Do the I/O of a login: send HTTP requests, open the browser, use the storage, call the user's functions.
 
-The steps of a login only yield HTTP requests (`tokens`, `discovery`); `LoginContext` performs them, and everything else
-that a grant awaits. The listener for the browser accepts one answer, the one with the expected state; all other
-requests are refused and change nothing. URLs are passed to the browser without a shell.
+The modules `tokens` and `discovery` only yield HTTP requests; `LoginContext` sends them. The local listener accepts one
+request from the browser, the one with the expected `state`, and refuses all others. URLs are passed to the browser
+without a shell.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ R = TypeVar("R")
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PRIVATE = (
-    "it leads to a private address, which a server elsewhere has no business to name; if it is meant so, give "
+    "it has a private address, which a server on another machine should not name; if this is intended, give "
     "Fetcher(allow_private=True)"
 )
 _HEAD_BYTES = 16 * 1024
@@ -84,24 +84,24 @@ _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</
 class AuthPorts:
     """The fetcher, the storage and the redirect that logins use."""
 
-    fetcher: Fetching | None  # None: one with the settings of the client's own connection
+    fetcher: Fetching | None  # None: a fetcher with the settings of the client's connection is used
     storage: Storage
     redirect: Redirect | None = None
-    # Records that the storage could not write: a finished login, or a refresh token that is good once, is not lost.
+    # Values that the storage failed to write. They are kept here, because a refresh token may be valid only once.
     unkept: dict[str, bytes | None] = field(default_factory=dict[str, bytes | None], repr=False)
 
 
 class LoginContext:
-    """What one login uses: HTTP exchanges, the browser, the storage. It closes what it opened when it is left."""
+    """The I/O of one login: HTTP requests, the browser, the storage. Leaving the context closes its connections."""
 
     def __init__(self, ports: AuthPorts, server_url: str, tried: list[str] | None = None) -> None:
         self.server_url = server_url
-        self.tried = [] if tried is None else tried  # what was done so far, for error messages
+        self.tried = [] if tried is None else tried  # the steps of the login so far, for error messages
         self._ports = ports
         self._stack = AsyncExitStack()
         self._fetch: Fetch | None = None
         self._listener: RedirectListener | None = None
-        self._is_warned = False  # that the storage cannot be written
+        self._is_warned = False  # whether a failure of the storage was logged
 
     async def __aenter__(self) -> Self:
         return self
@@ -112,7 +112,7 @@ class LoginContext:
         await self._stack.__aexit__(kind, error, trace)
 
     async def run(self, steps: Steps[T]) -> T:
-        """Perform the HTTP requests of some steps, and return their result."""
+        """Send the HTTP requests that the steps yield, and return the result of the steps."""
         try:
             request = next(steps)
             while True:
@@ -133,41 +133,41 @@ class LoginContext:
         return await self._fetch(request)
 
     async def listen(self, known: Sequence[str]) -> str:
-        """Get ready to receive the browser, if possible at a known redirect URI; return the redirect URI."""
+        """Start to listen for the browser, at one of the known redirect URIs if possible; return the redirect URI."""
         redirect = self._ports.redirect
         if redirect is None:
-            raise AuthorizationFailed("A person has to log in, and there is no way to one; give `redirect=`.")
+            raise AuthorizationFailed("A person has to log in, but no browser can be opened; give `redirect=`.")
         self._listener = await self._stack.enter_async_context(redirect.listening(known))
         return self._listener.uri
 
     async def visit(self, url: str, state: str) -> str:
-        """Send the person to a page; return the URL that the browser comes back with."""
-        assert self._listener is not None, "a grant listens before it sends somebody away"
-        with _explained("The login was broken off: the redirect failed"):
+        """Open a page in the person's browser; return the URL that the browser is redirected to after the login."""
+        assert self._listener is not None, "call listen before visit"
+        with _explained("The login was cancelled: the redirect failed"):
             return await self._listener.visit(url, state)
 
     async def load(self, key: str) -> bytes | None:
-        """Return what is stored under a key."""
+        """Return the stored value of a key, or None."""
         storage, unkept = self._ports.storage, self._ports.unkept
         if key in unkept:
             return unkept[key]
-        with _explained(f"What is kept of logins cannot be read: {type(storage).__name__} failed"):
+        with _explained(f"Stored logins cannot be read: {type(storage).__name__} failed"):
             return await storage.get(key)
 
     async def keep(self, key: str, value: bytes | None) -> None:
-        """Store something under a key; None deletes it. If the storage fails, it is kept in memory."""
+        """Store a value under a key, or delete the key if the value is None. If the storage fails, use memory."""
         storage, unkept = self._ports.storage, self._ports.unkept
         try:
             await storage.put(key, value)
         except UsageError:
             raise
-        except Exception as error:  # noqa: BLE001 - each storage has its own
+        except Exception as error:  # noqa: BLE001 - each storage has its own exceptions
             unkept[key] = value
             if not self._is_warned:
                 self._is_warned = True
                 log.warning(
-                    "The login cannot be kept, and is over when this program is: %s failed (%s). Repair it, or give "
-                    "another `storage=`.",
+                    "The login cannot be stored, and will be lost when this program ends: %s failed (%s). Repair it, "
+                    "or give another `storage=`.",
                     type(storage).__name__,
                     _named(error),
                 )
@@ -175,7 +175,7 @@ class LoginContext:
             unkept.pop(key, None)
 
     async def load_record(self, key: str, kind: type[R]) -> R | None:
-        """Return a stored record; None if there is none that can be read."""
+        """Return a stored record, or None if there is none or it cannot be decoded."""
         raw = await self.load(key)
         if raw is None:
             return None
@@ -185,14 +185,14 @@ class LoginContext:
             return None
 
     async def keep_record(self, key: str, record: object) -> None:
-        """Store a record."""
+        """Encode and store a record."""
         await self.keep(key, msgspec.json.encode(record))
 
     @asynccontextmanager
     async def claimed(self, key: str) -> AsyncGenerator[None]:
-        """Be the only program that replaces what is stored under a key, where the storage can ensure that."""
+        """Lock a key against other programs, if the storage supports locks."""
         claimed: Any = getattr(self._ports.storage, "claimed", None)
-        what = f"What is kept of logins cannot be claimed: {type(self._ports.storage).__name__} failed"
+        what = f"Stored logins cannot be locked: {type(self._ports.storage).__name__} failed"
         stack = AsyncExitStack()
         with _explained(what):
             if claimed is not None:
@@ -204,7 +204,7 @@ class LoginContext:
                 await stack.aclose()
 
     async def call(self, function: Callable[[], Any], name: str) -> Any:
-        """Call a function of the user, plain or async; `name` is the option that it was given as."""
+        """Call a sync or async function of the user; `name` is the name of the option, for error messages."""
         with _explained(f"The function given as `{name}` failed"):
             result = function()
             return await result if inspect.isawaitable(result) else result
@@ -212,7 +212,7 @@ class LoginContext:
 
 @contextmanager
 def _explained(what: str) -> Generator[None]:
-    """Turn what the user's own code raises into one clear error; the original stays its cause."""
+    """Raise AuthorizationFailed with a clear message instead of an exception of the user's code, which is its cause."""
     try:
         yield
     except WeftError:
@@ -222,7 +222,7 @@ def _explained(what: str) -> Generator[None]:
 
 
 def _named(error: Exception) -> str:
-    """Return what failed, without the texts of others: they may contain a code or a token."""
+    """Return a description of an exception without its own text, which may contain a code or a token."""
     if isinstance(error, AuthorizationFailed):
         return error.message.rstrip(".")
     if isinstance(error, OSError) and error.strerror is not None:
@@ -235,26 +235,26 @@ def _named(error: Exception) -> str:
 
 
 class Fetch(Protocol):
-    """Performs one exchange; FetchFailed when there is no response."""
+    """A function that sends one HTTP request."""
 
     async def __call__(self, request: HttpRequest) -> HttpAnswer:
-        """Send the request."""
+        """Send the request and return the response; raise FetchFailed if there is none."""
         ...
 
 
 class Fetching(Protocol):
-    """Performs the exchanges of logins."""
+    """The interface of an HTTP client for logins."""
 
     def open(self, server_url: str) -> AbstractAsyncContextManager[Fetch]:
-        """Return what fetches on behalf of one server."""
+        """Return a context manager whose value sends the HTTP requests of logins to one MCP server."""
         ...
 
 
 class Fetcher:
-    """Exchanges over the network. GET follows redirects to allowed URLs; POST, which carries secrets, follows none.
+    """The HTTP client for logins. GET requests follow redirects; POST requests, which contain secrets, do not.
 
-    `allow_insecure` permits http to other machines, `allow_private` lets a public server name private addresses: both
-    for networks that are trusted. `tls`, `proxy` and `trust_env` are as those of the client.
+    `allow_insecure` permits http (without TLS) to other machines. `allow_private` permits a public server to name
+    private addresses. Use both only in trusted networks. `tls`, `proxy` and `trust_env` are as in `Client`.
     """
 
     def __init__(
@@ -281,9 +281,9 @@ class Fetcher:
 
     @asynccontextmanager
     async def open(self, server_url: str) -> AsyncGenerator[Fetch]:
-        """Open a session that fetches on behalf of one server."""
+        """Open an HTTP session for logins to one MCP server."""
         barred = None if self._allow_private else await _barred_for(server_url)
-        proxies: frozenset[str] = frozenset()  # these were chosen by the user, and may be private
+        proxies: frozenset[str] = frozenset()  # a proxy may have a private address, because the user chose it
         if self._proxy is not None:
             proxies = frozenset({self._proxy.address[0]})
         elif self._trust_env:
@@ -313,7 +313,7 @@ class Fetcher:
                 return answer
             target = urljoin(url, target)
             if urlsplit(url).scheme == "https" and urlsplit(target).scheme != "https":
-                raise FetchFailed("it redirects to a place without encryption")
+                raise FetchFailed("it redirects to a URL without TLS")
             url = target
         raise FetchFailed("it redirects again and again")
 
@@ -352,11 +352,12 @@ class Fetcher:
 
 
 async def _barred_for(server_url: str) -> Barred | None:
-    """Return which addresses are not fetched from on behalf of a server; None if it is written as a private one.
+    """Return which addresses the documents of a server may not point to; None if any address is allowed.
 
-    For public servers these are the private ones; one public address makes a server public, and so does a name that
-    cannot be resolved. A name that leads to private addresses only may have led elsewhere a moment ago: on its behalf
-    this machine is not asked, where services trust everybody who reaches them.
+    - The URL contains a private address or name: all are allowed.
+    - The name resolves to a public address, or cannot be resolved: private addresses are forbidden.
+    - The name resolves to private addresses only: loopback addresses are forbidden. The name may have resolved to
+      another address a moment ago (DNS rebinding), and local services often trust every local caller.
     """
     host = urlsplit(server_url).hostname or ""
     if is_barred_host(host, is_private):
@@ -378,27 +379,27 @@ def _is_this_machine(address: str) -> bool:
 
 
 class RedirectListener(Protocol):
-    """Receives the browser when it comes back."""
+    """An object that waits for the browser's redirect at the end of a login."""
 
     uri: str  # the redirect URI
 
     async def visit(self, url: str, state: str) -> str:
-        """Send the person to a URL; return the URL that the browser comes back with."""
+        """Open a URL in the person's browser; return the URL that the browser is redirected to."""
         ...
 
 
 class Redirect(Protocol):
-    """Sends a person to the authorization server, and receives the browser."""
+    """The interface that opens the authorization server's page and waits for the browser's redirect."""
 
     def listening(self, known: Sequence[str]) -> AbstractAsyncContextManager[RedirectListener]:
-        """Get ready to receive the browser, if possible at one of the known redirect URIs."""
+        """Start to listen for the browser, at one of the known redirect URIs if possible."""
         ...
 
 
 class FunctionRedirect:
-    """A function that is given the URL, and returns the one that the browser came back with.
+    """A redirect by a function: it receives the URL to open, and returns the URL that the browser is redirected to.
 
-    For tests, for programs that have a browser, and for web applications.
+    For tests, for programs with a built-in browser, and for web applications.
 
     >>> redirect = FunctionRedirect(lambda url: url, "http://localhost:3000/callback")
     """
@@ -413,24 +414,25 @@ class FunctionRedirect:
 
     @asynccontextmanager
     async def listening(self, known: Sequence[str]) -> AsyncGenerator[RedirectListener]:
-        """Return this object: it is always ready."""
+        """Yield this object; it needs no preparation."""
         yield self
 
     async def visit(self, url: str, state: str) -> str:
-        """Call the function."""
+        """Call the function with the URL, and return its result."""
         came_back = self._function(url)
         if inspect.isawaitable(came_back):
             came_back = await came_back
         if not isinstance(came_back, str):
-            raise UsageError("The redirect function has to return the URL that the browser came back with, as text.")
+            raise UsageError("The redirect function must return the URL that the browser was redirected to, as text.")
         return came_back
 
 
 class LoopbackRedirect:
-    """Opens the browser, and listens on this machine until it comes back.
+    """A redirect to a local port: opens the browser, and listens on 127.0.0.1 for the end of the login.
 
-    `port` 0 takes any free port: an authorization server has to allow that for this machine (RFC 8252); if it does not,
-    give the port that is registered there. `open_browser` is given the URL, and returns whether it could open it.
+    `port` 0 takes any free port, which authorization servers should allow (RFC 8252). If yours does not, give the port
+    that is registered there. `open_browser` is called with the URL; if it returns False, `tell` is called with the URL,
+    and by default prints it.
     """
 
     def __init__(
@@ -452,7 +454,7 @@ class LoopbackRedirect:
 
     @asynccontextmanager
     async def listening(self, known: Sequence[str]) -> AsyncGenerator[RedirectListener]:
-        """Listen for as long as the login takes."""
+        """Listen on the local port until the context is left."""
         listener = _BrowserListener(self)
         server = await self._bind(listener, self._choose_port(known))
         listener.uri = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}{self.path}"
@@ -464,7 +466,7 @@ class LoopbackRedirect:
             await server.wait_closed()
 
     def _choose_port(self, known: Sequence[str]) -> int:
-        """Return the port to listen on: as configured, else the one that is already registered."""
+        """Return the configured port, or the one that is already registered, or 0 for any free port."""
         if self._port:
             return self._port
         for uri in known:
@@ -479,14 +481,14 @@ class LoopbackRedirect:
         except OSError as error:
             if self._port or not port:
                 raise AuthorizationFailed(
-                    f"Nothing can listen for the browser on port {port}: {error.strerror}. Free it, or give another "
-                    "with LoopbackRedirect(port=...)."
+                    f"The login cannot listen for the browser on port {port}: {error.strerror}. Free the port, or give "
+                    "another with LoopbackRedirect(port=...)."
                 ) from None
         return await self._bind(listener, 0)
 
 
 class _BrowserListener:
-    """The listener of one login."""
+    """The local HTTP listener of one login."""
 
     def __init__(self, redirect: LoopbackRedirect) -> None:
         self.uri = ""
@@ -496,12 +498,12 @@ class _BrowserListener:
         self._connections: set[asyncio.Task[Any]] = set()
 
     async def visit(self, url: str, state: str) -> str:
-        """Open the browser, and wait until it comes back."""
+        """Open the browser, wait for its redirect, and return the URL of the redirect."""
         self._state = state
         opening = asyncio.create_task(self._open(url))
         try:
             async with asyncio.timeout(self._redirect.seconds):
-                # Some browsers block until they are closed: the answer comes before that.
+                # Some browsers block until they are closed, so wait for the redirect at the same time.
                 either: list[asyncio.Future[Any]] = [opening, self._answer]
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 if not self._answer.done():
@@ -510,7 +512,7 @@ class _BrowserListener:
         except TimeoutError:
             seconds = f"{self._redirect.seconds:g} s"
             raise AuthorizationFailed(
-                f"Nobody logged in within {seconds}; try again, or give LoopbackRedirect(seconds=...) more."
+                f"The login was not finished within {seconds}; try again, or raise LoopbackRedirect(seconds=...)."
             ) from None
         finally:
             opening.cancel()
@@ -523,7 +525,7 @@ class _BrowserListener:
             self._redirect.tell(url)
 
     async def finished(self) -> None:
-        """Wait until the browser has its page, but not for one that does not read."""
+        """Wait up to two seconds until the browser has received its page, then close all connections."""
         if self._connections:
             _, late = await asyncio.wait(self._connections, timeout=2.0)
             for task in late:
@@ -534,7 +536,7 @@ class _BrowserListener:
             self._answer.cancel()
 
     def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve a connection."""
+        """Serve a connection in a new task."""
         task = asyncio.create_task(self._serve(reader, writer))
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
@@ -551,23 +553,25 @@ class _BrowserListener:
             writer.close()
 
     def _respond(self, head: str) -> bytes:
-        """Return the response to a request. Only one with the expected path and state ends the login."""
+        """Return the HTTP response to a request. Only a request with the expected path and state ends the login."""
         method, _, rest = head.partition("\r\n")[0].partition(" ")
         target = rest.partition(" ")[0]
         try:
             parts = urlsplit(target)
             query = parse_qs(parts.query, keep_blank_values=True, max_num_fields=50)
         except ValueError:
-            return _response(400, "Not understood", "This address cannot be read.")
+            return _response(400, "Invalid address", "This address cannot be read.")
         if method != "GET" or parts.path != self._redirect.path:
-            return _response(404, "Nothing here", "This address is only for the end of a login.")
+            return _response(404, "Not found", "This address is only for the end of a login.")
         given = query.get("state", [""])
         is_ours = len(given) == 1 and hmac.compare_digest(given[0].encode(), self._state.encode())
         if not self._state or not is_ours or self._answer.done():
-            return _response(400, "Not this login", "This page does not belong to a login that is under way.")
+            return _response(400, "Not this login", "This page does not belong to a login that is in progress.")
         self._answer.set_result(f"{self.uri}?{parts.query}")
         if "error" in query:
-            return _response(200, "Not logged in", "The program has been told. You may close this page.")
+            return _response(
+                200, "Not logged in", "The login failed. You may close this page and go back to the program."
+            )
         return _response(200, "Done", "You may close this page and go back to the program.")
 
 
@@ -583,6 +587,6 @@ def _response(status: int, title: str, text: str) -> bytes:
 
 
 def _tell(url: str) -> None:
-    """Ask the person to open the page, on standard error: standard output may belong to the protocol."""
+    """Print the URL on standard error, because standard output may carry the protocol."""
     sys.stderr.write(f"To log in, open this page in a browser on this machine:\n\n  {url}\n\n")
     sys.stderr.flush()

@@ -1,7 +1,7 @@
 """Store tokens and registrations: in memory, in a file that only its owner can read, or in the system's keyring.
 
-A storage maps texts to bytes. The keys contain the issuer (`grants`), so two issuers never share an entry. An entry
-that cannot be read counts as missing: the worst consequence is a login.
+A storage maps text keys to bytes. The keys contain the issuer (`grants`), so that two issuers never share an entry. An
+entry that cannot be read counts as missing. The worst consequence is that the user has to log in again.
 """
 
 from __future__ import annotations
@@ -27,39 +27,39 @@ from weft.errors import AuthorizationFailed, UsageError
 log = logging.getLogger("weft.client.auth")
 
 _MOST_FILE_BYTES = 4 * 1024 * 1024
-_LOCK_SECONDS = 10.0  # writing takes milliseconds: a program that holds the lock for longer hangs
-_LOOK_SECONDS = 0.01
-_TURN_SECONDS = 30.0  # a refresh may take as long as the authorization server is given to answer
+_LOCK_SECONDS = 10.0  # timeout for the lock of the file; writing takes milliseconds
+_LOOK_SECONDS = 0.01  # pause between two attempts to get a lock
+_TURN_SECONDS = 30.0  # timeout for the lock of a key; the same as the timeout of a refresh
 
 
 class Storage(Protocol):
-    """Stores secrets between logins.
+    """The interface of a storage for tokens and registrations.
 
-    One that several programs share may also have `claimed(key)`, an async context manager as in `FileStorage`: the
-    programs then take turns when they replace a token.
+    A storage that several programs share can also have a method `claimed(key)`, an async context manager as in
+    `FileStorage`. It is a lock: only one program at a time then renews a token.
     """
 
     async def get(self, key: str) -> bytes | None:
-        """Return what is stored under a key, or None."""
+        """Return the value of a key, or None."""
         ...
 
     async def put(self, key: str, value: bytes | None) -> None:
-        """Store something; None deletes it."""
+        """Store a value under a key, or delete the key if the value is None."""
         ...
 
 
 class MemoryStorage:
-    """A storage that lasts as long as the program."""
+    """A storage in memory, which is lost when the program ends."""
 
     def __init__(self) -> None:
         self._kept: dict[str, bytes] = {}
 
     async def get(self, key: str) -> bytes | None:
-        """Return what is stored under a key, or None."""
+        """Return the value of a key, or None."""
         return self._kept.get(key)
 
     async def put(self, key: str, value: bytes | None) -> None:
-        """Store something; None deletes it."""
+        """Store a value under a key, or delete the key if the value is None."""
         if value is None:
             self._kept.pop(key, None)
         else:
@@ -67,7 +67,9 @@ class MemoryStorage:
 
 
 class FileStorage:
-    """A file that only its owner can read. It is replaced as a whole each time: a crash leaves the old one.
+    """A storage in a file that only its owner can read.
+
+    Each change writes a new file and replaces the old one, so that a crash leaves the old file.
 
     >>> FileStorage("~/.config/weft/tokens.json")
     FileStorage('~/.config/weft/tokens.json')
@@ -76,35 +78,35 @@ class FileStorage:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._shown = os.fspath(path)
         self._path = Path(path).expanduser()
-        # For the threads of this program. Other programs are kept out by a lock file, which is waited for first: a
-        # reader never waits for another program.
+        # A lock between the threads of this program. A lock file, which a writer takes first, is the lock between
+        # programs. Readers do not take the lock file, so that they never wait for another program.
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"FileStorage({self._shown!r})"
 
     async def get(self, key: str) -> bytes | None:
-        """Return what is stored under a key, or None."""
+        """Return the value of a key, or None."""
         entries = await asyncio.to_thread(self._locked_read)
         value = entries.get(key)
         return None if value is None else value.encode()
 
     async def put(self, key: str, value: bytes | None) -> None:
-        """Store something; None deletes it."""
+        """Store a value under a key, or delete the key if the value is None."""
         await asyncio.to_thread(self._change, key, None if value is None else value.decode())
 
     @asynccontextmanager
     async def claimed(self, key: str) -> AsyncGenerator[None]:
-        """Be the only program that works on a key. After a long wait it goes on all the same."""
+        """Lock a key for this program. If the lock is not free within 30 seconds, continue without it."""
         digest = hashlib.sha256(key.encode()).hexdigest()[:12]
         path = self._path.with_name(f".{self._path.name}.{digest}.lock")
         with ExitStack() as stack:
-            with suppress(OSError):  # without locks, every program goes on
+            with suppress(OSError):  # on file systems without locks, continue without one
                 descriptor = _open_lock(path, stack)
                 end = time.monotonic() + _TURN_SECONDS
-                while not _lock(descriptor) and time.monotonic() < end:  # noqa: ASYNC110 - a lock sends no event
+                while not _lock(descriptor) and time.monotonic() < end:  # noqa: ASYNC110 - a file lock can only be polled
                     await asyncio.sleep(_LOOK_SECONDS)
-            yield  # closing the file ends the lock
+            yield  # closing the file releases the lock
 
     def _locked_read(self) -> dict[str, str]:
         with self._lock:
@@ -133,7 +135,7 @@ class FileStorage:
     def _change(self, key: str, value: str | None) -> None:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(self._path.with_name(f".{self._path.name}.lock")), self._lock:
-            entries = self._read()  # another program may have written it meanwhile
+            entries = self._read()  # another program may have changed the file
             if value is None:
                 entries.pop(key, None)
             else:
@@ -153,13 +155,13 @@ class FileStorage:
 
 @contextmanager
 def _locked(path: Path) -> Generator[None]:
-    """Be the only program that holds a lock file. Without such locks, programs write one after another."""
+    """Hold a lock file. On file systems without locks, continue without one."""
     with ExitStack() as stack:
         try:
             _wait_for_lock(_open_lock(path, stack), path)
         except OSError as error:
             log.debug("%s cannot be locked: %s", path, type(error).__name__)
-        yield  # closing the file ends the lock
+        yield  # closing the file releases the lock
 
 
 def _open_lock(path: Path, stack: ExitStack) -> int:
@@ -173,8 +175,8 @@ def _wait_for_lock(descriptor: int, path: Path) -> None:
     while not _lock(descriptor):
         if time.monotonic() > end:
             raise AuthorizationFailed(
-                f"The login cannot be kept: another program has held {path} for {_LOCK_SECONDS:g} s. End that program, "
-                "and try again."
+                f"The login cannot be stored: another program has locked {path} for {_LOCK_SECONDS:g} s. End that "
+                "program, and try again."
             )
         time.sleep(_LOOK_SECONDS)
 
@@ -200,9 +202,10 @@ else:
 
 
 class KeyringStorage:
-    """The keyring of the system; the package `keyring` has to be installed.
+    """A storage in the keyring of the operating system. The package `keyring` has to be installed.
 
-    Names are digests, because keyrings show them; values are split, because some keyrings take no long ones.
+    The names of entries are digests, because keyrings show names to the user. Long values are split into several
+    entries, because some keyrings accept only short ones.
     """
 
     def __init__(self, service: str = "weft") -> None:
@@ -214,11 +217,11 @@ class KeyringStorage:
         self._service = service
 
     async def get(self, key: str) -> bytes | None:
-        """Return what is stored under a key, or None."""
+        """Return the value of a key, or None."""
         return await asyncio.to_thread(self._get, _name(key))
 
     async def put(self, key: str, value: bytes | None) -> None:
-        """Store something; None deletes it."""
+        """Store a value under a key, or delete the key if the value is None."""
         await asyncio.to_thread(self._put, _name(key), value)
 
     def _get(self, name: str) -> bytes | None:

@@ -1,7 +1,7 @@
-"""Ask a token endpoint for tokens: the records of a login, how a client proves who it is, and how answers are read.
+"""Request tokens from a token endpoint: client authentication, DPoP proofs, and the records of a login.
 
-`TokenClient` yields HTTP requests and performs none. A repr or an error message never contains a secret; texts of an
-authorization server are shown shortened and without control characters.
+`TokenClient` yields HTTP requests; the caller sends them. A repr or an error message never contains a secret. Texts
+from an authorization server are shortened, and their control characters removed, before they are shown.
 """
 
 from __future__ import annotations
@@ -28,18 +28,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Steps: TypeAlias = Generator[HttpRequest, HttpAnswer, T]
-"""A part of a login that yields HTTP requests, receives the responses, and returns a T. FetchFailed is thrown in."""
+"""A generator for a part of a login: it yields HTTP requests, receives the responses, and returns a T.
 
-MARGIN_SECONDS = 30.0  # before its end a token is replaced …
-_MARGIN_SHARE = 0.3  # … but not before this share of its life is left: some live for seconds
+If a request fails, FetchFailed is thrown into it.
+"""
+
+MARGIN_SECONDS = 30.0  # a token is renewed this long before it expires …
+_MARGIN_SHARE = 0.3  # … or when only this share of its lifetime is left, for tokens that live for seconds
 _ALGORITHM = "ES256"
 _MOST_NONCES = 256
 _ASSERTION_TYPE = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 _ASSERTION_SECONDS = 60
 _LONGEST_TOKEN = 32 * 1024
 _MOST_DIGITS = 12
-_SECRETS = ("code", "code_verifier", "refresh_token", "assertion", "subject_token")  # fields that hold one
-_PASSING = (408, 425, 429)  # refusals that say nothing about the request itself
+_SECRETS = ("code", "code_verifier", "refresh_token", "assertion", "subject_token")  # form fields with a secret
+_PASSING = (408, 425, 429)  # HTTP statuses after which the same request may succeed later
 
 
 class Issuer(msgspec.Struct, frozen=True):
@@ -58,19 +61,19 @@ class Issuer(msgspec.Struct, frozen=True):
     client_id_metadata_document_supported: bool | None = None
 
     def can_bind_tokens(self) -> bool:
-        """Return whether it may accept proofs of the keys that are made here."""
+        """Return whether the issuer may support DPoP with the algorithm that Weft uses."""
         listed = self.dpop_signing_alg_values_supported
         return listed is None or _ALGORITHM in listed
 
 
 @dataclass(slots=True)
 class Identity:
-    """A client as an authorization server knows it."""
+    """The registration of a client at an authorization server."""
 
     client_id: str
     issuer: str
     client_secret: str | None = field(default=None, repr=False)
-    auth_method: str | None = None  # at the token endpoint; None: chosen by what the issuer offers
+    auth_method: str | None = None  # how it authenticates at the token endpoint; None: what the issuer offers
     redirect_uris: list[str] = field(default_factory=list[str])
     scope: str | None = None  # the scopes that the issuer allows this client
     secret_expires_at: float = 0  # 0: never
@@ -78,7 +81,7 @@ class Identity:
 
 @dataclass(slots=True)
 class Token:
-    """An access token, who issued it, and what it is good for."""
+    """An access token with its issuer, its resource, its scopes and its lifetime."""
 
     access_token: str = field(repr=False)
     issuer: str
@@ -86,14 +89,14 @@ class Token:
     client_id: str
     kind: str = "Bearer"  # or "DPoP"
     granted: list[str] = field(default_factory=list[str])
-    asked: list[str] = field(default_factory=list[str])  # the requested scopes, so that a step-up loses none
+    asked: list[str] = field(default_factory=list[str])  # the requested scopes, which a step-up requests again
     obtained_at: float = 0
     expires_at: float | None = None
     refresh_token: str | None = field(default=None, repr=False)
-    dpop_key: str | None = field(default=None, repr=False)  # PEM; the token is worth nothing without it
+    dpop_key: str | None = field(default=None, repr=False)  # PEM of the key that the token is bound to
 
     def __post_init__(self) -> None:
-        """Raise ValueError if the key cannot be read: such a stored record is ignored."""
+        """Raise ValueError if the key cannot be read, so that a broken stored record is not decoded."""
         if self.dpop_key is not None:
             DpopKey.from_pem(self.dpop_key)
 
@@ -103,7 +106,7 @@ class Token:
         return list(dict.fromkeys([*self.asked, *self.granted]))
 
     def lacks(self, scopes: Iterable[str]) -> bool:
-        """Return whether the issuer did not grant all of these."""
+        """Return whether the issuer did not grant all of these scopes."""
         return not set(scopes) <= set(self.granted)
 
     def is_expired(self, now: float) -> bool:
@@ -111,7 +114,7 @@ class Token:
         return self.expires_at is not None and now >= self.expires_at
 
     def is_due(self, now: float) -> bool:
-        """Return whether the token has expired, or is about to.
+        """Return whether the token has to be renewed, because it has expired or is about to.
 
         >>> token = Token("secret", "issuer", "resource", "client", obtained_at=1000, expires_at=1002)
         >>> token.is_due(1001), token.is_due(1001.5)
@@ -128,7 +131,7 @@ def url_digest(text: str) -> str:
 
 
 class DpopKey:
-    """A key pair that tokens are bound to (RFC 9449), made for one login; its private half is in no repr.
+    """A key pair that tokens are bound to (RFC 9449), made for one login. The repr does not show the private key.
 
     >>> key = DpopKey.new()
     >>> len(key.proof("POST", "https://auth.example/token?x=1").split("."))
@@ -151,7 +154,7 @@ class DpopKey:
 
     @classmethod
     def from_pem(cls, pem: str) -> DpopKey:
-        """Return the key of a PEM."""
+        """Return the key in a PEM."""
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
         return cls(load_pem_private_key(pem.encode(), None))
@@ -164,7 +167,7 @@ class DpopKey:
         return pem.decode()
 
     def proof(self, method: str, url: str, *, nonce: str | None = None, access_token: str | None = None) -> str:
-        """Return a proof for one request: it is never sent twice."""
+        """Return a DPoP proof for one request; it must not be sent a second time."""
         import jwt
 
         claims: dict[str, Any] = {
@@ -181,17 +184,17 @@ class DpopKey:
 
 
 class Nonces:
-    """The last nonce of each server. An authorization server and a resource have two, even at one origin."""
+    """The last DPoP nonce of each server. An authorization server and an MCP server have separate nonces."""
 
     def __init__(self) -> None:
         self._last: dict[str, str] = {}
 
     def get(self, place: str) -> str | None:
-        """Return the nonce that a proof for a server has to contain, if any."""
+        """Return the nonce that a proof for a server has to contain, or None."""
         return self._last.get(place)
 
     def put(self, place: str, nonce: str | None) -> bool:
-        """Remember a nonce; return True when it is a new one."""
+        """Store the nonce of a server; return True if it is a new one."""
         if nonce is None or self._last.get(place) == nonce or len(nonce) > 1024:
             return False
         if len(self._last) >= _MOST_NONCES:
@@ -202,9 +205,9 @@ class Nonces:
 
 @dataclass(frozen=True, slots=True)
 class PrivateKey:
-    """A key with which a client proves who it is (`private_key_jwt`): PEM as text or bytes, or a key object.
+    """A key with which a client authenticates (`private_key_jwt`): PEM as text or bytes, or a key object.
 
-    The algorithm is chosen by the kind of key, unless one is given; UsageError if it is no private key.
+    By default the algorithm follows from the type of the key. Raises UsageError if it is not a private key.
     """
 
     pem: str | bytes | PrivateKeyTypes = field(repr=False)
@@ -224,7 +227,7 @@ class PrivateKey:
         object.__setattr__(self, "algorithm", self.algorithm or fitting[0])
 
     def assertion(self, client_id: str, audience: str, now: float) -> str:
-        """Return a signed statement that the sender is this client, for one authorization server and a minute."""
+        """Return a signed JWT that proves the client's identity to one authorization server, valid for a minute."""
         import jwt
 
         claims = {
@@ -241,19 +244,19 @@ class PrivateKey:
 
 _WANTED = (
     "give a private key that can sign (EC on P-256, P-384 or P-521, RSA, or Ed25519): its PEM as text or bytes, which "
-    "begins with '-----BEGIN' and says 'PRIVATE KEY', or a key object. If it is in a file, give what the file holds"
+    "begins with '-----BEGIN' and says 'PRIVATE KEY', or a key object. If it is in a file, give the file's content"
 )
 
 
 def _load_key(pem: str | bytes) -> Any:
-    """Return the key of a PEM. The given text is never shown: it may be the secret itself."""
+    """Return the key in a PEM. Error messages do not show the text, because it may be the secret."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     try:
         return load_pem_private_key(pem.encode("utf-8", "replace") if isinstance(pem, str) else pem, None)
     except (TypeError, ValueError, UnsupportedAlgorithm):
-        raise UsageError(f"The private key is no PEM of a private key, or it is encrypted; {_WANTED}.") from None
+        raise UsageError(f"The private key is not the PEM of a private key, or is encrypted; {_WANTED}.") from None
 
 
 _BY_CURVE = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "ES512", "secp256k1": "ES256K"}
@@ -261,7 +264,7 @@ _OF_RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 
 
 def _algorithms(key: Any) -> tuple[str, ...]:
-    """Return the algorithms that a key can sign with, the usual one first; UsageError if it cannot sign."""
+    """Return the algorithms that a key can sign with, the default first; raise UsageError if there is none."""
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.asymmetric.ed448 import Ed448PrivateKey
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -277,7 +280,10 @@ def _algorithms(key: Any) -> tuple[str, ...]:
 
 
 class TokenRefusal(AuthorizationFailed):
-    """The token endpoint refused: `code` is its error code, `is_final` whether asking again is of no use."""
+    """A refusal by the token endpoint.
+
+    `code` is the OAuth error code. `is_final` says that the same request would be refused again.
+    """
 
     def __init__(self, message: str, code: str, status: int, tried: list[str]) -> None:
         super().__init__(message, tried)
@@ -286,21 +292,23 @@ class TokenRefusal(AuthorizationFailed):
 
 
 def said(document: Mapping[str, Any] | None, status: int, secrets: Iterable[str] = ()) -> str:
-    """Return what an authorization server says about a refusal, fit to be shown: without the secrets it was sent."""
+    """Return the reason of a refusal, from the authorization server's answer, without the given secrets."""
     if document is None:
         return f"HTTP {status}"
     texts = [document.get("error"), document.get("error_description")]
     words = ": ".join(without(text, secrets)[:200] for text in texts if isinstance(text, str) and text)
-    return printable(words).rstrip(". ") or f"HTTP {status}"  # the sentence goes on after it
+    return (
+        printable(words).rstrip(". ") or f"HTTP {status}"
+    )  # without a full stop, because it becomes part of a sentence
 
 
 def readable(scopes: Iterable[str]) -> str:
-    """Return scopes as a text that is fit to be shown: a server may have named them."""
+    """Return scopes as text for error messages, shortened and without control characters."""
     return printable(" ".join(scopes)[:200], "?")
 
 
 def without(text: str, secrets: Iterable[str]) -> str:
-    """Return the text of a server, which may repeat what it was sent, without the secrets.
+    """Return the text of a server without these secrets, which the server may have repeated.
 
     >>> without("no such token: s3cret", ["s3cret"])
     'no such token: …'
@@ -311,7 +319,7 @@ def without(text: str, secrets: Iterable[str]) -> str:
 
 
 def is_sendable(token: object) -> bool:
-    """Return whether something is a token that a header can hold."""
+    """Return whether a value is a token that can be sent in a header."""
     return isinstance(token, str) and token != "" and token.isascii() and token.isprintable() and " " not in token
 
 
@@ -321,14 +329,17 @@ class TokenClient:
 
     issuer: Issuer
     identity: Identity
-    tried: list[str]  # what the login has tried so far, for error messages
+    tried: list[str]  # the steps of the login so far, for error messages
     dpop: DpopKey | None = None
     nonces: Nonces = field(default_factory=Nonces)
     clock: Callable[[], float] = time.time
     key: PrivateKey | None = None
 
     def ask(self, form: Mapping[str, str], asked: list[str]) -> Steps[Token]:
-        """Ask for a token; `asked` are the requested scopes, which are granted if the answer names no others."""
+        """Request a token.
+
+        `asked` are the requested scopes. They count as granted if the response names no scopes.
+        """
         document = yield from self.exchange(form)
         token = self._read(document, form["resource"], asked)
         if token.lacks(asked):
@@ -336,7 +347,7 @@ class TokenClient:
         return token
 
     def exchange(self, form: Mapping[str, str]) -> Steps[dict[str, Any]]:
-        """Post a form, and again with a nonce if one is demanded; return the document of the answer."""
+        """Post a form, a second time if the server demands a nonce; return the JSON object in the response."""
         endpoint = self.issuer.token_endpoint
         if endpoint is None:
             raise AuthorizationFailed(
@@ -367,7 +378,7 @@ class TokenClient:
         return f"issuer {self.issuer.issuer}"
 
     def _post(self, endpoint: str, form: Mapping[str, str]) -> Steps[tuple[HttpAnswer, bool]]:
-        """Post a form; return the answer, and whether it has a new nonce."""
+        """Post a form; return the response, and whether it has a new nonce."""
         sent = dict(form)
         headers: dict[str, str] = {}
         self._authenticate(sent, headers)
@@ -385,7 +396,9 @@ class TokenClient:
     def _authenticate(self, form: dict[str, str], headers: dict[str, str]) -> None:
         identity = self.identity
         method = self._method()
-        form["client_id"] = identity.client_id  # also beside a header: servers of other SDKs look for it here
+        form["client_id"] = (
+            identity.client_id
+        )  # even with an Authorization header: servers of other SDKs require it here
         if method == "private_key_jwt" and self.key is not None:
             form["client_assertion_type"] = _ASSERTION_TYPE
             form["client_assertion"] = self.key.assertion(identity.client_id, self.issuer.issuer, self.clock())
@@ -396,7 +409,7 @@ class TokenClient:
             form["client_secret"] = identity.client_secret
 
     def _method(self) -> str:
-        """Return how the client authenticates: as it is registered, else the best way that both sides know."""
+        """Return how the client authenticates: as it is registered, or in the best way that the issuer offers."""
         if self.key is not None:
             return "private_key_jwt"
         if self.identity.auth_method is not None:
@@ -414,10 +427,10 @@ class TokenClient:
         if not isinstance(access, str) or not is_sendable(access) or len(access) > _LONGEST_TOKEN:
             raise self._unusable("no access token that can be sent")
         if not isinstance(kind, str) or kind.lower() not in ("bearer", "dpop"):
-            raise self._unusable("a token of a kind that is not known here")
+            raise self._unusable("a token of an unknown type")
         is_bound = kind.lower() == "dpop"
         if is_bound and self.dpop is None:
-            raise self._unusable("a token bound to a key that was never shown")
+            raise self._unusable("a token that is bound to an unknown key")
         return Token(
             access_token=access,
             issuer=self.issuer.issuer,
@@ -440,7 +453,7 @@ class TokenClient:
 
 
 def _seconds(document: Mapping[str, Any]) -> float | None:
-    """Return the lifetime of a token, or None; some servers write the number as a text."""
+    """Return the lifetime of a token in seconds, or None. Some servers send the number as text."""
     given: Any = document.get("expires_in")
     if isinstance(given, str) and given.isascii() and given.isdigit() and len(given) <= _MOST_DIGITS:
         given = int(given)
@@ -451,13 +464,13 @@ def _seconds(document: Mapping[str, Any]) -> float | None:
 
 _REMEDIES = {
     "invalid_client": "check the client id and its secret or key, and how the client is registered there",
-    "invalid_grant": "log in again; a code or an assertion is good for once and a short time",
-    "unauthorized_client": "have the client allowed this grant there",
+    "invalid_grant": "log in again; a code or an assertion can be used only once and for a short time",
+    "unauthorized_client": "ask its operator to allow this grant for the client",
     "unsupported_grant_type": "use another way to log in: this server does not offer this one",
-    "invalid_scope": "ask for scopes that it knows",
-    "invalid_target": "it does not know this server: check the URL, or have it registered there",
+    "invalid_scope": "request only scopes that it knows",
+    "invalid_target": "it does not know this server: check the URL, or ask its operator to register the server",
 }
 
 
 def _remedy(code: str) -> str:
-    return _REMEDIES.get(code, "look at what it says, or try again later")
+    return _REMEDIES.get(code, "try again later, or ask its operator")
