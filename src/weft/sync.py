@@ -30,7 +30,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast, overload
 from urllib.parse import urlsplit
 
-from weft.client.argument_checks import plainly
+from weft.client.argument_checks import trim_traceback
 from weft.client.client import Client as AsyncClient
 from weft.client.client import check_clients, joined_name
 from weft.errors import ConnectionFailed, UsageError, WeftError
@@ -134,7 +134,7 @@ def _result(future: Future[R]) -> R:
     return future.result()
 
 
-class _Behind(AsyncClient):
+class _LoopClient(AsyncClient):
     """The async client that does the work."""
 
     _opening = "with"
@@ -175,7 +175,7 @@ def _blocking(
             work = verb(self._asynchronous, *args, **kwargs)  # pyright: ignore[reportPrivateUsage] - a method of it
             return self._wait_for(work)  # pyright: ignore[reportPrivateUsage] - the same
         except WeftError as error:
-            plainly(error)
+            trim_traceback(error)
             raise
 
     return call  # type: ignore[return-value] # mypy: `self` could be given by its name
@@ -206,7 +206,7 @@ class Client:
 
     @_like(AsyncClient.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._asynchronous = behind = _Behind(*args, **kwargs)
+        self._asynchronous = behind = _LoopClient(*args, **kwargs)
         self._url = behind.url
         # The last running event loop that was found not to serve the URL, so that it may be blocked.
         self._harmless: weakref.ref[asyncio.AbstractEventLoop] | None = None

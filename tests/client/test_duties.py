@@ -674,8 +674,8 @@ async def test_log_messages_are_heard_in_order():
     )
     for number in range(3):
         params = {"level": "info", "logger": "db", "data": number}
-        plain.heard("notifications/message", params)
-        with_async.heard("notifications/message", msgspec.Raw(json.dumps(params).encode()))
+        plain.receive("notifications/message", params)
+        with_async.receive("notifications/message", msgspec.Raw(json.dumps(params).encode()))
     assert heard == [("info", "db", 0), ("info", "db", 1), ("info", "db", 2)]
     await asyncio.sleep(0.01)
     assert later == [0, 1, 2]
@@ -694,7 +694,7 @@ async def test_a_listener_that_is_cancelled_by_itself_hears_the_rest_in_order(ca
 
     duties = ServerRequestHandlers(log=listen)
     for number in range(5):
-        duties.heard("notifications/message", {"level": "info", "data": number})
+        duties.receive("notifications/message", {"level": "info", "data": number})
     await asyncio.wait_for(done.wait(), 30)
     assert heard == [0, 1, 2, 3, 4]
     assert "The function that was given as on_log= failed." in caplog.text
@@ -707,11 +707,11 @@ async def test_bad_log_messages_and_bad_listeners_do_no_harm(caplog):
     async def fail_later(_):
         raise ValueError("mine too")
 
-    ServerRequestHandlers(log=fail).heard("notifications/message", {"level": "info", "data": 1})
-    ServerRequestHandlers(log=fail_later).heard("notifications/message", {"level": "info", "data": 1})
-    ServerRequestHandlers(log=fail).heard("notifications/message", {"level": "loud"})
-    ServerRequestHandlers(log=fail).heard("notifications/progress", {})
-    ServerRequestHandlers().heard("notifications/message", {"level": "info", "data": 1})
+    ServerRequestHandlers(log=fail).receive("notifications/message", {"level": "info", "data": 1})
+    ServerRequestHandlers(log=fail_later).receive("notifications/message", {"level": "info", "data": 1})
+    ServerRequestHandlers(log=fail).receive("notifications/message", {"level": "loud"})
+    ServerRequestHandlers(log=fail).receive("notifications/progress", {})
+    ServerRequestHandlers().receive("notifications/message", {"level": "info", "data": 1})
     await asyncio.sleep(0)
     assert caplog.text.count("The function that was given as on_log= failed.") == 2
 
@@ -726,12 +726,12 @@ async def test_a_flood_of_log_messages_is_bounded():
 
     duties = ServerRequestHandlers(log=slowly)
     for number in range(1100):
-        duties.heard("notifications/message", {"level": "info", "data": number})
+        duties.receive("notifications/message", {"level": "info", "data": number})
     go.set()
     await asyncio.sleep(0.05)
     assert heard == [0, *range(100, 1100)]
     go.clear()
-    duties.heard("notifications/message", {"level": "info", "data": "late"})
+    duties.receive("notifications/message", {"level": "info", "data": "late"})
     await asyncio.sleep(0)
     before = asyncio.all_tasks()
     await duties.close()

@@ -9,7 +9,7 @@ import pytest
 from support.fakes import DISCOVERED, Exchange, FakePipe, http_server, initialized, reply, sse
 from weft import Client, ClientLimits, ConnectionFailed, InvalidAnswer, RemoteError, RequestTimeout
 from weft.client import StreamReopened, ToolsChanged
-from weft.client.requests.cache import authorization_partition, unique_name, whose
+from weft.client.requests.cache import authorization_partition, identify_login, unique_name
 
 IMPATIENT = ClientLimits(request_seconds=0.3, probe_seconds=0.3, resumptions=1, close_seconds=0.3)
 SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
@@ -527,6 +527,6 @@ def test_no_two_owners_ever_have_the_same_name() -> None:
     assert len({unique_name([]) for _ in range(100)}) == 100
     owner = Owner()
     assert unique_name(owner) == unique_name(owner)
-    token = authorization_partition(whose(unique_name(owner)))
-    assert authorization_partition(whose(owner)) == authorization_partition(whose(owner)) != token
-    assert whose(None) == {}
+    token = authorization_partition(identify_login(unique_name(owner)))
+    assert authorization_partition(identify_login(owner)) == authorization_partition(identify_login(owner)) != token
+    assert identify_login(None) == {}

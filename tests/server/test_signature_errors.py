@@ -51,7 +51,7 @@ def error(fn, arguments) -> ArgumentsError:
 
 @pytest.mark.parametrize(("most", "told"), [(0, "…"), (2, "…"), (3, "…"), (6, "The…")])
 def test_no_more_is_told_than_the_limit_has_room_for(most, told):
-    assert error(add, {"a": "x"}).tell(Limits(error_bytes=most)) == told
+    assert error(add, {"a": "x"}).describe(Limits(error_bytes=most)) == told
 
 
 @pytest.mark.mistake("wrong, missing and extra arguments")

@@ -25,7 +25,7 @@ from weft.client.client import Client
 from weft.client.config import Command, Http, Target, parse_target, read_server
 from weft.client.connection.transport import Refused
 from weft.client.handlers import changes_code, command_question, visible
-from weft.client.requests.exchange import says_none
+from weft.client.requests.exchange import means_no_list
 from weft.client.results import PendingQuestions
 from weft.errors import (
     AuthorizationFailed,
@@ -144,7 +144,7 @@ class RemoteServer:
             try:
                 result = await client.request(method, params)
             except RemoteError as error:
-                if says_none(error, params.get("cursor")):
+                if means_no_list(error, params.get("cursor")):
                     break
                 raise
             found = result.get(key)

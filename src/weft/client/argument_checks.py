@@ -41,7 +41,7 @@ _MAY_BE_0 = frozenset(
 )
 
 
-def plainly(error: BaseException) -> None:
+def trim_traceback(error: BaseException) -> None:
     """Remove Weft's frames from the traceback of a Weft error, because its message says enough.
 
     The frames of the program's own functions stay. Other exceptions are not changed.

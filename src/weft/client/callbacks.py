@@ -89,7 +89,7 @@ class StreamWatchdog:
         self._longest = 0.0  # longest time between two chunks so far
         self._is_kept_alive = False
 
-    def felt(self, chunk: bytes, now: float) -> float | None:
+    def received(self, chunk: bytes, now: float) -> float | None:
         """Note that a chunk has arrived. Return the time by which the next must arrive, or None for no limit.
 
         >>> pulse = StreamWatchdog(60, now=0)

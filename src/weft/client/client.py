@@ -32,10 +32,10 @@ from weft.client.argument_checks import (
     explain_arguments,
     kind_of,
     not_connected,
-    plainly,
     read_extensions,
     read_level,
     resource_not_found,
+    trim_traceback,
 )
 from weft.client.callbacks import queue_for
 from weft.client.connection.connection import ClientConnection, ProgressCallback, code_and_data
@@ -52,7 +52,14 @@ from weft.client.handlers import (
     UrlFunction,
 )
 from weft.client.questions import RootLike
-from weft.client.requests.cache import ResponseCache, Toolbox, authorization_partition, cache_from, unique_name, whose
+from weft.client.requests.cache import (
+    ResponseCache,
+    Toolbox,
+    authorization_partition,
+    cache_from,
+    identify_login,
+    unique_name,
+)
 from weft.client.requests.exchange import Exchange, ListPages, Options, Suggestions, completion_params, with_rounds
 from weft.client.requests.subscriptions import Listening, Subscriptions, filter_for
 from weft.client.results import ToolCallFailed, ToolResult, read_value
@@ -281,13 +288,13 @@ class Client:
                 await self._greet(link)
             except BaseException as error:
                 await self._life.end()
-                plainly(error)
+                trim_traceback(error)
                 raise
             self._link = link
 
     def _put_together(self, link: ClientConnection, dialled: Dialled) -> None:
         link.log_level = self._log_level
-        link.on_notification = self._heard
+        link.on_notification = self._receive
         self._negotiator = Negotiator(
             link,
             self._eras,
@@ -301,7 +308,7 @@ class Client:
         view = None
         if self._is_caching:
             name = dialled.key or f"{dialled.transport.where} {unique_name(self)}"
-            view = self._cache.view(name, authorization_partition({**dialled.headers, **whose(dialled.auth)}))
+            view = self._cache.view(name, authorization_partition({**dialled.headers, **identify_login(dialled.auth)}))
         self._exchange = Exchange(link, self._handlers, self._limits, renew=partial(self._renew, link), cache=view)
         self._pages = ListPages(self._exchange, self._limits, self._facts, self._negotiator.look_again)
         self._suggestions = Suggestions(self._exchange, self._limits)
@@ -493,13 +500,13 @@ class Client:
             result = await self._exchange.request("tools/call", params, ToolResult, options)
         if self._check_output:
             if not self._toolbox.knows(name) and result.structured_content is not UNSET:
-                await self._get_to_know()
+                await self._fetch_tools_once()
             self._toolbox.check(name, result)
         if result.is_error and (raise_on_error or result_type is not None):
             raise ToolCallFailed(name, result)
         return result if result_type is None else read_value(name, result, result_type)
 
-    async def _get_to_know(self) -> None:
+    async def _fetch_tools_once(self) -> None:
         """Fetch the list of tools if that was never done, because output schemas are needed to check results."""
         if not self._toolbox.is_complete:
             self._toolbox.is_complete = True
@@ -663,18 +670,23 @@ class Client:
 
     # --- internal
 
-    def _heard(self, method: str, params: bytes, origin: RequestId | None) -> None:
+    def _receive(self, method: str, params: bytes, origin: RequestId | None) -> None:
         """Pass on a notification of the server that is about neither progress nor cancellation."""
-        self._handlers.heard(method, params)
-        self._exchange.page_visits.heard(method, params)
-        self._pages.heard(method)
+        self._handlers.receive(method, params)
+        self._exchange.page_visits.receive(method, params)
+        self._pages.receive(method)
         if method == "notifications/tools/list_changed":
             self._toolbox.forget()
         link, cache = self._opened, self._exchange.cache
         has_changed = method.endswith(("list_changed", "updated"))
-        if link is not None and cache is not None and has_changed and cache.hear(method, msgspec.json.decode(params)):
+        if (
+            link is not None
+            and cache is not None
+            and has_changed
+            and cache.receive(method, msgspec.json.decode(params))
+        ):
             link.spawn(cache.drop_stale())
-        self._subscriptions.heard(method, params, origin)
+        self._subscriptions.receive(method, params, origin)
         if self._on_notification is not None:
             self._on_notification.call(method, msgspec.json.decode(params), size=len(params))
 

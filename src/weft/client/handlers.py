@@ -28,7 +28,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from weft.client.argument_checks import check_function, kind_of, plainly, write_json
+from weft.client.argument_checks import check_function, kind_of, trim_traceback, write_json
 from weft.client.callbacks import Functions, queue_for
 from weft.client.config import Command
 from weft.client.questions import (
@@ -143,7 +143,7 @@ class ServerRequestHandlers:
         except (ProtocolError, asyncio.CancelledError, KeyboardInterrupt):
             raise
         except BaseException as error:
-            plainly(error)
+            trim_traceback(error)
             if isinstance(error, UsageError) and error.__traceback__ is None:  # raised by Weft: the answer does not fit
                 self._seldom.error("%s was not answered: %s", method, error)
             else:
@@ -152,7 +152,7 @@ class ServerRequestHandlers:
                 )
             raise InternalError(f"Internal error: the client could not answer {method}.") from error
 
-    def heard(self, method: str, params: Any = None) -> None:
+    def receive(self, method: str, params: Any = None) -> None:
         """Call the program's function with a log message. Other notifications are ignored."""
         if method != "notifications/message" or self._log is None:
             return

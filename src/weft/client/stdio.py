@@ -135,7 +135,7 @@ class StdioTransport(PipeTransport):
 
     # --- methods that a child calls; calls by a child that was replaced are ignored
 
-    def heard(self, child: _Child, line: bytes) -> None:
+    def receive(self, child: _Child, line: bytes) -> None:
         """Handle a line that the child wrote to stdout."""
         if child is self._child:
             self.incoming(line)
@@ -244,12 +244,12 @@ class _Child(asyncio.SubprocessProtocol):
             self.takes_more.set()  # wakes up tasks that wait to write; they fail when the child has ended
         if fd == 2:
             self.stderr.finish()
-        self._near_the_end()
+        self._end_soon()
 
     def process_exited(self) -> None:
         self.returncode = self._process.get_returncode()
         self._exited.set()
-        self._near_the_end()
+        self._end_soon()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_stdin()
@@ -279,7 +279,7 @@ class _Child(asyncio.SubprocessProtocol):
                 self._too_long()
                 return
             if line and not line.isspace():
-                self._owner.heard(self, line)
+                self._owner.receive(self, line)
             if time.monotonic() > until and number < len(lines):
                 self._read_on(later=True)
                 asyncio.get_running_loop().call_soon(self._take_rest, lines[number:])
@@ -309,7 +309,7 @@ class _Child(asyncio.SubprocessProtocol):
 
     # --- the child ends by itself
 
-    def _near_the_end(self) -> None:
+    def _end_soon(self) -> None:
         """Handle a closed pipe, or the exit of the process. Wait a short time until the other pipes are read."""
         if self._is_over or (not self.has_exited and {0, 1} <= self._open_pipes):
             return
@@ -322,7 +322,7 @@ class _Child(asyncio.SubprocessProtocol):
         if self.has_exited:
             self.left_unread = not self._was_sent or (self._stdin is not None and _has_unread(self._stdin))
             _signal_group(self.pid, _KILL)  # processes that the child started and that still run
-            self._over(f"{_how(self.returncode)}.")
+            self._over(f"{_describe_exit(self.returncode)}.")
         else:
             self._over("closed its end of the connection without exiting.")
 
@@ -440,7 +440,7 @@ async def _within(seconds: float, event: asyncio.Event) -> bool:
 # --- error messages
 
 
-def _how(returncode: int | None) -> str:
+def _describe_exit(returncode: int | None) -> str:
     if returncode is not None and returncode < 0:
         try:
             return f"was ended by {signal.Signals(-returncode).name}"

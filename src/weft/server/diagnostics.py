@@ -225,7 +225,7 @@ def note_refusal(error: ProtocolError) -> None:
         log.warning("A client asked for protocol version %s; this server speaks %s only.", requested, spoken)
 
 
-def show_mistakes_plainly() -> None:
+def shorten_tracebacks() -> None:
     """Print an uncaught `UsageError` without the frames inside Weft. Other exceptions are printed as before."""
     global _show_others
     if sys.excepthook is not _show:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from weft.client.auth.ports import LoginContext
-from weft.client.auth.tokens import Identity, Issuer, Steps, said
+from weft.client.auth.tokens import Identity, Issuer, Steps, describe_error
 from weft.errors import AuthorizationFailed, UsageError
 from weft.net.fetch import FetchFailed, get, post_json
 from weft.net.hosts import is_loopback
@@ -427,7 +427,7 @@ class Registration:
         answer = response.json()
         client_id = None if answer is None else answer.get("client_id")
         if answer is None or response.status not in (200, 201) or not isinstance(client_id, str) or not client_id:
-            reason = said(answer, response.status)
+            reason = describe_error(answer, response.status)
             tried.append(f"registration at {shown_url(endpoint)}: {reason}")
             raise AuthorizationFailed(
                 f"{shown_url(issuer.issuer)} did not register this client ({reason}). If it does not accept the "

@@ -38,7 +38,7 @@ from weft.client.auth.tokens import (
     Token,
     TokenClient,
     TokenRefusal,
-    said,
+    describe_error,
     url_digest,
 )
 from weft.errors import AuthorizationFailed
@@ -576,7 +576,7 @@ def read_redirect(url: str, state: str, issuer: Issuer, tried: list[str]) -> str
             tried,
         )
     if "error" in query:
-        reason = said(answer, 0)
+        reason = describe_error(answer, 0)
         tried.append(f"response: {reason}")
         raise AuthorizationFailed(f"The login was refused ({reason}); log in again, or as another user.", tried)
     code = answer.get("code")

@@ -291,7 +291,7 @@ class TokenRefusal(AuthorizationFailed):
         self.is_final = 400 <= status < 500 and status not in _PASSING
 
 
-def said(document: Mapping[str, Any] | None, status: int, secrets: Iterable[str] = ()) -> str:
+def describe_error(document: Mapping[str, Any] | None, status: int, secrets: Iterable[str] = ()) -> str:
     """Return the reason of a refusal, from the authorization server's answer, without the given secrets."""
     if document is None:
         return f"HTTP {status}"
@@ -361,7 +361,7 @@ class TokenClient:
         grant = form.get("grant_type", "").rpartition(":")[2]
         if response.status != 200 or document is None:
             sent = [form[name] for name in _SECRETS if name in form]
-            reason = said(document, response.status, [*sent, self.identity.client_secret or ""])
+            reason = describe_error(document, response.status, [*sent, self.identity.client_secret or ""])
             self.tried.append(f"{grant} at {shown_url(endpoint)}: {reason}")
             code = str((document or {}).get("error", ""))[:100]
             raise TokenRefusal(

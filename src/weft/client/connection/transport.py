@@ -320,7 +320,7 @@ class PipeTransport:
         if (frame := error_in(data)) is not None:
             self._settle(frame)
             return
-        is_answer, named = whom_it_answers(data)
+        is_answer, named = recover_request_id(data)
         waiting = None
         if is_answer:
             waiting = self._only_one() if named is None else self._waiting.get(named)
@@ -474,7 +474,7 @@ _BEGINNING = re.compile(rb'\s*\{\s*(?:(?:%b|%b)\s*,\s*){0,2}"(?:result|error)"\s
 _END = re.compile(rb",\s*(?:%b\s*,\s*)?%b\s*(?:,\s*%b\s*)?\}\s*\Z" % (_VERSION, _ID, _VERSION))
 
 
-def whom_it_answers(data: bytes) -> tuple[bool, RequestId | None]:
+def recover_request_id(data: bytes) -> tuple[bool, RequestId | None]:
     """Return whether unreadable data was meant as an answer, and the id of the request if that can be read.
 
     >>> whom_it_answers(b'{"result": {"n": NaN}, "jsonrpc": "2.0", "id": 7}')
@@ -516,7 +516,7 @@ def _by_its_ends(data: bytes) -> tuple[bool, RequestId | None]:
 _TURN = 128  # messages that are sent before other tasks of the event loop may run
 
 
-class Pipe(Protocol):
+class LinePipe(Protocol):
     """The server's end of a connection in this process."""
 
     def send(self, line: bytes) -> None:
@@ -532,7 +532,7 @@ class Pipe(Protocol):
 class Piped(Protocol):
     """A server that a client in the same process can connect to."""
 
-    def pipe(self, deliver: Callable[[bytes], None]) -> Pipe:
+    def pipe(self, deliver: Callable[[bytes], None]) -> LinePipe:
         """Connect a client. The server calls `deliver` with each message for the client."""
         ...
 
@@ -545,7 +545,7 @@ class MemoryTransport(PipeTransport):
     def __init__(self, server: Piped, where: str, limits: ClientLimits = DEFAULT_CLIENT_LIMITS) -> None:
         super().__init__(where, limits)
         self._server = server
-        self._pipe: Pipe | None = None
+        self._pipe: LinePipe | None = None
         self._sent = 0
 
     async def start(self) -> None:

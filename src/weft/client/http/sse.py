@@ -122,7 +122,7 @@ class SseTransport(PipeTransport):
                         if now() - began > TURN_SECONDS:
                             await asyncio.sleep(0)
                             began = now()
-                    silence.reschedule(pulse.felt(chunk, now()))
+                    silence.reschedule(pulse.received(chunk, now()))
         except ConnectionFailed as error:
             failure = error
         except TimeoutError:

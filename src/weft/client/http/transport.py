@@ -29,8 +29,8 @@ from weft.client.connection.transport import (
     bounds_of,
     is_nameless,
     pieces,
+    recover_request_id,
     split_messages,
-    whom_it_answers,
     wire_log,
 )
 from weft.client.http.wire import HttpResponse, Wire, is_event_stream, media_type, place, resolved
@@ -221,7 +221,7 @@ class HttpTransport:
         self, part: bytes, error: ProtocolError, request_id: RequestId | None, faults: list[InvalidAnswer] | None
     ) -> None:
         fault = InvalidAnswer(f"{self.where} sent something that is not a message: {error}")
-        is_answer, named = whom_it_answers(part)
+        is_answer, named = recover_request_id(part)
         if faults is None or (is_answer and request_id is not None and named in (None, request_id)):
             raise fault from None
         self._seldom.warning("%s", fault)
@@ -320,7 +320,7 @@ class HttpTransport:
                         if now() - began > TURN_SECONDS:
                             await asyncio.sleep(0)
                             began = now()
-                    silence.reschedule(pulse.felt(chunk, now()))
+                    silence.reschedule(pulse.received(chunk, now()))
         except TimeoutError:
             self._wire.renew()  # idle connections to the same server are probably lost, too
             raise ConnectionFailed(f"{self.where} sends nothing any more, on a stream that it did not end.") from None

@@ -237,7 +237,7 @@ class CacheView:
             if self._cache.has_changed(self._server, method, mark):  # there was a change while the store was busy
                 await self._cache.store.drop(self._server, method, {key.params})
 
-    def hear(self, method: str, params: Mapping[str, Any] | None = None) -> bool:
+    def receive(self, method: str, params: Mapping[str, Any] | None = None) -> bool:
         """Mark the entries as stale that a notification is about. Other notifications are ignored.
 
         Return whether the caller must run `drop_stale`. If it is running already, it drops these entries, too.
@@ -265,7 +265,7 @@ class CacheView:
 
     async def changed(self, method: str, params: Mapping[str, Any] | None = None) -> None:
         """Handle a notification of a change: drop the entries that it is about from the store."""
-        if self.hear(method, params):
+        if self.receive(method, params):
             await self.drop_stale()
 
     async def drop(self, method: str) -> None:
@@ -343,7 +343,7 @@ def unique_name(owner: object) -> str:
         return str(next(_numbers))
 
 
-def whose(auth: Any) -> dict[str, str]:
+def identify_login(auth: Any) -> dict[str, str]:
     """Return headers that identify an authorization, for `authorization_partition`: a token, or a name for a login."""
     if auth is None:
         return {}

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import convert
 from msgspec.structs import fields
 
-from weft.client.argument_checks import as_texts, check_texts, check_timeout, plainly
+from weft.client.argument_checks import as_texts, check_texts, check_timeout, trim_traceback
 from weft.client.callbacks import pause
 from weft.client.connection.connection import ClientConnection, ProgressCallback, RequestHandlers, code_and_data
 from weft.client.connection.negotiate import explained, session_gone
@@ -136,7 +136,7 @@ class Exchange:
                     return result
                 given = await self._next_round(params, result, options)
         except WeftError as error:
-            plainly(error)
+            trim_traceback(error)
             raise
         raise InvalidAnswer(
             f"{self._link.transport.where} asked {self._limits.rounds} times in a row and did not answer {method}; "
@@ -374,7 +374,7 @@ class UrlElicitationRetry:
         self._ask = ask
         self._waiting: dict[str, _PageVisits] = {}  # by elicitation id; unknown ids are ignored
 
-    def heard(self, method: str, params: bytes) -> None:
+    def receive(self, method: str, params: bytes) -> None:
         """Handle the notification that the user has finished a page. Other notifications are ignored."""
         if method == _COMPLETE_NOTIFICATION:
             visits = self._waiting.pop(msgspec.json.decode(params, type=_Complete).elicitation_id, None)
@@ -454,7 +454,7 @@ class UrlElicitationRetry:
 Page = TypeVar("Page", ListToolsResult, ListResourcesResult, ListResourceTemplatesResult, ListPromptsResult)
 
 
-def says_none(error: RemoteError, cursor: str | None) -> bool:
+def means_no_list(error: RemoteError, cursor: str | None) -> bool:
     """Return whether the error for a page means that the server has no such list.
 
     Many servers declare `resources` but have no templates, and answer the first request with -32601. For a later page,
@@ -491,12 +491,12 @@ class ListPages:
             try:
                 return await self._exchange.request_page(method, params, type, Options())
             except RemoteError as error:
-                if not says_none(error, cursor):
+                if not means_no_list(error, cursor):
                     raise
         empty: dict[str, list[Any]] = {one.encode_name: [] for one in fields(type) if one.required}
         return convert(empty, type), b""
 
-    def heard(self, notification: str) -> None:
+    def receive(self, notification: str) -> None:
         """Note that the server has a list, because it sent a notification that the list has changed."""
         kind, _, rest = notification.removeprefix("notifications/").partition("/")
         if rest == "list_changed":

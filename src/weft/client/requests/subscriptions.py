@@ -110,7 +110,7 @@ class Subscriptions:
         """Remove a `Listening` that has ended."""
         self._open.discard(listening)
 
-    def heard(self, method: str, params: bytes, origin: RequestId | None) -> None:
+    def receive(self, method: str, params: bytes, origin: RequestId | None) -> None:
         """Give a notification to the listeners of the stream that its `_meta` names, or on which it came."""
         if method != _ACKNOWLEDGED and method != _UPDATED and method not in _LISTS:
             return
@@ -280,19 +280,19 @@ class Listening:
     def push(self, change: Change) -> None:
         """Add a change for the iterator."""
         self._changes.append(change)
-        self._be_patient()
+        self._remove_deadline()
         self._news.set()
         self._ready.set()
 
     def acknowledged(self, honoured: SubscriptionFilter) -> None:
         """Note that the server has accepted the subscription, and which changes it will send."""
         self.honoured = honoured
-        self._be_patient()
+        self._remove_deadline()
         if self._ready.is_set():
             self.push(StreamReopened())
         self._ready.set()
 
-    def _be_patient(self) -> None:
+    def _remove_deadline(self) -> None:
         """Remove the deadline for the first message, because the server then sends nothing until there is a change."""
         patience, self._patience = self._patience, None
         if patience is not None and not patience.expired():

@@ -164,7 +164,7 @@ class RegisteredPrompt:
         try:
             kwargs = self.signature.bind(values)
         except ArgumentsError as error:
-            raise InvalidParams(f"Invalid params: {error.tell(self._limits)}") from None
+            raise InvalidParams(f"Invalid params: {error.describe(self._limits)}") from None
         if self.signature.injected is not None:
             kwargs[self.signature.injected] = call.context
         try:

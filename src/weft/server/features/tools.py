@@ -304,7 +304,7 @@ def failure_of(call: Call, error: BaseException) -> CallToolResult | None:
 def _model_texts(error: BaseException, call: Call) -> list[str]:
     """Return the texts of a ToolError or of a group of them; none if the group has any other exception."""
     if isinstance(error, ArgumentsError):
-        return [error.tell(call.services.limits)]
+        return [error.describe(call.services.limits)]
     if isinstance(error, ToolError):
         return [str(error)]
     if not isinstance(error, BaseExceptionGroup):

@@ -419,7 +419,7 @@ def _makes_server(value: Any) -> bool:
     )
 
 
-def warn_of_nothing(engine: Engine) -> None:
+def warn_of_empty_server(engine: Engine) -> None:
     """Warn about a server without features: a decorator may be missing, or its file was loaded twice."""
     if _offers(engine) or engine.extensions:
         return

@@ -28,7 +28,7 @@ from weft.server.diagnostics import (
     caller,
     check_kind,
     check_options,
-    show_mistakes_plainly,
+    shorten_tracebacks,
     summary_of,
     user_frames,
 )
@@ -44,7 +44,7 @@ from weft.server.run.listening import (
     warn_of_proxy,
     warn_of_scopes,
 )
-from weft.server.run.loading import Target, is_loading, warn_of_nothing
+from weft.server.run.loading import Target, is_loading, warn_of_empty_server
 
 if TYPE_CHECKING:
     import uvicorn
@@ -97,7 +97,7 @@ def run(engine: Engine, transport: _Transport = "stdio", **options: Any) -> None
     """
     if is_loading():
         return
-    show_mistakes_plainly()
+    shorten_tracebacks()
     given = _read_options("server.run", transport, options)
     _refuse_within_loop(transport)
     try:
@@ -196,7 +196,7 @@ def _prepare(engine: Engine, transport: str, options: HttpOptions, *, in_users_l
         from weft.server.stdio.stdio import check_pipes
 
         check_pipes()
-        warn_of_nothing(engine)
+        warn_of_empty_server(engine)
         if os.isatty(0):  # a person, not a client
             print_notice(
                 f"Weft serves {engine.name!r} on stdio: an MCP client starts this and talks to it. Ctrl-C stops."
@@ -408,7 +408,7 @@ def print_notice(text: str) -> None:
 
 def announce(engine: Engine, options: HttpOptions, listener: socket.socket) -> None:
     """Print the URL of the server, and a command to try it."""
-    warn_of_nothing(engine)
+    warn_of_empty_server(engine)
     url = url_of(options, listener)
     print_notice(f"Weft serves {engine.name!r} at {url} (Ctrl-C stops)")
     if line := try_line(engine, url):

@@ -118,9 +118,9 @@ class ArgumentsError(ToolError):
         self._unlisted = unlisted  # Number of further problems, without a sentence.
         self._subject = subject
         self.issues = self._all_issues[: DEFAULT_LIMITS.error_issues]
-        super().__init__(self.tell(DEFAULT_LIMITS))
+        super().__init__(self.describe(DEFAULT_LIMITS))
 
-    def tell(self, limits: Limits) -> str:
+    def describe(self, limits: Limits) -> str:
         """Return the text for the client."""
         shown = self._all_issues[: limits.error_issues]
         lines = [f"{self._subject} do not fit:", *(f"- {issue}" for issue in shown)]
