@@ -70,7 +70,7 @@ NO_BOUNDS = {
     "server.asking.replay._MOST_WARNINGS": "of how many calls a warning was given",
     "server.sessions.streams._EVENT_COST": "a weight",
     "server.sessions.streams._STREAM_COST": "a weight",
-    "server.runtime.load._MOST_NAMED": "how a list is shown",
+    "server.runtime.admission._MOST_NAMED": "how a list is shown",
     "server.features.registry._MOST_NAMED": "how a list is shown",
     "server.run.listening.MOST_NAMED": "how a list is shown",
     "server.run.loading.MOST_FRAMES": "how a traceback is shown",
@@ -85,8 +85,8 @@ NO_BOUNDS = {
     "server.http.app._LARGE": "from when on messages take turns",
     "server.stdio.stdio.CHUNK": "what a pipe holds",
     "server.stdio.stdio.AT_ONCE": "how much is read at once",
-    "server.runtime.load._PACE": "how messages take turns",
-    "server.runtime.load._STEPS": "how messages take turns",
+    "server.runtime.admission._PACE": "how messages take turns",
+    "server.runtime.admission._STEPS": "how messages take turns",
     "server.stdio.pipe._BRACE": "a character",
 }
 

@@ -26,7 +26,7 @@ from uvicorn.protocols.http import h11_impl, httptools_impl
 import weft
 from weft import Server
 from weft.client.http import wire
-from weft.server.calls import tasks as eager
+from weft.server.calls import execution as eager
 from weft.server.http import uvicorn_protocol
 from weft.server.run import development, running
 from weft.server.run.listening import HttpOptions, bind

@@ -57,7 +57,7 @@ SECURITY = (
     "server/asking/once.py",
     "server/asking/rounds.py",
     "server/runtime/dispatch.py",
-    "server/runtime/load.py",
+    "server/runtime/admission.py",
     "server/runtime/subscriptions.py",
     "client/auth/*",
     "client/http/*",

@@ -1,7 +1,7 @@
 """Import public names when they are first used, and help users who look for a name of another SDK.
 
-An unknown name gets an error that says how it is called in Weft, or which module has it. Type checkers do not see this:
-for them the name does not exist.
+The error for an unknown name says what the name is in Weft, or which module has it. Type checkers ignore this module:
+for them, an unknown name simply does not exist.
 """
 
 from __future__ import annotations

@@ -335,7 +335,7 @@ def _choice(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _several(items: dict[str, Any]) -> dict[str, Any]:
-    """Return the `items` schema of a list of options. Options with titles are under `anyOf`."""
+    """Return the `items` schema of a list of options in the form of MCP: `anyOf` instead of `oneOf`, and no title."""
     if "oneOf" in items:
         return {"anyOf": items["oneOf"]}
     return {key: value for key, value in items.items() if key not in {"title", "description"}}

@@ -274,19 +274,19 @@ async def test_answers_are_kept_while_they_are_fresh_and_nothing_is_heard() -> N
             await client.list_tools()
             await client.read_resource("x://a")
             await client.read_resource("x://b")
-        assert len(server.receive) == 1 + 3
+        assert len(server.heard) == 1 + 3
         server.say({"method": "notifications/tools/list_changed"})
         server.say({"method": "notifications/resources/updated", "params": {"uri": "x://a"}})
         await asyncio.sleep(0.02)
         await client.list_tools()
         await client.read_resource("x://a")
         await client.read_resource("x://b")
-        assert len(server.receive) == 1 + 3 + 2
+        assert len(server.heard) == 1 + 3 + 2
     async with Client(server, cache=False) as client:
-        before = len(server.receive)
+        before = len(server.heard)
         await client.list_tools()
         await client.list_tools()
-        assert len(server.receive) == before + 2
+        assert len(server.heard) == before + 2
 
 
 @pytest.mark.spec("MRTR-27", "CACHE-06")
@@ -406,11 +406,11 @@ async def test_what_is_closed_before_it_began_never_begins(mode: Any) -> None:
     server = FakePipe(handle)
     async with Client(server, eras=[mode]) as client:
         changes = client.listen(tools=True, uris=["x://a"])
-        greeted = len(server.receive)
+        greeted = len(server.heard)
         await changes.close()
         assert [change async for change in changes] == []
         await asyncio.sleep(0.01)  # for what may have been started beside
-        assert len(server.receive) == greeted
+        assert len(server.heard) == greeted
 
 
 async def test_what_changes_while_one_connects_again_is_not_kept() -> None:
@@ -509,7 +509,7 @@ async def test_the_log_level_goes_where_the_era_has_it() -> None:
         await client.list_tools()
         with pytest.raises(UsageError, match="no ping"):
             await client.ping()
-    assert modern.receive[-1]["params"]["_meta"]["io.modelcontextprotocol/logLevel"] == "warning"
+    assert modern.heard[-1]["params"]["_meta"]["io.modelcontextprotocol/logLevel"] == "warning"
     assert [message.data for message in heard] == ["ouch"]
 
     def handle(pipe: FakePipe, message: dict[str, Any]) -> None:
@@ -521,7 +521,7 @@ async def test_the_log_level_goes_where_the_era_has_it() -> None:
         await client.ping()
         await client.set_log_level("error")
         await client.roots_changed()
-    said = [(message["method"], message.get("params")) for message in legacy.receive[2:]]
+    said = [(message["method"], message.get("params")) for message in legacy.heard[2:]]
     assert said == [
         ("logging/setLevel", {"level": "info"}),
         ("ping", {}),

@@ -183,13 +183,13 @@ async def test_levels_are_written_in_any_case() -> None:
     server = FakePipe(discovered)
     async with Client(server, log_level="INFO") as client:  # type: ignore[arg-type]
         assert client.era == "stateless"
-        assert server.receive[0]["params"]["_meta"]["io.modelcontextprotocol/logLevel"] == "info"
+        assert server.heard[0]["params"]["_meta"]["io.modelcontextprotocol/logLevel"] == "info"
         await client.set_log_level("Warning")  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="The log level cannot be 'loud'; use one of 'debug', 'info'"):
             await client.set_log_level("loud")  # type: ignore[arg-type]
         with pytest.raises(RemoteError):
             await client.call_tool("book")
-    assert server.receive[-1]["params"]["_meta"]["io.modelcontextprotocol/logLevel"] == "warning"
+    assert server.heard[-1]["params"]["_meta"]["io.modelcontextprotocol/logLevel"] == "warning"
 
 
 async def test_what_a_server_does_not_offer_is_named() -> None:
@@ -259,7 +259,7 @@ async def test_a_timeout_that_is_no_number(timeout: Any) -> None:
             assert str(caught.value) == (
                 f"timeout= was given something of the type {kind!r}; give seconds as a number, such as 5."
             )
-    assert {message["method"] for message in pipe.receive} == {"server/discover"}
+    assert {message["method"] for message in pipe.heard} == {"server/discover"}
 
 
 @pytest.mark.parametrize("timeout", [-1, -0.5, float("nan")])

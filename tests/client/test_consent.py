@@ -266,7 +266,7 @@ async def test_a_loop_of_questions_ends_in_either_era() -> None:
     limits = ClientLimits(asks_per_minute=5)
     async with Client(server, sample=lambda _: "x", limits=limits) as client:
         await client.call_tool("t")
-    answers = [message for message in server.receive if "method" not in message]
+    answers = [message for message in server.heard if "method" not in message]
     assert [("result" in answer) for answer in answers].count(True) == 5
     assert {answer["error"]["code"] for answer in answers if "error" in answer} == {-32603}
 
@@ -324,7 +324,7 @@ async def test_what_is_asked_and_answered_is_in_no_log_and_no_error(
                 except CannotAnswer as error:
                     said = f"{error!r} {error}"
         assert SECRET not in said
-        refusals = [message["error"] for message in server.receive if "error" in message]
+        refusals = [message["error"] for message in server.heard if "error" in message]
         assert SECRET not in str(refusals)
     assert caplog.text
     assert SECRET not in caplog.text

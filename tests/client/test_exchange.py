@@ -68,9 +68,9 @@ async def test_every_request_introduces_itself() -> None:
     functions: dict[str, Any] = {"elicit": lambda _: None, "roots": ["file:///tmp"], "sample": lambda _: None}
     async with Client(server, **functions) as client:
         await asyncio.gather(*(client.call_tool("t") for _ in range(5)))
-    ids = [message["id"] for message in server.receive]
+    ids = [message["id"] for message in server.heard]
     assert len(set(ids)) == 6
-    for message in server.receive:
+    for message in server.heard:
         meta = message["params"]["_meta"]
         assert message["jsonrpc"] == "2.0"
         assert isinstance(message["id"], int)
@@ -159,7 +159,7 @@ async def test_rounds_of_other_methods(verb: str) -> None:
             await client.request("tools/call", {"name": "t"})
         else:
             await getattr(client, verb)("x://y")
-    assert server.receive[-1]["params"]["inputResponses"] == {"k0": {"roots": []}}
+    assert server.heard[-1]["params"]["inputResponses"] == {"k0": {"roots": []}}
 
 
 @pytest.mark.security("D12")
@@ -283,7 +283,7 @@ async def test_a_question_that_nobody_answers_in_time_ends_the_call() -> None:
     server = serve(answer, is_legacy=True)
     async with Client(server, elicit=think, limits=ClientLimits(ask_seconds=0.05)) as client:
         await client.call_tool("t")
-    [told] = [message for message in server.receive if "error" in message]
+    [told] = [message for message in server.heard if "error" in message]
     assert (told["id"], told["error"]["message"]) == (9, "The question was not answered in time.")
 
 
@@ -318,8 +318,8 @@ async def test_questions_can_be_left_to_the_caller() -> None:
         assert caught.value.requests["k0"].params["message"] == "n?"
         answers = {"k0": {"action": "decline"}}
         assert (await client.call_tool("t", answers=answers, state=caught.value.state)).text == "done"
-    assert server.receive[-1]["params"]["inputResponses"] == answers
-    assert server.receive[-1]["params"]["requestState"] == "s"
+    assert server.heard[-1]["params"]["inputResponses"] == answers
+    assert server.heard[-1]["params"]["requestState"] == "s"
 
 
 # --- time
@@ -365,7 +365,7 @@ async def test_a_handshake_is_never_cancelled() -> None:
     server = FakePipe(lambda pipe, message: None)
     with pytest.raises(WeftError):
         await Client(server, eras=["session"], limits=ClientLimits(request_seconds=0.05)).connect()
-    assert [message["method"] for message in server.receive] == ["initialize"]
+    assert [message["method"] for message in server.heard] == ["initialize"]
 
 
 @pytest.mark.spec("CAN-14", "PROG-01", "PROG-02")
@@ -509,7 +509,7 @@ async def test_the_servers_requests_are_answered() -> None:
     server = serve(answer, is_legacy=True)
     async with Client(server, elicit=lambda _: {}, roots=["file:///"]) as client:
         await client.call_tool("t")
-    answers = {message["id"]: message for message in server.receive if "method" not in message}
+    answers = {message["id"]: message for message in server.heard if "method" not in message}
     assert answers[0]["result"] == {}
     assert answers["a"]["result"] == {"roots": [{"uri": "file:///"}]}
     assert answers[1]["result"] == {"action": "accept", "content": {"n": 3}}
@@ -526,7 +526,7 @@ async def test_in_the_stateless_era_a_request_of_the_server_is_not_answered() ->
     server = serve(answer)
     async with Client(server, roots=[]) as client:
         await client.call_tool("t")
-    assert all("method" in message for message in server.receive)
+    assert all("method" in message for message in server.heard)
 
 
 async def test_the_time_a_user_thinks_is_not_the_servers() -> None:
@@ -574,7 +574,7 @@ async def test_the_server_can_take_back_a_question() -> None:
     async with Client(server, elicit=think) as client:
         await client.call_tool("t")
     assert was == ["cancelled"]
-    assert all("method" in message for message in server.receive)
+    assert all("method" in message for message in server.heard)
 
 
 @pytest.mark.security("D12")

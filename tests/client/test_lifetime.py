@@ -87,7 +87,7 @@ async def peer(kind: str, folder: Path, greetings: int) -> AsyncIterator[Peer]:
 
     if kind == "memory":
         server = FakePipe(in_process)
-        yield Peer(server, lambda: server.is_closed or not server.receive)
+        yield Peer(server, lambda: server.is_closed or not server.heard)
     elif kind == "http":
         async with http_server(over_http) as url:
             yield Peer(url, lambda: True)
@@ -379,7 +379,7 @@ async def test_one_who_gives_up_to_close_has_overtaken_all_the_same(verb: str) -
             await super().close()
 
     def handle(pipe: FakePipe, message: dict[str, Any]) -> None:
-        if len(pipe.receive) == 1 and verb == "reconnect":
+        if len(pipe.heard) == 1 and verb == "reconnect":
             pipe.answer(message, DISCOVERED)
 
     server = Slow(handle)
@@ -583,7 +583,7 @@ async def test_nothing_begins_on_a_link_that_is_closed() -> None:
     ):
         with pytest.raises(ConnectionFailed, match=r"^The connection to here was closed\.$"):
             await asyncio.wait_for(begin(), 15)
-    assert server.receive == []
+    assert server.heard == []
 
 
 # --- one loop

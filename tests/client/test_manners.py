@@ -73,7 +73,7 @@ async def test_a_client_answers_with_codes_that_are_its_own_to_use() -> None:
     server = serve(answer, version=LEGACY)
     async with Client(server, elicit=fail, sample=lambda _: None) as client:
         await client.call_tool("t")
-    codes = {message["id"]: message["error"]["code"] for message in server.receive if "error" in message}
+    codes = {message["id"]: message["error"]["code"] for message in server.heard if "error" in message}
     assert codes == {"q0": -32601, "q1": -32601, "q2": -32602, "q3": -1, "q4": -32603}
 
 
@@ -100,7 +100,7 @@ async def test_requests_answers_and_notifications_go_both_ways(version: str | No
         await client.notify("notifications/example")
     assert heard == ["notifications/tools/list_changed"]
     assert server.calls("notifications/example")
-    assert all(message["jsonrpc"] == "2.0" for message in server.receive)
+    assert all(message["jsonrpc"] == "2.0" for message in server.heard)
 
 
 # --- what does not steer
@@ -114,7 +114,7 @@ async def test_who_a_server_says_it_is_changes_nothing() -> None:
         server = serve(discovered={key: value for key, value in DISCOVERED.items() if key != "_meta"} | meta)
         async with Client(server) as client:
             await client.call_tool("t", {"a": 1})
-        said.append(server.receive)
+        said.append(server.heard)
     assert all(other == said[0] for other in said)
 
 
@@ -235,7 +235,7 @@ async def test_in_a_session_only_what_was_declared_is_used() -> None:
             await client.roots_changed()
             await client.call_tool("t")
         declared = server.calls("initialize")[0]["params"]["capabilities"]
-        [answered] = [message for message in server.receive if message.get("id") == "q"]
+        [answered] = [message for message in server.heard if message.get("id") == "q"]
         is_there = roots is not None
         assert ("roots" in declared) == is_there
         assert ("result" in answered) == is_there
@@ -270,7 +270,7 @@ async def test_a_question_taken_back_is_dropped_and_whatever_else_is_taken_back_
         async with Client(server, elicit=think) as client:
             assert (await client.call_tool("t")).text == "done"
     assert "the user has left" in caplog.text
-    assert not [message for message in server.receive if message.get("id") == "q"]
+    assert not [message for message in server.heard if message.get("id") == "q"]
 
 
 @pytest.mark.spec("SAM-08")
@@ -367,7 +367,7 @@ async def test_an_older_server_is_understood_and_asked_nothing_it_does_not_know(
         assert (tool.title, tool.icons, tool.output_schema, tool.annotations) == (None, None, None, None)
         result = await client.call_tool(tool.name)
         assert (result.text, result.structured) == ("done", None)
-    answers = [message for message in server.receive if "result" in message]
+    answers = [message for message in server.heard if "result" in message]
     said = {message["id"]: message["result"] for message in answers}
     assert said["turn"]["content"] == {"type": "text", "text": "hello"}  # one block, no list of them
     assert said["turn"]["role"] == "assistant"

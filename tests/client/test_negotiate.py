@@ -562,7 +562,7 @@ async def test_pipe_any_other_error_or_silence(probe: Any) -> None:
     async with Client(server, limits=QUICK) as client:
         assert client.era == "session"
         assert await client.list_tools() == []
-    assert [message["method"] for message in server.receive][:3] == [
+    assert [message["method"] for message in server.heard][:3] == [
         "server/discover",
         "initialize",
         "notifications/initialized",
@@ -595,7 +595,7 @@ async def test_pipe_a_client_of_one_era_finds_out_before_it_calls() -> None:
     server = pipe_server(lambda pipe, message: pipe.answer(message, error={"code": -32601, "message": "?"}))
     with pytest.raises(ConnectionFailed, match="server/discover"):
         await Client(server, eras=["stateless"]).connect()
-    assert [message["method"] for message in server.receive] == ["server/discover"]
+    assert [message["method"] for message in server.heard] == ["server/discover"]
 
 
 @pytest.mark.spec("L11-05", "L11-07")
@@ -605,12 +605,12 @@ async def test_pipe_a_session_begins_with_its_handshake_and_never_uses_an_id_twi
         await asyncio.gather(*(client.list_tools() for _ in range(10)))
         await client.reconnect()
         await client.list_tools()
-    assert [message["method"] for message in server.receive][:3] == [
+    assert [message["method"] for message in server.heard][:3] == [
         "initialize",
         "notifications/initialized",
         "tools/list",
     ]
-    ids = [message["id"] for message in server.receive if "id" in message]
+    ids = [message["id"] for message in server.heard if "id" in message]
     assert len(ids) == len(set(ids)) == 13
 
 

@@ -50,9 +50,9 @@ async def test_nothing_is_asked_again_because_it_has_gone_stale() -> None:
         for fetch in (client.list_tools, client.list_prompts, client.list_resources):
             await fetch()
         await client.read_resource("x://a")
-        heard = len(server.receive)
+        heard = len(server.heard)
         await asyncio.sleep(0.3)  # three hundred times as long as all of it was fresh
-        assert len(server.receive) == heard
+        assert len(server.heard) == heard
 
 
 @pytest.mark.spec("CACHE-10")
@@ -262,7 +262,7 @@ async def test_a_plain_client_uses_nothing_that_is_going_away(is_session: bool) 
     if is_session:
         declared = [server.calls("initialize")[0]["params"]["capabilities"]]
     else:
-        metas = [message["params"]["_meta"] for message in server.receive]
+        metas = [message["params"]["_meta"] for message in server.heard]
         assert not [meta for meta in metas if f"{META}logLevel" in meta]
         declared = [meta[f"{META}clientCapabilities"] for meta in metas]
     assert all(set(one) == {"elicitation"} for one in declared)  # neither roots nor sampling
@@ -326,7 +326,7 @@ async def test_prefixes_of_keys_are_domains_read_backwards() -> None:
     async with Client(server, log_level="info", elicit=lambda _: {}) as client:
         await client.call_tool("t", progress=lambda _: None)
         await client.list_tools()
-    keys = {key for message in server.receive for key in message["params"]["_meta"]}
+    keys = {key for message in server.heard for key in message["params"]["_meta"]}
     prefixes = {key.partition("/")[0] for key in keys if "/" in key}
     ways = [getattr(auth, name) for name in auth.__all__]
     prefixes |= {way.extension.partition("/")[0] for way in ways if getattr(way, "extension", None)}

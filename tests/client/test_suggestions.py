@@ -32,7 +32,7 @@ def serve(result: Any, capabilities: dict[str, Any] | None = None, *, is_session
 
 
 def asked(server: FakePipe) -> list[str]:
-    return [message["method"] for message in server.receive if message["method"] != "server/discover"]
+    return [message["method"] for message in server.heard if message["method"] != "server/discover"]
 
 
 # --- prompts

@@ -19,7 +19,7 @@ from support import (
     until,
 )
 from weft import Limits
-from weft.server.runtime.load import busy
+from weft.server.runtime.admission import busy
 
 BODY = encode(message("tools/list"))
 HEADERS = headers_for(message("tools/list"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from weft.server.calls.tasks import Deadline, EagerTaskStarter, PendingCoroutine
+from weft.server.calls.execution import Deadline, EagerTaskStarter, PendingCoroutine
 
 
 async def stepped(coroutine: Coroutine[Any, Any, Any], told: list[str] | None = None) -> Any:

@@ -6,7 +6,7 @@ from typing import Self
 import pytest
 
 from weft import Limits
-from weft.server.runtime.load import BodyMemory, Busy, LargeMessageQueue
+from weft.server.runtime.admission import BodyMemory, Busy, LargeMessageQueue
 
 MB = 1024 * 1024
 

@@ -14,7 +14,7 @@ import pytest
 
 from support import encode, message, serve
 from weft import Limits, Server
-from weft.server.runtime.load import busy
+from weft.server.runtime.admission import busy
 from weft.server.stdio.stdio import LineWriter, serve_stdio
 
 

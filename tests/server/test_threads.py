@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from weft.server.calls.tasks import Threads
+from weft.server.calls.execution import Threads
 
 
 class Gate:

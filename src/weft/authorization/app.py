@@ -168,7 +168,7 @@ class AuthorizationServer:
 
     @property
     def introspects(self) -> bool:
-        """Whether a client may use the introspection endpoint."""
+        """Whether at least one configured client may use the introspection endpoint."""
         return any(client.introspects for client in self.clients.known)
 
     def metadata(self) -> dict[str, Any]:

@@ -43,8 +43,9 @@ _MOST_TEXT = 200
 class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A client of the authorization server.
 
-    Without a secret or a key it is a public client, which is protected only by PKCE. `scopes` are all scopes that it
-    may have (default: all of the server). A program that acts for itself has the grant type `CLIENT_CREDENTIALS`:
+    Without a secret or a key it is a public client, which is protected only by PKCE. `scopes` are the
+    scopes that it may request (default: all scopes of the server). A program that acts for itself, not for a user, has
+    the grant type `CLIENT_CREDENTIALS`:
 
     >>> program = RegisteredClient(client_id="reporter", grant_types=(CLIENT_CREDENTIALS,)).with_secret("…")
 
@@ -135,7 +136,7 @@ def _same_but_port(registered: str, given: str) -> bool:
 
 
 class Clients:
-    """All clients of the server. Registrations are in the store; documents are fetched, and cached in memory."""
+    """All clients of the server. Registrations are in the store. Metadata documents are fetched, and cached."""
 
     def __init__(self, store: Store, known: Sequence[RegisteredClient], *, documents: bool, local: bool) -> None:
         for client in known:

@@ -479,9 +479,10 @@ class TokenEndpoint:
         return answer
 
     def _narrow_scopes(self, form: _TokenForm, grant: IssuedGrant) -> tuple[str, ...]:
-        """Return the requested scopes of a grant, or all of them; raise OAuthError if others are requested.
+        """Return the scopes for a new token: those that the request names, or all scopes of the grant if it names none.
 
-        The configuration may have changed since the grant was given, so scopes that no longer exist are left out.
+        Raises OAuthError if the request names a scope that was not granted. The configuration may have changed since
+        the grant was given, so scopes that no longer exist are left out.
         """
         if not same_url(form.fields.get("resource", grant.resource), grant.resource):
             raise OAuthError("invalid_target", "The grant is for another resource.")

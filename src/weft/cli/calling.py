@@ -435,7 +435,7 @@ def _type(about: Any, root: Mapping[str, Any], depth: int = 0) -> str:
 
 
 def _object(value: Any) -> dict[str, Any]:
-    """Return a value of a server if it is a JSON object, or an empty object."""
+    """Return `value`, which a server sent, if it is a JSON object; otherwise an empty object."""
     return value if is_object(value) else {}
 
 

@@ -92,8 +92,9 @@ class StreamWatchdog:
     def received(self, chunk: bytes, now: float) -> float | None:
         """Note that a chunk has arrived. Return the time by which the next must arrive, or None for no limit.
 
-        >>> pulse = StreamWatchdog(60, now=0)
-        >>> pulse.felt(b"data: hello", now=10), pulse.felt(b":", now=25), pulse.felt(b": still here", now=125)
+        >>> watchdog = StreamWatchdog(60, now=0)
+        >>> chunks = [(b"data: hello", 10), (b":", 25), (b": still here", 125)]
+        >>> tuple(watchdog.received(chunk, now) for chunk, now in chunks)
         (None, 85, 425.0)
         """
         self._longest = max(self._longest, now - self._last)

@@ -196,7 +196,7 @@ def read_server(path: str | os.PathLike[str], name: str | None) -> Target:
 
 
 def is_config(target: Mapping[str, Any]) -> bool:
-    """Return whether this is a whole configuration, not a single entry."""
+    """Return whether `target` is a whole configuration, not a single entry."""
     return any(_is_mapping(target.get(word)) for word in _SERVERS)
 
 

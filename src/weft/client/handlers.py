@@ -350,7 +350,7 @@ def changes_code(variable: str) -> bool:
 
 
 def visible(text: str) -> str:
-    r"""Return text with all characters escaped that a terminal would not show.
+    r"""Escape all characters of a text that a terminal would not show.
 
     >>> visible("a\x1b[8mb")
     'a\\x1b[8mb'

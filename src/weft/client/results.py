@@ -131,9 +131,9 @@ def read_value(name: str, result: ToolResult, type: type[T]) -> T:
 
 
 class PendingQuestions(WeftError):
-    """The server asks questions, and the client has `manual_input`, so that the caller must answer them.
+    """The server asks questions. The caller must answer them, because the client has `manual_input`.
 
-    Call again with `answers`, which has the keys of `requests`, and with `state`.
+    Repeat the call with the `state` of this exception, and with `answers`: a dict with the same keys as `requests`.
     """
 
     def __init__(self, result: InputRequiredResult) -> None:

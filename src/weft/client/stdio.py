@@ -197,7 +197,7 @@ class _Stderr:
 
 
 class _Child(asyncio.SubprocessProtocol):
-    """One run of the process. The event loop calls its callbacks; any task can call `end`."""
+    """One server process, from its start to its end. The event loop calls the callbacks; any task can call `end`."""
 
     def __init__(self, owner: StdioTransport, stderr: _Stderr) -> None:
         self.stderr = stderr
@@ -423,7 +423,7 @@ def _signal_group(group: int, number: int) -> bool:
 
 
 async def _end_group(group: int, seconds: float) -> None:
-    """Send SIGTERM to a process group, and wait until it has ended, at most this many seconds."""
+    """Send SIGTERM to a process group, and wait at most `seconds` until all its processes have ended."""
     patience = asyncio.get_running_loop().time() + seconds
     is_there = _signal_group(group, _TERM)
     while is_there and asyncio.get_running_loop().time() < patience:

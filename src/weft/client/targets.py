@@ -84,7 +84,7 @@ def _takes_three(function: Any) -> bool:
 
 
 def _dial_url(target: Http, limits: ClientLimits) -> Dialled:
-    from weft.client.http.sse import SseTransport
+    from weft.client.http.sse_transport import SseTransport
     from weft.client.http.transport import HttpTransport
     from weft.client.http.wire import AiohttpWire, read_proxy
 

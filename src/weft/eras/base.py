@@ -131,7 +131,7 @@ class ServerEra(Protocol):
         ...
 
     def seal(self, result: Result, offer: Offer, revision: Revision) -> Result:
-        """Return a result as the revision has it: completed, or without fields that came later."""
+        """Return a result in the form of the revision: add required fields, or remove fields of later revisions."""
         ...
 
     def notice(self, params: NotificationParams, revision: Revision) -> NotificationParams:
@@ -239,7 +239,7 @@ class ClientEra(Protocol):
         ...
 
     def headers(self, method: str | None = None, params: Mapping[str, Any] = NO_PARAMS) -> dict[str, str]:
-        """Return the HTTP headers of a request or notification; without a method, those of GET and responses."""
+        """Return the HTTP headers for a request or notification; if `method` is None, for a GET or a response."""
         ...
 
     def farewell(self) -> dict[str, str] | None:

@@ -263,15 +263,15 @@ class Seldom:
         self._counts: dict[tuple[str, str], tuple[float, int]] = {}  # by text and `about`: start time and number
 
     def warning(self, text: str, *args: object, about: str = "") -> None:
-        """Log a warning, or only count it."""
+        """Log a warning; after the first one, most are only counted."""
         self._write(logging.WARNING, text, args, about, exc_info=False)
 
     def error(self, text: str, *args: object, about: str = "") -> None:
-        """Log an error, or only count it."""
+        """Log an error; after the first one, most are only counted."""
         self._write(logging.ERROR, text, args, about, exc_info=False)
 
     def exception(self, text: str, *args: object, about: str = "") -> None:
-        """Log the exception that is being handled, or only count it."""
+        """Log the exception that is being handled; after the first one, most are only counted."""
         self._write(logging.ERROR, text, args, about, exc_info=True)
 
     def _write(self, level: int, text: str, args: tuple[object, ...], about: str, *, exc_info: bool) -> None:

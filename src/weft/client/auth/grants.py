@@ -377,7 +377,7 @@ class CodeFlow:
         return request.token is not None and request.token.refresh_token is not None
 
     async def renew(self, request: TokenRequest, context: LoginContext) -> Token:
-        """Return a token by refreshing, or a newer one that another program has stored."""
+        """Refresh the token and return the new one, or return a newer token that another program has stored."""
         token = request.token
         assert token is not None, "can_renew"
         renewed = None

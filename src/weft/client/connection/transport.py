@@ -477,9 +477,9 @@ _END = re.compile(rb",\s*(?:%b\s*,\s*)?%b\s*(?:,\s*%b\s*)?\}\s*\Z" % (_VERSION, 
 def recover_request_id(data: bytes) -> tuple[bool, RequestId | None]:
     """Return whether unreadable data was meant as an answer, and the id of the request if that can be read.
 
-    >>> whom_it_answers(b'{"result": {"n": NaN}, "jsonrpc": "2.0", "id": 7}')
+    >>> recover_request_id(b'{"result": {"n": NaN}, "jsonrpc": "2.0", "id": 7}')
     (True, 7)
-    >>> whom_it_answers(b'{"level": "error", "error": "no such file"}')
+    >>> recover_request_id(b'{"level": "error", "error": "no such file"}')
     (False, None)
     """
     try:

@@ -404,7 +404,7 @@ _REFUSAL_BYTES = 1024 * 1024  # how much of the body of a refusal is read
 class AuthorizedWire:
     """Adds authorization to the exchanges of another wire. `hold` pauses deadlines while the user logs in.
 
-    Tokens belong to the URL of each request, or to the URL `server` if that is given.
+    Each request is sent with the token for its own URL, or for the URL `server` if that is given.
     """
 
     def __init__(
@@ -422,7 +422,7 @@ class AuthorizedWire:
         self._server = server
 
     async def open(self) -> None:
-        """Open the other wire."""
+        """Open the wire that this object wraps."""
         await self._wire.open()
 
     def renew(self) -> None:
@@ -430,7 +430,7 @@ class AuthorizedWire:
         self._wire.renew()
 
     async def close(self) -> None:
-        """Close the other wire."""
+        """Close the wire that this object wraps."""
         await self._wire.close()
 
     async def exchange(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> HttpResponse:

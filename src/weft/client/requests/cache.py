@@ -187,7 +187,7 @@ class ResponseCache:
         self._changed[server, method] = self._count
 
     def has_changed(self, server: str, method: str, mark: int) -> bool:
-        """Return whether a server's method has changed since a mark."""
+        """Return whether a change was noted for this server and method since `mark()` returned `mark`."""
         return max(self._changed.get((server, method), 0), self._floor) > mark
 
 

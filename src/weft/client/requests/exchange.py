@@ -146,7 +146,7 @@ class Exchange:
     async def _next_round(
         self, params: Mapping[str, Any], asked: InputRequiredResult, options: Options
     ) -> Mapping[str, Any]:
-        """Return the original params with the answers of this round, without those of earlier rounds."""
+        """Return the original params with the answers of this round. Answers of earlier rounds are left out."""
         if options.is_manual:
             raise PendingQuestions(asked)
         kept = {key: value for key, value in params.items() if key not in ("inputResponses", "requestState")}

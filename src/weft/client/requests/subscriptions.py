@@ -132,7 +132,7 @@ class Subscriptions:
                 listening.push(StreamReopened())
 
     def silenced(self, failure: ConnectionFailed) -> None:
-        """End the listeners on the standing stream with an error, because it could not be opened again."""
+        """End all listeners on the standing stream with an error, because the stream could not be opened again."""
         for listening in tuple(self._open):
             if listening.stream_id is None:
                 listening.end(failure)

@@ -415,7 +415,7 @@ class Context:
 
     @property
     def is_retry(self) -> bool:
-        """Whether this call continues an earlier one and brings answers to its questions."""
+        """Whether the handler ran before for the same logical call, for example before its questions were answered."""
         return self._call.asker is not None and self._call.asker.is_retry
 
     @property

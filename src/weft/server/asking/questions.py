@@ -76,10 +76,10 @@ def _warn_of_secrets(fields: tuple[str, ...]) -> None:
 
 
 def ask_url(message: str, url: str, *, id: str | None = None) -> InputRequest:
-    """Return a question that asks the user to visit a page, on https or on this machine.
+    """Return a question that asks the user to visit a page. The URL must be https, or http on this machine.
 
-    The URL must not contain a password. If you give an `id`, `ctx.notify_complete(id)` can notify the client later that
-    the user is done there. Default: a new id.
+    The URL must not contain a password. If you give an `id`, you can call `ctx.notify_complete(id)` later to notify the
+    client that the user has finished on that page. Default: a new id.
     """
     if id is not None and not (isinstance(id, str) and id):  # pyright: ignore[reportUnnecessaryIsInstance] - users' code
         raise UsageError(f"ask_url(id={id!r}) is not possible: give a text that is not empty.")

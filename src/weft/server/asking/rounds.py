@@ -299,7 +299,7 @@ class Round(Asker):
         self.journal.pending[name] = question
 
     def result(self) -> InputRequiredResult:
-        """Return the result that asks: the questions and the sealed journal."""
+        """Return the result that ends this round: the questions to the client, and the sealed journal."""
         self.warn_if_changed()
         self._check_count(len(self._questions))
         return InputRequiredResult(
@@ -345,7 +345,7 @@ class Round(Asker):
                 waiter.set_result(None)
 
     def _early_answer(self, name: str, question: str) -> msgspec.Raw | None:
-        """Accept an answer without `requestState`, from a client that knew the question before it was asked."""
+        """Record and return an answer that the client sent before the question was asked; None if there is none."""
         answer = (self._params.input_responses or {}).get(name)
         if self._params.request_state is not None or answer is None:
             return None

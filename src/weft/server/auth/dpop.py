@@ -77,7 +77,7 @@ class Proof(NamedTuple):
 
 
 class _ProofServer(Protocol):
-    """The part of a server that checking proofs needs: its store, and the keys that seal nonces."""
+    """The part of a server that is needed to check proofs: its backend, and the keys that seal nonces."""
 
     @property
     def backend(self) -> Backend: ...

@@ -161,7 +161,7 @@ class OnceStore:
 
 
 async def _outcome(make: Callable[[], Awaitable[bytes]]) -> _Outcome:
-    """Return the result or the exception of a function. A task would pass a SystemExit on to the event loop."""
+    """Return the result of a function, or its exception: a SystemExit that a task raises would end the event loop."""
     try:
         return await make()
     except BaseException as error:  # noqa: BLE001 - raised by the waiting call

@@ -15,8 +15,8 @@ from weft.eras.base import Offer
 from weft.limits import Limits
 from weft.protocol.request_state import KeyRing
 from weft.server.calls.changes import Changes
+from weft.server.calls.execution import Threads
 from weft.server.calls.once_store import OnceStore
-from weft.server.calls.tasks import Threads
 from weft.types.base import Implementation
 from weft.types.lifecycle import ServerCapabilities
 

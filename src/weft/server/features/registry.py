@@ -340,7 +340,7 @@ class Audience:
         self.hiding: frozenset[str] = _NONE  # Capabilities without which some feature is hidden.
 
     def add(self, item: Feature) -> None:
-        """Add the scopes and needs of a feature."""
+        """Add the scopes that a feature requires, and the capabilities without which it is hidden."""
         self.scopes |= frozenset(item.scopes)
         if item.hide:
             self.hiding |= frozenset(item.needs)

@@ -304,7 +304,7 @@ class Resources(Registry[RegisteredResource | RegisteredTemplate]):
         raise _not_registered(text[:200], where, problem)
 
     async def read(self, call: Call) -> Result:
-        """Serve `resources/read`, with the resource of this URI, else with the first template that matches."""
+        """Serve `resources/read`: use the resource with the requested URI, or else the first template that matches."""
         uri = cast("ReadResourceParams", call.envelope.params).uri
         self._check_requested(uri)
         entry, kwargs = self._match(uri)

@@ -21,7 +21,7 @@ from weft.protocol.schema import SchemaError, Validator, check_object_schema, co
 from weft.server.asking.rounds import InputRequired, round_of
 from weft.server.calls.call import Call, check_hide, check_needs, require_needs
 from weft.server.calls.changes import Changes
-from weft.server.calls.tasks import Threads
+from weft.server.calls.execution import Threads
 from weft.server.diagnostics import check_scopes, location, record, report
 from weft.server.features.content import BLOCKS, HELPERS, to_blocks
 from weft.server.features.registry import (

@@ -24,7 +24,7 @@ from weft.net.logs import Seldom, masked_body, masked_headers, masked_url
 from weft.protocol.headers import HeaderFault, Headers, read
 from weft.server.auth.bearer_auth import BearerAuth
 from weft.server.auth.protected_resource import Protection
-from weft.server.calls.tasks import Deadline, PendingCoroutine
+from weft.server.calls.execution import Deadline, PendingCoroutine
 from weft.server.diagnostics import report
 from weft.server.http.host_signals import follow_host_signals
 from weft.server.http.reply import Accepts, HttpReply, read_accept
@@ -38,9 +38,9 @@ from weft.server.http.request import (
     shared_limits,
 )
 from weft.server.http.session import SessionExchange
-from weft.server.http.sse import SseExchange
+from weft.server.http.sse_transport import SseExchange
 from weft.server.http.stateless import StatelessExchange
-from weft.server.runtime.load import BodyMemory, Busy, HeldBody, LargeMessageQueue, busy
+from weft.server.runtime.admission import BodyMemory, Busy, HeldBody, LargeMessageQueue, busy
 from weft.server.runtime.request_log import is_wire_logged, log, refused_http
 from weft.server.runtime.runtime import Runtime
 from weft.server.sessions.sessions import Sessions

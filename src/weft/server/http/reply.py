@@ -39,7 +39,10 @@ class Accepts(Flag):
 
 
 def read_accept(value: bytes | None) -> Accepts:
-    """Return the forms that an Accept header accepts; all if there is none. Raise a `Refusal` if it accepts neither."""
+    """Return whether an Accept header accepts JSON, event streams, or both. Without a header, both are accepted.
+
+    Raises `Refusal` if the header accepts neither.
+    """
     accepted = Accepts(0)
     for entry in (value or b"*/*").split(b","):
         media, *parameters = (part.strip().lower() for part in entry.split(b";"))

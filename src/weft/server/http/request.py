@@ -213,7 +213,7 @@ def is_preflight(headers: Headers) -> bool:
 
 
 def preflight_refusal(origin: bytes | None) -> str:
-    """Return the error message for the preflight of a page that may not call.
+    """Return the error message for the preflight request of a web page that may not call this server.
 
     >>> preflight_refusal(b"https://app.example")
     "A web page of 'https://app.example' may not call this server. To allow it, set cors=['https://app.example'] in \

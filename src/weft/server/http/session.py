@@ -23,13 +23,13 @@ from weft.protocol.headers import Headers
 from weft.protocol.sse import encode as encode_event
 from weft.server.calls.call import Call, Reply
 from weft.server.calls.connection import Cancellation
-from weft.server.calls.tasks import take_back
+from weft.server.calls.execution import take_back
 from weft.server.diagnostics import note_refusal, report
 from weft.server.http.reply import Accepts, HttpReply
 from weft.server.http.request import Caller, read_caller
 from weft.server.http.session_streams import SessionStreams, check_takes_stream
+from weft.server.runtime.admission import busy, still_served, stopped
 from weft.server.runtime.dispatch import Answer
-from weft.server.runtime.load import busy, still_served, stopped
 from weft.server.runtime.request_log import refused
 from weft.server.runtime.runtime import Runtime
 from weft.server.sessions.session import ResumedReader, Session, read_batch
@@ -247,13 +247,13 @@ class SharedStreamReply:
         """Do nothing: no method of sessions has an epilogue."""
 
     async def end(self) -> None:
-        """Do nothing: the stream goes on."""
+        """Do nothing: other requests still use the stream."""
 
     def challenge(self, scheme: str, parameters: Mapping[str, str | None]) -> None:
         """Do nothing: an answer on the stream has no headers."""
 
     async def close_stream(self, retry_seconds: float) -> None:
-        """Do nothing: the stream goes on."""
+        """Do nothing: other requests still use the stream."""
 
 
 class _BatchPart(SharedStreamReply):

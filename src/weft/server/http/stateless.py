@@ -19,12 +19,12 @@ from weft.net.asgi import Receive, Scope
 from weft.protocol.headers import Headers
 from weft.server.calls.call import Call
 from weft.server.calls.connection import Cancellation
-from weft.server.calls.tasks import PendingCoroutine, take_back
+from weft.server.calls.execution import PendingCoroutine, take_back
 from weft.server.diagnostics import note_refusal
 from weft.server.http.reply import HttpReply
 from weft.server.http.request import read_caller
+from weft.server.runtime.admission import stopped
 from weft.server.runtime.dispatch import Answer
-from weft.server.runtime.load import stopped
 from weft.server.runtime.request_log import refused
 from weft.server.runtime.runtime import Runtime
 

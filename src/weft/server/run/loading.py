@@ -280,7 +280,7 @@ def _modules_in(package: str) -> Iterator[str]:
 
 
 def _suggest(folder: Path, name: str) -> str:
-    """Return up to three Python files in a folder that are similar to `name`; empty if the folder has none."""
+    """Suggest up to three Python files of a folder, if possible with names like `name`; empty if there are no files."""
     there = sorted(map(str, folder.glob("*.py")))
     similar = difflib.get_close_matches(str(folder / name), there, n=3, cutoff=0.6) or there[:3]
     return " or ".join(similar)

@@ -309,8 +309,8 @@ def _http_server(
 def _calm_collector() -> None:
     """Collect garbage less often.
 
-    The objects that exist now stay until the end, and a request leaves almost no garbage. With Python's default
-    threshold of 700 objects, a busy server would spend 5 % of its time on garbage collection.
+    The objects that exist now live as long as the process, and a request leaves almost no garbage. With Python's
+    default threshold of 700 objects, a busy server would spend 5 % of its time on garbage collection.
     """
     gc.collect()
     gc.freeze()
@@ -495,7 +495,7 @@ def _close(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _abandon_threads() -> None:
-    """End the process if a plain function still runs in its thread: its result is not needed any more."""
+    """End the process if plain functions still run in threads after a short wait: nobody needs their results now."""
     working = [thread for thread in threading.enumerate() if thread.name.startswith(("weft_", "asyncio_"))]
     until = time.monotonic() + THREAD_SECONDS
     for thread in working:

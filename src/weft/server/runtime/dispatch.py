@@ -43,7 +43,7 @@ from weft.server.calls.services import Services
 from weft.server.diagnostics import caller, is_users, location, report, report_code, target, with_article
 from weft.server.features.registry import Encoded, InsufficientScope, require_scopes
 from weft.server.features.tools import failure_of
-from weft.server.runtime.load import Busy
+from weft.server.runtime.admission import Busy
 from weft.types.base import Result
 from weft.types.features import (
     CallToolParams,

@@ -20,8 +20,8 @@ from weft.net.logs import Seldom
 from weft.server.calls.connection import Connection
 from weft.server.calls.services import CachedValue, Services
 from weft.server.diagnostics import report, summary_of
+from weft.server.runtime.admission import OpenCalls
 from weft.server.runtime.dispatch import Dispatcher
-from weft.server.runtime.load import OpenCalls
 from weft.server.runtime.subscriptions import ListenStreams
 
 LifespanFactory = Callable[[Any], AbstractAsyncContextManager[Any]]

@@ -19,7 +19,7 @@ from weft.server.calls.call import Call
 from weft.server.calls.changes import Change, ChangeInbox, encode_change
 from weft.server.calls.connection import TokenInfo
 from weft.server.calls.services import Services
-from weft.server.runtime.load import Busy
+from weft.server.runtime.admission import Busy
 from weft.types.base import SUBSCRIPTION_ID_KEY, EmptyResult, RequestId
 from weft.types.interaction import AcknowledgedParams, ListenParams, SubscriptionFilter
 from weft.types.lifecycle import CancelledParams

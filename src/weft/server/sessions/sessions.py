@@ -213,7 +213,7 @@ class Sessions:
             session.outstanding.answered(msgspec.json.decode(raw, type=Frame))
 
     async def notified(self, session: Session, frame: Frame) -> None:
-        """Handle a notification of the client, or pass it to the worker that it concerns."""
+        """Handle a notification of the client, or pass it to the other workers if it is about a request there."""
         if not take_notification(self._runtime, session.connection, session.asked, frame):
             notice = f"{self._worker} {session.id} ".encode() + msgspec.json.encode(frame)
             await self._bus.publish(_NOTICES, notice)
@@ -236,7 +236,7 @@ class Sessions:
             await self.streams.append(session.id, STANDALONE, encode_change(change))
 
     def _find_superfluous(self, peer: str) -> list[Session]:
-        """Return the sessions that have to end to make room for another one. Raises `SessionsFull`."""
+        """Return the sessions that must end to make room for a new one. Raises `SessionsFull` if all are in use."""
         found: list[Session] = []
         mine = self._per_peer.get(peer)
         if mine is not None and len(mine) >= self.limits.sessions_per_peer:
@@ -406,7 +406,7 @@ def _answers(worker: str) -> str:
 
 
 def _idle(candidates: Iterable[Session]) -> Session:
-    """Return the first session that is not in use. Raises `SessionsFull`."""
+    """Return the first session that is not in use. Raises `SessionsFull` if all are in use."""
     idle = next((session for session in candidates if not session.in_use), None)
     if idle is None:
         raise SessionsFull

@@ -282,7 +282,7 @@ def _text_of(words: str) -> str | None:
 
 
 def _schema_words(schema: Mapping[str, Any]) -> str | None:
-    """Return the type of a property in a few words; None if it is not simple."""
+    """Return the type of a property in a few words, or None if the type is too complex for that."""
     if "enum" in schema:
         return _cut("one of " + ", ".join(repr(value) for value in schema["enum"]), 200)
     if "const" in schema:
@@ -295,7 +295,7 @@ def _schema_words(schema: Mapping[str, Any]) -> str | None:
 
 
 def _path(location: Sequence[str | int], arguments: Any) -> _Path:
-    """Return a location without the steps that are not in the arguments, but name a union member or a key."""
+    """Return a location without the steps that do not occur in the arguments, such as the name of a union member."""
     path: list[str | int] = []
     for step in location:
         inside, arguments = _step(arguments, step)

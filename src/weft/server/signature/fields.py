@@ -276,7 +276,7 @@ def guarded(core: Any) -> Any:
 
 
 def watching(validate: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Return a validator that counts the keys of each call separately. `validate` belongs to a guarded schema."""
+    """Wrap the validator of a schema from `guarded`, so that each call counts keys with the same hash from zero."""
 
     def watched(raw: bytes, **options: Any) -> dict[str, Any]:
         _seen.by_hash = {}
@@ -404,7 +404,7 @@ def _mapped(node: Any) -> Iterator[str]:
 
 
 def _references(node: Any) -> Iterator[str]:
-    """Yield every text that refers to a definition, also in the mapping of a discriminator."""
+    """Yield every string in a schema that refers to a definition, including those in the mapping of a discriminator."""
     if isinstance(node, str):
         if node.startswith(_DEFS):
             yield node

@@ -68,7 +68,7 @@ class Signature(msgspec.Struct, frozen=True):
         return f"<Signature of {self.kind} {self.name!r} ({self.where})>"
 
     def bind_json(self, raw: bytes) -> dict[str, Any]:
-        """Return the keyword arguments for a JSON object in bytes; raise ArgumentsError if they do not fit."""
+        """Decode a JSON object to keyword arguments; raise ArgumentsError if they do not match the signature."""
         try:
             if len(raw) <= _LARGE:
                 return self._arguments.validate_json(raw, strict=True)

@@ -24,10 +24,10 @@ from weft.net.logs import masked_body
 from weft.server.calls.call import Call
 from weft.server.calls.changes import Change, ChangeInbox, encode_change
 from weft.server.calls.connection import Cancellation, Connection
+from weft.server.calls.execution import EagerTaskStarter
 from weft.server.calls.pending import OnProgress, PendingRequests, SendMessage
-from weft.server.calls.tasks import EagerTaskStarter
 from weft.server.diagnostics import note_refusal, report
-from weft.server.runtime.load import busy, still_served
+from weft.server.runtime.admission import busy, still_served
 from weft.server.runtime.request_log import is_wire_logged, refused
 from weft.server.runtime.request_log import log as wire
 from weft.server.runtime.runtime import Runtime
@@ -49,7 +49,7 @@ class Writer(Protocol):
     """Writes lines to the client."""
 
     def send(self, line: bytes, /) -> None:
-        """Write one line soon, together with others."""
+        """Schedule one line to be written soon, together with other lines."""
         ...
 
     def send_now(self, line: bytes, /) -> None:

@@ -395,7 +395,7 @@ class LineWriter:
             self._enqueue(data)
 
     def _write_some(self, data: bytes) -> int:
-        """Write as much as the pipe takes without blocking; return the number of bytes, 0 if output is queued."""
+        """Write as many bytes as possible without blocking. Return their number: 0 if earlier output is queued."""
         if self._queued:
             return 0
         if self._own_fd is not None:

@@ -289,7 +289,7 @@ class Threads:
     def _submit(
         self, work: Callable[[], _Outcome], permits: asyncio.Semaphore, loop: asyncio.AbstractEventLoop
     ) -> Future[_Outcome]:
-        """Submit work to the pool. The permit is released when the thread is free, even if the caller was cancelled."""
+        """Submit work to the pool. Its permit is released when the work has ended, even if the caller was cancelled."""
 
         def give_back(_: Future[_Outcome]) -> None:
             with contextlib.suppress(RuntimeError):  # The loop is closed.

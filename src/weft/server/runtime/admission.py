@@ -82,7 +82,7 @@ class HeldBody:
         self._size = size
 
     def release(self) -> None:
-        """Free the memory. A second call does nothing."""
+        """Give back the memory that is counted for this body. A second call does nothing."""
         size, self._size = self._size, 0
         self._memory.give_back(self._peer, size)
 
@@ -101,9 +101,10 @@ class LargeMessageQueue:
         self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopQueue] = WeakKeyDictionary()
 
     async def wait(self, peer: str, size: int) -> None:
-        """Wait until a message may be decoded; raise `Busy` if too many messages of this peer wait already.
+        """Wait until a large message may be decoded; raise `Busy` if too many messages of this peer wait already.
 
-        The queue then measures how long the message blocks the event loop, and admits the next one after the pause.
+        The queue then measures how long the message blocks the event loop, and pauses for the same time before it
+        admits the next message.
         """
         loop = asyncio.get_running_loop()
         queue = self._queues.get(loop)
