@@ -66,7 +66,7 @@ class _ServerState:
 
 
 class AuthHeaders(dict[str, str]):
-    """The authorization headers of one request, and the state they were made from.
+    """The authorization headers of one request, with the token and the server state from which they were made.
 
     The repr shows only the names of the headers, because their values are secrets.
     """
@@ -89,7 +89,7 @@ class AuthHeaders(dict[str, str]):
 
 
 class Authorizer:
-    """Authorization for the requests of any number of clients, to any number of servers.
+    """Adds tokens to the requests of any number of clients to any number of servers, and logs in when needed.
 
     A token is sent only to the server that it was obtained for.
     """
@@ -107,7 +107,7 @@ class Authorizer:
         return f"{type(self).__name__}({', '.join(map(shown_url, self._servers))})"
 
     def go_as(self, url: str, *, proxy: str | None, tls: ssl.SSLContext | None, trust_env: bool) -> None:
-        """Use these connection settings of a client for logins to its server, unless a fetcher was given."""
+        """Use a client's connection settings for logins to its server at `url`, unless a fetcher was given."""
         self._fetchers[origin_of(url)] = Fetcher(proxy=proxy, tls=tls, trust_env=trust_env)
 
     # --- what a transport calls
@@ -128,7 +128,7 @@ class Authorizer:
         """Log in after a 401 or 403; return True if the caller should send the request again with the new token.
 
         `given` are the headers that `headers` returned for this request. `request` are the other headers of the
-        request; they identify the operation.
+        request: they name the method and the tool, for which step-ups are counted.
         """
         if not isinstance(given, AuthHeaders) or given.method == _CLOSING:
             return False
@@ -172,11 +172,11 @@ class Authorizer:
                 state.done.append([f"the token that was kept, for {readable(token.granted) or 'no scope'}"])
 
     async def _has_logged_in(self, state: _ServerState, given: AuthHeaders, lacking: set[str]) -> bool:
-        """Return whether another request has obtained a token with the missing scopes; wait for a running login.
+        """Return whether another request has obtained a token with the `lacking` scopes. Wait for a running login.
 
-        The requested scopes are compared, not the granted ones, because the authorization server may give these other
-        names; the server decides if they are enough. If a login failed since the request was sent, its error is raised
-        here too. If only a renewal failed, this returns False, and the caller logs in.
+        `lacking` is compared with the requested scopes of that token, not with the granted scopes, because the
+        authorization server may use other names for what it grants. If a login failed after the request was sent, its
+        error is raised here too. If only a renewal failed, this returns False, and the caller logs in.
         """
         while True:
             current = state.token
@@ -190,7 +190,7 @@ class Authorizer:
                 await self._wait(state, state.login)
 
     async def _renew(self, state: _ServerState) -> None:
-        """Renew the token, once for all requests. If that fails, keep the old token; the server may still accept it."""
+        """Renew the token once for all waiting requests. If that fails, keep the old token: it may still be valid."""
         now = self._clock()
         login = state.login
         if login is None:
@@ -214,10 +214,10 @@ class Authorizer:
         return state.login
 
     async def _wait(self, state: _ServerState, task: asyncio.Task[Token]) -> None:
-        """Wait for a login, and cancel it when no other request waits for it.
+        """Wait for a login. If the waiting request is cancelled, and no other request waits, cancel the login too.
 
         A refresh is not cancelled: a refresh token may be valid only once, and if the response were lost, the person
-        would have to log in again.
+        would have to log in again. Raises AuthorizationFailed if the login failed or was cancelled.
         """
         state.waiting += 1
         try:
@@ -254,7 +254,10 @@ class Authorizer:
         return token
 
     def _count_step_up(self, state: _ServerState, challenge: Challenge, request: Mapping[str, str]) -> None:
-        """Count a request for more scopes; raise AuthorizationFailed after too many for one operation."""
+        """Count a step-up (a login for more scopes) for an operation: a method, a name and the demanded scopes.
+
+        Raises AuthorizationFailed if the token already has these scopes, or after too many step-ups.
+        """
         demanded = challenge.scopes or ()
         given = {name.lower(): value for name, value in request.items()}
         operation = f"{given.get('mcp-method', '')} {given.get('mcp-name', '')} {' '.join(demanded)}"
@@ -268,10 +271,10 @@ class Authorizer:
 
 
 def _merge(offered: Sequence[Challenge]) -> Challenge:
-    """Return one challenge: the preferred scheme with the parameters of all challenges.
+    """Merge challenges into one: the scheme of the first challenge, with the parameters of all challenges.
 
-    A server that offers two schemes may name its metadata or the scopes in only one of them. If two challenges have the
-    same parameter, the one with `insufficient_scope` wins.
+    A server that offers two schemes may name its metadata or the scopes in only one challenge. If two challenges have
+    the same parameter, the value in the challenge with `insufficient_scope` is used.
     """
     params: dict[str, str] = {}
     for one in sorted(offered, key=lambda one: one.error != "insufficient_scope"):
@@ -280,7 +283,7 @@ def _merge(offered: Sequence[Challenge]) -> Challenge:
 
 
 def _not_enough(state: _ServerState, demanded: Sequence[str]) -> AuthorizationFailed:
-    """Return the error for a step-up that did not help."""
+    """Return the error for a server that still demands scopes after a step-up (a login for more scopes)."""
     token, wanted = state.token, f"the scopes {readable(demanded)}" if demanded else "other scopes"
     if token is not None and token.lacks(demanded):
         why = (

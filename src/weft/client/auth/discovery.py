@@ -1,9 +1,9 @@
 """Read the challenges of a server, find its authorization server, and get a client id there.
 
-Discovery and registration yield HTTP requests; the caller sends them. A metadata document is refused if it names
-another server as its resource, or another issuer. If a server publishes no metadata, its own origin is taken as the
-authorization server, as in 2025-03-26, the first revision with authorization. A client identity is used only at the
-issuer that it was registered with.
+Discovery and registration yield HTTP requests; the caller sends them. A metadata document is refused if its resource is
+another server, or if its issuer is another one than expected. If a server publishes no metadata, its own origin is
+taken as the authorization server, as in 2025-03-26, the first revision with authorization. A client identity is used
+only at the issuer that it was registered with.
 """
 
 from __future__ import annotations
@@ -51,23 +51,23 @@ class Challenge:
 
     @property
     def scopes(self) -> tuple[str, ...] | None:
-        """The demanded scopes, or None if the challenge names none."""
+        """The scopes that the server demands, or None if the challenge names no scopes."""
         scope = self.params.get("scope")
         return tuple(dict.fromkeys(scope.split())) if scope and scope.strip() else None
 
     @property
     def error(self) -> str | None:
-        """The error code, such as `insufficient_scope`."""
+        """The error code, such as `insufficient_scope`, or None if the challenge has none."""
         return self.params.get("error")
 
     @property
     def is_dpop(self) -> bool:
-        """Whether tokens have to be bound to a key."""
+        """Whether the server demands tokens that are bound to a key (DPoP)."""
         return self.scheme == "dpop"
 
 
 def parse_challenges(header: str) -> list[Challenge]:
-    """Return all challenges in one header, without unreadable parts, in time linear in the header's length.
+    """Return all challenges in a header. Unreadable parts are skipped. The time is linear in the header's length.
 
     >>> parse_challenges('Bearer error="invalid_token", scope="a b", DPoP algs="ES256"')[1]
     Challenge(scheme='dpop', params={'algs': 'ES256'})
@@ -113,7 +113,7 @@ def read_challenges(headers: Mapping[str, str]) -> Sequence[Challenge]:
 
 
 class ProtectedResource(msgspec.Struct, frozen=True):
-    """The metadata of a server (RFC 9728)."""
+    """The metadata that an MCP server publishes about its authorization (RFC 9728)."""
 
     resource: str
     authorization_servers: list[str] = []
@@ -136,9 +136,9 @@ D = TypeVar("D", ProtectedResource, Issuer)
 def discover(
     server_url: str, challenge: Challenge, tried: list[str], only: str | None = None, client_id: str | None = None
 ) -> Steps[Discovery]:
-    """Find the first usable authorization server of an MCP server.
+    """Find the first usable authorization server of an MCP server. Raises AuthorizationFailed if there is none.
 
-    If `only` is given, no other issuer is accepted: it is the one that the client `client_id` is registered with.
+    `only` is the issuer that the client `client_id` is registered with. If it is given, no other issuer is accepted.
     """
     published = yield from _discover_resource(server_url, challenge, tried)
     root = origin_of(server_url)
@@ -170,7 +170,7 @@ def discover(
 
 
 def _resource_urls(server_url: str, named: str | None) -> Iterator[str]:
-    """Yield the URLs to try for a server's metadata: the one in the challenge, or else the well-known URLs."""
+    """Yield the URLs to try for a server's metadata: the URL `named` by the challenge, or else the well-known URLs."""
     if named is not None:
         yield named
         return
@@ -195,7 +195,10 @@ def issuer_urls(issuer: str) -> Iterator[str]:
 
 
 def _discover_resource(server_url: str, challenge: Challenge, tried: list[str]) -> Steps[ProtectedResource | None]:
-    """Return the metadata of an MCP server, or None if it publishes none."""
+    """Return the metadata of an MCP server, or None if it publishes none.
+
+    Raises AuthorizationFailed if the metadata cannot be read, is about another server, or names no issuer.
+    """
     has_broken = False
     named = challenge.params.get("resource_metadata")
     for url in _resource_urls(server_url, named):
@@ -226,8 +229,8 @@ def _discover_resource(server_url: str, challenge: Challenge, tried: list[str]) 
 def discover_issuer(issuer: str, tried: list[str], also: str | None = None) -> Steps[Issuer | None]:
     """Return the metadata of an authorization server, or None if it publishes none.
 
-    The document must name `issuer` or `also` as its issuer. `also` is for an issuer that was guessed from a server's
-    URL, which may or may not end with a slash.
+    Raises AuthorizationFailed if the document names an issuer other than `issuer` and `also`. `also` is a second
+    spelling, for an issuer that was guessed from a server's URL: its name may or may not end with a slash.
     """
     try:
         places = list(issuer_urls(issuer))
@@ -251,7 +254,7 @@ def discover_issuer(issuer: str, tried: list[str], also: str | None = None) -> S
 
 
 def legacy_issuer(server_url: str) -> Issuer:
-    """Return an issuer with fixed paths at the server's origin, for a server that publishes no metadata at all."""
+    """Return an issuer with default endpoints at the server's origin, for a server that publishes no metadata."""
     root = origin_of(server_url)
     return Issuer(
         root,
@@ -263,10 +266,9 @@ def legacy_issuer(server_url: str) -> Issuer:
 
 
 def _document(url: str, kind: type[D], tried: list[str]) -> Steps[tuple[D | None, bool]]:
-    """Fetch and decode a document.
+    """Fetch and decode a document. Return the document or None, and whether the document may exist although it is None.
 
-    Returns the document, or None. The second value is True if there may be a document that cannot be read: on a broken
-    connection, a server error or invalid JSON.
+    The second value is True after a failed connection, a server error or invalid JSON.
     """
     found, fault, is_broken = None, "found", False
     try:
@@ -284,7 +286,7 @@ def _document(url: str, kind: type[D], tried: list[str]) -> Steps[tuple[D | None
 
 
 def canonical(url: str) -> str:
-    """Return the resource URI of a server that does not publish one, made from its URL.
+    """Return the resource URI for a server that publishes none: its URL in a canonical spelling.
 
     >>> canonical("HTTPS://Flights.example/mcp/#top")
     'https://flights.example/mcp'
@@ -325,7 +327,7 @@ def application_type(redirect_uri: str) -> str:
 def client_document(name: str, redirect_uris: list[str], *, client_id: str | None = None) -> dict[str, Any]:
     """Return the metadata of a client, for its registration.
 
-    With `client_id`, which is the URL of the document, return a client metadata document to publish.
+    If `client_id` is given, return a client metadata document to publish; `client_id` is the URL of that document.
     """
     document: dict[str, Any] = {
         "client_name": name,
@@ -354,19 +356,19 @@ class Registration:
     document_url: str | None = None  # the URL of the client's metadata document
 
     def check(self) -> None:
-        """Raise UsageError if the options do not fit together."""
+        """Raise UsageError if there is a secret without a client id, or if the document's URL cannot be a client id."""
         if self.client_secret is not None and self.client_id is None:
             raise UsageError("A client_secret was given without its client_id; give both.")
         if self.document_url is not None:
             _check_document_url(self.document_url)
 
     async def known(self, issuer: Issuer, context: LoginContext) -> Identity | None:
-        """Return the identity that this program registered with an issuer earlier, or None."""
+        """Return the stored identity of an earlier registration with an issuer, or None if there is none."""
         kept = await context.load_record(identity_key(issuer.issuer), Identity)
         return kept if kept is not None and kept.issuer == issuer.issuer else None
 
     async def named(self, client_id: str, issuer: Issuer, context: LoginContext) -> Identity | None:
-        """Return the identity of a client id at an issuer, or None if this program no longer uses that client id."""
+        """Return the identity with this client id at an issuer; None if this program no longer uses the client id."""
         if client_id in (self.client_id, self.document_url):
             return self._given(client_id, issuer)
         kept = await self.known(issuer, context)
@@ -380,7 +382,10 @@ class Registration:
             await context.keep(key, None)
 
     async def obtain(self, issuer: Issuer, redirect_uri: str, scopes: list[str], context: LoginContext) -> Identity:
-        """Return an identity for this issuer, in the first way that is possible; register the client if needed."""
+        """Return an identity for this issuer, in the first way that is possible; register the client if needed.
+
+        Raises AuthorizationFailed if the client would have to register, and the issuer does not accept that.
+        """
         if self.client_id is not None:
             if self.issuer is None:
                 await bind_issuer(self.client_id, issuer, context)
@@ -440,14 +445,14 @@ class Registration:
 
 
 def identity_key(issuer: str) -> str:
-    """Return the storage key of a registered identity."""
+    """Return the storage key of the identity that is registered with an issuer."""
     return f"client {issuer}"
 
 
 async def bind_issuer(client_id: str, issuer: Issuer, context: LoginContext) -> None:
-    """Bind a client id to the first issuer that it is used with; raise AuthorizationFailed if it is used with another.
+    """Bind a client id to the first issuer that a server names. Raises AuthorizationFailed if it later names another.
 
-    Otherwise a server that is taken over could name an issuer that steals the client's secret.
+    Without this check, an attacker who controls the server could name an issuer that steals the client's secret.
     """
     key = f"bound {client_id} {context.server_url}"
     first = await context.load(key)
@@ -490,7 +495,7 @@ def _identity(answer: dict[str, Any], client_id: str, issuer: Issuer, redirect_u
 
 
 def _still_fits(identity: Identity, redirect_uri: str, scopes: list[str]) -> bool:
-    """Return whether a registration has this redirect URI, a secret that has not expired, and these scopes."""
+    """Return whether a registration has this redirect URI and these scopes, and its secret has not expired."""
     if redirect_uri not in identity.redirect_uris:
         return False
     if identity.secret_expires_at and time.time() >= identity.secret_expires_at:

@@ -59,7 +59,7 @@ _FRESH_SECONDS = 10.0  # a token younger than this is new: if the server refuses
 
 @dataclass(slots=True)
 class DiscoveryCache:
-    """The last discovery of a server, so that renewing a short-lived token does not fetch the metadata again.
+    """Caches the last discovery of a server, so that renewing a short-lived token does not fetch the metadata again.
 
     A login always fetches the metadata, because it may have changed.
     """
@@ -68,11 +68,11 @@ class DiscoveryCache:
     since: float = 0
 
     def keep(self, discovery: Discovery | None, now: float = 0) -> None:
-        """Store a discovery, or clear the cache with None."""
+        """Store a discovery; if `discovery` is None, clear the cache."""
         self.discovery, self.since = discovery, now
 
     def recall(self, now: float) -> Discovery | None:
-        """Return the discovery if it is recent, or None."""
+        """Return the cached discovery, or None if there is none or it is too old."""
         return self.discovery if now - self.since < _FOUND_SECONDS else None
 
 
@@ -87,7 +87,7 @@ class TokenRequest:
     found: DiscoveryCache = field(default_factory=DiscoveryCache)
 
     def previous(self, discovery: Discovery) -> Token | None:
-        """Return the old token if it has the issuer and the resource of this discovery, or None."""
+        """Return the old token if its issuer and resource are those of `discovery`; otherwise None."""
         token = self.token
         if token is None or (token.issuer, token.resource) != (discovery.issuer.issuer, discovery.resource):
             return None
@@ -102,11 +102,11 @@ class Grant(Protocol):
         ...
 
     def can_renew(self, request: TokenRequest) -> bool:
-        """Return whether the token can be renewed without asking a person."""
+        """Return whether the token of the request can be renewed without a person who logs in."""
         ...
 
     async def renew(self, request: TokenRequest, context: LoginContext) -> Token:
-        """Return a new token to use instead of the old one, which is about to expire."""
+        """Return a new token instead of the old one, which expires soon; raise AuthorizationFailed if that fails."""
         ...
 
 
@@ -115,10 +115,10 @@ async def _discover(request: TokenRequest, context: LoginContext, only: str | No
 
 
 def select_scopes(request: TokenRequest, discovery: Discovery, wished: Sequence[str]) -> list[str]:
-    """Return the scopes to request: those in the challenge, plus `wished`, plus those requested before.
+    """Return the scopes to request: the scopes in the challenge, plus `wished`, plus the scopes of the old token.
 
-    If the challenge names no scopes, those in the server's metadata are requested, unless the user gave `wished`.
-    Scopes that were requested before are requested again, so that the new token can do all that the old one could.
+    If the challenge names no scopes and `wished` is empty, the scopes in the server's metadata are requested. The
+    scopes of the old token are requested again, so that the new token can do all that the old one could.
     """
     demanded = request.challenge.scopes
     if demanded is None:
@@ -130,9 +130,9 @@ def select_scopes(request: TokenRequest, discovery: Discovery, wished: Sequence[
 
 
 def new_dpop_key(setting: bool | None, request: TokenRequest, discovery: Discovery) -> DpopKey | None:  # noqa: FBT001 - has three states
-    """Return a new key to bind the token to, or None for a token that is not bound.
+    """Return a new key to bind the token to, or None if the token should not be bound.
 
-    If `setting` is None, a key is used if the server asks for it and the issuer supports it.
+    If `setting` is None, the token is bound if the server demands it and the issuer may support it.
     """
     demanded = discovery.published is not None and bool(discovery.published.dpop_bound_access_tokens_required)
     if setting is None:
@@ -153,7 +153,7 @@ def _check_bound(token: Token, setting: bool | None, context: LoginContext) -> N
 
 
 def token_key(issuer: str, resource: str) -> str:
-    """Return the storage key of a token. It contains the issuer, so that a token is never sent to another issuer."""
+    """Return the storage key of a token. It contains the issuer, so that tokens of two issuers are never mixed up."""
     return f"token {issuer} {resource}"
 
 
@@ -163,13 +163,13 @@ def server_key(server_url: str) -> str:
 
 
 async def _keep_token(token: Token, context: LoginContext) -> None:
-    """Store a token, and store for the server which token it uses."""
+    """Store a token, and store under the server's URL which token it uses."""
     await context.keep_record(token_key(token.issuer, token.resource), token)
     await context.keep_record(server_key(context.server_url), [token.issuer, token.resource])
 
 
 async def recall_token(context: LoginContext) -> Token | None:
-    """Return the stored token of the server, or None."""
+    """Return the stored token for the server of `context`, or None if there is none."""
     pair = await context.load_record(server_key(context.server_url), tuple[str, str])
     if pair is None:
         return None
@@ -217,11 +217,11 @@ class _MachineFlow:
         return await self._obtain(request, discovery, context)
 
     def can_renew(self, request: TokenRequest) -> bool:
-        """Return whether the server has sent a challenge; without one its metadata cannot be found."""
+        """Return whether the server has sent a challenge. Without a challenge its metadata may not be found."""
         return bool(request.challenge.scheme)
 
     async def renew(self, request: TokenRequest, context: LoginContext) -> Token:
-        """Return a new token, with cached metadata if there is any."""
+        """Return a new token. Metadata is fetched only if there is no recent discovery in the cache."""
         known = request.found.recall(self.clock())
         if known is None:
             return await self.login(request, context)
@@ -359,7 +359,7 @@ class CodeFlow:
     clock: Callable[[], float] = time.time
 
     async def login(self, request: TokenRequest, context: LoginContext) -> Token:
-        """Return a token, with the refresh token if possible; otherwise the person logs in with the browser."""
+        """Return a new token: use the refresh token if possible; otherwise let the person log in with the browser."""
         known = self.registration
         discovery = await _discover(request, context, known.issuer if known.client_id else None, known.client_id)
         request.found.keep(discovery, self.clock())
@@ -373,7 +373,7 @@ class CodeFlow:
         return token
 
     def can_renew(self, request: TokenRequest) -> bool:
-        """Return whether there is a refresh token."""
+        """Return whether the old token has a refresh token."""
         return request.token is not None and request.token.refresh_token is not None
 
     async def renew(self, request: TokenRequest, context: LoginContext) -> Token:
@@ -410,8 +410,9 @@ class CodeFlow:
     ) -> Token | None:
         """Return a newer token that another program has stored, or refresh the token; None if neither is possible.
 
-        Programs that share a storage do this one after another. A refresh token may be valid only once, and an issuer
-        that receives one twice revokes all tokens of the login.
+        Programs that share a storage do this one after another: a refresh token may be valid only once, and an issuer
+        that receives it twice may revoke all tokens of the login. `is_refused` says that the server refused `token`.
+        Raises AuthorizationFailed if it refused a token that was just issued, and demands no further scopes.
         """
         async with context.claimed(token_key(token.issuer, token.resource)):
             newer = await _newer_token(token, context)
@@ -428,9 +429,9 @@ class CodeFlow:
     async def _refresh(
         self, request: TokenRequest, issuer: Issuer, token: Token, context: LoginContext
     ) -> Token | None:
-        """Return a new token by refreshing; None if there is no usable refresh token.
+        """Refresh `token` and return the new token; None if there is no usable refresh token.
 
-        Raises TokenRefusal if the issuer refuses for a passing reason, so that the refresh token may still be valid.
+        Raises TokenRefusal if the issuer has a temporary problem; the refresh token may then still be valid.
         """
         if token.refresh_token is None or (self.dpop and token.dpop_key is None):  # the new token would not be bound
             return None
@@ -457,7 +458,7 @@ class CodeFlow:
     async def _ask_refresh(
         self, client: TokenClient, form: dict[str, str], token: Token, context: LoginContext
     ) -> Token:
-        """Refresh with the granted scopes, and if the issuer refuses these, without scopes.
+        """Request a refresh with the granted scopes; if the issuer refuses these scopes, request it without scopes.
 
         Some issuers require scopes in a refresh. Others refuse even the scopes that they granted.
         """
@@ -471,7 +472,7 @@ class CodeFlow:
         return await self._ask(client, form, token.granted, context)
 
     def _check_lacking(self, request: TokenRequest, token: Token, context: LoginContext) -> None:
-        """Raise AuthorizationFailed unless the server demands scopes that were not requested for this token."""
+        """Raise AuthorizationFailed if all scopes that the server demands were already requested for `token`."""
         if set(request.challenge.scopes or ()) <= set(token.scopes):
             raise AuthorizationFailed(
                 f"{shown_url(context.server_url)} refuses the token that {shown_url(token.issuer)} has just issued "
@@ -533,16 +534,16 @@ class CodeFlow:
         return endpoint
 
     def _with_offline(self, scopes: list[str], issuer: Issuer) -> list[str]:
-        """Add the scope for a refresh token, if the issuer lists it.
+        """Return `scopes` plus the scope for a refresh token (`offline_access`), if the issuer lists that scope.
 
-        If no scopes are requested, none is added: the issuer then grants its default scopes.
+        If `scopes` is empty, nothing is added, so that the issuer grants its default scopes.
         """
         if not self.offline or not scopes or _OFFLINE in scopes or _OFFLINE not in (issuer.scopes_supported or ()):
             return scopes
         return [*scopes, _OFFLINE]
 
     async def _ask(self, client: TokenClient, form: dict[str, str], asked: list[str], context: LoginContext) -> Token:
-        """Request a token. If the issuer does not know this client, delete the registration."""
+        """Request a token. If the issuer does not know this client any more, delete the stored registration."""
         try:
             token = await context.run(client.ask(form, asked))
         except TokenRefusal as refusal:
@@ -554,10 +555,11 @@ class CodeFlow:
 
 
 def read_redirect(url: str, state: str, issuer: Issuer, tried: list[str]) -> str:
-    """Return the authorization code in the URL that the browser came back with, after checking the URL.
+    """Check the URL to which the browser was redirected after the login, and return the authorization code in it.
 
     The state is checked first, because the response may belong to another login. The issuer is checked next, by exact
-    comparison (RFC 9207). If either is wrong, no other part of the response is read or shown.
+    comparison (RFC 9207). If either is wrong, no other part of the response is read or shown. Raises
+    AuthorizationFailed if a check fails, or if the login was refused.
     """
     try:
         query = parse_qs(urlsplit(url).query, keep_blank_values=True, max_num_fields=50)
@@ -593,7 +595,7 @@ def _check_url(url: str, what: str, tried: list[str]) -> None:
 
 
 def _with_query(endpoint: str, params: dict[str, str]) -> str:
-    """Return the URL with the parameters added to its query."""
+    """Return the URL `endpoint` with `params` added to its query."""
     parts = urlsplit(endpoint)
     query = "&".join(part for part in (parts.query, urlencode(params)) if part)
     return urlunsplit((parts.scheme, parts.netloc, parts.path, query, ""))

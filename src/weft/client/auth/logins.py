@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class BearerToken:
-    """Authentication with a token that the program already has. `token` is text, or a sync or async function.
+    """A token that the program already has. `token` is text, or a sync or async function that returns the text.
 
     >>> BearerToken("s3cret")
     BearerToken(…)
@@ -88,8 +88,8 @@ class OAuth(Authorizer):
     By default the client registers itself at the authorization server. If it is already registered there, give
     `client_id`, `client_secret` if there is one, and `issuer`. If it publishes a metadata document, give
     `client_metadata_url`. `scopes` are requested in addition to those that the server demands. `storage` keeps logins
-    when the program ends (`FileStorage`, `KeyringStorage`). `dpop=True` requires tokens that are bound to a key; by
-    default they are bound if the server asks for it.
+    after the program has ended (`FileStorage`, `KeyringStorage`). `dpop=True` requires tokens that are bound to a key;
+    by default, tokens are bound if the server demands it.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class OAuth(Authorizer):
         )
 
     def client_metadata(self, redirect_uris: Sequence[str]) -> dict[str, Any]:
-        """Return the metadata document, for the program to publish at `client_metadata_url`."""
+        """Return the client's metadata document, which the program must publish at `client_metadata_url`."""
         url = self._registration.document_url
         if url is None or not redirect_uris:
             raise UsageError("Give OAuth(client_metadata_url=...), and at least one redirect URI.")
@@ -210,7 +210,10 @@ class WorkloadIdentity(Authorizer):
 
 
 def as_auth(auth: Any) -> Auth | None:
-    """Return the object that adds tokens to requests for a user's `auth=` option. Text is taken as a bearer token."""
+    """Return the value of a client's option `auth=` as an `Auth` object. Text becomes a `BearerToken`.
+
+    Raises UsageError if the value is neither text nor an object with the methods of `Auth`.
+    """
     if isinstance(auth, str):
         return BearerToken(auth)
     if auth is not None and not (hasattr(auth, "headers") and hasattr(auth, "refused")):

@@ -1,4 +1,4 @@
-"""Do the I/O of a login: send HTTP requests, open the browser, use the storage, call the user's functions.
+"""Do the I/O of a login: send HTTP requests, open the browser, use the storage, call functions of the program.
 
 The modules `tokens` and `discovery` only yield HTTP requests; `LoginContext` sends them. The local listener accepts one
 request from the browser, the one with the expected `state`, and refuses all others. URLs are passed to the browser
@@ -112,7 +112,7 @@ class LoginContext:
         await self._stack.__aexit__(kind, error, trace)
 
     async def run(self, steps: Steps[T]) -> T:
-        """Send the HTTP requests that the steps yield, and return the result of the steps."""
+        """Send each HTTP request that the generator `steps` yields, and return what the generator returns."""
         try:
             request = next(steps)
             while True:
@@ -133,7 +133,7 @@ class LoginContext:
         return await self._fetch(request)
 
     async def listen(self, known: Sequence[str]) -> str:
-        """Start to listen for the browser, at one of the known redirect URIs if possible; return the redirect URI."""
+        """Start to listen for the browser, if possible at a redirect URI of `known`; return the redirect URI in use."""
         redirect = self._ports.redirect
         if redirect is None:
             raise AuthorizationFailed("A person has to log in, but no browser can be opened; give `redirect=`.")
@@ -147,7 +147,7 @@ class LoginContext:
             return await self._listener.visit(url, state)
 
     async def load(self, key: str) -> bytes | None:
-        """Return the stored value of a key, or None."""
+        """Return the stored value of a key, or None if there is none."""
         storage, unkept = self._ports.storage, self._ports.unkept
         if key in unkept:
             return unkept[key]
@@ -155,7 +155,7 @@ class LoginContext:
             return await storage.get(key)
 
     async def keep(self, key: str, value: bytes | None) -> None:
-        """Store a value under a key, or delete the key if the value is None. If the storage fails, use memory."""
+        """Store a value under a key; if the value is None, delete the key. If the storage fails, keep it in memory."""
         storage, unkept = self._ports.storage, self._ports.unkept
         try:
             await storage.put(key, value)
@@ -175,7 +175,7 @@ class LoginContext:
             unkept.pop(key, None)
 
     async def load_record(self, key: str, kind: type[R]) -> R | None:
-        """Return a stored record, or None if there is none or it cannot be decoded."""
+        """Return the stored record of a key, decoded as `kind`; None if there is none or it cannot be decoded."""
         raw = await self.load(key)
         if raw is None:
             return None
@@ -185,12 +185,12 @@ class LoginContext:
             return None
 
     async def keep_record(self, key: str, record: object) -> None:
-        """Encode and store a record."""
+        """Encode a record, and store it under a key."""
         await self.keep(key, msgspec.json.encode(record))
 
     @asynccontextmanager
     async def claimed(self, key: str) -> AsyncGenerator[None]:
-        """Lock a key against other programs, if the storage supports locks."""
+        """Lock a key against other programs until the context is left. Do nothing if the storage has no locks."""
         claimed: Any = getattr(self._ports.storage, "claimed", None)
         what = f"Stored logins cannot be locked: {type(self._ports.storage).__name__} failed"
         stack = AsyncExitStack()
@@ -204,7 +204,7 @@ class LoginContext:
                 await stack.aclose()
 
     async def call(self, function: Callable[[], Any], name: str) -> Any:
-        """Call a sync or async function of the user; `name` is the name of the option, for error messages."""
+        """Call a sync or async function of the program, and return its result. Error messages call it `name`."""
         with _explained(f"The function given as `{name}` failed"):
             result = function()
             return await result if inspect.isawaitable(result) else result
@@ -212,7 +212,7 @@ class LoginContext:
 
 @contextmanager
 def _explained(what: str) -> Generator[None]:
-    """Raise AuthorizationFailed with a clear message instead of an exception of the user's code, which is its cause."""
+    """Replace an exception of the program's own code by an AuthorizationFailed that says `what` failed."""
     try:
         yield
     except WeftError:
@@ -222,7 +222,7 @@ def _explained(what: str) -> Generator[None]:
 
 
 def _named(error: Exception) -> str:
-    """Return a description of an exception without its own text, which may contain a code or a token."""
+    """Describe an exception by its type, without its text, which may contain a code or a token."""
     if isinstance(error, AuthorizationFailed):
         return error.message.rstrip(".")
     if isinstance(error, OSError) and error.strerror is not None:
@@ -238,7 +238,7 @@ class Fetch(Protocol):
     """A function that sends one HTTP request."""
 
     async def __call__(self, request: HttpRequest) -> HttpAnswer:
-        """Send the request and return the response; raise FetchFailed if there is none."""
+        """Send the request and return the response; raise FetchFailed if there is no response."""
         ...
 
 
@@ -253,8 +253,8 @@ class Fetching(Protocol):
 class Fetcher:
     """The HTTP client for logins. GET requests follow redirects; POST requests, which contain secrets, do not.
 
-    `allow_insecure` permits http (without TLS) to other machines. `allow_private` permits a public server to name
-    private addresses. Use both only in trusted networks. `tls`, `proxy` and `trust_env` are as in `Client`.
+    `allow_insecure` permits http (without TLS) to other machines. `allow_private` permits private addresses in the
+    metadata of a public server. Use both only in trusted networks. `tls`, `proxy` and `trust_env` are as in `Client`.
     """
 
     def __init__(
@@ -352,9 +352,9 @@ class Fetcher:
 
 
 async def _barred_for(server_url: str) -> Barred | None:
-    """Return which addresses the documents of a server may not point to; None if any address is allowed.
+    """Return which addresses the metadata of a server may not point to; None if all addresses are allowed.
 
-    - The URL contains a private address or name: all are allowed.
+    - The URL contains a private address or name: all addresses are allowed.
     - The name resolves to a public address, or cannot be resolved: private addresses are forbidden.
     - The name resolves to private addresses only: loopback addresses are forbidden. The name may have resolved to
       another address a moment ago (DNS rebinding), and local services often trust every local caller.
@@ -392,12 +392,12 @@ class Redirect(Protocol):
     """The interface that opens the authorization server's page and waits for the browser's redirect."""
 
     def listening(self, known: Sequence[str]) -> AbstractAsyncContextManager[RedirectListener]:
-        """Start to listen for the browser, at one of the known redirect URIs if possible."""
+        """Return a context manager that listens for the browser, if possible at a redirect URI of `known`."""
         ...
 
 
 class FunctionRedirect:
-    """A redirect by a function: it receives the URL to open, and returns the URL that the browser is redirected to.
+    """A redirect by a function. The function receives the URL to open, and returns the URL of the redirect.
 
     For tests, for programs with a built-in browser, and for web applications.
 
@@ -466,7 +466,7 @@ class LoopbackRedirect:
             await server.wait_closed()
 
     def _choose_port(self, known: Sequence[str]) -> int:
-        """Return the configured port, or the one that is already registered, or 0 for any free port."""
+        """Return the configured port, else the port of a redirect URI in `known`, else 0 for any free port."""
         if self._port:
             return self._port
         for uri in known:
@@ -525,7 +525,7 @@ class _BrowserListener:
             self._redirect.tell(url)
 
     async def finished(self) -> None:
-        """Wait up to two seconds until the browser has received its page, then close all connections."""
+        """Wait up to two seconds until the browser has received the final page, then close all connections."""
         if self._connections:
             _, late = await asyncio.wait(self._connections, timeout=2.0)
             for task in late:
@@ -536,7 +536,7 @@ class _BrowserListener:
             self._answer.cancel()
 
     def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve a connection in a new task."""
+        """Serve a connection of the browser in a new task."""
         task = asyncio.create_task(self._serve(reader, writer))
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)

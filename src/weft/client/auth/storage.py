@@ -35,8 +35,8 @@ _TURN_SECONDS = 30.0  # timeout for the lock of a key; the same as the timeout o
 class Storage(Protocol):
     """The interface of a storage for tokens and registrations.
 
-    A storage that several programs share can also have a method `claimed(key)`, an async context manager as in
-    `FileStorage`. It is a lock: only one program at a time then renews a token.
+    A storage that several programs share can also have a method `claimed(key)`, which returns an async context manager
+    as in `FileStorage`. It locks the key, so that only one program at a time renews a token.
     """
 
     async def get(self, key: str) -> bytes | None:
@@ -49,7 +49,7 @@ class Storage(Protocol):
 
 
 class MemoryStorage:
-    """A storage in memory, which is lost when the program ends."""
+    """A storage in memory. Its content is lost when the program ends."""
 
     def __init__(self) -> None:
         self._kept: dict[str, bytes] = {}
@@ -97,7 +97,7 @@ class FileStorage:
 
     @asynccontextmanager
     async def claimed(self, key: str) -> AsyncGenerator[None]:
-        """Lock a key for this program. If the lock is not free within 30 seconds, continue without it."""
+        """Lock a key until the context is left. If the lock is not free within 30 seconds, continue without a lock."""
         digest = hashlib.sha256(key.encode()).hexdigest()[:12]
         path = self._path.with_name(f".{self._path.name}.{digest}.lock")
         with ExitStack() as stack:
@@ -155,7 +155,7 @@ class FileStorage:
 
 @contextmanager
 def _locked(path: Path) -> Generator[None]:
-    """Hold a lock file. On file systems without locks, continue without one."""
+    """Lock a file until the context is left. On file systems without locks, continue without a lock."""
     with ExitStack() as stack:
         try:
             _wait_for_lock(_open_lock(path, stack), path)
@@ -205,7 +205,7 @@ class KeyringStorage:
     """A storage in the keyring of the operating system. The package `keyring` has to be installed.
 
     The names of entries are digests, because keyrings show names to the user. Long values are split into several
-    entries, because some keyrings accept only short ones.
+    entries, because some keyrings accept only short values.
     """
 
     def __init__(self, service: str = "weft") -> None:

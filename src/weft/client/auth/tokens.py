@@ -61,7 +61,7 @@ class Issuer(msgspec.Struct, frozen=True):
     client_id_metadata_document_supported: bool | None = None
 
     def can_bind_tokens(self) -> bool:
-        """Return whether the issuer may support DPoP with the algorithm that Weft uses."""
+        """Return whether the issuer may support DPoP with Weft's algorithm: it lists this algorithm, or lists none."""
         listed = self.dpop_signing_alg_values_supported
         return listed is None or _ALGORITHM in listed
 
@@ -96,7 +96,7 @@ class Token:
     dpop_key: str | None = field(default=None, repr=False)  # PEM of the key that the token is bound to
 
     def __post_init__(self) -> None:
-        """Raise ValueError if the key cannot be read, so that a broken stored record is not decoded."""
+        """Raise ValueError if `dpop_key` cannot be read, so that decoding a broken stored record fails."""
         if self.dpop_key is not None:
             DpopKey.from_pem(self.dpop_key)
 
@@ -106,11 +106,11 @@ class Token:
         return list(dict.fromkeys([*self.asked, *self.granted]))
 
     def lacks(self, scopes: Iterable[str]) -> bool:
-        """Return whether the issuer did not grant all of these scopes."""
+        """Return True if the issuer did not grant at least one of `scopes`."""
         return not set(scopes) <= set(self.granted)
 
     def is_expired(self, now: float) -> bool:
-        """Return whether the token is known to have expired."""
+        """Return whether the token has expired; False if its lifetime is not known."""
         return self.expires_at is not None and now >= self.expires_at
 
     def is_due(self, now: float) -> bool:
@@ -126,7 +126,7 @@ class Token:
 
 
 def url_digest(text: str) -> str:
-    """Return the SHA-256 digest of a text in URL-safe base64, as PKCE and DPoP write it."""
+    """Return the SHA-256 digest of a text in URL-safe base64 without padding, as in PKCE and DPoP."""
     return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
 
 
@@ -154,20 +154,20 @@ class DpopKey:
 
     @classmethod
     def from_pem(cls, pem: str) -> DpopKey:
-        """Return the key in a PEM."""
+        """Return the key that a PEM text contains."""
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
         return cls(load_pem_private_key(pem.encode(), None))
 
     def pem(self) -> str:
-        """Return the key as a PEM, which is a secret."""
+        """Return the private key as PEM text, which is a secret."""
         from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
         pem: bytes = self._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         return pem.decode()
 
     def proof(self, method: str, url: str, *, nonce: str | None = None, access_token: str | None = None) -> str:
-        """Return a DPoP proof for one request; it must not be sent a second time."""
+        """Return a DPoP proof for one request. Every request needs a new proof."""
         import jwt
 
         claims: dict[str, Any] = {
@@ -190,11 +190,11 @@ class Nonces:
         self._last: dict[str, str] = {}
 
     def get(self, place: str) -> str | None:
-        """Return the nonce that a proof for a server has to contain, or None."""
+        """Return the nonce that a proof for the server `place` has to contain, or None if it has sent none."""
         return self._last.get(place)
 
     def put(self, place: str, nonce: str | None) -> bool:
-        """Store the nonce of a server; return True if it is a new one."""
+        """Store the nonce of the server `place`; return True if it differs from the last one, and can be used."""
         if nonce is None or self._last.get(place) == nonce or len(nonce) > 1024:
             return False
         if len(self._last) >= _MOST_NONCES:
@@ -207,7 +207,8 @@ class Nonces:
 class PrivateKey:
     """A key with which a client authenticates (`private_key_jwt`): PEM as text or bytes, or a key object.
 
-    By default the algorithm follows from the type of the key. Raises UsageError if it is not a private key.
+    By default the algorithm follows from the type of the key. Raises UsageError if `pem` is not a private key, or if
+    the key cannot sign with `algorithm`.
     """
 
     pem: str | bytes | PrivateKeyTypes = field(repr=False)
@@ -249,7 +250,7 @@ _WANTED = (
 
 
 def _load_key(pem: str | bytes) -> Any:
-    """Return the key in a PEM. Error messages do not show the text, because it may be the secret."""
+    """Return the key in a PEM; raise UsageError, without the PEM in its message, if the PEM cannot be read."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -264,7 +265,7 @@ _OF_RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 
 
 def _algorithms(key: Any) -> tuple[str, ...]:
-    """Return the algorithms that a key can sign with, the default first; raise UsageError if there is none."""
+    """Return the algorithms that a key can sign with, the default first; raise UsageError if it cannot sign."""
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.asymmetric.ed448 import Ed448PrivateKey
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -292,7 +293,7 @@ class TokenRefusal(AuthorizationFailed):
 
 
 def describe_error(document: Mapping[str, Any] | None, status: int, secrets: Iterable[str] = ()) -> str:
-    """Return the reason of a refusal, from the authorization server's answer, without the given secrets."""
+    """Return why the authorization server refused, in the words of its answer, with `secrets` removed."""
     if document is None:
         return f"HTTP {status}"
     texts = [document.get("error"), document.get("error_description")]
@@ -308,7 +309,7 @@ def readable(scopes: Iterable[str]) -> str:
 
 
 def without(text: str, secrets: Iterable[str]) -> str:
-    """Return the text of a server without these secrets, which the server may have repeated.
+    """Return a text of a server with `secrets` replaced by "…", because the server may have repeated them.
 
     >>> without("no such token: s3cret", ["s3cret"])
     'no such token: …'
@@ -325,7 +326,7 @@ def is_sendable(token: object) -> bool:
 
 @dataclass(slots=True)
 class TokenClient:
-    """One client at the token endpoint of one issuer."""
+    """Sends requests of one client to the token endpoint of one issuer."""
 
     issuer: Issuer
     identity: Identity
@@ -338,7 +339,8 @@ class TokenClient:
     def ask(self, form: Mapping[str, str], asked: list[str]) -> Steps[Token]:
         """Request a token.
 
-        `asked` are the requested scopes. They count as granted if the response names no scopes.
+        `asked` are the requested scopes. They count as granted if the response names no scopes. Raises TokenRefusal if
+        the issuer refuses, and AuthorizationFailed if it cannot be reached or its token cannot be used.
         """
         document = yield from self.exchange(form)
         token = self._read(document, form["resource"], asked)
@@ -347,7 +349,10 @@ class TokenClient:
         return token
 
     def exchange(self, form: Mapping[str, str]) -> Steps[dict[str, Any]]:
-        """Post a form, a second time if the server demands a nonce; return the JSON object in the response."""
+        """Post a form to the token endpoint, and return the JSON object in the response.
+
+        If the issuer demands a new nonce, post the form again. Raises TokenRefusal if the issuer refuses.
+        """
         endpoint = self.issuer.token_endpoint
         if endpoint is None:
             raise AuthorizationFailed(
@@ -378,7 +383,7 @@ class TokenClient:
         return f"issuer {self.issuer.issuer}"
 
     def _post(self, endpoint: str, form: Mapping[str, str]) -> Steps[tuple[HttpAnswer, bool]]:
-        """Post a form; return the response, and whether it has a new nonce."""
+        """Post a form to `endpoint`; return the response, and whether it contains a new nonce."""
         sent = dict(form)
         headers: dict[str, str] = {}
         self._authenticate(sent, headers)
@@ -409,7 +414,7 @@ class TokenClient:
             form["client_secret"] = identity.client_secret
 
     def _method(self) -> str:
-        """Return how the client authenticates: as it is registered, or in the best way that the issuer offers."""
+        """Return how the client authenticates: with its key, as it is registered, or in a way the issuer offers."""
         if self.key is not None:
             return "private_key_jwt"
         if self.identity.auth_method is not None:
@@ -453,7 +458,7 @@ class TokenClient:
 
 
 def _seconds(document: Mapping[str, Any]) -> float | None:
-    """Return the lifetime of a token in seconds, or None. Some servers send the number as text."""
+    """Return the lifetime of a token in seconds, or None if the response has no valid one. It may be text."""
     given: Any = document.get("expires_in")
     if isinstance(given, str) and given.isascii() and given.isdigit() and len(given) <= _MOST_DIGITS:
         given = int(given)
